@@ -1,0 +1,71 @@
+"""`EngineConfig`: every setting of an engine, with its unit, default and range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import field, frozen
+
+from .errors import InvalidRequest
+from .events import Event
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+@frozen(kw_only=True)
+class EngineConfig:
+    """Settings of one engine. All sizes are bytes unless the name says otherwise.
+
+    Args:
+        device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        threads: CPU threads of torch; 0 leaves torch's own choice.
+        max_running: most sequences decoded together.
+        max_pending: most requests accepted and not yet ended; past it ``submit`` waits, or raises `Overloaded`.
+        max_step_tokens: token budget of one step.
+        page_size: positions of one self-attention KV page.
+        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length.
+        cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, at most 2 GiB.
+        encoder_cache_bytes: bytes for encoder outputs, held and idle together.
+        encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
+        encoder_idle_seconds: an encoder output nobody holds is freed after this time.
+        drain_seconds: how long the end of the block waits for running requests before it aborts them.
+        stage_seconds: how long each further stage of the teardown may take before it is cut off.
+        steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
+        observer: called with every `Event` of the engine, in order, from the engine's loop; it must not block or raise.
+
+    Raises:
+        InvalidRequest: a value out of its range.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 0
+    max_running: int = 32
+    max_pending: int = 1024
+    max_step_tokens: int = 2048
+    page_size: int = 16
+    self_kv_bytes: int = 0
+    cross_kv_bytes: int = 0
+    encoder_cache_bytes: int = 256 << 20
+    encode_batch_embeddings: int = 12_000
+    encoder_idle_seconds: float = 30.0
+    drain_seconds: float = 30.0
+    stage_seconds: float = 10.0
+    steps_in_flight: int = 2
+    observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InvalidRequest(f"dtype={self.dtype!r}; allowed: {', '.join(DTYPES)}")
+        for name in ("threads", "self_kv_bytes", "cross_kv_bytes", "encoder_idle_seconds", "drain_seconds", "stage_seconds"):
+            self._require(name, 0)
+        for name in ("max_running", "max_pending", "max_step_tokens", "page_size", "encoder_cache_bytes", "encode_batch_embeddings"):
+            self._require(name, 1)
+        if self.steps_in_flight not in (1, 2):
+            raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
+
+    def _require(self, name: str, least: float) -> None:
+        value = getattr(self, name)
+        if not value >= least:
+            raise InvalidRequest(f"{name}={value}; allowed: {least} or more")

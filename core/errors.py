@@ -1,0 +1,102 @@
+"""Every error that Triolet raises on purpose, as one tree.
+
+::
+
+    TrioletError
+    ├── CallerError                  the caller can mend it; other requests are untouched
+    │   ├── InvalidRequest           400  a value that can never work
+    │   │   ├── UnsupportedAudio     415  not audio, or audio that cannot be decoded
+    │   │   └── RequestTooLarge      413  more tokens, bytes or embeddings than the engine can ever hold
+    │   ├── Overloaded               429  the queue is full and the caller asked not to wait
+    │   ├── CheckpointError          404  no checkpoint there, or one without weights
+    │   │   └── UnsupportedModel     422  a checkpoint of an architecture without an adapter
+    │   └── EngineStateError         409  used outside its block, entered twice
+    └── EngineError                  ours, or the device's
+        ├── EngineClosed             503  the block ended before the request did
+        ├── EncodeFailed             500  the encoder failed on this request's input
+        ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
+        ├── RunnerCrashed            500  the runner stopped; its requests cannot go on
+        └── EngineTeardownError      500  a stage of the teardown did not end in its time
+
+Each message names what was got, what is allowed and what to do. ``http_status`` is a hint for servers.
+"""
+
+from __future__ import annotations
+
+
+class TrioletError(Exception):
+    """Root of the tree. ``http_status`` is the status a server should answer with."""
+
+    http_status = 500
+
+
+class CallerError(TrioletError):
+    """The request cannot be served as it was made; other requests are untouched."""
+
+    http_status = 400
+
+
+class InvalidRequest(CallerError, ValueError):
+    """An argument has a value that can never work."""
+
+
+class UnsupportedAudio(InvalidRequest):
+    """The input is not audio, or is audio that cannot be decoded."""
+
+    http_status = 415
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request needs more tokens, bytes or embeddings than the engine can ever hold."""
+
+    http_status = 413
+
+
+class Overloaded(CallerError):
+    """The engine's queue is full and the caller asked not to wait."""
+
+    http_status = 429
+
+
+class CheckpointError(CallerError):
+    """The checkpoint is not there, is incomplete or cannot be read."""
+
+    http_status = 404
+
+
+class UnsupportedModel(CheckpointError):
+    """The checkpoint's architecture has no adapter."""
+
+    http_status = 422
+
+
+class EngineStateError(CallerError, RuntimeError):
+    """The engine was used outside its ``async with`` block, or entered twice."""
+
+    http_status = 409
+
+
+class EngineError(TrioletError):
+    """The engine or its device failed; the caller did nothing wrong."""
+
+
+class EngineClosed(EngineError):
+    """The engine's block ended before the request did."""
+
+    http_status = 503
+
+
+class EncodeFailed(EngineError):
+    """The encoder failed on this request's input; its cause is attached."""
+
+
+class PoisonRequest(EngineError):
+    """The request crashed the step each time it ran, in the end alone."""
+
+
+class RunnerCrashed(EngineError):
+    """The runner stopped and its requests cannot go on; its cause is attached."""
+
+
+class EngineTeardownError(EngineError):
+    """A stage of the teardown did not end within its time, or a release failed."""

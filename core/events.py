@@ -1,0 +1,120 @@
+"""What happened inside an engine, as values: the trace that tests, monitors and users' observers read.
+
+Events are facts, told after the state they speak of has changed. ``EngineConfig(observer=...)`` receives each one.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class Event:
+    """Root of all events."""
+
+
+@frozen
+class RequestAccepted(Event):
+    """The scheduler took the request over."""
+
+    request_id: str
+
+
+@frozen
+class RequestEnded(Event):
+    """The request's one end: ``"finished"``, ``"failed"`` or ``"aborted"``."""
+
+    request_id: str
+    outcome: str
+
+
+@frozen
+class EntryReserved(Event):
+    """The ledger took ``size`` bytes for ``key``."""
+
+    key: str
+    size: int
+
+
+@frozen
+class EntryHeld(Event):
+    """``holder`` may read ``key``: it is resident until released."""
+
+    key: str
+    holder: str
+
+
+@frozen
+class EntryReleased(Event):
+    """``holder`` gave ``key`` back."""
+
+    key: str
+    holder: str
+
+
+@frozen
+class EntryDropped(Event):
+    """A reservation was rolled back, or its encoding failed: ``key`` is absent again."""
+
+    key: str
+
+
+@frozen
+class EncodeDispatched(Event):
+    """One encode batch went to the runner."""
+
+    keys: tuple[str, ...]
+    embeddings: int
+
+
+@frozen
+class EncodeDone(Event):
+    """The outputs of ``keys`` are on the device."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class EncodeBroke(Event):
+    """The encode batch failed; only the requests that wait for its items hear of it."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class FreeSent(Event):
+    """The runner was told to drop ``keys``; their bytes count until `EntryFreed`."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class EntryFreed(Event):
+    """The runner has dropped ``keys``."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class StepBegun(Event):
+    """A step was sent to the runner: which requests, which encoder outputs it reads."""
+
+    step_id: int
+    request_ids: tuple[str, ...]
+    reads: tuple[str, ...]
+    tokens: int
+
+
+@frozen
+class StepEnded(Event):
+    """The step's result was committed (``ok``), or it failed."""
+
+    step_id: int
+    ok: bool
+
+
+@frozen
+class StageReached(Event):
+    """A stage of start or teardown is behind us."""
+
+    stage: str

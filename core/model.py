@@ -1,0 +1,79 @@
+"""What the rest of the engine must know of a loaded model: plain values, told by the executor when it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from attrs import field, frozen
+
+from .plan import DeviceMemory, EncodeJob, StepPlan, StepResult
+
+
+@frozen(kw_only=True)
+class WhisperTokens:
+    """The special tokens of a Whisper checkpoint, as its generation_config names them."""
+
+    start_id: int  # <|startoftranscript|>
+    no_timestamps_id: int
+    timestamp_begin_id: int  # <|0.00|>
+    previous_id: int | None  # <|startofprev|>
+    no_speech_id: int | None  # <|nospeech|>, <|nocaptions|> in older vocabularies
+    language_ids: Mapping[str, int]  # "en" -> id of <|en|>; empty for English-only checkpoints
+    task_ids: Mapping[str, int]  # "transcribe", "translate"; empty for English-only checkpoints
+    max_initial_timestamp: int | None  # in 20 ms steps
+    seconds_per_timestamp: float = 0.02
+
+
+@frozen(kw_only=True)
+class ModelDescription:
+    """A loaded model's limits and vocabulary.
+
+    Bytes are of the executor's dtype. ``pages`` pages of ``page_size`` positions each hold the self-attention KV;
+    ``cross_slots`` slots hold the cross-attention KV of one encoder item each.
+    """
+
+    name: str
+    architecture: str
+    device: str
+    dtype: str
+    vocabulary_size: int
+    max_positions: int  # decoder positions: prompt and generated tokens together
+    eos_token_ids: tuple[int, ...]
+    suppress_token_ids: tuple[int, ...]
+    begin_suppress_token_ids: tuple[int, ...]
+    page_size: int
+    pages: int
+    cross_slots: int
+    encoder_embeddings: int  # rows of one encoder output
+    encoder_bytes: int  # bytes of one encoder output
+    sampling_rate: int  # Hz
+    window_samples: int  # most samples of one encoder item
+    processor_identity: str  # goes into content keys
+    whisper: WhisperTokens | None
+    tokenizer: Any = field(repr=False, eq=False)  # transformers tokenizer
+
+
+class Executor(Protocol):
+    """The seam between the runner actor and the hardware. Synchronous; every call comes from one thread, its own.
+
+    A call either does all it was asked or raises; what it raises belongs to the items of that call alone.
+    """
+
+    def open(self) -> ModelDescription:
+        """Loads the weights and takes all memory. Raises `CheckpointError` or `UnsupportedModel`."""
+
+    def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
+        """Computes the encoder outputs of ``jobs`` in one batch and keeps each as its own copy under its key."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Runs one decoder step."""
+
+    def free(self, keys: tuple[str, ...]) -> None:
+        """Drops encoder outputs. A key that is not resident is our bug: `AssertionError`."""
+
+    def memory(self) -> DeviceMemory:
+        """Bytes held now, by owner."""
+
+    def close(self) -> None:
+        """Gives everything back, in reverse order of taking; idempotent; works on a half-open executor."""

@@ -1,0 +1,108 @@
+"""What travels between the planner and the executor: steps, encode batches and their results. Keys, never tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen
+
+from .request import LogitRules, Probe, SamplingParams
+
+
+@frozen(kw_only=True)
+class SequenceStart:
+    """What the executor must know of a sequence before its first slice: its tokens so far and how to draw more.
+
+    ``token_ids`` is the prompt and, when a sequence is replayed, the tokens already committed; ``prompt_length`` tells
+    them apart (begin-suppression and the sampling position count generated tokens only).
+    """
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    rules: LogitRules
+    probe: Probe | None
+
+
+@frozen(kw_only=True)
+class CrossWrite:
+    """Before the step runs, write the cross-attention KV of encoder output ``key`` into ``slot``."""
+
+    key: str
+    slot: int
+
+
+@frozen(kw_only=True)
+class Slice:
+    """One sequence's part of a step: feed its tokens at positions ``start .. start+length-1``.
+
+    The executor knows the tokens: those of `SequenceStart` and the ones it has drawn since. With two steps in flight the
+    newest token is not yet known to the planner. ``draw`` is true where the slice ends at the sequence's last token, so a
+    new one is drawn. ``block_table`` names the self-attention pages, position p lies in page ``block_table[p //
+    page_size]``.
+    """
+
+    sequence_id: int
+    start: int
+    length: int
+    block_table: tuple[int, ...]
+    cross_slot: int | None
+    draw: bool
+
+
+@frozen(kw_only=True)
+class StepPlan:
+    """One launch of the decoder. Order of work: forget ``ended``, record ``started``, ``cross_writes``, the slices."""
+
+    step_id: int
+    started: tuple[SequenceStart, ...]
+    ended: tuple[int, ...]  # sequence ids whose record the executor drops
+    cross_writes: tuple[CrossWrite, ...]
+    slices: tuple[Slice, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens fed by this step."""
+        return sum(part.length for part in self.slices)
+
+
+@frozen(kw_only=True)
+class Drawn:
+    """What one slice gave: the token drawn (``None`` for a slice with ``draw=False``), its log-probability in the
+    distribution it was drawn from before temperature, top-k and top-p, and the probe's answer where asked."""
+
+    token_id: int | None
+    logprob: float = 0.0
+    probe: tuple[float, ...] | None = None
+
+
+@frozen(kw_only=True)
+class StepResult:
+    """One `Drawn` for each slice of the plan, in its order."""
+
+    step_id: int
+    drawn: tuple[Drawn, ...]
+
+
+@frozen(kw_only=True, eq=False)
+class EncodeJob:
+    """One encoder output to compute."""
+
+    key: str
+    payload: Any = field(repr=False)
+    embeddings: int
+    size: int  # bytes the ledger has reserved
+
+
+@frozen(kw_only=True)
+class DeviceMemory:
+    """Bytes that an executor holds, by owner, and the device they are on."""
+
+    device: str
+    by_owner: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all owners together."""
+        return sum(self.by_owner.values())
