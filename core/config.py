@@ -58,9 +58,23 @@ class EngineConfig:
     def __attrs_post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise InvalidRequest(f"dtype={self.dtype!r}; allowed: {', '.join(DTYPES)}")
-        for name in ("threads", "self_kv_bytes", "cross_kv_bytes", "encoder_idle_seconds", "drain_seconds", "stage_seconds"):
+        for name in (
+            "threads",
+            "self_kv_bytes",
+            "cross_kv_bytes",
+            "encoder_idle_seconds",
+            "drain_seconds",
+            "stage_seconds",
+        ):
             self._require(name, 0)
-        for name in ("max_running", "max_pending", "max_step_tokens", "page_size", "encoder_cache_bytes", "encode_batch_embeddings"):
+        for name in (
+            "max_running",
+            "max_pending",
+            "max_step_tokens",
+            "page_size",
+            "encoder_cache_bytes",
+            "encode_batch_embeddings",
+        ):
             self._require(name, 1)
         if self.steps_in_flight not in (1, 2):
             raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")

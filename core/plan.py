@@ -37,10 +37,10 @@ class CrossWrite:
 class Slice:
     """One sequence's part of a step: feed its tokens at positions ``start .. start+length-1``.
 
-    The executor knows the tokens: those of `SequenceStart` and the ones it has drawn since. With two steps in flight the
-    newest token is not yet known to the planner. ``draw`` is true where the slice ends at the sequence's last token, so a
-    new one is drawn. ``block_table`` names the self-attention pages, position p lies in page ``block_table[p //
-    page_size]``.
+    The executor knows the tokens: those of `SequenceStart` and the ones it has drawn since. With two steps in flight
+    the newest token is not yet known to the planner. ``draw`` is true where the slice ends at the sequence's last
+    token, so a new one is drawn. ``block_table`` names the self-attention pages: position p lies in page
+    ``block_table[p // page_size]``.
     """
 
     sequence_id: int
@@ -53,9 +53,14 @@ class Slice:
 
 @frozen(kw_only=True)
 class StepPlan:
-    """One launch of the decoder. Order of work: forget ``ended``, record ``started``, ``cross_writes``, the slices."""
+    """One launch of the decoder. Order of work: forget ``ended``, record ``started``, ``cross_writes``, the slices.
+
+    ``epoch`` counts failed steps: a step that was dispatched before its planner knew that an earlier one had failed
+    carries the failed one's epoch, and the runner skips it.
+    """
 
     step_id: int
+    epoch: int
     started: tuple[SequenceStart, ...]
     ended: tuple[int, ...]  # sequence ids whose record the executor drops
     cross_writes: tuple[CrossWrite, ...]

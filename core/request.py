@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 from attrs import field, frozen
@@ -33,7 +34,7 @@ class SamplingParams:
         top_p: smallest set of tokens whose probability reaches it, in (0, 1]; 1 is off.
         top_k: only the k likeliest tokens; 0 is off.
         seed: draws are keyed by (seed, position), so the same seed gives the same tokens, replayed or batched.
-        stop_token_ids: tokens that end the request beside the model's own end-of-text; not part of the output.
+        stop_token_ids: tokens that end the request beside the model's own end-of-text.
         ignore_eos: go on after end-of-text (for benchmarks).
 
     Raises:
@@ -54,7 +55,7 @@ class SamplingParams:
         _check(limit is None or limit >= 1, f"max_tokens={limit}", "1 or more, or None for the model's length")
         _check(self.min_tokens >= 0, f"min_tokens={self.min_tokens}", "0 or more")
         _check(limit is None or self.min_tokens <= limit, f"min_tokens={self.min_tokens}", f"up to max_tokens={limit}")
-        _check(0.0 <= self.temperature < float("inf"), f"temperature={self.temperature}", "0 (greedy) or a positive number")
+        _check(0.0 <= self.temperature < math.inf, f"temperature={self.temperature}", "0 (greedy) or a positive number")
         _check(0.0 < self.top_p <= 1.0, f"top_p={self.top_p}", "more than 0, up to 1 (off)")
         _check(self.top_k >= 0, f"top_k={self.top_k}", "0 (off) or a positive number")
 

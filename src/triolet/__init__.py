@@ -1,1 +1,59 @@
-"""Triolet: an async inference engine that lives inside your program. ``async with Engine(...)``; see `Engine`."""
+"""Triolet: an async inference engine that lives inside your program.
+
+::
+
+    async with triolet.Engine("path-or-hub-id") as engine:
+        transcript = await engine.transcribe("speech.wav")
+
+torch and transformers are imported when an engine starts, not before.
+"""
+
+from .api.engine import Engine, SegmentStream
+from .api.results import Completion, Delta, Segment, Transcript, Usage
+from .core.config import EngineConfig
+from .core.errors import (
+    CallerError,
+    CheckpointError,
+    EncodeFailed,
+    EngineClosed,
+    EngineError,
+    EngineStateError,
+    EngineTeardownError,
+    InvalidRequest,
+    Overloaded,
+    PoisonRequest,
+    RequestTooLarge,
+    RunnerCrashed,
+    TrioletError,
+    UnsupportedAudio,
+    UnsupportedModel,
+)
+from .core.request import FinishReason, SamplingParams
+
+__all__ = [
+    "CallerError",
+    "CheckpointError",
+    "Completion",
+    "Delta",
+    "EncodeFailed",
+    "Engine",
+    "EngineClosed",
+    "EngineConfig",
+    "EngineError",
+    "EngineStateError",
+    "EngineTeardownError",
+    "FinishReason",
+    "InvalidRequest",
+    "Overloaded",
+    "PoisonRequest",
+    "RequestTooLarge",
+    "RunnerCrashed",
+    "SamplingParams",
+    "Segment",
+    "SegmentStream",
+    "Transcript",
+    "TrioletError",
+    "UnsupportedAudio",
+    "UnsupportedModel",
+    "Usage",
+]

@@ -1,0 +1,119 @@
+"""The encoder-cache actor: owns the ledger of encoder outputs, which lives in core, and moves its messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import trio
+from attrs import define, field
+
+from ..core import events
+from ..core.ledger import Decisions, EncoderLedger
+from ..core.plan import EncodeJob
+from . import messages as m
+from .inbox import take_all
+
+Tell = Callable[[events.Event], None]
+
+
+@define(eq=False)
+class EncoderCache:
+    """Answers acquires, sends encode batches and frees, and knows which bytes are taken.
+
+    One encode batch is in flight at a time: what arrives meanwhile makes the next one. It ends when the scheduler has
+    closed and the runner has dropped everything, so that after it nothing is resident.
+    """
+
+    inbox: trio.MemoryReceiveChannel[m.EncoderCacheMessage]
+    to_scheduler: trio.MemorySendChannel[m.SchedulerMessage]
+    to_runner: trio.MemorySendChannel[m.RunnerMessage]
+    ledger: EncoderLedger
+    encode_batch_embeddings: int
+    idle_seconds: float
+    tell: Tell
+    _encoding: bool = field(default=False, init=False)
+    _closing: bool = field(default=False, init=False)
+    _runner_gone: bool = field(default=False, init=False)
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serves until the scheduler has closed and nothing is resident. Its last message closes the encode lane."""
+        try:
+            task_status.started()
+            while not self._finished():
+                await self._take_messages()
+                self._dispatch()
+        finally:
+            self.to_runner.send_nowait(m.EncodeLaneClosed())
+
+    def _finished(self) -> bool:
+        return self._closing and (self.ledger.drained or self._runner_gone)
+
+    async def _take_messages(self) -> None:
+        with trio.move_on_at(self._next_idle_deadline()) as scope:
+            for message in await take_all(self.inbox):
+                self._handle(message)
+        if scope.cancelled_caught:
+            self._decide(self.ledger.evict_idle(now=trio.current_time(), idle_seconds=self.idle_seconds))
+
+    def _next_idle_deadline(self) -> float:
+        oldest = self.ledger.oldest_idle
+        return math.inf if oldest is None else oldest + self.idle_seconds
+
+    def _handle(self, message: m.EncoderCacheMessage) -> None:
+        match message:
+            case m.Acquire(holder, item):
+                self._decide(
+                    self.ledger.acquire(
+                        holder, item.key, size=item.size, embeddings=item.embeddings, payload=item.payload
+                    )
+                )
+            case m.Release(holder, key):
+                self.tell(events.EntryReleased(key, holder))
+                self._decide(self.ledger.release(holder, key, now=trio.current_time()))
+            case m.Encoded(keys):
+                self._encoding = False
+                self.tell(events.EncodeDone(keys))
+                self._decide(self.ledger.encoded(keys, now=trio.current_time()))
+                self._evict_if_closing()
+            case m.EncodeBroken(keys, error):
+                self._encoding = False
+                self.tell(events.EncodeBroke(keys))
+                self._decide(self.ledger.encode_failed(keys, error))
+            case m.Freed(keys):
+                self.tell(events.EntryFreed(keys))
+                self._decide(self.ledger.freed(keys))
+            case m.SchedulerClosed():
+                self._closing = True
+                self._decide(self.ledger.close(now=trio.current_time()))
+            case m.RunnerLost():
+                self._runner_gone = True
+
+    def _evict_if_closing(self) -> None:
+        if self._closing:
+            self._decide(self.ledger.evict_idle(now=math.inf, idle_seconds=0.0))
+
+    def _decide(self, decisions: Decisions) -> None:
+        for key, size in decisions.reserved:
+            self.tell(events.EntryReserved(key, size))
+        for key in decisions.dropped:
+            self.tell(events.EntryDropped(key))
+        for hold in decisions.ready:
+            self.tell(events.EntryHeld(hold.key, hold.holder))
+            self.to_scheduler.send_nowait(m.EncoderReady(hold.holder))
+        for refusal in decisions.refused:
+            self.to_scheduler.send_nowait(m.EncoderRefused(refusal.holder, refusal.error))
+        if decisions.free and not self._runner_gone:
+            self.tell(events.FreeSent(decisions.free))
+            self.to_runner.send_nowait(m.Free(decisions.free))
+
+    def _dispatch(self) -> None:
+        if self._encoding or self._runner_gone:
+            return
+        jobs: tuple[EncodeJob, ...] = self.ledger.take_encode_batch(self.encode_batch_embeddings)
+        if not jobs:
+            return
+        self._encoding = True
+        self.tell(events.EncodeDispatched(tuple(job.key for job in jobs), sum(job.embeddings for job in jobs)))
+        self.to_runner.send_nowait(m.Encode(jobs))

@@ -1,0 +1,238 @@
+"""The runner actor: owns the executor, the worker it runs on, and through it every tensor."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+from attrs import define, field
+
+from ..core import events
+from ..core.config import EngineConfig
+from ..core.errors import EngineTeardownError
+from ..core.model import Executor, ModelDescription
+from ..core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
+from . import messages as m
+from .worker import Call, Job, Worker
+
+Tell = Callable[[events.Event], None]
+Report = Callable[[m.JobDone], None]  # tells of a call's end whoever waits for it
+
+
+def torch_executor(model: str | Path, config: EngineConfig) -> Executor:
+    """The executor for a checkpoint. Imports torch, so call it on the worker."""
+    from ..models.executor import TorchExecutor
+
+    return TorchExecutor(model, config)
+
+
+class StepSkipped(Exception):
+    """The step was not run: the one before it failed, or the runner is stopping."""
+
+
+@define(eq=False)
+class GpuRunner:
+    """Two lanes onto one worker.
+
+    The step lane holds what the scheduler dispatched, at most ``steps_in_flight`` steps; the encode lane has one call
+    on the worker at a time. The worker serves in order of arrival, so the lanes take turns: between two encode batches
+    every waiting step runs, between two steps at most one encode batch.
+
+    ``make_executor`` runs on the worker, as does every call of the executor it makes.
+    """
+
+    inbox: trio.MemoryReceiveChannel[m.RunnerMessage]
+    to_self: trio.MemorySendChannel[m.RunnerMessage]
+    to_scheduler: trio.MemorySendChannel[m.SchedulerMessage]
+    to_encoder_cache: trio.MemorySendChannel[m.EncoderCacheMessage]
+    worker: Worker
+    make_executor: Callable[[], Executor]
+    close_seconds: float
+    tell: Tell
+    memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
+    _executor: Executor | None = field(default=None, init=False)
+    _running: deque[Report] = field(factory=deque, init=False)
+    _encode_lane: deque[m.Encode | m.Free] = field(factory=deque, init=False)
+    _encode_lane_busy: bool = field(default=False, init=False)
+    _open_lanes: set[str] = field(factory=lambda: {"step", "encode"}, init=False)
+    _broken_epoch: int = field(default=-1, init=False)  # read and written on the worker only
+    _stopping: bool = field(default=False, init=False)
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(
+        self, nursery: trio.Nursery, task_status: trio.TaskStatus[ModelDescription] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Opens the executor, serves until both lanes are closed, then gives the device back, however it ends.
+
+        Raises `EngineTeardownError` where a call hangs or a release fails; the worker is then abandoned.
+        """
+        self.worker.start(nursery, self.to_self.send_nowait)
+        try:
+            task_status.started(await self._open())
+            self.tell(events.StageReached("device taken"))
+            while self._open_lanes or self._running:
+                self._handle(await self.inbox.receive())
+        finally:
+            await self._close()
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    async def _open(self) -> ModelDescription:
+        self._submit(Job.OPEN, self._open_executor, _report_to_nobody)
+        done = await self._next_done()
+        if done.error is not None:
+            raise done.error
+        assert isinstance(done.value, ModelDescription), "an executor describes its model when it opens"
+        return done.value
+
+    def _open_executor(self) -> ModelDescription:
+        self._executor = self.make_executor()
+        description = self._executor.open()
+        self.memory = self._executor.memory()
+        return description
+
+    async def _close(self) -> None:
+        """Waits for the calls that run, closes the executor and ends the worker, all within ``close_seconds``."""
+        self._stopping = True
+        with trio.move_on_after(self.close_seconds, shield=True) as scope:
+            while self._running:
+                await self._next_done()
+            self._submit(Job.CLOSE, self._close_executor, _report_to_nobody)
+            done = await self._next_done()
+        if scope.cancelled_caught:
+            self.worker.abandon(self._close_executor)
+            raise EngineTeardownError(
+                f"a call on the device did not end within {self.close_seconds} s; its thread is abandoned and will "
+                f"release the device if the call ever returns; a new process is the safe way on"
+            )
+        self.worker.stop()
+        if done.error is not None:
+            raise EngineTeardownError(f"the device was released, but a release failed: {done.error}") from done.error
+        self.tell(events.StageReached("device released"))
+
+    def _close_executor(self) -> None:
+        if self._executor is None:
+            return
+        try:
+            self._executor.close()
+        finally:
+            self.memory = self._executor.memory()
+            self._executor = None
+
+    async def _next_done(self) -> m.JobDone:
+        """The end of the oldest call on the worker. While opening and closing nothing else is listened to, and nobody
+        waits for a report."""
+        while True:
+            message = await self.inbox.receive()
+            if isinstance(message, m.JobDone):
+                self._running.popleft()
+                return message
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    def _handle(self, message: m.RunnerMessage) -> None:
+        match message:
+            case m.JobDone():
+                self._running.popleft()(message)
+            case m.Step(plan):
+                self._submit_step(plan)
+            case m.Encode() | m.Free():
+                self._encode_lane.append(message)
+                self._advance_encode_lane()
+            case m.StepLaneClosed():
+                self._open_lanes.discard("step")
+            case m.EncodeLaneClosed():
+                self._open_lanes.discard("encode")
+
+    def _submit_step(self, plan: StepPlan) -> None:
+        step_id = plan.step_id
+
+        def report(done: m.JobDone) -> None:
+            if done.error is None:
+                assert isinstance(done.value, StepResult), "a step returns a StepResult"
+                self.to_scheduler.send_nowait(m.StepDone(done.value))
+                return
+            error = _as_exception(done.error)
+            self.to_scheduler.send_nowait(m.StepFailed(step_id, error, skipped=isinstance(error, StepSkipped)))
+
+        self._submit(Job.STEP, lambda: self._step(plan), report)
+
+    def _advance_encode_lane(self) -> None:
+        if self._encode_lane_busy or not self._encode_lane:
+            return
+        self._encode_lane_busy = True
+        message = self._encode_lane.popleft()
+        if isinstance(message, m.Encode):
+            self._submit_encode(message.jobs)
+        else:
+            self._submit_free(message.keys)
+
+    def _submit_encode(self, jobs: tuple[EncodeJob, ...]) -> None:
+        keys = tuple(job.key for job in jobs)
+
+        def report(done: m.JobDone) -> None:
+            if done.error is None:
+                self.to_encoder_cache.send_nowait(m.Encoded(keys))
+            else:
+                self.to_encoder_cache.send_nowait(m.EncodeBroken(keys, _as_exception(done.error)))
+            self._encode_lane_turn_over()
+
+        self._submit(Job.ENCODE, lambda: self._encode(jobs), report)
+
+    def _submit_free(self, keys: tuple[str, ...]) -> None:
+        def report(done: m.JobDone) -> None:
+            if done.error is not None:
+                raise done.error  # the device's state is unknown: the supervisor decides
+            self.to_encoder_cache.send_nowait(m.Freed(keys))
+            self._encode_lane_turn_over()
+
+        self._submit(Job.FREE, lambda: self._free(keys), report)
+
+    def _encode_lane_turn_over(self) -> None:
+        self._encode_lane_busy = False
+        self._advance_encode_lane()
+
+    def _submit(self, job: Job, call: Call, report: Report) -> None:
+        self._running.append(report)
+        self.worker.submit(job, call)
+
+    # -- on the worker -----------------------------------------------------------------------------------------------
+
+    def _ready_executor(self) -> Executor:
+        if self._stopping:
+            raise StepSkipped("the runner is stopping")
+        assert self._executor is not None, "a call before the executor was opened"
+        return self._executor
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        executor = self._ready_executor()
+        if plan.epoch == self._broken_epoch:
+            raise StepSkipped(f"step {plan.step_id} was planned before an earlier one was known to have failed")
+        try:
+            return executor.step(plan)
+        except BaseException:
+            self._broken_epoch = plan.epoch
+            raise
+
+    def _encode(self, jobs: tuple[EncodeJob, ...]) -> None:
+        executor = self._ready_executor()
+        executor.encode(jobs)
+        self.memory = executor.memory()
+
+    def _free(self, keys: tuple[str, ...]) -> None:
+        executor = self._ready_executor()
+        executor.free(keys)
+        self.memory = executor.memory()
+
+
+def _report_to_nobody(done: m.JobDone) -> None:
+    """For the calls that the runner itself waits for."""
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What is no `Exception` (an exit, an interrupt on the worker) is no request's fault: it ends the runner."""
+    if isinstance(error, Exception):
+        return error
+    raise error

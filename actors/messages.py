@@ -1,0 +1,217 @@
+"""Every message between actors, grouped by the channel it travels on. Commands are imperative, facts past tense.
+
+Frozen, slotted, tuples inside; keys, never tensors. Inboxes are unbounded, so that clean-up under cancellation can use
+``send_nowait``; what is bounded is admission, in the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attrs import field, frozen
+
+from ..core.errors import RunnerCrashed
+from ..core.plan import Drawn, EncodeJob, StepPlan, StepResult
+from ..core.request import EncoderItem, FinishReason, Request
+
+# -- scheduler -> one request's stream -------------------------------------------------------------------------------
+
+
+@frozen
+class Tokens:
+    """What one step gave to the request."""
+
+    drawn: Drawn
+
+
+@frozen
+class Finished:
+    """Last message of a request that ended well."""
+
+    reason: FinishReason
+
+
+@frozen
+class Failed:
+    """Last message of a request that could not be served."""
+
+    error: Exception
+
+
+@frozen
+class Aborted:
+    """Last message of a request that its client, or the end of the engine, withdrew."""
+
+
+StreamMessage = Tokens | Finished | Failed | Aborted
+
+
+class Stream(Protocol):
+    """Where the scheduler puts a request's messages."""
+
+    def put(self, message: StreamMessage) -> None:
+        """Hands ``message`` over, never waits, never raises; a reader that has gone away is not the scheduler's
+        business."""
+
+
+# -- to the scheduler ------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Submit:
+    """From the engine: a new request and where its tokens go."""
+
+    request: Request
+    stream: Stream = field(repr=False)
+
+
+@frozen
+class AbortRequest:
+    """From the engine: the client no longer wants it."""
+
+    request_id: str
+
+
+@frozen
+class Drain:
+    """From the supervisor: no more submits come. Finish what is here until ``deadline`` (trio time), abort the rest."""
+
+    deadline: float
+
+
+@frozen
+class EncoderReady:
+    """From the encoder cache: ``holder`` may read its entry until it releases it."""
+
+    holder: str
+
+
+@frozen
+class EncoderRefused:
+    """From the encoder cache: ``holder`` will not get its entry."""
+
+    holder: str
+    error: Exception
+
+
+@frozen
+class StepDone:
+    """From the runner: the oldest step in flight has been run."""
+
+    result: StepResult
+
+
+@frozen
+class StepFailed:
+    """From the runner: the oldest step in flight raised, or was skipped because the one before it did."""
+
+    step_id: int
+    error: Exception
+    skipped: bool
+
+
+@frozen
+class RunnerStopped:
+    """From the supervisor: the runner is gone and will answer nothing any more."""
+
+    error: RunnerCrashed
+
+
+SchedulerMessage = Submit | AbortRequest | Drain | EncoderReady | EncoderRefused | StepDone | StepFailed | RunnerStopped
+
+# -- to the encoder cache --------------------------------------------------------------------------------------------
+
+
+@frozen
+class Acquire:
+    """From the scheduler: ``holder`` wants to read ``item``."""
+
+    holder: str
+    item: EncoderItem
+
+
+@frozen
+class Release:
+    """From the scheduler: ``holder`` no longer reads or wants ``key``."""
+
+    holder: str
+    key: str
+
+
+@frozen
+class Encoded:
+    """From the runner: the outputs of ``keys`` are resident."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class EncodeBroken:
+    """From the runner: the encode batch raised and left nothing behind."""
+
+    keys: tuple[str, ...]
+    error: Exception
+
+
+@frozen
+class Freed:
+    """From the runner: the outputs of ``keys`` are dropped."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class SchedulerClosed:
+    """From the scheduler, its last: nothing is held any more and nothing will be asked for."""
+
+
+@frozen
+class RunnerLost:
+    """From the supervisor: the runner is gone and with it every encoder output."""
+
+
+EncoderCacheMessage = Acquire | Release | Encoded | EncodeBroken | Freed | SchedulerClosed | RunnerLost
+
+# -- to the runner ---------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Encode:
+    """From the encoder cache, on the encode lane: one batch."""
+
+    jobs: tuple[EncodeJob, ...]
+
+
+@frozen
+class Free:
+    """From the encoder cache, on the encode lane: drop these outputs."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class EncodeLaneClosed:
+    """From the encoder cache, its last."""
+
+
+@frozen
+class Step:
+    """From the scheduler, on the step lane."""
+
+    plan: StepPlan
+
+
+@frozen
+class StepLaneClosed:
+    """From the scheduler, its last."""
+
+
+@frozen
+class JobDone:
+    """From the runner's worker: the oldest job handed to it is done. ``value`` is what it returned."""
+
+    value: object
+    error: BaseException | None
+
+
+RunnerMessage = Encode | Free | EncodeLaneClosed | Step | StepLaneClosed | JobDone

@@ -1,0 +1,139 @@
+"""The scheduler actor: owns the queue and the KV pages, which live in core's planner, and the requests' streams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import trio
+from attrs import define, field
+
+from ..core import events
+from ..core.errors import EngineClosed
+from ..core.planner import Abort, AcquireItem, Action, Commit, Fail, Finish, Planner, ReleaseItem
+from . import messages as m
+from .inbox import drain, take_all
+
+Tell = Callable[[events.Event], None]
+
+
+@define(eq=False)
+class Scheduler:
+    """Moves messages between the planner and the others.
+
+    After every batch of messages the planner's actions go out, then as many steps as may be in flight. It ends when it
+    was told to drain and nothing is left, or when the runner is gone.
+    """
+
+    inbox: trio.MemoryReceiveChannel[m.SchedulerMessage]
+    to_encoder_cache: trio.MemorySendChannel[m.EncoderCacheMessage]
+    to_runner: trio.MemorySendChannel[m.RunnerMessage]
+    planner: Planner
+    tell: Tell
+    _streams: dict[str, m.Stream] = field(factory=dict, init=False)
+    _deadline: float = field(default=math.inf, init=False)
+    _draining: bool = field(default=False, init=False)
+    _runner_gone: bool = field(default=False, init=False)
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serves until drained. Whatever ends it: every stream is told, every entry released, both lanes closed."""
+        try:
+            task_status.started()
+            while not self._finished():
+                await self._take_messages()
+                self._publish()
+                self._dispatch()
+        finally:
+            self._wind_up()
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    async def _take_messages(self) -> None:
+        with trio.move_on_at(self._deadline) as scope:
+            for message in await take_all(self.inbox):
+                self._handle(message)
+        if scope.cancelled_caught:
+            self._deadline = math.inf
+            self.planner.abort_all()
+            self.tell(events.StageReached("drain deadline"))
+
+    def _handle(self, message: m.SchedulerMessage) -> None:
+        match message:
+            case m.Submit(request, stream):
+                self._streams[request.id] = stream
+                self.tell(events.RequestAccepted(request.id))
+                self.planner.submit(request)
+            case m.AbortRequest(request_id):
+                self.planner.abort(request_id)
+            case m.EncoderReady(holder):
+                self.planner.encoder_ready(holder)
+            case m.EncoderRefused(holder, error):
+                self.planner.encoder_refused(holder, error)
+            case m.StepDone(result):
+                self.tell(events.StepEnded(result.step_id, ok=True))
+                self.planner.step_done(result)
+            case m.StepFailed(step_id, error, skipped):
+                self.tell(events.StepEnded(step_id, ok=False))
+                self.planner.step_failed(step_id, error, skipped=skipped)
+            case m.Drain(deadline):
+                self._draining = True
+                self._deadline = deadline
+            case m.RunnerStopped(error):
+                self._runner_gone = True
+                self.planner.fail_all(error)
+
+    def _finished(self) -> bool:
+        return self._runner_gone or (self._draining and self.planner.idle)
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        for action in self.planner.take_actions():
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case AcquireItem(holder, item):
+                self.to_encoder_cache.send_nowait(m.Acquire(holder, item))
+            case ReleaseItem(holder, key):
+                self.to_encoder_cache.send_nowait(m.Release(holder, key))
+            case Commit(request_id, drawn):
+                self._streams[request_id].put(m.Tokens(drawn))
+            case Finish(request_id, reason):
+                self._end(request_id, m.Finished(reason), "finished")
+            case Fail(request_id, error):
+                self._end(request_id, m.Failed(error), "failed")
+            case Abort(request_id):
+                self._end(request_id, m.Aborted(), "aborted")
+
+    def _end(self, request_id: str, message: m.StreamMessage, outcome: str) -> None:
+        self._streams.pop(request_id).put(message)
+        self.tell(events.RequestEnded(request_id, outcome))
+
+    def _dispatch(self) -> None:
+        while not self._runner_gone and (plan := self.planner.next_step()) is not None:
+            self._publish()  # planning may have asked for entries or released some
+            request_ids, reads = self.planner.reads_of(plan.step_id)
+            self.tell(events.StepBegun(plan.step_id, request_ids, reads, plan.tokens))
+            self.to_runner.send_nowait(m.Step(plan))
+        self._publish()
+
+    def _wind_up(self) -> None:
+        """After an orderly end nothing is left to do here; after a crash or a hard cancel this ends every stream."""
+        try:
+            self.planner.abort_all()
+            self._publish()
+        finally:
+            self._end_unserved()
+            self.to_runner.send_nowait(m.StepLaneClosed())
+            self.to_encoder_cache.send_nowait(m.SchedulerClosed())
+
+    def _end_unserved(self) -> None:
+        """Streams that the planner can no longer end: it broke, or their submit was never read."""
+        self._streams |= {
+            message.request.id: message.stream for message in drain(self.inbox) if type(message) is m.Submit
+        }
+        for request_id in list(self._streams):
+            error = EngineClosed("the engine stopped before the request ended; open a new one and retry")
+            self._end(request_id, m.Failed(error), "failed")

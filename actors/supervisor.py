@@ -1,0 +1,330 @@
+"""The supervisor: starts the actors, watches them, and takes them down in order on every path out.
+
+The order comes from data flow::
+
+    intake closes -> the scheduler drains (or aborts) and closes the step lane
+                  -> the encoder cache frees every entry and closes the encode lane
+                  -> the runner finishes its calls and gives the device back
+                  -> channels close
+
+Each stage is bounded in time; one that overruns is cancelled hard. The teardown runs in a task of its own, since a
+KeyboardInterrupt goes through shields in the main task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+import trio
+from attrs import define, field, frozen
+
+from ..core import events
+from ..core.config import EngineConfig
+from ..core.errors import EngineClosed, EngineTeardownError, RunnerCrashed
+from ..core.ledger import EncoderLedger, LedgerStatistics
+from ..core.model import Executor, ModelDescription
+from ..core.plan import DeviceMemory
+from ..core.planner import Planner, PlannerLimits, PlannerStatistics
+from ..core.request import Request
+from . import messages as m
+from .encoder_cache import EncoderCache
+from .gpu_runner import GpuRunner
+from .scheduler import Scheduler
+from .worker import Worker
+
+Started = TypeVar("Started")
+
+
+class _Run(Protocol):
+    """An actor's life."""
+
+    def __call__(self, *, task_status: trio.TaskStatus[Any]) -> Awaitable[None]: ...
+
+
+@define(eq=False)
+class _Child:
+    """One supervised actor: stoppable through ``scope``, over when ``done`` is set, and then with its ``error``."""
+
+    name: str
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    done: trio.Event = field(factory=trio.Event)
+    started: bool = False
+    error: BaseException | None = None
+
+
+@define(eq=False)
+class _Status:
+    """Hands ``started()`` on and shields the child from then on: only the supervisor stops a running actor.
+
+    Where the parent is cancelled already, trio leaves the child in ``start``'s own nursery, to be cancelled with it:
+    then there is nothing to shield.
+    """
+
+    child: _Child
+    status: trio.TaskStatus[Any]
+
+    def started(self, value: Any = None) -> None:
+        cancelled = trio.current_effective_deadline() == -math.inf
+        self.status.started(value)
+        if not cancelled:
+            self.child.started = True
+            self.child.scope.shield = True
+
+
+@frozen(kw_only=True)
+class EngineStatistics:
+    """A snapshot of a running engine: the queue and the pages, the encoder ledger, the device's bytes by owner."""
+
+    requests: PlannerStatistics
+    encoder_cache: LedgerStatistics
+    device: DeviceMemory
+
+
+@define(eq=False)
+class Supervisor:
+    """Owns the nursery of one engine and the channels between its actors."""
+
+    config: EngineConfig
+    make_executor: Callable[[], Executor]
+    worker: Worker
+    accepting: bool = field(default=False, init=False)
+    description: ModelDescription | None = field(default=None, init=False)
+    _planner: Planner | None = field(default=None, init=False)
+    _ledger: EncoderLedger = field(init=False)
+    _runner: GpuRunner = field(init=False)
+    _children: dict[str, _Child] = field(factory=dict, init=False)  # in the order they started
+    _fault: BaseException | None = field(default=None, init=False)
+    _teardown_errors: list[Exception] = field(factory=list, init=False)
+    _drain_seconds: float = field(default=0.0, init=False)
+    _stop: trio.Event = field(factory=trio.Event, init=False)
+    _stopped: trio.Event = field(factory=trio.Event, init=False)
+    _body: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _to_scheduler: trio.MemorySendChannel[m.SchedulerMessage] = field(init=False)
+    _to_encoder_cache: trio.MemorySendChannel[m.EncoderCacheMessage] = field(init=False)
+    _to_runner: trio.MemorySendChannel[m.RunnerMessage] = field(init=False)
+    _scheduler_inbox: trio.MemoryReceiveChannel[m.SchedulerMessage] = field(init=False)
+    _encoder_cache_inbox: trio.MemoryReceiveChannel[m.EncoderCacheMessage] = field(init=False)
+    _runner_inbox: trio.MemoryReceiveChannel[m.RunnerMessage] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._to_scheduler, self._scheduler_inbox = trio.open_memory_channel(math.inf)
+        self._to_encoder_cache, self._encoder_cache_inbox = trio.open_memory_channel(math.inf)
+        self._to_runner, self._runner_inbox = trio.open_memory_channel(math.inf)
+        self._ledger = EncoderLedger(self.config.encoder_cache_bytes)
+        self._runner = GpuRunner(
+            inbox=self._runner_inbox,
+            to_self=self._to_runner,
+            to_scheduler=self._to_scheduler,
+            to_encoder_cache=self._to_encoder_cache,
+            worker=self.worker,
+            make_executor=self.make_executor,
+            close_seconds=self.config.stage_seconds,
+            tell=self._tell,
+        )
+
+    # -- for the engine ----------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[ModelDescription]:
+        """The engine's block. The body's own exception leaves it unchanged, never wrapped in a group.
+
+        Raises:
+            CheckpointError: the model cannot be loaded.
+            RunnerCrashed: an actor failed while the body ran; the body was cancelled.
+            EngineTeardownError: something could not be given back in time, or a release failed.
+        """
+        body_error: BaseException | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._supervise)
+                try:
+                    description = await self._start(nursery)
+                    with self._body:
+                        yield description
+                    self._drain_seconds = self.config.drain_seconds
+                except BaseException as error:  # noqa: BLE001  (raised again below, outside the nursery)
+                    body_error = error
+                finally:
+                    self._request_stop()
+            self._raise_end(body_error)
+        finally:
+            del body_error
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Stops the engine before its block ends: running requests have ``drain_seconds``, then they are aborted."""
+        if not self._stop.is_set():
+            self._drain_seconds = drain_seconds
+        self._request_stop()
+        await self._stopped.wait()
+
+    def submit(self, request: Request, stream: m.Stream) -> None:
+        """Hands a checked request over to the scheduler. Raises `EngineClosed` once the engine is stopping."""
+        if not self.accepting:
+            raise EngineClosed("the engine is stopping and takes no new requests; open a new one")
+        self._to_scheduler.send_nowait(m.Submit(request, stream))
+
+    def abort(self, request_id: str) -> None:
+        """The client no longer wants the request. Works while cancelled and while the engine stops; never raises."""
+        if not self._stopped.is_set():
+            self._to_scheduler.send_nowait(m.AbortRequest(request_id))
+
+    def statistics(self) -> EngineStatistics:
+        """A snapshot."""
+        assert self._planner is not None, "statistics before the start"
+        return EngineStatistics(
+            requests=self._planner.statistics(),
+            encoder_cache=self._ledger.statistics(),
+            device=self._runner.memory,
+        )
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    async def _start(self, nursery: trio.Nursery) -> ModelDescription:
+        async def run_runner(*, task_status: trio.TaskStatus[ModelDescription]) -> None:
+            await self._runner.run(nursery, task_status=task_status)
+
+        description: ModelDescription = await self._start_child(nursery, "runner", run_runner)
+        limits = PlannerLimits.of(
+            description,
+            max_running=self.config.max_running,
+            max_step_tokens=self.config.max_step_tokens,
+            steps_in_flight=self.config.steps_in_flight,
+        )
+        self._planner = Planner(limits)
+        cache = EncoderCache(
+            inbox=self._encoder_cache_inbox,
+            to_scheduler=self._to_scheduler,
+            to_runner=self._to_runner,
+            ledger=self._ledger,
+            encode_batch_embeddings=self.config.encode_batch_embeddings,
+            idle_seconds=self.config.encoder_idle_seconds,
+            tell=self._tell,
+        )
+        await self._start_child(nursery, "encoder cache", cache.run)
+        scheduler = Scheduler(
+            inbox=self._scheduler_inbox,
+            to_encoder_cache=self._to_encoder_cache,
+            to_runner=self._to_runner,
+            planner=self._planner,
+            tell=self._tell,
+        )
+        await self._start_child(nursery, "scheduler", scheduler.run)
+        self.description = description
+        self.accepting = not self._stop.is_set()
+        self._tell(events.StageReached("accepting"))
+        return description
+
+    async def _start_child(self, nursery: trio.Nursery, name: str, run: _Run) -> Any:
+        child = self._children[name] = _Child(name)
+        return await nursery.start(self._run_child, child, run, name=f"triolet {name}")
+
+    @trio.lowlevel.enable_ki_protection
+    async def _run_child(self, child: _Child, run: _Run, *, task_status: trio.TaskStatus[Any]) -> None:
+        """Runs an actor. Before ``started()`` its error is the start's; afterwards it is reported, never raised."""
+        try:
+            with child.scope:
+                await run(task_status=_Status(child, task_status))
+        except BaseException as error:
+            if not child.started:
+                raise
+            child.error = error
+        finally:
+            child.done.set()
+        if child.started:
+            self._child_ended(child)
+
+    def _child_ended(self, child: _Child) -> None:
+        """An actor's end is a fault unless it was asked to end. The others must not wait for what it owed them."""
+        if child.error is None and self._stop.is_set():
+            return
+        cause = child.error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")
+        if isinstance(cause, EngineTeardownError):
+            self._teardown_errors.append(cause)
+        elif self._fault is None:
+            self._fault = cause
+        if child.name == "runner":
+            error = RunnerCrashed(
+                f"the runner stopped ({type(cause).__name__}: {cause}); requests that were running cannot go on; "
+                f"open a new engine and retry them"
+            )
+            error.__cause__ = cause
+            self._to_scheduler.send_nowait(m.RunnerStopped(error))
+            self._to_encoder_cache.send_nowait(m.RunnerLost())
+        self._request_stop()
+        self._body.cancel()
+
+    # -- stop --------------------------------------------------------------------------------------------------------
+
+    def _request_stop(self) -> None:
+        self.accepting = False
+        self._stop.set()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _supervise(self) -> None:
+        """Waits for the order to stop, then takes the stages in turn. Shielded: nothing outside ends it half-way."""
+        with trio.CancelScope(shield=True):
+            await self._stop.wait()
+            self._tell(events.StageReached("intake closed"))
+            now = trio.current_time()
+            self._to_scheduler.send_nowait(m.Drain(now + self._drain_seconds))
+            await self._stop_child("scheduler", self._drain_seconds + self.config.stage_seconds)
+            # an actor's own last messages; said again here for the one that never started
+            self._to_runner.send_nowait(m.StepLaneClosed())
+            self._to_encoder_cache.send_nowait(m.SchedulerClosed())
+            await self._stop_child("encoder cache", self.config.stage_seconds)
+            self._to_runner.send_nowait(m.EncodeLaneClosed())
+            await self._stop_child("runner", self.config.stage_seconds)
+            for channel in (self._to_scheduler, self._to_encoder_cache, self._to_runner):
+                channel.close()
+            for inbox in (self._scheduler_inbox, self._encoder_cache_inbox, self._runner_inbox):
+                inbox.close()
+            self._tell(events.StageReached("channels closed"))
+            self._stopped.set()
+
+    async def _stop_child(self, name: str, seconds: float) -> None:
+        """Waits for an actor that has been asked to end; past its time it is cancelled hard."""
+        child = self._children.get(name)
+        if child is None:
+            return
+        with trio.move_on_after(seconds):
+            await child.done.wait()
+        if not child.done.is_set():
+            self._tell(events.StageReached(f"{name} cut off"))
+            child.scope.cancel()
+            await child.done.wait()
+        self._tell(events.StageReached(f"{name} stopped"))
+
+    def _raise_end(self, body_error: BaseException | None) -> None:
+        """The one exception that leaves the block, the others told in its notes: the body's own, else ours."""
+        ours = self._our_error()
+        try:
+            if body_error is not None and not (ours and isinstance(body_error, trio.Cancelled)):
+                if ours is not None:
+                    body_error.add_note(f"the engine's end failed too: {type(ours).__name__}: {ours}")
+                raise body_error
+            if ours is not None:
+                raise ours
+        finally:
+            del ours, body_error  # a frame in its own error's traceback would be a reference cycle
+
+    def _our_error(self) -> Exception | None:
+        """What went wrong in the engine itself, and no longer kept here."""
+        fault, self._fault = self._fault, None
+        teardown_errors, self._teardown_errors = self._teardown_errors, []
+        self._children.clear()
+        if fault is not None:
+            error: Exception = RunnerCrashed(
+                f"an actor of the engine failed ({type(fault).__name__}: {fault}); the engine was stopped"
+            )
+            error.__cause__ = fault
+            for further in teardown_errors:
+                error.add_note(str(further))
+            return error
+        return teardown_errors[0] if teardown_errors else None
+
+    def _tell(self, event: events.Event) -> None:
+        if self.config.observer is not None:
+            self.config.observer(event)

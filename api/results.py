@@ -1,0 +1,82 @@
+"""What the engine gives back: completions, deltas, transcripts and their segments, as frozen values."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from ..core.request import FinishReason
+
+
+@frozen(kw_only=True)
+class Usage:
+    """Tokens that one request read and wrote."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@frozen(kw_only=True)
+class Completion:
+    """The whole output of one request.
+
+    ``token_ids`` are the generated tokens without the end-of-text or stop token. ``logprobs`` holds one natural
+    logarithm of a probability for each of them, or is ``None`` where they were not asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[float, ...] | None = None
+    usage: Usage
+
+
+@frozen(kw_only=True)
+class Delta:
+    """What a streaming request added since the delta before: ``text`` is ``""`` while a character is incomplete."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@frozen(kw_only=True)
+class Segment:
+    """A stretch of speech: what was said from ``start`` to ``end``, both in seconds from the beginning of the audio.
+
+    Segments of a transcript are in order and do not overlap; none reaches past the end of the audio.
+
+    Args:
+        id: 0 for the first segment of the audio, then counting.
+        text: as the model wrote it, usually with a leading space; texts of segments are joined without a separator.
+        token_ids: the text's tokens, without timestamps.
+        avg_logprob: mean natural log-probability of the tokens of the segment's *window*.
+        no_speech_prob: the model's probability, 0 to 1, that nobody speaks in the window; 0 where it cannot tell.
+        compression_ratio: UTF-8 bytes of the window's text over their zlib-compressed size; above 2.4: repetitions.
+        temperature: the sampling temperature that gave the window's text.
+    """
+
+    id: int
+    start: float
+    end: float
+    text: str
+    token_ids: tuple[int, ...]
+    avg_logprob: float
+    no_speech_prob: float
+    compression_ratio: float
+    temperature: float
+
+
+@frozen(kw_only=True)
+class Transcript:
+    """What was said in one audio.
+
+    ``text`` is the segments' text without outer blanks. ``language`` is the code of the spoken language ("en"), and
+    ``language_probability`` the model's certainty among the languages it knows, 0 to 1; it is ``None`` where the
+    language was not detected, because the caller named it or the model knows only one. ``duration`` is the length of
+    the audio in seconds.
+    """
+
+    text: str
+    language: str
+    language_probability: float | None
+    duration: float
+    segments: tuple[Segment, ...]

@@ -1,0 +1,638 @@
+"""The planner: which sequence runs when, in which pages, and what each step holds. Continuous batching, pure.
+
+Facts come in (`Planner.submit`, `encoder_ready`, `step_done`, ...), `Action` values come out through
+`Planner.take_actions`, steps through `Planner.next_step`. The scheduler actor turns actions into messages.
+
+A request lives in the planner as a `Sequence`::
+
+    submit -> waiting (for its encoder output, or for a place) -> running -> leaving -> gone
+                 ^                                                  |
+                 +----------- preempted, or its step failed --------+
+
+Up to ``steps_in_flight`` steps are dispatched and not yet answered. The planner therefore plans with tokens it does not
+know yet (the executor does), and *free follows completion*: pages, slots and encoder entries of a sequence are given
+back only when no dispatched step mentions it any more.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from bisect import insort
+from collections import deque
+
+from attrs import define, field, frozen
+
+from .errors import PoisonRequest, RunnerCrashed
+from .model import ModelDescription
+from .pages import CrossSlots, PageAllocator
+from .plan import CrossWrite, Drawn, SequenceStart, Slice, StepPlan, StepResult
+from .request import EncoderItem, FinishReason, Request
+
+# -- actions ---------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Action:
+    """Something that the scheduler must tell others."""
+
+
+@frozen
+class AcquireItem(Action):
+    """Ask the encoder cache for the item; `Planner.encoder_ready` or `encoder_refused` answers.
+
+    ``holder`` is new for every ask, so that a late answer to a withdrawn one is recognised."""
+
+    holder: str
+    item: EncoderItem
+
+
+@frozen
+class ReleaseItem(Action):
+    """``holder`` no longer needs the entry (or no longer waits for it)."""
+
+    holder: str
+    key: str
+
+
+@frozen
+class Commit(Action):
+    """A token of the request is final."""
+
+    request_id: str
+    drawn: Drawn
+
+
+@frozen
+class Finish(Action):
+    """The request ended well."""
+
+    request_id: str
+    reason: FinishReason
+
+
+@frozen
+class Fail(Action):
+    """The request ended with an error."""
+
+    request_id: str
+    error: Exception
+
+
+@frozen
+class Abort(Action):
+    """The request ended because somebody wished so."""
+
+    request_id: str
+
+
+# -- state -----------------------------------------------------------------------------------------------------------
+
+
+class Phase(enum.Enum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    LEAVING = "leaving"  # no further slices; resources go back when no step mentions it
+
+
+class Entry(enum.Enum):
+    """What the request has of its encoder entry."""
+
+    NONE = "none"
+    ASKED = "asked"
+    HELD = "held"
+
+
+@define(eq=False)
+class Sequence:
+    """A request's progress. ``tokens`` is the prompt and the committed tokens."""
+
+    request: Request
+    arrival: int
+    tokens: list[int]
+    phase: Phase = Phase.WAITING
+    entry: Entry = Entry.NONE
+    holder: str = ""  # its name at the encoder cache, while ``entry`` is not NONE
+    asks: int = 0
+    id: int | None = None  # the executor's name for it; a new one for each time it starts
+    dispatched: int = 0  # positions that dispatched steps have fed or will feed
+    draws: int = 0  # tokens drawn by steps in flight
+    in_flight: int = 0  # steps in flight that mention it
+    pages: list[int] = field(factory=list)
+    slot: int | None = None
+    ended: bool = False  # its one end has been told
+    suspicion: int = 0  # failed steps it was part of, since the last one that went well
+    crashes_alone: int = 0
+
+    @property
+    def item(self) -> EncoderItem | None:
+        return self.request.items[0] if self.request.items else None
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_token_ids)
+
+    @property
+    def known(self) -> int:
+        """Tokens it will have when the steps in flight are done."""
+        return len(self.tokens) + self.draws
+
+    @property
+    def wants_slice(self) -> bool:
+        return self.dispatched < self.known and self.generated + self.draws < self.request.max_tokens
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.request.priority, self.arrival)
+
+
+@define(eq=False)
+class _Flight:
+    """A dispatched step and what must happen when it is answered."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    writes: tuple[Sequence, ...]
+    reads: tuple[str, ...]
+
+
+@frozen(kw_only=True)
+class PlannerStatistics:
+    """A snapshot of the planner. Counters since the start."""
+
+    waiting: int
+    running: int
+    leaving: int
+    steps_in_flight: int
+    pages: int
+    pages_free: int
+    cross_slots: int
+    cross_slots_used: int
+    cross_slots_idle: int
+    cross_written: int
+    cross_shared: int  # starts that found their cross-attention KV resident
+    steps: int
+    tokens_fed: int
+    tokens_committed: int
+    preemptions: int
+    failed_steps: int
+
+
+@frozen(kw_only=True)
+class PlannerLimits:
+    """What the planner plans against."""
+
+    max_running: int
+    max_step_tokens: int
+    page_size: int
+    pages: int
+    cross_slots: int
+    eos_token_ids: frozenset[int]
+    steps_in_flight: int = 2
+    crashes_alone: int = 2  # a request whose step fails this often, alone, is poison
+
+    @classmethod
+    def of(
+        cls, description: ModelDescription, *, max_running: int, max_step_tokens: int, steps_in_flight: int
+    ) -> PlannerLimits:
+        """The limits of a loaded model under an engine's settings."""
+        return cls(
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            page_size=description.page_size,
+            pages=description.pages,
+            cross_slots=description.cross_slots,
+            eos_token_ids=frozenset(description.eos_token_ids),
+            steps_in_flight=steps_in_flight,
+        )
+
+
+@define(eq=False)
+class Planner:
+    """The queue, the pages and the steps in flight. See the module's docstring."""
+
+    limits: PlannerLimits
+    _pages: PageAllocator = field(init=False)
+    _slots: CrossSlots = field(init=False)
+    _sequences: dict[str, Sequence] = field(factory=dict, init=False)  # by request id
+    _waiting: list[Sequence] = field(factory=list, init=False)  # in the order they start
+    _holders: dict[str, Sequence] = field(factory=dict, init=False)
+    _flights: deque[_Flight] = field(factory=deque, init=False)
+    _actions: list[Action] = field(factory=list, init=False)
+    _to_forget: list[int] = field(factory=list, init=False)  # executor records to drop with the next step
+    _next_arrival: int = field(default=0, init=False)
+    _next_sequence_id: int = field(default=0, init=False)
+    _next_step_id: int = field(default=0, init=False)
+    _epoch: int = field(default=0, init=False)
+    _cross_written: int = field(default=0, init=False)
+    _cross_shared: int = field(default=0, init=False)
+    _tokens_fed: int = field(default=0, init=False)
+    _tokens_committed: int = field(default=0, init=False)
+    _preemptions: int = field(default=0, init=False)
+    _failed_steps: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._pages = PageAllocator(self.limits.pages)
+        self._slots = CrossSlots(self.limits.cross_slots)
+
+    # -- facts -------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """A new request joins the queue. Its values were checked by the caller."""
+        assert request.id not in self._sequences, f"request {request.id} was submitted twice"
+        assert len(request.items) <= 1, "a request has one encoder item at most"
+        sequence = Sequence(request, self._next_arrival, list(request.prompt_token_ids))
+        self._next_arrival += 1
+        self._sequences[request.id] = sequence
+        self._enqueue(sequence)
+
+    def encoder_ready(self, holder: str) -> None:
+        """``holder`` may read its encoder entry. An unknown holder has withdrawn meanwhile."""
+        sequence = self._holders.get(holder)
+        if sequence is not None:
+            sequence.entry = Entry.HELD
+
+    def encoder_refused(self, holder: str, error: Exception) -> None:
+        """The encoder cache will not give the entry: the request fails. An unknown holder has withdrawn meanwhile."""
+        sequence = self._holders.pop(holder, None)
+        if sequence is not None:
+            sequence.entry = Entry.NONE
+            self._end(sequence, Fail(sequence.request.id, error))
+
+    def abort(self, request_id: str) -> None:
+        """The client no longer wants the request. Unknown ids have ended already."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and not sequence.ended:
+            self._end(sequence, Abort(request_id))
+
+    def abort_all(self) -> None:
+        """Every request that has not ended is aborted."""
+        for request_id in list(self._sequences):
+            self.abort(request_id)
+
+    def fail_all(self, error: RunnerCrashed) -> None:
+        """The runner is gone and answers no more: every request fails, whatever was in flight counts as answered."""
+        self._flights.clear()
+        for sequence in list(self._sequences.values()):
+            sequence.in_flight = 0
+            if sequence.ended:
+                self._give_back(sequence)
+            else:
+                failure = RunnerCrashed(str(error))  # one for each: two tasks must not raise the same object
+                failure.__cause__ = error.__cause__
+                self._end(sequence, Fail(sequence.request.id, failure))
+
+    def step_done(self, result: StepResult) -> None:
+        """The oldest step in flight has been run."""
+        flight = self._answered(result.step_id)
+        assert len(result.drawn) == len(flight.sequences), "a step result must answer every slice"
+        for sequence in flight.writes:
+            self._cross_written += 1
+            self._release_entry(sequence)
+        for sequence, part, drawn in zip(flight.sequences, flight.plan.slices, result.drawn, strict=True):
+            sequence.in_flight -= 1
+            sequence.draws -= part.draw
+            sequence.suspicion = sequence.crashes_alone = 0
+            if not sequence.ended and (part.draw or drawn.probe is not None):
+                self._commit(sequence, drawn, part.draw)
+            self._settle(sequence)
+
+    def step_failed(self, step_id: int, error: Exception, *, skipped: bool = False) -> None:
+        """The oldest step in flight failed and committed nothing; ``skipped``: it was not run, because the one before
+        it failed. Its sequences go back to the queue and start anew from their committed tokens."""
+        flight = self._answered(step_id)
+        self._failed_steps += not skipped
+        self._epoch += not skipped
+        self._to_forget.extend(flight.plan.ended)
+        for write in flight.plan.cross_writes:
+            self._slots.write_failed(write.key, write.slot)
+        for sequence, part in zip(flight.sequences, flight.plan.slices, strict=True):
+            sequence.in_flight -= 1
+            sequence.draws -= part.draw
+            if not skipped:
+                self._suspect(sequence, alone=len(flight.sequences) == 1, error=error)
+            if sequence.phase is Phase.RUNNING:
+                sequence.phase = Phase.LEAVING
+            self._settle(sequence)
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
+
+    def take_actions(self) -> list[Action]:
+        """What has to be told since the last call, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def next_step(self) -> StepPlan | None:
+        """The next step to dispatch, or ``None`` where there is nothing to do or enough is in flight."""
+        if len(self._flights) >= self.limits.steps_in_flight:
+            return None
+        suspects = self._suspects()
+        if suspects:
+            draft = self._plan(suspects[: max(1, len(suspects) // 2)])
+            if draft.slices:
+                return self._dispatch(draft)
+        draft = self._plan([sequence for sequence in self._candidates() if not sequence.suspicion])
+        if draft.slices or self._nothing_but_forgetting():
+            return self._dispatch(draft)
+        return None
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """No request is here and no step is in flight."""
+        return not self._sequences and not self._flights
+
+    @property
+    def busy_with_steps(self) -> bool:
+        """A step is in flight."""
+        return bool(self._flights)
+
+    def reads_of(self, step_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Request ids of a step in flight and the keys of the encoder outputs that it reads."""
+        flight = next(flight for flight in self._flights if flight.plan.step_id == step_id)
+        return tuple(sequence.request.id for sequence in flight.sequences), flight.reads
+
+    def statistics(self) -> PlannerStatistics:
+        """A snapshot."""
+        phases = [sequence.phase for sequence in self._sequences.values()]
+        return PlannerStatistics(
+            waiting=phases.count(Phase.WAITING),
+            running=phases.count(Phase.RUNNING),
+            leaving=phases.count(Phase.LEAVING),
+            steps_in_flight=len(self._flights),
+            pages=self.limits.pages,
+            pages_free=self._pages.free,
+            cross_slots=self.limits.cross_slots,
+            cross_slots_used=self._slots.used,
+            cross_slots_idle=self._slots.idle,
+            cross_written=self._cross_written,
+            cross_shared=self._cross_shared,
+            steps=self._next_step_id,
+            tokens_fed=self._tokens_fed,
+            tokens_committed=self._tokens_committed,
+            preemptions=self._preemptions,
+            failed_steps=self._failed_steps,
+        )
+
+    # -- choosing ----------------------------------------------------------------------------------------------------
+
+    def _candidates(self) -> list[Sequence]:
+        """Who may have a slice: running ones first, then startable ones, each by (priority, arrival)."""
+        running = [s for s in self._sequences.values() if s.phase is Phase.RUNNING]
+        return sorted(running, key=lambda s: s.order) + self._startable()
+
+    def _suspects(self) -> list[Sequence]:
+        """Candidates that were part of a failed step and have not run well since.
+
+        Half of them run in a step of their own, so that the one that crashes it is found by bisection; the rest of the
+        requests runs in the steps that have no suspects to run.
+        """
+        if not any(s.suspicion for s in self._sequences.values()):
+            return []
+        return [sequence for sequence in self._candidates() if sequence.suspicion]
+
+    def _startable(self) -> list[Sequence]:
+        """Waiting sequences that need nothing but room, in order; none while no place is free."""
+        if len(self._sequences) - len(self._waiting) >= self.limits.max_running:
+            return []
+        for sequence in self._waiting:
+            self._ask_for_entry(sequence)  # where its cross KV has lost its place since
+        return [s for s in self._waiting if s.item is None or s.entry is Entry.HELD or self._slots.resident(s.item.key)]
+
+    def _plan(self, candidates: list[Sequence]) -> _StepDraft:
+        """Slices for ``candidates`` within the token budget. First come, first served: nobody starts while an earlier
+        one waits for room, nor in a step that had to preempt."""
+        draft = _StepDraft()
+        budget = self.limits.max_step_tokens
+        for sequence in candidates:
+            if budget == 0:
+                break
+            if sequence.phase is Phase.WAITING and (draft.preempted or not self._try_start(sequence, draft)):
+                break
+            if sequence.phase is Phase.RUNNING:
+                budget -= self._add_slice(sequence, budget, draft)
+        return draft
+
+    def _try_start(self, sequence: Sequence, draft: _StepDraft) -> bool:
+        """Gives the sequence a place, a slot and pages for its first slice, or nothing at all."""
+        item = sequence.item
+        if len(self._sequences) - len(self._waiting) >= self.limits.max_running:
+            return False
+        if item is not None and not self._slots.resident(item.key) and not self._slots.available():
+            return False
+        first = min(len(sequence.tokens), self.limits.max_step_tokens)
+        pages = self._pages.try_take(math.ceil(first / self.limits.page_size))
+        if pages is None:
+            return False
+        sequence.pages = list(pages)
+        if item is not None:
+            self._take_slot(sequence, item, draft)
+        self._waiting.remove(sequence)
+        sequence.phase = Phase.RUNNING
+        sequence.id = self._next_sequence_id
+        self._next_sequence_id += 1
+        request = sequence.request
+        draft.started.append(
+            SequenceStart(
+                sequence_id=sequence.id,
+                token_ids=tuple(sequence.tokens),
+                prompt_length=len(request.prompt_token_ids),
+                sampling=request.sampling,
+                rules=request.rules,
+                probe=request.probe,
+            )
+        )
+        return True
+
+    def _take_slot(self, sequence: Sequence, item: EncoderItem, draft: _StepDraft) -> None:
+        if self._slots.resident(item.key):
+            sequence.slot = self._slots.join(item.key)
+            self._cross_shared += 1
+            self._release_entry(sequence)
+            return
+        assert sequence.entry is Entry.HELD, (
+            f"{sequence.request.id} would write cross KV from an entry it does not hold"
+        )
+        sequence.slot = self._slots.take(item.key)
+        draft.cross_writes.append(CrossWrite(key=item.key, slot=sequence.slot))
+        draft.writes.append(sequence)
+
+    def _add_slice(self, sequence: Sequence, budget: int, draft: _StepDraft) -> int:
+        """Adds the sequence's next slice, within ``budget`` tokens; how many it took."""
+        if not sequence.wants_slice:
+            return 0
+        length = min(sequence.known - sequence.dispatched, budget)
+        if not self._try_grow(sequence, sequence.dispatched + length, draft):
+            return 0
+        assert sequence.id is not None, "a running sequence has an id"
+        draw = sequence.dispatched + length == sequence.known
+        draft.slices.append(
+            Slice(
+                sequence_id=sequence.id,
+                start=sequence.dispatched,
+                length=length,
+                block_table=tuple(sequence.pages),
+                cross_slot=sequence.slot,
+                draw=draw,
+            )
+        )
+        draft.sequences.append(sequence)
+        sequence.dispatched += length
+        sequence.draws += draw
+        sequence.in_flight += 1
+        return length
+
+    def _try_grow(self, sequence: Sequence, positions: int, draft: _StepDraft) -> bool:
+        """Pages for ``positions``; where none are left, the youngest running sequence gives way."""
+        missing = math.ceil(positions / self.limits.page_size) - len(sequence.pages)
+        while missing > 0:
+            pages = self._pages.try_take(missing)
+            if pages is not None:
+                sequence.pages.extend(pages)
+                return True
+            if not self._preempt_one(sequence, draft):
+                return False
+        return True
+
+    def _preempt_one(self, wanting: Sequence, draft: _StepDraft) -> bool:
+        """Takes the youngest running sequence out. True where its pages came back at once."""
+        running = [s for s in self._sequences.values() if s.phase is Phase.RUNNING and s not in draft.sequences]
+        if any(s.phase is Phase.LEAVING for s in self._sequences.values()):
+            return False  # pages are on their way back already
+        victim = max(running, key=lambda s: s.order)
+        if victim is wanting and len(running) == 1 and not draft.sequences:
+            raise AssertionError("one sequence alone does not fit the pages")
+        self._preemptions += 1
+        draft.preempted = True
+        victim.phase = Phase.LEAVING
+        freed = victim.in_flight == 0 and victim is not wanting
+        self._settle(victim)
+        return freed
+
+    # -- dispatching -------------------------------------------------------------------------------------------------
+
+    def _nothing_but_forgetting(self) -> bool:
+        """The executor holds records of sequences that ended, and no other step will carry the news."""
+        return bool(self._to_forget) and not self._flights
+
+    def _dispatch(self, draft: _StepDraft) -> StepPlan:
+        plan = StepPlan(
+            step_id=self._next_step_id,
+            epoch=self._epoch,
+            started=tuple(draft.started),
+            ended=tuple(self._to_forget),
+            cross_writes=tuple(draft.cross_writes),
+            slices=tuple(draft.slices),
+        )
+        self._next_step_id += 1
+        self._to_forget = []
+        self._tokens_fed += plan.tokens
+        reads = tuple(write.key for write in plan.cross_writes)
+        self._flights.append(_Flight(plan, tuple(draft.sequences), tuple(draft.writes), reads))
+        return plan
+
+    def _answered(self, step_id: int) -> _Flight:
+        assert self._flights, f"step {step_id} was answered, but none is in flight"
+        flight = self._flights.popleft()
+        assert flight.plan.step_id == step_id, f"step {step_id} was answered before step {flight.plan.step_id}"
+        return flight
+
+    def _commit(self, sequence: Sequence, drawn: Drawn, draw: bool) -> None:
+        request = sequence.request
+        self._actions.append(Commit(request.id, drawn))
+        if not draw:
+            return
+        assert drawn.token_id is not None, "a slice that draws must answer with a token"
+        sequence.tokens.append(drawn.token_id)
+        self._tokens_committed += 1
+        stops = request.sampling.stop_token_ids
+        eos = drawn.token_id in self.limits.eos_token_ids and not request.sampling.ignore_eos
+        if eos or drawn.token_id in stops:
+            self._end(sequence, Finish(request.id, FinishReason.STOP))
+        elif sequence.generated >= request.max_tokens:
+            self._end(sequence, Finish(request.id, FinishReason.LENGTH))
+
+    def _suspect(self, sequence: Sequence, *, alone: bool, error: Exception) -> None:
+        sequence.suspicion += 1
+        sequence.crashes_alone += alone
+        if sequence.ended or sequence.crashes_alone < self.limits.crashes_alone:
+            return
+        poison = PoisonRequest(
+            f"request {sequence.request.id} crashed its step {sequence.crashes_alone} times, alone in it; the other "
+            f"requests go on. The last error was {type(error).__name__}: {error}"
+        )
+        poison.__cause__ = error
+        self._end(sequence, Fail(sequence.request.id, poison))
+
+    # -- leaving -----------------------------------------------------------------------------------------------------
+
+    def _end(self, sequence: Sequence, end: Finish | Fail | Abort) -> None:
+        assert not sequence.ended, f"request {sequence.request.id} would end twice"
+        sequence.ended = True
+        if sequence.phase is Phase.WAITING:
+            self._waiting.remove(sequence)
+        sequence.phase = Phase.LEAVING
+        self._actions.append(end)
+        self._settle(sequence)
+
+    def _settle(self, sequence: Sequence) -> None:
+        """A leaving sequence that no step mentions gives everything back; it is then gone, or waits to start anew."""
+        if sequence.phase is not Phase.LEAVING or sequence.in_flight:
+            return
+        self._give_back(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._pages.give_back(sequence.pages)
+        sequence.pages = []
+        item = sequence.item
+        if sequence.slot is not None and item is not None:
+            self._slots.leave(item.key, sequence.slot)
+            sequence.slot = None
+        if sequence.id is not None:
+            self._to_forget.append(sequence.id)
+            sequence.id = None
+        if sequence.ended:
+            self._release_entry(sequence)
+            self._sequences.pop(sequence.request.id, None)
+            return
+        sequence.dispatched = 0
+        sequence.draws = 0
+        self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.phase = Phase.WAITING
+        insort(self._waiting, sequence, key=lambda s: s.order)
+        self._ask_for_entry(sequence)
+
+    def _ask_for_entry(self, sequence: Sequence) -> None:
+        item = sequence.item
+        if item is None or sequence.entry is not Entry.NONE or self._slots.resident(item.key):
+            return
+        sequence.entry = Entry.ASKED
+        sequence.holder = f"{sequence.request.id}/{sequence.asks}"
+        sequence.asks += 1
+        self._holders[sequence.holder] = sequence
+        self._actions.append(AcquireItem(sequence.holder, item))
+
+    def _release_entry(self, sequence: Sequence) -> None:
+        item = sequence.item
+        if item is None or sequence.entry is Entry.NONE:
+            return
+        sequence.entry = Entry.NONE
+        del self._holders[sequence.holder]
+        self._actions.append(ReleaseItem(sequence.holder, item.key))
+
+
+@define(eq=False)
+class _StepDraft:
+    """A step while it is being planned."""
+
+    started: list[SequenceStart] = field(factory=list)
+    cross_writes: list[CrossWrite] = field(factory=list)
+    slices: list[Slice] = field(factory=list)
+    sequences: list[Sequence] = field(factory=list)
+    writes: list[Sequence] = field(factory=list)
+    preempted: bool = False

@@ -1,0 +1,188 @@
+"""From logits to tokens: logit rules, greedy choice, keyed sampling and log-probabilities.
+
+The order is transformers': suppressions, then timestamp rules, then temperature, top-k and top-p. Log-probabilities are
+taken after the rules and before the temperature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from ..core.request import LogitRules, SamplingParams, TimestampRules
+
+_NEVER = -torch.inf
+
+
+@frozen(kw_only=True, eq=False)
+class Draw:
+    """What is needed to draw one token: the sequence's tokens so far, its sampling and its rules."""
+
+    generated: Sequence[int]  # tokens drawn so far, the prompt excluded
+    sampling: SamplingParams
+    rules: LogitRules
+    never: Tensor | None  # [vocabulary] bool, from `RuleMasks`
+
+
+@define(eq=False)
+class RuleMasks:
+    """The masks of `LogitRules`' constant part (``suppress``, ``allowed``), kept for the latest ``capacity`` rules."""
+
+    vocabulary: int
+    device: torch.device
+    capacity: int = 16
+    _masks: dict[tuple[object, object], Tensor] = field(init=False, factory=dict, repr=False)
+
+    def mask(self, rules: LogitRules) -> Tensor | None:
+        """True where ``rules`` never allow a token, [vocabulary]; ``None`` where they allow all."""
+        if not rules.suppress and rules.allowed is None:
+            return None
+        key = (rules.suppress, rules.allowed)
+        mask = self._masks.pop(key, None)
+        if mask is None:
+            mask = self._build(rules)
+        self._masks[key] = mask  # the last used is the last to go
+        if len(self._masks) > self.capacity:
+            del self._masks[next(iter(self._masks))]
+        return mask
+
+    def _build(self, rules: LogitRules) -> Tensor:
+        mask = torch.zeros(self.vocabulary, dtype=torch.bool)
+        if rules.allowed is not None:
+            mask.fill_(True)
+            mask[list(rules.allowed)] = False
+        mask[list(rules.suppress)] = True
+        return mask.to(self.device)
+
+    def nbytes(self) -> int:
+        """Bytes of the masks kept."""
+        return sum(mask.numel() for mask in self._masks.values())
+
+    def release(self) -> None:
+        """Forgets the masks."""
+        self._masks.clear()
+
+
+def apply_rules(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> None:
+    """Sets what may not be drawn to -inf, in place. ``logits``: float32 [rows, vocabulary], one row per draw."""
+    _apply_constant(logits, draws)
+    banned = [(row, token) for row, draw in enumerate(draws) for token in _banned(draw, eos_token_ids)]
+    if banned:
+        rows, tokens = torch.tensor(banned, device=logits.device).T
+        logits[rows, tokens] = _NEVER
+    _apply_timestamps(logits, draws, eos_token_ids)
+
+
+def _apply_constant(logits: Tensor, draws: Sequence[Draw]) -> None:
+    first = draws[0].never
+    if all(draw.never is first for draw in draws):
+        if first is not None:
+            logits.masked_fill_(first, _NEVER)
+        return
+    for row, draw in zip(logits, draws, strict=True):
+        if draw.never is not None:
+            row.masked_fill_(draw.never, _NEVER)
+
+
+def _banned(draw: Draw, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokens that are only banned now: at the beginning, and the ends before ``min_tokens``."""
+    count, sampling = len(draw.generated), draw.sampling
+    begin = draw.rules.begin_suppress if count == 0 else ()
+    ends = (*eos_token_ids, *sampling.stop_token_ids) if count < sampling.min_tokens else ()
+    return (*begin, *ends)
+
+
+def timestamp_bans(
+    generated: Sequence[int], rules: TimestampRules, eos_token_id: int, vocabulary: int
+) -> list[tuple[int, int]]:
+    """Ranges ``[start, stop)`` of tokens that may not come next, as `WhisperTimeStampLogitsProcessor` has them."""
+    begin = rules.begin_id
+    bans = [(rules.no_timestamps_id, rules.no_timestamps_id + 1)]
+    if not generated:  # a timestamp comes first, and not too late
+        latest = vocabulary if rules.max_initial is None else min(begin + rules.max_initial + 1, vocabulary)
+        return [*bans, (0, begin), (latest, vocabulary)]
+    ends_in_timestamp = generated[-1] >= begin
+    opens = ends_in_timestamp and (
+        len(generated) < 2 or generated[-2] >= begin
+    )  # of a pair's second, or the very first
+    closes = ends_in_timestamp and not opens
+    if opens:
+        bans.append((begin, vocabulary))  # text must follow
+    if closes:
+        bans.append((0, eos_token_id))  # its pair, or the end, must follow
+    last = next((token for token in reversed(generated) if token >= begin), None)
+    if last is not None:  # time does not run backwards, and only a pair repeats it
+        bans.append((begin, last if closes else last + 1))
+    return bans
+
+
+def _apply_timestamps(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> None:
+    rows_by_begin: dict[int, list[int]] = {}
+    for row, draw in enumerate(draws):
+        rules = draw.rules.timestamps
+        if rules is None:
+            continue
+        for start, stop in timestamp_bans(draw.generated, rules, eos_token_ids[0], logits.shape[-1]):
+            logits[row, start:stop] = _NEVER
+        rows_by_begin.setdefault(rules.begin_id, []).append(row)
+    for begin, rows in rows_by_begin.items():
+        _force_likely_timestamps(logits, begin, rows)
+
+
+def _force_likely_timestamps(logits: Tensor, begin: int, rows: list[int]) -> None:
+    """Bans text in the rows where timestamps together are likelier than any text token."""
+    part = logits if len(rows) == len(logits) else logits[rows]
+    forced = part[:, begin:].logsumexp(-1) > part[:, :begin].amax(-1)
+    part[:, :begin].masked_fill_(forced[:, None], _NEVER)
+    if part is not logits:
+        logits[rows] = part
+
+
+def choose(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+    """Draws one token per row of ``logits`` (float32 [rows, vocabulary], after `apply_rules`).
+
+    Returns:
+        The tokens and their log-probabilities. The latter are NaN where nothing could be drawn.
+    """
+    tokens = logits.argmax(-1)
+    for row, draw in enumerate(draws):
+        if draw.sampling.temperature > 0.0:
+            tokens[row] = sample(logits[row], draw.sampling, len(draw.generated))
+    logprobs = logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    return tokens.tolist(), logprobs.tolist()
+
+
+def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
+    """One token from ``logits`` [vocabulary] by inverse CDF at ``uniform(seed, position)``; a scalar tensor.
+
+    The draw depends on the row, the seed and the position only: batching, chunking and replay leave it as it is.
+    """
+    scaled = logits.double() / sampling.temperature
+    if 0 < sampling.top_k < len(scaled):
+        scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[-1], _NEVER)
+    order = None
+    if sampling.top_p < 1.0:
+        scaled, order = scaled.sort(descending=True, stable=True)
+        before = scaled.softmax(-1).cumsum(-1).roll(1)
+        before[0] = 0.0
+        scaled = scaled.masked_fill(before >= sampling.top_p, _NEVER)
+    token = _inverse_cdf(scaled.softmax(-1), uniform(sampling.seed, position))
+    return token if order is None else order[token]
+
+
+def _inverse_cdf(probabilities: Tensor, point: float) -> Tensor:
+    """The first index whose cumulative probability exceeds ``point`` of the total."""
+    cumulative = probabilities.cumsum(-1)
+    # Strictly above: an index of probability 0 adds nothing to the sum, so it is never the first one above the point.
+    return torch.searchsorted(cumulative, cumulative[-1:] * point, right=True)[0].clamp(max=len(probabilities) - 1)
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1), a pure function of its arguments: 52 bits of BLAKE2b (one less than a double holds, so that a
+    total times it stays below the total)."""
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 12) * 2.0**-52

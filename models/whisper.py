@@ -1,0 +1,332 @@
+"""Whisper's encoder and decoder (Radford et al. 2022, section 2.2), for inference only: plain tensors and products.
+
+Numbers follow transformers' `WhisperForConditionalGeneration`, including what it leaves out: `scale_embedding` has no
+effect there, nor here. The query scale (head_dim ** -0.5) is folded into the query projections when they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.nn import functional
+
+from .kv import CrossKV, PagedKV, StepLayout
+from .resources import tensor_bytes
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@frozen(kw_only=True)
+class WhisperShape:
+    """The sizes of a Whisper model."""
+
+    width: int  # d_model
+    encoder_layers: int
+    encoder_heads: int
+    decoder_layers: int
+    decoder_heads: int
+    mels: int
+    embeddings: int  # max_source_positions: rows of the encoder's output
+    positions: int  # max_target_positions: decoder positions
+    vocabulary: int
+
+    @property
+    def frames(self) -> int:
+        """Feature frames of one window: the second convolution halves them."""
+        return 2 * self.embeddings
+
+
+class Weights(Protocol):
+    """Where `WhisperModel.load` takes its tensors from; names are those of transformers, without ``model.``."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the checkpoint has the tensor."""
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """The tensor in its stored dtype; raises `CheckpointError` when it is missing or of another shape."""
+
+
+@frozen(kw_only=True)
+class _Loader:
+    """Takes tensors in the model's dtype to the model's device."""
+
+    weights: Weights
+    device: torch.device
+    dtype: torch.dtype
+    taken: list[Tensor]
+
+    def place(self, tensor: Tensor) -> Tensor:
+        placed = tensor.to(self.device, self.dtype).contiguous()
+        self.taken.append(placed)
+        return placed
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        return self.place(self.weights.get(name, *shape))
+
+    def linear(self, name: str, outputs: int, inputs: int) -> _Linear:
+        return _Linear(self.take(f"{name}.weight", outputs, inputs), self.take(f"{name}.bias", outputs))
+
+    def norm(self, name: str, width: int) -> _LayerNorm:
+        return _LayerNorm(self.take(f"{name}.weight", width), self.take(f"{name}.bias", width))
+
+    def projections(self, name: str, parts: str, width: int, heads: int) -> tuple[Tensor, Tensor]:
+        """Weights and biases of the projections ``parts`` (of "qkv") one below the other, in float32.
+
+        Keys have no bias in Whisper: theirs is zero.
+        """
+        weights, biases = [], []
+        for part in parts:
+            scale = (width // heads) ** -0.5 if part == "q" else 1.0
+            weights.append(self.weights.get(f"{name}.{part}_proj.weight", width, width).float() * scale)
+            bias = torch.zeros(width) if part == "k" else self.weights.get(f"{name}.{part}_proj.bias", width).float()
+            biases.append(bias * scale)
+        return torch.cat(weights), torch.cat(biases)
+
+    def fused(self, name: str, parts: str, width: int, heads: int) -> _Linear:
+        weight, bias = self.projections(name, parts, width, heads)
+        return _Linear(self.place(weight), self.place(bias))
+
+
+@frozen(eq=False)
+class _Linear:
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return functional.linear(inputs, self.weight, self.bias)
+
+
+@frozen(eq=False)
+class _LayerNorm:
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return functional.layer_norm(inputs, self.weight.shape, self.weight, self.bias)
+
+
+@frozen(eq=False, kw_only=True)
+class _FeedForward:
+    norm: _LayerNorm
+    widen: _Linear
+    narrow: _Linear
+    activation: Activation
+
+    @classmethod
+    def load(cls, loader: _Loader, name: str, width: int, inner: int, activation: Activation) -> _FeedForward:
+        return cls(
+            norm=loader.norm(f"{name}.final_layer_norm", width),
+            widen=loader.linear(f"{name}.fc1", inner, width),
+            narrow=loader.linear(f"{name}.fc2", width, inner),
+            activation=activation,
+        )
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return hidden + self.narrow(self.activation(self.widen(self.norm(hidden))))
+
+
+@frozen(eq=False, kw_only=True)
+class _EncoderLayer:
+    heads: int
+    norm: _LayerNorm
+    qkv: _Linear
+    out: _Linear
+    feed_forward: _FeedForward
+
+    @classmethod
+    def load(cls, loader: _Loader, name: str, shape: WhisperShape, inner: int, activation: Activation) -> _EncoderLayer:
+        width, heads = shape.width, shape.encoder_heads
+        return cls(
+            heads=heads,
+            norm=loader.norm(f"{name}.self_attn_layer_norm", width),
+            qkv=loader.fused(f"{name}.self_attn", "qkv", width, heads),
+            out=loader.linear(f"{name}.self_attn.out_proj", width, width),
+            feed_forward=_FeedForward.load(loader, name, width, inner, activation),
+        )
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        hidden = self.feed_forward(hidden + self.out(self._attend(self.norm(hidden))))
+        if hidden.dtype == torch.float16:  # as transformers: large models leave float16's range here
+            limit = torch.finfo(torch.float16).max - 1000
+            hidden = hidden.clamp(-limit, limit)
+        return hidden
+
+    def _attend(self, hidden: Tensor) -> Tensor:
+        qkv = self.qkv(hidden)
+        split = qkv.view(*qkv.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # [3, n, heads, rows, size]
+        attended = functional.scaled_dot_product_attention(split[0], split[1], split[2], scale=1.0)
+        return attended.transpose(1, 2).flatten(-2)
+
+
+@frozen(eq=False, kw_only=True)
+class _Encoder:
+    stem: tuple[_Linear, _Linear]  # the two convolutions' weights and biases
+    positions: Tensor  # [embeddings, width]
+    layers: tuple[_EncoderLayer, ...]
+    norm: _LayerNorm
+
+    @classmethod
+    def load(cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation) -> _Encoder:
+        width = shape.width
+        return cls(
+            stem=(
+                _convolution(loader, "encoder.conv1", width, shape.mels),
+                _convolution(loader, "encoder.conv2", width, width),
+            ),
+            positions=loader.take("encoder.embed_positions.weight", shape.embeddings, width),
+            layers=tuple(
+                _EncoderLayer.load(loader, f"encoder.layers.{index}", shape, inner, activation)
+                for index in range(shape.encoder_layers)
+            ),
+            norm=loader.norm("encoder.layer_norm", width),
+        )
+
+    def __call__(self, log_mel: Tensor) -> Tensor:
+        first, second = self.stem
+        hidden = functional.gelu(functional.conv1d(log_mel, first.weight, first.bias, padding=1))
+        hidden = functional.gelu(functional.conv1d(hidden, second.weight, second.bias, stride=2, padding=1))
+        hidden = hidden.transpose(1, 2) + self.positions
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.norm(hidden)
+
+
+def _convolution(loader: _Loader, name: str, outputs: int, inputs: int) -> _Linear:
+    return _Linear(loader.take(f"{name}.weight", outputs, inputs, 3), loader.take(f"{name}.bias", outputs))
+
+
+@frozen(eq=False, kw_only=True)
+class _DecoderLayer:
+    index: int
+    width: int
+    norm: _LayerNorm
+    qkv: _Linear
+    out: _Linear
+    cross_norm: _LayerNorm
+    cross_query: _Linear
+    cross_out: _Linear
+    feed_forward: _FeedForward
+
+    @classmethod
+    def load(
+        cls, loader: _Loader, index: int, shape: WhisperShape, inner: int, activation: Activation
+    ) -> _DecoderLayer:
+        name, width, heads = f"decoder.layers.{index}", shape.width, shape.decoder_heads
+        return cls(
+            index=index,
+            width=width,
+            norm=loader.norm(f"{name}.self_attn_layer_norm", width),
+            qkv=loader.fused(f"{name}.self_attn", "qkv", width, heads),
+            out=loader.linear(f"{name}.self_attn.out_proj", width, width),
+            cross_norm=loader.norm(f"{name}.encoder_attn_layer_norm", width),
+            cross_query=loader.fused(f"{name}.encoder_attn", "q", width, heads),
+            cross_out=loader.linear(f"{name}.encoder_attn.out_proj", width, width),
+            feed_forward=_FeedForward.load(loader, name, width, inner, activation),
+        )
+
+    def __call__(self, hidden: Tensor, layout: StepLayout, paged: PagedKV, cross: CrossKV) -> Tensor:
+        qkv = self.qkv(self.norm(hidden))
+        paged.write(self.index, layout.slot_mapping, qkv[:, self.width :])
+        hidden = hidden + self.out(paged.attend(self.index, qkv[:, : self.width], layout.groups))
+        queries = self.cross_query(self.cross_norm(hidden))
+        hidden = hidden + self.cross_out(cross.attend(self.index, queries, layout.runs))
+        return self.feed_forward(hidden)
+
+
+@frozen(eq=False, kw_only=True)
+class _Decoder:
+    tokens: Tensor  # [vocabulary, width]
+    positions: Tensor  # [positions, width]
+    cross_keys_values: _Linear  # of all layers: one product writes a slot
+    layers: tuple[_DecoderLayer, ...]
+    norm: _LayerNorm
+    head: Tensor  # [vocabulary, width]; the same tensor as ``tokens`` where the checkpoint ties them
+
+    @classmethod
+    def load(cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation, *, tied: bool) -> _Decoder:
+        width, layers = shape.width, range(shape.decoder_layers)
+        tokens = loader.take("decoder.embed_tokens.weight", shape.vocabulary, width)
+        cross = [
+            loader.projections(f"decoder.layers.{index}.encoder_attn", "kv", width, shape.decoder_heads)
+            for index in layers
+        ]
+        weights, biases = zip(*cross, strict=True)
+        untied = not tied and "proj_out.weight" in loader.weights
+        return cls(
+            tokens=tokens,
+            positions=loader.take("decoder.embed_positions.weight", shape.positions, width),
+            cross_keys_values=_Linear(loader.place(torch.cat(weights)), loader.place(torch.cat(biases))),
+            layers=tuple(_DecoderLayer.load(loader, index, shape, inner, activation) for index in layers),
+            norm=loader.norm("decoder.layer_norm", width),
+            head=loader.take("proj_out.weight", shape.vocabulary, width) if untied else tokens,
+        )
+
+
+@define(eq=False, kw_only=True)
+class WhisperModel:
+    """A loaded model. Every method is for `torch.inference_mode`; the KV it works on is handed in."""
+
+    shape: WhisperShape
+    _encoder: _Encoder | None = field(repr=False)
+    _decoder: _Decoder | None = field(repr=False)
+    _tensors: list[Tensor] = field(repr=False)
+
+    @classmethod
+    def load(
+        cls,
+        weights: Weights,
+        shape: WhisperShape,
+        *,
+        encoder_inner: int,
+        decoder_inner: int,
+        activation: Activation,
+        tied: bool,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> WhisperModel:
+        """Takes every tensor of ``weights`` to ``device`` as ``dtype``, one after the other."""
+        loader = _Loader(weights=weights, device=device, dtype=dtype, taken=[])
+        encoder = _Encoder.load(loader, shape, encoder_inner, activation)
+        decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied)
+        return cls(shape=shape, encoder=encoder, decoder=decoder, tensors=loader.taken)
+
+    def encode(self, log_mel: Tensor) -> Tensor:
+        """Encoder outputs [n, embeddings, width] of features [n, mels, frames] of any float dtype."""
+        assert self._encoder is not None, "the model is released"
+        return self._encoder(log_mel.to(self._encoder.positions.dtype))
+
+    def cross_keys_values(self, encoder_output: Tensor) -> Tensor:
+        """Cross-attention keys and values of all layers, [embeddings, layers * 2 * width], as `CrossKV.write` takes
+        them, of one encoder output [embeddings, width]."""
+        assert self._decoder is not None, "the model is released"
+        return self._decoder.cross_keys_values(encoder_output)
+
+    def decode(self, token_ids: Tensor, layout: StepLayout, paged: PagedKV, cross: CrossKV) -> Tensor:
+        """Feeds ``token_ids`` [rows]; the last hidden states [rows, width], before the final norm."""
+        decoder = self._decoder
+        assert decoder is not None, "the model is released"
+        hidden = functional.embedding(token_ids, decoder.tokens) + decoder.positions[layout.positions]
+        for layer in decoder.layers:
+            hidden = layer(hidden, layout, paged, cross)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary], float32, of hidden states [rows, width]."""
+        assert self._decoder is not None, "the model is released"
+        normed = self._decoder.norm(hidden)
+        if normed.device.type == "cpu":  # the wide matrix first: its rows are read in order, about 1.5 times as fast
+            return (self._decoder.head @ normed.T).T.float().contiguous()
+        return functional.linear(normed, self._decoder.head).float()
+
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return tensor_bytes(self._tensors)
+
+    def release(self) -> None:
+        """Forgets every tensor."""
+        self._encoder = self._decoder = None
+        self._tensors.clear()

@@ -1,0 +1,455 @@
+"""Audio in: every kind of source, format, rate and channel count, and every way for it to be wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triolet.api.audio import content_key, load_audio
+from triolet.core.errors import InvalidRequest, UnsupportedAudio
+
+RATE = 16_000
+
+
+def tone(seconds: float = 1.0, rate: int = RATE, hertz: float = 440.0) -> np.ndarray:
+    """A soft sine, float32."""
+    return (0.25 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
+
+
+def encode(samples: np.ndarray, rate: int = RATE, *, kind: str = "WAV", subtype: str | None = None) -> bytes:
+    """A file by libsndfile; ``samples`` have shape (frames,) or (frames, channels)."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+def mux(samples: np.ndarray, codec: str, rate: int, kind: str) -> bytes:
+    """A mono file by FFmpeg's libraries."""
+    file = io.BytesIO()
+    mux_into(file, samples, codec, rate, kind)
+    return file.getvalue()
+
+
+def mux_into(file: Any, samples: np.ndarray, codec: str, rate: int, kind: str, **options: str) -> None:
+    with av.open(file, "w", format=kind, options=options) as container:
+        stream: Any = container.add_stream(codec, rate=rate)
+        stream.layout = "mono"
+        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+        frame.sample_rate = rate
+        resampler = av.AudioResampler(format=stream.format, layout="mono", rate=rate, frame_size=stream.frame_size)
+        for part in [*resampler.resample(frame), *resampler.resample(None), None]:
+            container.mux(stream.encode(part))
+
+
+def loudest_frequency(samples: np.ndarray) -> float:
+    spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples))))
+    return float(spectrum.argmax()) * RATE / len(samples)
+
+
+# ---- what is accepted ------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_source_gives_the_same_samples(tmp_path: Path) -> None:
+    """Path as str or PathLike, bytes, bytearray, memoryview, open file, buffer."""
+    data = encode(tone())
+    path = tmp_path / "tone.wav"
+    path.write_bytes(data)
+    expected = load_audio(data)
+    assert expected.dtype == np.float32
+    assert expected.shape == (RATE,)
+    np.testing.assert_allclose(expected, tone(), atol=1e-4)
+    with path.open("rb") as file:
+        for source in (str(path), path, bytearray(data), memoryview(data), file, io.BytesIO(data)):
+            np.testing.assert_array_equal(load_audio(source), expected)
+        assert not file.closed
+
+
+def test_the_end_of_the_name_means_nothing(tmp_path: Path) -> None:
+    """libsndfile would want a rate for "x.raw"; the content decides."""
+    path = tmp_path / "x.raw"
+    path.write_bytes(encode(tone()))
+    assert load_audio(path).shape == (RATE,)
+
+
+def test_a_file_object_is_read_from_where_it_stands() -> None:
+    """What comes before is the caller's."""
+    file = io.BytesIO(b"header" + encode(tone()))
+    file.seek(6)
+    assert load_audio(file).shape == (RATE,)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_named_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    """As in ``triolet transcribe <(...)``."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(encode(tone()),))
+    writer.start()
+    assert load_audio(path).shape == (RATE,)
+    writer.join()
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8"])
+def test_arrays_are_copied_as_they_are(dtype: str) -> None:
+    """float32 and float64; strided too; the level is not touched; the caller may use the array on."""
+    array = (3 * tone())[::2].astype(dtype)
+    samples = load_audio(array)
+    assert samples.dtype == np.float32
+    assert samples.flags.c_contiguous
+    np.testing.assert_array_equal(samples, array.astype(np.float32))
+    assert not np.shares_memory(samples, array)
+
+
+def test_whatever_numpy_can_read_is_an_array() -> None:
+    """A tensor on the CPU, say, without an import of torch."""
+
+    class Tensor:
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+            return tone()
+
+    np.testing.assert_array_equal(load_audio(Tensor()), tone())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "subtype"),
+    [
+        ("WAV", "PCM_16"),
+        ("WAV", "PCM_24"),
+        ("WAV", "PCM_U8"),
+        ("WAV", "FLOAT"),
+        ("WAV", "DOUBLE"),
+        ("WAV", "ULAW"),
+        ("WAV", "IMA_ADPCM"),
+        ("WAVEX", "PCM_16"),
+        ("RF64", "PCM_16"),
+        ("AIFF", "PCM_16"),
+        ("AU", "PCM_16"),
+        ("CAF", "PCM_16"),
+        ("FLAC", "PCM_16"),
+        ("OGG", "VORBIS"),
+        ("OGG", "OPUS"),
+        ("MP3", None),
+    ],
+)
+def test_formats_of_libsndfile(kind: str, subtype: str | None) -> None:
+    """All become the tone again, within their codec's loss and 20 ms of its padding."""
+    samples = load_audio(encode(tone(), kind=kind, subtype=subtype))
+    assert abs(len(samples) - RATE) <= 320
+    assert loudest_frequency(samples) == pytest.approx(440, abs=2)
+    assert np.abs(samples[1600:-1600]).max() == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("codec", "rate", "kind"),
+    [
+        ("aac", 44_100, "mp4"),
+        ("aac", 22_050, "adts"),
+        ("libopus", 48_000, "webm"),
+        ("libopus", 48_000, "ogg"),
+        ("alac", 44_100, "mp4"),
+        ("pcm_u8", 22_050, "matroska"),
+        ("pcm_s32le", 22_050, "matroska"),
+        ("mp2", 48_000, "mp2"),
+    ],
+)
+def test_formats_of_ffmpeg(codec: str, rate: int, kind: str) -> None:
+    """What libsndfile cannot read: M4A, WebM, Matroska..."""
+    samples = load_audio(mux(tone(rate=rate), codec, rate, kind))
+    assert abs(len(samples) - RATE) <= 0.1 * RATE
+    assert loudest_frequency(samples[1600:-1600]) == pytest.approx(440, abs=3)
+    assert np.abs(samples[1600:-1600]).max() == pytest.approx(0.25, abs=0.03)
+    assert abs(samples.mean()) < 0.01
+
+
+def test_the_sound_of_a_video() -> None:
+    """The picture is left aside."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        video: Any = container.add_stream("mpeg4", rate=10)
+        video.width = video.height = 32
+        video.pix_fmt = "yuv420p"
+        sound: Any = container.add_stream("aac", rate=RATE)
+        sound.layout = "mono"
+        for _ in range(10):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")))
+        frame = av.AudioFrame.from_ndarray(tone()[None], format="fltp", layout="mono")
+        frame.sample_rate = RATE
+        resampler = av.AudioResampler(format="fltp", layout="mono", rate=RATE, frame_size=sound.frame_size)
+        for part in [*resampler.resample(frame), *resampler.resample(None), None]:
+            container.mux(sound.encode(part))
+        container.mux(video.encode(None))
+    samples = load_audio(file.getvalue())
+    assert loudest_frequency(samples[1600:-1600]) == pytest.approx(440, abs=3)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000, 96_000])
+def test_every_rate_becomes_the_same_tone(rate: int) -> None:
+    """soxr converts; the length is exact to a sample."""
+    samples = load_audio(encode(tone(2.0, rate), rate, subtype="FLOAT"))
+    assert abs(len(samples) - 2 * RATE) <= 1
+    np.testing.assert_allclose(samples[800:-800], tone(2.0)[800 : len(samples) - 800], atol=2e-3)
+
+
+def test_another_rate_may_be_asked_for() -> None:
+    """``sampling_rate`` is what comes out."""
+    assert load_audio(encode(tone()), sampling_rate=8_000).shape == (8_000,)
+
+
+@pytest.mark.parametrize("channels", [2, 3, 6])
+def test_channels_are_averaged(channels: int) -> None:
+    """The mean, of as many as there are."""
+    frames = np.stack([tone() * (index + 1) / channels for index in range(channels)], axis=1)
+    samples = load_audio(encode(frames, subtype="FLOAT"))
+    np.testing.assert_allclose(samples, frames.mean(axis=1), atol=1e-6)
+
+
+def test_stereo_by_ffmpeg_is_averaged_too() -> None:
+    """Planes, not interleaved frames."""
+    frames = np.stack([tone(), np.zeros(RATE, np.float32)], axis=1)
+    samples = load_audio(encode(frames, kind="OGG", subtype="VORBIS"))
+    assert np.abs(samples).max() == pytest.approx(0.125, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", ["MP3", "OGG"])
+def test_joined_streams_are_read_to_the_last(kind: str) -> None:
+    """Podcasts and recorded radio: libsndfile alone would stop after the first without a word."""
+    first, second = encode(tone(), kind=kind), encode(tone(hertz=880), kind=kind)
+    samples = load_audio(first + second)
+    assert abs(len(samples) - 2 * RATE) <= 0.15 * RATE
+    assert loudest_frequency(samples[-RATE // 2 : -1600]) == pytest.approx(880, abs=5)
+
+
+def test_joined_streams_may_differ_in_rate_and_channels() -> None:
+    """An inserted part was made by another studio: it keeps its pitch and its place."""
+    other = np.stack([tone(rate=44_100, hertz=880)] * 2, axis=1)
+    samples = load_audio(encode(tone(), kind="MP3") + encode(other, 44_100, kind="MP3"))
+    assert abs(len(samples) - 2 * RATE) <= 0.15 * RATE
+    assert loudest_frequency(samples[:RATE]) == pytest.approx(440, abs=5)
+    assert loudest_frequency(samples[-RATE // 2 : -1600]) == pytest.approx(880, abs=5)
+
+
+def test_junk_inside_an_mp3_is_stepped_over() -> None:
+    """A tag between two joined files holds no sound."""
+    data = encode(tone(), kind="MP3")
+    assert len(load_audio(data + b"TAG" + bytes(range(256)) * 2 + data)) > 1.8 * RATE
+
+
+@pytest.mark.parametrize("size", [0, 0x7FFF_F000, 0xFFFF_FFFF])
+def test_wav_headers_of_streams_promise_nothing(size: int) -> None:
+    """Programs that write to a pipe cannot fill in the size: the file is read to its end."""
+    data = encode(tone())
+    at = data.index(b"data") + 4
+    assert load_audio(data[:at] + struct.pack("<I", size) + data[at + 4 :]).shape == (RATE,)
+
+
+def test_long_audio_in_blocks_is_the_same_as_at_once() -> None:
+    """Blocks of frames leave no seams: an impulse train keeps its beat across them."""
+    clicks = np.zeros(44_100 * 5, np.float32)
+    clicks[::44_100] = 0.5
+    samples = load_audio(encode(clicks, 44_100, subtype="FLOAT"))
+    assert [int(at) for at in np.flatnonzero(samples > 0.1)] == [0, 16_000, 32_000, 48_000, 64_000]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+class AsyncFile:
+    async def read(self) -> bytes:
+        return b""
+
+
+class Unreadable:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError("it lies on the device")
+
+
+def closed_file() -> io.BytesIO:
+    file = io.BytesIO(b"x")
+    file.close()
+    return file
+
+
+def with_rate(rate: int) -> bytes:
+    data = bytearray(encode(tone()))
+    data[24:28] = struct.pack("<I", rate)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("no/such.wav", r"path 'no/such.wav' does not exist; allowed: a path, bytes"),
+        ("https://example.org/a.wav", r"URLs are not fetched"),
+        ("\0", r"cannot be opened \(embedded null byte\)"),
+        (None, r"given as NoneType; allowed: a path, bytes, a binary file object, or a 1-D float32"),
+        ([0.0, 0.1], r"given as list; allowed"),
+        (io.StringIO("text"), r"gave str; allowed: bytes. Open it in binary mode"),
+        (AsyncFile(), r"asynchronous; allowed: a plain binary file, or await"),
+        (closed_file(), r"cannot be read \(I/O operation on closed file"),
+        (Unreadable(), r"cannot be read as an array \(it lies on the device\)"),
+        (np.zeros(RATE, np.int16), r"holds int16; allowed: float32 or float64.*astype\(np.float32\) / 32768"),
+        (np.zeros(RATE, np.float16), r"holds float16; allowed: float32 or float64"),
+        (np.zeros(RATE, np.complex64), r"holds complex64; allowed"),
+        (np.zeros((1, RATE), np.float32), r"shape \(1, 16000\); allowed: one dimension, mono"),
+        (np.float32(0), r"shape \(\); allowed: one dimension"),
+        (np.zeros(0, np.float32), r"has no samples; allowed: 0.02 s"),
+        (np.zeros(80, np.float32), r"lasts 0.0050 s; allowed: 0.02 s"),
+        (np.full(RATE, np.nan, np.float32), r"NaN or infinite \(number 0\)"),
+        (np.array([0.0] * 500 + [np.inf] + [0.0] * 500), r"NaN or infinite \(number 500\)"),
+        (tone() * 32768, r"peak of 8192; allowed: full scale at 1.0.*16-bit ones by 32768"),
+        (encode(tone(0.005)), r"lasts 0.0050 s; allowed: 0.02 s"),
+    ],
+)
+def test_what_can_never_work_is_refused(source: Any, message: str) -> None:
+    """The message says what was got, what is allowed, what to do."""
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        load_audio(source)
+    assert not isinstance(caught.value, UnsupportedAudio)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"", r"empty \(0 bytes\)"),
+        (b"hello, I am not a sound\n" * 50, r"not audio that can be decoded"),
+        (bytes(10_000), r"not audio that can be decoded"),
+        (encode(tone())[:30], r"not audio that can be decoded"),
+        (encode(np.zeros(0, np.float32)), r"has no samples"),
+        (encode(tone())[:-1000], r"cut short: its header promises 16000 frames, found 15500"),
+        (encode(np.stack([tone()] * 2, 1), subtype="PCM_24")[:-600], r"promises 16000 frames, found 15900"),
+        (encode(tone(), kind="RF64")[:-1000], r"promises 16000 frames, found 15500"),
+        (encode(tone(), kind="AIFF")[:-1000], r"promises 16000 frames, found 15500"),
+        (encode(tone())[:44], r"promises 16000 frames, found 0"),
+        (encode(tone(), kind="FLAC")[:-1000], r"damaged or cut short: decoding failed after"),
+        (encode(tone(), kind="FLAC")[:44], r"damaged or cut short: decoding failed after"),
+        (encode(tone(), kind="OGG")[:-1000], r"can be decoded|cut short"),
+        (mux(tone(3), "aac", RATE, "mp4")[:-9000], r"not audio that can be decoded"),
+        (mux(tone(3, 48_000), "libopus", 48_000, "webm")[:-12_000], r"cut short: its header promises 3.0\d s, found"),
+        (encode(np.full(RATE, np.nan), subtype="FLOAT"), r"NaN or infinite \(number 0\)"),
+        (encode(np.full(RATE, 300.0), subtype="FLOAT"), r"peak of 300; allowed"),
+        (with_rate(10), r"sampling rate of the audio given as bytes is 10 Hz; allowed: 1000 to 768000 Hz"),
+        (with_rate(4_000_000), r"is 4000000 Hz; allowed"),
+        (b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n/etc/hostname\n#EXT-X-ENDLIST\n", r"not audio"),
+    ],
+    ids=lambda value: "" if isinstance(value, bytes) else None,
+)
+def test_what_is_not_whole_audio_is_refused(source: bytes, message: str) -> None:
+    """Never a silent part: the message names what was promised and found."""
+    with pytest.raises(UnsupportedAudio, match=message):
+        load_audio(source)
+
+
+def test_an_mp4_without_its_end_is_refused(tmp_path: Path) -> None:
+    """Its index comes first and promises all of it, as in most downloads."""
+    path = tmp_path / "talk.m4a"
+    mux_into(str(path), tone(3), "aac", RATE, "mp4", movflags="faststart")
+    assert len(load_audio(path)) > 3 * RATE - 320
+    path.write_bytes(path.read_bytes()[:-12_000])
+    with pytest.raises(UnsupportedAudio, match=r"talk.m4a' is .*cut short: "):
+        load_audio(path)
+
+
+def test_paths_that_are_no_readable_files_are_refused(tmp_path: Path) -> None:
+    """A directory; a file that may not be read."""
+    with pytest.raises(InvalidRequest, match=r"is a directory; allowed: an audio file"):
+        load_audio(tmp_path)
+    secret = tmp_path / "secret.wav"
+    secret.touch(mode=0)
+    if os.access(secret, os.R_OK):  # the superuser may
+        with pytest.raises(UnsupportedAudio, match="empty"):
+            load_audio(secret)
+    else:
+        with pytest.raises(InvalidRequest, match="cannot be opened"):
+            load_audio(secret)
+
+
+def test_a_device_that_fails_while_read_is_named() -> None:
+    """An I/O error is the file's, told as such."""
+    if not Path("/proc/self/mem").exists():
+        pytest.skip("needs a file that opens and cannot be read")
+    with pytest.raises(InvalidRequest, match=r"'/proc/self/mem' cannot be read"):
+        load_audio("/proc/self/mem")
+
+
+def test_pictures_have_no_audio_stream() -> None:
+    """The kinds of streams found are named."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as container:
+        video: Any = container.add_stream("mpeg4", rate=10)
+        video.width = video.height = 32
+        video.pix_fmt = "yuv420p"
+        container.mux(video.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")))
+        container.mux(video.encode(None))
+    with pytest.raises(UnsupportedAudio, match=r"no audio stream \(streams: video\)"):
+        load_audio(file.getvalue())
+
+
+@pytest.mark.parametrize("rate", [0, -16_000, 10_000_000])
+def test_rates_out_of_range_are_refused(rate: int) -> None:
+    """Also the one asked for."""
+    with pytest.raises(InvalidRequest, match=rf"sampling_rate is {rate} Hz; allowed: 1000 to 768000 Hz"):
+        load_audio(tone(), sampling_rate=rate)
+
+
+SMALL_FILES: dict[str, Callable[[], bytes]] = {
+    "WAV": lambda: encode(tone(0.1)),
+    "FLAC": lambda: encode(tone(0.1), kind="FLAC"),
+    "MP3": lambda: encode(tone(0.1), kind="MP3"),
+    "OGG": lambda: encode(tone(0.1), kind="OGG"),
+    "mp4": lambda: mux(tone(0.1), "aac", RATE, "mp4"),
+    "webm": lambda: mux(tone(0.1, 48_000), "libopus", 48_000, "webm"),
+}
+
+
+@pytest.mark.parametrize("kind", SMALL_FILES)
+def test_damaged_files_give_samples_or_one_kind_of_error(kind: str) -> None:
+    """Whatever bytes are changed or missing: finite samples, or `InvalidRequest`, and nothing else escapes."""
+    whole = SMALL_FILES[kind]()
+
+    @given(
+        end=st.integers(0, len(whole)),
+        damage=st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), max_size=4),
+    )
+    @settings(derandomize=True, max_examples=40, deadline=None)
+    def check(end: int, damage: list[tuple[int, int]]) -> None:
+        data = bytearray(whole)
+        for at, value in damage:
+            data[at] = value
+        try:
+            samples = load_audio(data[:end] if end % 2 else data)
+        except InvalidRequest:
+            return
+        assert np.isfinite(samples).all()
+
+    check()
+
+
+# ---- content keys ----------------------------------------------------------------------------------------------------
+
+
+def test_content_keys_tell_apart_samples_and_processors() -> None:
+    """Same samples and processor: same key, whatever the memory layout; any difference: another key."""
+    samples = tone()
+    key = content_key(samples, "whisper-80")
+    assert len(key) == 32
+    assert key == content_key(np.repeat(samples, 2)[::2], "whisper-80")
+    others = [
+        content_key(samples, "whisper-128"),
+        content_key(samples[:-1], "whisper-80"),
+        content_key(samples.reshape(2, -1), "whisper-80"),
+        content_key(-samples, "whisper-80"),
+    ]
+    assert len({key, *others}) == 5
+    with pytest.raises(InvalidRequest, match="float64 samples; allowed: float32"):
+        content_key(samples.astype(np.float64), "whisper-80")  # type: ignore[arg-type]

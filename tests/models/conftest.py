@@ -1,0 +1,403 @@
+"""Tiny random checkpoints with Whisper's layout of special tokens, and a driver that plays the planner's part."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import define, field, frozen
+from tokenizers import AddedToken
+from transformers import (
+    GenerationConfig,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
+from transformers.generation import GenerationMixin, LogitsProcessorList
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+
+from triolet.core.config import EngineConfig
+from triolet.core.model import ModelDescription
+from triolet.core.plan import CrossWrite, Drawn, EncodeJob, SequenceStart, Slice, StepPlan
+from triolet.core.request import LogitRules, Probe, SamplingParams, TimestampRules
+from triolet.models.executor import TorchExecutor
+
+LANGUAGES = ("en", "de", "es")
+CHUNK_SECONDS = 2
+POSITIONS = 64
+
+
+@frozen
+class Ids:
+    """Special tokens of the tiny vocabulary: 256 bytes, then these in Whisper's order, then 101 timestamps."""
+
+    eos: int = 256
+    start: int = 257
+    en: int = 258
+    translate: int = 261
+    transcribe: int = 262
+    previous: int = 264
+    no_speech: int = 265
+    no_timestamps: int = 266
+    timestamps: int = 267
+    vocabulary: int = 267 + 50 * CHUNK_SECONDS + 1
+
+
+@pytest.fixture(scope="session")
+def ids() -> Ids:
+    return Ids()
+
+
+def byte_alphabet() -> list[str]:
+    """GPT-2's reversible byte alphabet."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    extra = iter(range(256))
+    return [chr(byte) if byte in printable else chr(256 + next(extra)) for byte in range(256)]
+
+
+def make_tokenizer() -> WhisperTokenizer:
+    tokenizer = WhisperTokenizer(vocab={text: byte for byte, text in enumerate(byte_alphabet())}, merges=[])
+    names = ["endoftext", "startoftranscript", *LANGUAGES, "translate", "transcribe", "startoflm", "startofprev"]
+    names += ["nospeech", "notimestamps"]
+    special = [AddedToken(f"<|{name}|>", special=True, normalized=False) for name in names]
+    tokenizer.add_tokens(special, special_tokens=True)
+    times = [AddedToken(f"<|{index * 0.02:.2f}|>", normalized=False) for index in range(50 * CHUNK_SECONDS + 1)]
+    tokenizer.add_tokens(times)
+    return tokenizer
+
+
+def make_model(seed: int = 0, **changes: Any) -> WhisperForConditionalGeneration:
+    """A random model with a window of two seconds, and weights large enough for lively greedy output."""
+    ids, frames = Ids(), 100 * CHUNK_SECONDS
+    settings: dict[str, Any] = {
+        "d_model": 48,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3,
+        "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96,
+        "num_mel_bins": 80,
+        "max_source_positions": frames // 2,
+        "max_target_positions": POSITIONS,
+        "vocab_size": ids.vocabulary,
+        "bos_token_id": ids.eos,
+        "eos_token_id": ids.eos,
+        "pad_token_id": ids.eos,
+        "decoder_start_token_id": ids.start,
+        "suppress_tokens": None,
+        "begin_suppress_tokens": [32, ids.eos],
+    }
+    torch.manual_seed(seed)
+    model = WhisperForConditionalGeneration(WhisperConfig(**{**settings, **changes})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "encoder.embed_positions" not in name:
+                spread = 1.0 if "embed_positions" in name or "encoder_attn" in name else 0.2
+                parameter.normal_(1.0 if "layer_norm.weight" in name else 0.0, spread)
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=ids.start,
+        eos_token_id=ids.eos,
+        pad_token_id=ids.eos,
+        bos_token_id=ids.eos,
+        is_multilingual=True,
+        lang_to_id={f"<|{code}|>": ids.en + index for index, code in enumerate(LANGUAGES)},
+        task_to_id={"transcribe": ids.transcribe, "translate": ids.translate},
+        no_timestamps_token_id=ids.no_timestamps,
+        prev_sot_token_id=ids.previous,
+        max_length=POSITIONS,
+        max_initial_timestamp_index=20,
+        begin_suppress_tokens=[32, ids.eos],
+        suppress_tokens=[1, 2, 3],
+    )
+    return model
+
+
+def save_checkpoint(folder: Path, model: WhisperForConditionalGeneration, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    make_tokenizer().save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=model.config.num_mel_bins, chunk_length=CHUNK_SECONDS).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reference() -> WhisperForConditionalGeneration:
+    """transformers' own model of the checkpoint."""
+    return make_model()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, reference: WhisperForConditionalGeneration) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"), reference)
+
+
+@pytest.fixture(scope="session")
+def save() -> Callable[..., Path]:
+    """``save(folder, model, **save_pretrained_options)`` writes a whole checkpoint."""
+    return save_checkpoint
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., WhisperForConditionalGeneration]:
+    """``make(seed, **config_changes)`` gives a random model."""
+    return make_model
+
+
+def small_config(**changes: Any) -> EngineConfig:
+    return EngineConfig(**{"device": "cpu", "dtype": "float32", "max_running": 8, "page_size": 4, **changes})
+
+
+@pytest.fixture(scope="session")
+def config() -> Callable[..., EngineConfig]:
+    return small_config
+
+
+def make_audio(seed: int, seconds: float = CHUNK_SECONDS) -> np.ndarray:
+    """A sweep in noise: deterministic, different for each seed."""
+    time = np.arange(int(seconds * 16_000)) / 16_000
+    noise = np.random.default_rng(seed).standard_normal(len(time))
+    return (0.3 * np.sin(2 * np.pi * (200 + 150 * seed + 300 * time) * time) + 0.05 * noise).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def audio() -> Callable[..., np.ndarray]:
+    return make_audio
+
+
+@frozen(kw_only=True)
+class Job:
+    """What the driver plays: one sequence on one encoder output."""
+
+    key: str
+    prompt: tuple[int, ...]
+    max_tokens: int = 24
+    sampling: SamplingParams = field(factory=SamplingParams)
+    rules: LogitRules = field(factory=LogitRules)
+    probe: Probe | None = None
+    committed: tuple[int, ...] = ()  # replayed
+    joins: int = 0  # the step it starts with
+    chunk: int = POSITIONS  # most tokens of one slice
+
+
+@define
+class Outcome:
+    tokens: list[int] = field(factory=list)
+    logprobs: list[float] = field(factory=list)
+    probes: list[tuple[float, ...]] = field(factory=list)
+
+
+@define
+class _Running:
+    job: Job
+    sequence: int
+    pages: list[int]
+    slot: int
+    outcome: Outcome
+    fed: int = 0
+
+    @property
+    def known(self) -> int:
+        return len(self.job.prompt) + len(self.outcome.tokens)
+
+
+@define
+class Driver:
+    """Plays the planner: hands out pages (in a shuffled order) and slots, joins and retires sequences."""
+
+    executor: TorchExecutor
+    description: ModelDescription
+    random: random.Random = field(factory=lambda: random.Random(0))
+    share_slots: bool = False
+    _sequences: int = 0
+    _steps: int = 0
+    _ended: list[int] = field(factory=list)
+
+    def encode(self, **payloads: np.ndarray) -> None:
+        size = self.description.encoder_bytes
+        self.executor.encode(
+            tuple(EncodeJob(key=key, payload=data, embeddings=1, size=size) for key, data in payloads.items())
+        )
+
+    def run(self, *jobs: Job) -> list[Outcome]:
+        pages = list(range(self.description.pages))
+        self.random.shuffle(pages)
+        slots = list(range(self.description.cross_slots))
+        waiting, running, outcomes, step = list(enumerate(jobs)), [], [Outcome() for _ in jobs], 0
+        while waiting or running:
+            joining = [
+                _Running(job, self._next_sequence(), [], -1, outcomes[index])
+                for index, job in waiting
+                if job.joins <= step
+            ]
+            waiting = [(index, job) for index, job in waiting if job.joins > step]
+            self._step(running, joining, pages, slots)
+            running += joining
+            for done in [one for one in running if self._is_done(one)]:
+                running.remove(done)
+                pages += done.pages
+                self._ended.append(done.sequence)
+                if not any(one.slot == done.slot for one in running):
+                    slots.append(done.slot)
+            step += 1
+        self.executor.step(
+            StepPlan(step_id=-1, epoch=0, started=(), ended=tuple(self._ended), cross_writes=(), slices=())
+        )
+        self._ended.clear()
+        return outcomes
+
+    def _step(self, running: list[_Running], joining: list[_Running], pages: list[int], slots: list[int]) -> None:
+        writes, shared = [], {one.job.key: one.slot for one in running}
+        for one in joining:
+            one.outcome.tokens += one.job.committed
+            if self.share_slots and one.job.key in shared:
+                one.slot = shared[one.job.key]
+            else:
+                one.slot = shared[one.job.key] = slots.pop(0)
+                writes.append(CrossWrite(key=one.job.key, slot=one.slot))
+        active = [*running, *joining]
+        self.random.shuffle(active)
+        slices = tuple(self._slice(one, pages) for one in active)
+        ended, self._ended = tuple(self._ended), []
+        plan = StepPlan(
+            step_id=self._steps,
+            epoch=0,
+            started=tuple(self._start(one) for one in joining),
+            ended=ended,
+            cross_writes=tuple(writes),
+            slices=slices,
+        )
+        self._steps += 1
+        result = self.executor.step(plan)
+        assert result.step_id == plan.step_id
+        for one, part, drawn in zip(active, slices, result.drawn, strict=True):
+            self._commit(one, part, drawn)
+
+    def _slice(self, one: _Running, pages: list[int]) -> Slice:
+        length = min(one.job.chunk, one.known - one.fed)
+        while len(one.pages) * self.description.page_size < one.fed + length:
+            one.pages.append(pages.pop())
+        return Slice(
+            sequence_id=one.sequence,
+            start=one.fed,
+            length=length,
+            block_table=tuple(one.pages),
+            cross_slot=one.slot,
+            draw=one.fed + length == one.known,
+        )
+
+    def _commit(self, one: _Running, part: Slice, drawn: Drawn) -> None:
+        one.fed += part.length
+        assert (drawn.token_id is not None) is part.draw
+        if drawn.token_id is not None:
+            one.outcome.tokens.append(drawn.token_id)
+            one.outcome.logprobs.append(drawn.logprob)
+        if drawn.probe is not None:
+            one.outcome.probes.append(drawn.probe)
+
+    @staticmethod
+    def _start(one: _Running) -> SequenceStart:
+        job = one.job
+        return SequenceStart(
+            sequence_id=one.sequence,
+            token_ids=(*job.prompt, *job.committed),
+            prompt_length=len(job.prompt),
+            sampling=job.sampling,
+            rules=job.rules,
+            probe=job.probe,
+        )
+
+    def _is_done(self, one: _Running) -> bool:
+        tokens = one.outcome.tokens
+        drew = bool(one.outcome.logprobs)
+        return drew and (tokens[-1] in self.description.eos_token_ids or len(tokens) >= one.job.max_tokens)
+
+    def _next_sequence(self) -> int:
+        self._sequences += 1
+        return self._sequences
+
+
+@pytest.fixture(scope="session")
+def job() -> type[Job]:
+    return Job
+
+
+@pytest.fixture
+def open_driver() -> Iterator[Callable[..., Driver]]:
+    """``open_driver(folder, **config_changes)``; closed after the test."""
+    opened: list[TorchExecutor] = []
+
+    def start(folder: Path, **changes: Any) -> Driver:
+        executor = TorchExecutor(folder, small_config(**changes))
+        opened.append(executor)
+        return Driver(executor, executor.open())
+
+    yield start
+    for executor in opened:
+        executor.close()
+        assert executor.memory().total == 0
+
+
+@pytest.fixture
+def driver(open_driver: Callable[..., Driver], checkpoint: Path) -> Driver:
+    return open_driver(checkpoint)
+
+
+@define
+class Generate:
+    """transformers' base ``generate``: one window, greedy unless told otherwise."""
+
+    model: WhisperForConditionalGeneration
+
+    def __call__(self, samples: np.ndarray, job: Job) -> list[int]:
+        features = extract_features(samples, self.model.config.num_mel_bins)
+        processors = LogitsProcessorList()
+        rules = job.rules
+        if rules.timestamps is not None:
+            generation = GenerationConfig(
+                no_timestamps_token_id=rules.timestamps.no_timestamps_id,
+                eos_token_id=Ids().eos,
+                max_initial_timestamp_index=rules.timestamps.max_initial,
+            )
+            processors.append(WhisperTimeStampLogitsProcessor(generation, begin_index=len(job.prompt)))
+        output = GenerationMixin.generate(
+            self.model,
+            features,
+            generation_config=GenerationConfig(
+                eos_token_id=Ids().eos,
+                pad_token_id=Ids().eos,
+                max_length=len(job.prompt) + job.max_tokens,
+                min_new_tokens=job.sampling.min_tokens or None,
+                suppress_tokens=list(rules.suppress) or None,
+                begin_suppress_tokens=list(rules.begin_suppress) or None,
+                decoder_start_token_id=Ids().start,
+            ),
+            decoder_input_ids=torch.tensor([job.prompt]),
+            logits_processor=processors,
+        )
+        return output[0, len(job.prompt) :].tolist()
+
+
+def extract_features(samples: np.ndarray, mels: int = 80) -> torch.Tensor:
+    extractor = WhisperFeatureExtractor(feature_size=mels, chunk_length=CHUNK_SECONDS)
+    return extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
+
+
+@pytest.fixture(scope="session")
+def generate(reference: WhisperForConditionalGeneration) -> Generate:
+    return Generate(reference)
+
+
+@pytest.fixture(scope="session")
+def features() -> Callable[..., torch.Tensor]:
+    return extract_features
+
+
+@pytest.fixture(scope="session")
+def timestamp_rules(ids: Ids) -> TimestampRules:
+    return TimestampRules(begin_id=ids.timestamps, no_timestamps_id=ids.no_timestamps, max_initial=20)

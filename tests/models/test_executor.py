@@ -1,0 +1,293 @@
+"""The executor's promises beside the tokens: memory comes back, failures leave nothing half done."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from triolet.core.errors import CheckpointError, EncodeFailed, EngineError, InvalidRequest
+from triolet.core.plan import CrossWrite, EncodeJob, SequenceStart, Slice, StepPlan
+from triolet.core.request import LogitRules, Probe, SamplingParams
+from triolet.models.executor import TorchExecutor
+
+
+@pytest.fixture
+def no_collector():
+    """What dies now dies by reference count."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def start_of(sequence, ids, **changes):
+    settings = {
+        "token_ids": (ids.start, ids.en),
+        "prompt_length": 2,
+        "sampling": SamplingParams(),
+        "rules": LogitRules(suppress=(1,)),
+        "probe": None,
+    }
+    return SequenceStart(sequence_id=sequence, **{**settings, **changes})
+
+
+def plan_of(step_id=0, *, started=(), ended=(), cross_writes=(), slices=()):
+    return StepPlan(
+        step_id=step_id,
+        epoch=0,
+        started=tuple(started),
+        ended=tuple(ended),
+        cross_writes=tuple(cross_writes),
+        slices=tuple(slices),
+    )
+
+
+def slice_of(sequence, start=0, length=2, pages=(0,), slot=0, draw=True):
+    return Slice(sequence_id=sequence, start=start, length=length, block_table=pages, cross_slot=slot, draw=draw)
+
+
+def tensors_of(executor):
+    """Weak references to everything an open executor holds."""
+    now = executor._open
+    found = [now.paged._pool, now.cross._pool, now.log_mel._filters, now.log_mel._window, *now.model._tensors]
+    found += [*now.outputs._outputs.values(), *now.masks._masks.values()]
+    return [weakref.ref(tensor) for tensor in found]
+
+
+def run_a_little(driver, job, audio, ids):
+    driver.encode(a=audio(1), b=audio(2, 0.5))
+    rules = LogitRules(suppress=(1, 2))
+    probe = Probe(position=0, token_ids=(ids.no_speech,))
+    driver.run(*[job(key=key, prompt=(ids.start, ids.en), rules=rules, probe=probe, max_tokens=4) for key in "ab"])
+
+
+def test_close_returns_every_byte_by_reference_count(driver, job, audio, ids, no_collector):
+    """With the collector off, every tensor of the executor is dead when `close` returns, and the books say zero."""
+    run_a_little(driver, job, audio, ids)
+    held = driver.executor.memory()
+    assert set(held.by_owner) == {"features", "weights", "self_kv", "cross_kv", "encoder_outputs", "rule_masks"}
+    assert all(count > 0 for count in held.by_owner.values())
+    watched = tensors_of(driver.executor)
+    driver.executor.close()
+    assert [reference for reference in watched if reference() is not None] == []
+    assert driver.executor.memory().total == 0
+    driver.executor.close()
+
+
+def test_a_dropped_executor_dies_by_reference_count(checkpoint, config, audio, no_collector):
+    """An executor that nobody closed is in no cycle: its last reference takes the tensors with it."""
+    executor = TorchExecutor(checkpoint, config())
+    size = executor.open().encoder_bytes
+    executor.encode((EncodeJob(key="a", payload=audio(1), embeddings=1, size=size),))
+    watched = tensors_of(executor)
+    del executor
+    assert [reference for reference in watched if reference() is not None] == []
+
+
+def test_books_equal_the_tensors(driver, audio):
+    """Bytes by owner are those of the description; each encoder output counts from its encoding to its freeing."""
+    description, before = driver.description, driver.executor.memory().by_owner
+    position = 2 * 2 * 48 * 4  # layers, keys and values, width, float32
+    assert before["self_kv"] == (description.pages + 1) * description.page_size * position
+    assert before["cross_kv"] == description.cross_slots * 100 * position
+    assert before["encoder_outputs"] == 0
+    driver.encode(a=audio(1), b=audio(2))
+    assert driver.executor.memory().by_owner["encoder_outputs"] == 2 * description.encoder_bytes
+    driver.executor.free(("a",))
+    assert driver.executor.memory().by_owner["encoder_outputs"] == description.encoder_bytes
+
+
+def test_freeing_one_output_frees_its_storage(driver, audio, no_collector):
+    """Outputs of one batch share no storage, so freeing one gives its bytes back at once."""
+    driver.encode(a=audio(1), b=audio(2), c=audio(3))
+    outputs = [driver.executor._open.outputs.get(key) for key in "abc"]
+    assert {tensor.untyped_storage().nbytes() for tensor in outputs} == {driver.description.encoder_bytes}
+    watched = weakref.ref(outputs[0].untyped_storage())
+    del outputs
+    driver.executor.free(("a",))
+    assert watched() is None or watched().nbytes() == 0
+
+
+def test_free_of_an_absent_key_is_our_bug(driver, audio):
+    """All keys or none: the resident one of the two stays."""
+    driver.encode(a=audio(1))
+    with pytest.raises(AssertionError, match="freed but not resident"):
+        driver.executor.free(("a", "absent"))
+    assert "a" in driver.executor._open.outputs
+
+
+def test_payloads_are_not_kept(driver, no_collector):
+    """After `encode` the samples belong to the caller alone."""
+    payload = np.zeros(16_000, dtype=np.float32)
+    watched = weakref.ref(payload)
+    driver.encode(a=payload)
+    del payload
+    assert watched() is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (np.full(1_000, np.nan, dtype=np.float32), EncodeFailed),
+        (np.zeros(0, dtype=np.float32), InvalidRequest),
+        (np.zeros(32_001, dtype=np.float32), InvalidRequest),
+        (np.zeros((2, 100), dtype=np.float32), InvalidRequest),
+    ],
+)
+def test_a_failing_encode_leaves_nothing_behind(driver, audio, payload, error):
+    """One bad window fails its batch; none of the batch is kept, and each good one encodes again."""
+    with pytest.raises(error, match="bad"):
+        driver.encode(good=audio(1), bad=payload)
+    assert driver.executor.memory().by_owner["encoder_outputs"] == 0
+    driver.encode(good=audio(1))
+
+
+def test_encoding_a_resident_key_is_our_bug(driver, audio):
+    """Encode once: a key is encoded again only after it was freed."""
+    driver.encode(a=audio(1))
+    with pytest.raises(AssertionError, match="although resident"):
+        driver.encode(a=audio(1))
+    size = driver.description.encoder_bytes
+    job = EncodeJob(key="b", payload=audio(2), embeddings=1, size=size)
+    with pytest.raises(AssertionError, match="twice"):
+        driver.executor.encode((job, job))
+
+
+def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypatch):
+    """After a step raises, its sequences are forgotten, the others go on, and the same work runs under new ids."""
+    executor = driver.executor
+    driver.encode(a=audio(1))
+    write = CrossWrite(key="a", slot=0)
+    first = executor.step(
+        plan_of(0, started=[start_of(1, ids)], cross_writes=[write], slices=[slice_of(1, pages=(5,))])
+    )
+    model = type(executor._open.model)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "logits", lambda self, hidden: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+        with pytest.raises(torch.OutOfMemoryError):
+            executor.step(plan_of(1, started=[start_of(2, ids)], slices=[slice_of(2, pages=(6,))]))
+    assert set(executor._records) == {1}
+    again = executor.step(plan_of(2, ended=[2], started=[start_of(3, ids)], slices=[slice_of(3, pages=(6,))]))
+    assert again.drawn == first.drawn
+    step = executor.step(plan_of(3, slices=[slice_of(1, 2, 1, (5,)), slice_of(3, 2, 1, (6,))]))
+    assert step.drawn[0].token_id == step.drawn[1].token_id
+    executor.step(plan_of(4, ended=[1, 3]))
+    assert not executor._records
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"sequence": 9}, "not known"),
+        ({"sequence": 1, "length": 3}, "slice 0..3 of 2 tokens"),
+        ({"sequence": 1, "length": 1}, "a draw at 1 with 2 tokens"),
+        ({"sequence": 1, "slot": None}, "no cross slot"),
+    ],
+)
+def test_impossible_slices_are_our_bug(driver, audio, ids, part, told):
+    """A plan that contradicts what the executor knows is refused before anything is drawn."""
+    driver.encode(a=audio(1))
+    with pytest.raises(AssertionError, match=told):
+        driver.executor.step(
+            plan_of(started=[start_of(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)], slices=[slice_of(**part)])
+        )
+    assert not driver.executor._records
+
+
+def test_a_sequence_started_twice_and_an_absent_key_are_our_bugs(driver, ids):
+    """Both are named."""
+    with pytest.raises(AssertionError, match="started twice"):
+        driver.executor.step(plan_of(started=[start_of(1, ids), start_of(1, ids)]))
+    with pytest.raises(AssertionError, match="'absent' is read but not resident"):
+        driver.executor.step(plan_of(cross_writes=[CrossWrite(key="absent", slot=0)]))
+
+
+def test_rules_that_allow_nothing_are_told(driver, audio, ids):
+    """No token is made up where the rules allow none."""
+    driver.encode(a=audio(1))
+    start = start_of(1, ids, rules=LogitRules(allowed=(5,), suppress=(5,)))
+    with pytest.raises(EngineError, match="allow none"):
+        driver.executor.step(plan_of(started=[start], cross_writes=[CrossWrite(key="a", slot=0)], slices=[slice_of(1)]))
+
+
+def test_a_half_open_executor_gives_everything_back(checkpoint, config, monkeypatch, no_collector):
+    """An open that fails after the weights were loaded releases them, and can be tried again."""
+    import triolet.models.executor as module
+
+    executor, taken = TorchExecutor(checkpoint, config()), []
+
+    def fail(**settings):
+        taken.append(executor.memory().by_owner["weights"])
+        raise torch.OutOfMemoryError("no room for pages")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.CrossKV, "allocate", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            executor.open()
+    assert taken[0] > 0
+    assert executor.memory().total == 0
+    executor.close()
+    assert executor.open().cross_slots == 8
+    executor.close()
+
+
+def test_close_before_open_is_allowed(config, tmp_path):
+    """Nothing was taken, nothing is given back."""
+    executor = TorchExecutor(tmp_path / "absent", config())
+    executor.close()
+    with pytest.raises(CheckpointError):
+        executor.open()
+    assert executor.memory().by_owner == {}
+    executor.close()
+
+
+def test_threads_are_restored(checkpoint, config):
+    """torch's thread count is the process's: set when asked for, as before when closed."""
+    before = torch.get_num_threads()
+    executor = TorchExecutor(checkpoint, config(threads=before + 1))
+    executor.open()
+    assert torch.get_num_threads() == before + 1
+    executor.close()
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"self_kv_bytes": 1_000}, "52224 or more"),
+        ({"cross_kv_bytes": 1_000}, "76800 or more"),
+        ({"device": "cuda:99"}, "use device='auto' or 'cpu'"),
+        ({"device": "abacus"}, "allowed: 'auto'"),
+        ({"device": "meta"}, "allowed: 'auto'"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_told(checkpoint, config, changes, told):
+    """Sizes and devices are named with what is allowed."""
+    executor = TorchExecutor(checkpoint, config(**changes))
+    with pytest.raises(InvalidRequest, match=told):
+        executor.open()
+
+
+def test_sizes_follow_the_configuration(open_driver, checkpoint):
+    """The least sizes that are allowed do work, and hold one sequence and one window."""
+    description = open_driver(checkpoint, self_kv_bytes=52_224, cross_kv_bytes=76_800 + 1).description
+    assert (description.pages, description.cross_slots) == (16, 1)
+    description = open_driver(checkpoint, max_running=3).description
+    assert (description.pages, description.cross_slots) == (48, 3)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_cuda_gives_the_memory_back(checkpoint, config, audio, ids, job, open_driver, dtype):
+    """Tokens on CUDA, and no byte left after the end."""
+    before = torch.cuda.memory_allocated()
+    driver = open_driver(checkpoint, device="cuda", dtype=dtype)
+    run_a_little(driver, job, audio, ids)
+    driver.executor.close()
+    assert torch.cuda.memory_allocated() == before

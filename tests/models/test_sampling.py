@@ -1,0 +1,164 @@
+"""Draws: the distribution is right, transformers' warpers agree, and a draw is a pure function of (seed, position)."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig
+from transformers.generation.logits_process import (
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    WhisperTimeStampLogitsProcessor,
+)
+
+from triolet.core.request import LogitRules, SamplingParams, TimestampRules
+from triolet.models.sampling import Draw, RuleMasks, apply_rules, choose, sample, uniform
+
+CPU = torch.device("cpu")
+EOS = 10
+RULES = TimestampRules(begin_id=14, no_timestamps_id=13, max_initial=5)
+VOCABULARY = 24
+
+
+def draw_of(generated=(), sampling=None, rules=None, vocabulary=VOCABULARY):
+    rules = rules or LogitRules()
+    never = RuleMasks(vocabulary, CPU).mask(rules)
+    return Draw(generated=list(generated), sampling=sampling or SamplingParams(), rules=rules, never=never)
+
+
+def warped(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """The distribution that transformers would draw from."""
+    scores = TemperatureLogitsWarper(sampling.temperature)(None, logits[None])
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+    if sampling.top_p < 1.0:
+        scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    return scores[0].softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0.5},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"temperature": 1.5, "top_k": 9, "top_p": 0.9},
+        {"top_p": 1e-6},
+    ],
+    ids=str,
+)
+def test_draws_follow_transformers_distribution(settings):
+    """Chi-square of 4,000 draws against temperature, top-k and top-p as transformers warps them."""
+    logits = torch.randn(16, generator=torch.Generator().manual_seed(1)) * 1.5
+    sampling = SamplingParams(**{"temperature": 1.0, "seed": 11, **settings})
+    expected, count = warped(logits, sampling), 4_000
+    counts = torch.zeros(16)
+    for position in range(count):
+        counts[sample(logits, sampling, position)] += 1
+    possible = expected > 0
+    assert counts[~possible].sum() == 0, "a token outside top-k or top-p was drawn"
+    chi_square = ((counts - count * expected)[possible].square() / (count * expected[possible])).sum().item()
+    freedom = int(possible.sum()) - 1
+    assert chi_square <= freedom + 4 * math.sqrt(2 * max(freedom, 0)) + 1e-3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 8), st.floats(0.05, 1.0), st.floats(0.1, 3.0))
+def test_only_possible_tokens_are_drawn(seed, top_k, top_p, temperature):
+    """Whatever the settings, a draw lies in the support of transformers' warped distribution."""
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(seed)) * 3
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    probabilities = warped(logits.double(), sampling)
+    for position in range(5):
+        assert probabilities[sample(logits, sampling, position)] > 0
+
+
+def test_uniform_is_a_function_of_seed_and_position():
+    """Equal arguments, equal numbers; others are spread evenly over [0, 1)."""
+    assert uniform(3, 4) == uniform(3, 4)
+    assert uniform(3, 4) != uniform(4, 3)
+    numbers = [uniform(seed, position) for seed in range(-20, 20) for position in range(100)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0.0 <= number < 1.0 for number in numbers)
+    tenths = [sum(index / 10 <= number < (index + 1) / 10 for number in numbers) for index in range(10)]
+    assert all(abs(count - 400) < 80 for count in tenths)
+
+
+def test_ties_beyond_top_k_stay_possible():
+    """transformers keeps all tokens as likely as the k-th: so do we."""
+    logits = torch.tensor([1.0, 2.0, 2.0, 0.0])
+    sampling = SamplingParams(temperature=1.0, top_k=1)
+    assert {int(sample(logits, sampling, position)) for position in range(50)} == {1, 2}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_timestamp_rules_equal_transformers(seed):
+    """Histories of text and timestamps, generated and random, meet the same masks, forced timestamps included."""
+    chance = random.Random(seed)
+    for length in range(9):
+        history = [chance.choice([*range(EOS), *range(14, VOCABULARY)]) for _ in range(length)]
+        logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed * 100 + length)) * 2
+        logits[:, 14:] -= chance.choice([0.0, 2.0, 8.0])
+        maximum = chance.choice([None, 0, 5, 40])
+        generation = GenerationConfig(eos_token_id=EOS, no_timestamps_token_id=13, max_initial_timestamp_index=maximum)
+        processor = WhisperTimeStampLogitsProcessor(generation, begin_index=2)
+        expected = processor(torch.tensor([[11, 12, *history]]), logits)
+        rules = LogitRules(timestamps=TimestampRules(begin_id=14, no_timestamps_id=13, max_initial=maximum))
+        found = logits.clone()
+        apply_rules(found, [draw_of(history, rules=rules)], (EOS,))
+        assert torch.equal(found, expected), (history, maximum)
+
+
+def test_a_batch_of_different_rules_equals_rows_alone():
+    """Rules touch only their own rows."""
+    draws = [
+        draw_of(rules=LogitRules(suppress=(1, 2), begin_suppress=(3,))),
+        draw_of((3, 4), SamplingParams(min_tokens=3, stop_token_ids=(7,))),
+        draw_of((15, 15, 1), rules=LogitRules(timestamps=RULES)),
+        draw_of(rules=LogitRules(allowed=(5, 6), suppress=(6,))),
+        draw_of((15,), rules=LogitRules(timestamps=RULES, suppress=(1, 2))),
+    ]
+    logits = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    together = logits.clone()
+    apply_rules(together, draws, (EOS,))
+    for row, draw in enumerate(draws):
+        alone = logits[row : row + 1].clone()
+        apply_rules(alone, [draw], (EOS,))
+        assert torch.equal(together[row], alone[0])
+    banned = [set(row.isinf().nonzero()[:, 0].tolist()) for row in together]
+    assert banned[0] == {1, 2, 3}
+    assert banned[1] == {7, EOS}
+    assert set(range(VOCABULARY)) - banned[3] == {5}
+
+
+def test_logprobs_are_taken_after_rules_and_before_warping():
+    """The log-probability is log-softmax of the ruled logits, whatever temperature, top-k and top-p then do."""
+    logits = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(4))
+    rules = LogitRules(suppress=(int(logits[0].argmax()),))
+    draws = [draw_of(rules=rules), draw_of((1, 2), SamplingParams(temperature=0.3, top_k=2, top_p=0.5, seed=9), rules)]
+    apply_rules(logits, draws, (EOS,))
+    tokens, logprobs = choose(logits, draws)
+    assert tokens[0] == int(logits[0].argmax())
+    expected = logits.log_softmax(-1)
+    assert logprobs == pytest.approx([float(expected[row, token]) for row, token in enumerate(tokens)], abs=1e-6)
+
+
+def test_rule_masks_are_kept_and_bounded():
+    """Equal rules share one mask; no more than ``capacity`` are kept; `release` forgets all."""
+    masks = RuleMasks(VOCABULARY, CPU, capacity=2)
+    assert masks.mask(LogitRules(begin_suppress=(1,))) is None
+    first = masks.mask(LogitRules(suppress=(1,)))
+    assert masks.mask(LogitRules(suppress=(1,), begin_suppress=(2,))) is first
+    for token in range(5):
+        masks.mask(LogitRules(suppress=(token, 2)))
+    assert masks.nbytes() == 2 * VOCABULARY
+    assert masks.mask(LogitRules(suppress=(1,))) is not first
+    masks.release()
+    assert masks.nbytes() == 0
