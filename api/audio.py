@@ -308,7 +308,7 @@ def _decode_stream(container: Any, stream: Any, name: str, sampling_rate: int) -
         if collector is None or collector.rate != frame.sample_rate:
             parts += [collector.finish()] if collector else []
             collector = _Collector(name, frame.sample_rate, sampling_rate)
-        collector.add(_block(frame))
+        collector.add(_block(frame, name))
         heard += frame.samples / frame.sample_rate
         end = max(end, heard, _end(frame))
     if collector is None:
@@ -340,8 +340,10 @@ def _frames(container: Any, stream: Any, name: str) -> Iterator[Any]:
         raise _damaged(name, at, error) from error
 
 
-def _block(frame: Any) -> Samples:
+def _block(frame: Any, name: str) -> Samples:
     """The frame's samples with full scale at 1.0, float32, shape (frames, channels)."""
+    if frame.format.bytes == 8 and not frame.format.name.startswith("dbl"):
+        raise UnsupportedAudio(f"{name} has 64-bit integer samples; allowed: integers up to 32 bits, or floats")
     array: npt.NDArray[Any] = frame.to_ndarray()  # planar: (channels, frames); packed: (1, frames * channels)
     block = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
     samples: Samples = block.astype(np.float32)

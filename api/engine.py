@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import sniffio
 import trio
 
@@ -22,10 +23,12 @@ from ..core.errors import EngineStateError, InvalidRequest, Overloaded, RequestT
 from ..core.model import Executor, ModelDescription
 from ..core.plan import Drawn
 from ..core.request import EncoderItem, LogitRules, Request, SamplingParams
-from .audio import AudioSource, content_key, load_audio
+from .audio import AudioSource, Samples, content_key, load_audio
 from .results import Completion, Delta, Segment, Transcript, Usage
 from .streams import Mailbox, TextDeltas
 from .transcription import Generated, TranscribeOptions, Transcription
+
+_INLINE_SAMPLES = 1_000_000  # checking more would hold the loop up for over a millisecond
 
 
 class _State(enum.Enum):
@@ -243,7 +246,7 @@ class Engine:
         self, audio: AudioSource, options: TranscribeOptions, request_id: str | None, *, wait: bool
     ) -> Transcription:
         _, description = self._opened()
-        samples = await trio.to_thread.run_sync(partial(load_audio, audio, sampling_rate=description.sampling_rate))
+        samples = await _load(audio, description.sampling_rate)
         run = partial(self._run, wait=wait)
         return Transcription(samples, options, description, run, request_id=self._new_id(request_id))
 
@@ -479,10 +482,17 @@ def _resolve_max_tokens(description: ModelDescription, prompt_length: int, sampl
     return most if sampling.max_tokens is None else sampling.max_tokens
 
 
+async def _load(audio: AudioSource, sampling_rate: int) -> Samples:
+    """`load_audio` in a worker thread, since it reads files and decodes; a short array needs neither."""
+    if isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES:
+        return load_audio(audio, sampling_rate=sampling_rate)
+    return await trio.to_thread.run_sync(partial(load_audio, audio, sampling_rate=sampling_rate))
+
+
 async def _audio_item(description: ModelDescription, audio: AudioSource | None) -> EncoderItem:
     if audio is None:
         raise InvalidRequest(f"{description.architecture} reads audio; give audio=...")
-    samples = await trio.to_thread.run_sync(partial(load_audio, audio, sampling_rate=description.sampling_rate))
+    samples = await _load(audio, description.sampling_rate)
     if len(samples) > description.window_samples:
         raise RequestTooLarge(
             f"audio of {len(samples) / description.sampling_rate:.2f} s; allowed: one window of the model, "

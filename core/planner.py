@@ -16,136 +16,30 @@ back only when no dispatched step mentions it any more.
 
 from __future__ import annotations
 
-import enum
 import math
 from bisect import insort
 from collections import deque
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from .errors import PoisonRequest, RunnerCrashed
-from .model import ModelDescription
 from .pages import CrossSlots, PageAllocator
 from .plan import CrossWrite, Drawn, SequenceStart, Slice, StepPlan, StepResult
 from .request import EncoderItem, FinishReason, Request
-
-# -- actions ---------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class Action:
-    """Something that the scheduler must tell others."""
-
-
-@frozen
-class AcquireItem(Action):
-    """Ask the encoder cache for the item; `Planner.encoder_ready` or `encoder_refused` answers.
-
-    ``holder`` is new for every ask, so that a late answer to a withdrawn one is recognised."""
-
-    holder: str
-    item: EncoderItem
-
-
-@frozen
-class ReleaseItem(Action):
-    """``holder`` no longer needs the entry (or no longer waits for it)."""
-
-    holder: str
-    key: str
-
-
-@frozen
-class Commit(Action):
-    """A token of the request is final."""
-
-    request_id: str
-    drawn: Drawn
-
-
-@frozen
-class Finish(Action):
-    """The request ended well."""
-
-    request_id: str
-    reason: FinishReason
-
-
-@frozen
-class Fail(Action):
-    """The request ended with an error."""
-
-    request_id: str
-    error: Exception
-
-
-@frozen
-class Abort(Action):
-    """The request ended because somebody wished so."""
-
-    request_id: str
-
-
-# -- state -----------------------------------------------------------------------------------------------------------
-
-
-class Phase(enum.Enum):
-    """Where a request is."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    LEAVING = "leaving"  # no further slices; resources go back when no step mentions it
-
-
-class Entry(enum.Enum):
-    """What the request has of its encoder entry."""
-
-    NONE = "none"
-    ASKED = "asked"
-    HELD = "held"
-
-
-@define(eq=False)
-class Sequence:
-    """A request's progress. ``tokens`` is the prompt and the committed tokens."""
-
-    request: Request
-    arrival: int
-    tokens: list[int]
-    phase: Phase = Phase.WAITING
-    entry: Entry = Entry.NONE
-    holder: str = ""  # its name at the encoder cache, while ``entry`` is not NONE
-    asks: int = 0
-    id: int | None = None  # the executor's name for it; a new one for each time it starts
-    dispatched: int = 0  # positions that dispatched steps have fed or will feed
-    draws: int = 0  # tokens drawn by steps in flight
-    in_flight: int = 0  # steps in flight that mention it
-    pages: list[int] = field(factory=list)
-    slot: int | None = None
-    ended: bool = False  # its one end has been told
-    suspicion: int = 0  # failed steps it was part of, since the last one that went well
-    crashes_alone: int = 0
-
-    @property
-    def item(self) -> EncoderItem | None:
-        return self.request.items[0] if self.request.items else None
-
-    @property
-    def generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt_token_ids)
-
-    @property
-    def known(self) -> int:
-        """Tokens it will have when the steps in flight are done."""
-        return len(self.tokens) + self.draws
-
-    @property
-    def wants_slice(self) -> bool:
-        return self.dispatched < self.known and self.generated + self.draws < self.request.max_tokens
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return (self.request.priority, self.arrival)
+from .sequence import (
+    Abort,
+    AcquireItem,
+    Action,
+    Commit,
+    Entry,
+    Fail,
+    Finish,
+    Phase,
+    PlannerLimits,
+    PlannerStatistics,
+    ReleaseItem,
+    Sequence,
+)
 
 
 @define(eq=False)
@@ -156,57 +50,6 @@ class _Flight:
     sequences: tuple[Sequence, ...]
     writes: tuple[Sequence, ...]
     reads: tuple[str, ...]
-
-
-@frozen(kw_only=True)
-class PlannerStatistics:
-    """A snapshot of the planner. Counters since the start."""
-
-    waiting: int
-    running: int
-    leaving: int
-    steps_in_flight: int
-    pages: int
-    pages_free: int
-    cross_slots: int
-    cross_slots_used: int
-    cross_slots_idle: int
-    cross_written: int
-    cross_shared: int  # starts that found their cross-attention KV resident
-    steps: int
-    tokens_fed: int
-    tokens_committed: int
-    preemptions: int
-    failed_steps: int
-
-
-@frozen(kw_only=True)
-class PlannerLimits:
-    """What the planner plans against."""
-
-    max_running: int
-    max_step_tokens: int
-    page_size: int
-    pages: int
-    cross_slots: int
-    eos_token_ids: frozenset[int]
-    steps_in_flight: int = 2
-    crashes_alone: int = 2  # a request whose step fails this often, alone, is poison
-
-    @classmethod
-    def of(
-        cls, description: ModelDescription, *, max_running: int, max_step_tokens: int, steps_in_flight: int
-    ) -> PlannerLimits:
-        """The limits of a loaded model under an engine's settings."""
-        return cls(
-            max_running=max_running,
-            max_step_tokens=max_step_tokens,
-            page_size=description.page_size,
-            pages=description.pages,
-            cross_slots=description.cross_slots,
-            eos_token_ids=frozenset(description.eos_token_ids),
-            steps_in_flight=steps_in_flight,
-        )
 
 
 @define(eq=False)
@@ -330,7 +173,7 @@ class Planner:
             return None
         suspects = self._suspects()
         if suspects:
-            draft = self._plan(suspects[: max(1, len(suspects) // 2)])
+            draft = self._plan(suspects)
             if draft.slices:
                 return self._dispatch(draft)
         draft = self._plan([sequence for sequence in self._candidates() if not sequence.suspicion])
@@ -385,14 +228,17 @@ class Planner:
         return sorted(running, key=lambda s: s.order) + self._startable()
 
     def _suspects(self) -> list[Sequence]:
-        """Candidates that were part of a failed step and have not run well since.
+        """Half of the candidates that were part of the most failed steps since they last ran well.
 
-        Half of them run in a step of their own, so that the one that crashes it is found by bisection; the rest of the
-        requests runs in the steps that have no suspects to run.
+        They run in a step of their own, so that the one that crashes it is found by bisection: the half that fails
+        again is then the most suspicious. Requests beyond suspicion run in the steps that have no suspects to run.
         """
         if not any(s.suspicion for s in self._sequences.values()):
             return []
-        return [sequence for sequence in self._candidates() if sequence.suspicion]
+        candidates = self._candidates()
+        most = max((sequence.suspicion for sequence in candidates), default=0)
+        group = [sequence for sequence in candidates if sequence.suspicion == most > 0]
+        return group[: max(1, len(group) // 2)]
 
     def _startable(self) -> list[Sequence]:
         """Waiting sequences that need nothing but room, in order; none while no place is free."""
@@ -400,7 +246,11 @@ class Planner:
             return []
         for sequence in self._waiting:
             self._ask_for_entry(sequence)  # where its cross KV has lost its place since
-        return [s for s in self._waiting if s.item is None or s.entry is Entry.HELD or self._slots.resident(s.item.key)]
+        return [sequence for sequence in self._waiting if self._needs_only_room(sequence)]
+
+    def _needs_only_room(self, sequence: Sequence) -> bool:
+        item = sequence.item
+        return item is None or sequence.entry is Entry.HELD or self._slots.resident(item.key)
 
     def _plan(self, candidates: list[Sequence]) -> _StepDraft:
         """Slices for ``candidates`` within the token budget. First come, first served: nobody starts while an earlier
@@ -410,6 +260,8 @@ class Planner:
         for sequence in candidates:
             if budget == 0:
                 break
+            if sequence.phase is Phase.WAITING and not self._needs_only_room(sequence):
+                continue  # an earlier start of this very step took the place of its cross KV
             if sequence.phase is Phase.WAITING and (draft.preempted or not self._try_start(sequence, draft)):
                 break
             if sequence.phase is Phase.RUNNING:

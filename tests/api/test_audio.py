@@ -16,6 +16,7 @@ import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from triolet.api.audio import content_key, load_audio
 from triolet.core.errors import InvalidRequest, UnsupportedAudio
 
@@ -280,9 +281,10 @@ def closed_file() -> io.BytesIO:
     return file
 
 
-def with_rate(rate: int) -> bytes:
+def with_field(at: int, kind: str, *values: int) -> bytes:
+    """A WAV file with other values in its header."""
     data = bytearray(encode(tone()))
-    data[24:28] = struct.pack("<I", rate)
+    struct.pack_into(kind, data, at, *values)
     return bytes(data)
 
 
@@ -338,8 +340,9 @@ def test_what_can_never_work_is_refused(source: Any, message: str) -> None:
         (mux(tone(3, 48_000), "libopus", 48_000, "webm")[:-12_000], r"cut short: its header promises 3.0\d s, found"),
         (encode(np.full(RATE, np.nan), subtype="FLOAT"), r"NaN or infinite \(number 0\)"),
         (encode(np.full(RATE, 300.0), subtype="FLOAT"), r"peak of 300; allowed"),
-        (with_rate(10), r"sampling rate of the audio given as bytes is 10 Hz; allowed: 1000 to 768000 Hz"),
-        (with_rate(4_000_000), r"is 4000000 Hz; allowed"),
+        (with_field(24, "<I", 10), r"sampling rate of the audio given as bytes is 10 Hz; allowed: 1000 to 768000 Hz"),
+        (with_field(24, "<I", 4_000_000), r"is 4000000 Hz; allowed"),
+        (with_field(32, "<HH", 8, 64), r"has 64-bit integer samples; allowed: integers up to 32 bits"),
         (b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n/etc/hostname\n#EXT-X-ENDLIST\n", r"not audio"),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else None,

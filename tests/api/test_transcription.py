@@ -11,6 +11,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from triolet.api.audio import content_key
 from triolet.api.transcription import (
     Assessment,

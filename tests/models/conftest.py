@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -390,7 +391,10 @@ def extract_features(samples: np.ndarray, mels: int = 80) -> torch.Tensor:
 
 @pytest.fixture(scope="session")
 def generate(reference: WhisperForConditionalGeneration) -> Generate:
-    return Generate(reference)
+    model = copy.deepcopy(reference)
+    # What a generation config leaves open, `generate` takes from the model's own: only the job shall suppress tokens.
+    model.generation_config = GenerationConfig(eos_token_id=Ids().eos, pad_token_id=Ids().eos)
+    return Generate(model)
 
 
 @pytest.fixture(scope="session")

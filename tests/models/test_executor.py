@@ -186,6 +186,9 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
         ({"sequence": 1, "length": 3}, "slice 0..3 of 2 tokens"),
         ({"sequence": 1, "length": 1}, "a draw at 1 with 2 tokens"),
         ({"sequence": 1, "slot": None}, "no cross slot"),
+        ({"sequence": 1, "slot": 8}, "unknown slot"),
+        ({"sequence": 1, "pages": ()}, "pages are missing"),
+        ({"sequence": 1, "pages": (128,)}, "pages of 128 are unknown"),
     ],
 )
 def test_impossible_slices_are_our_bug(driver, audio, ids, part, told):
@@ -204,6 +207,22 @@ def test_a_sequence_started_twice_and_an_absent_key_are_our_bugs(driver, ids):
         driver.executor.step(plan_of(started=[start_of(1, ids), start_of(1, ids)]))
     with pytest.raises(AssertionError, match="'absent' is read but not resident"):
         driver.executor.step(plan_of(cross_writes=[CrossWrite(key="absent", slot=0)]))
+
+
+def test_positions_past_the_last_are_refused(driver, audio, ids):
+    """The model has 64 positions: a slice that would feed a 65th is our bug."""
+    driver.encode(a=audio(1))
+    long = start_of(1, ids, token_ids=(ids.start,) * 65, prompt_length=65)
+    with pytest.raises(AssertionError, match="position 64 is past the last"):
+        driver.executor.step(
+            plan_of(
+                started=[long],
+                cross_writes=[CrossWrite(key="a", slot=0)],
+                slices=[slice_of(1, 0, 65, tuple(range(17)))],
+            )
+        )
+    with pytest.raises(AssertionError, match="of 8 slots"):
+        driver.executor.step(plan_of(cross_writes=[CrossWrite(key="a", slot=8)]))
 
 
 def test_rules_that_allow_nothing_are_told(driver, audio, ids):
@@ -285,7 +304,10 @@ def test_sizes_follow_the_configuration(open_driver, checkpoint):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_cuda_gives_the_memory_back(checkpoint, config, audio, ids, job, open_driver, dtype):
-    """Tokens on CUDA, and no byte left after the end."""
+    """Tokens on CUDA, and no byte left after the end; the first run is for the libraries' own workspaces."""
+    warm = open_driver(checkpoint, device="cuda", dtype=dtype)
+    run_a_little(warm, job, audio, ids)
+    warm.executor.close()
     before = torch.cuda.memory_allocated()
     driver = open_driver(checkpoint, device="cuda", dtype=dtype)
     run_a_little(driver, job, audio, ids)

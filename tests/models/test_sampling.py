@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from triolet.core.request import LogitRules, SamplingParams, TimestampRules
-from triolet.models.sampling import Draw, RuleMasks, apply_rules, choose, sample, uniform
+from triolet.models.sampling import Draw, RuleMasks, _nucleus, apply_rules, choose, sample, uniform
 
 CPU = torch.device("cpu")
 EOS = 10
@@ -78,6 +78,17 @@ def test_only_possible_tokens_are_drawn(seed, top_k, top_p, temperature):
     probabilities = warped(logits.double(), sampling)
     for position in range(5):
         assert probabilities[sample(logits, sampling, position)] > 0
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 5.0])
+def test_flat_and_steep_nuclei_over_a_large_vocabulary(spread):
+    """Over 5,000 tokens, whether a thousand hold top-p or not, the nucleus is transformers' own."""
+    logits = torch.randn(5_000, generator=torch.Generator().manual_seed(2)).double() * spread
+    sampling = SamplingParams(temperature=1.0, top_p=0.8)
+    expected = warped(logits, sampling)
+    probabilities, tokens = _nucleus(logits.softmax(-1), 0.8)
+    found = torch.zeros(5_000, dtype=torch.double).index_put((tokens,), probabilities)
+    torch.testing.assert_close(found / found.sum(), expected)
 
 
 def test_uniform_is_a_function_of_seed_and_position():

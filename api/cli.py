@@ -1,0 +1,335 @@
+"""The command ``triolet``: ``transcribe`` files, list ``devices``.
+
+Results go to standard output, in the order of the files; progress and errors go to standard error. Exit status: 0 all
+is well, 1 a file or the model failed, 2 wrong usage, 130 interrupted, 141 the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NoReturn, TextIO, TypeAlias
+
+import attrs
+import click
+import trio
+from attrs import define, field, frozen
+
+from ..core.config import DTYPES, EngineConfig
+from ..core.errors import InvalidRequest, TrioletError
+from .audio import AudioSource
+from .results import Segment, Transcript
+from .transcription import TASKS
+
+OpenEngine: TypeAlias = Callable[[str, EngineConfig], AbstractAsyncContextManager[Any]]
+
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141
+STDIN = "-"
+
+
+def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None = None) -> NoReturn:
+    """Runs the command and exits. ``open_engine`` takes the place of `Engine` in tests."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode, a file name that is no text
+    try:
+        status = cli.main(arguments, prog_name="triolet", standalone_mode=False, obj=open_engine or _open_engine)
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        status = INTERRUPTED
+    except BaseExceptionGroup as errors:  # interrupted for a second time, while the engine closed
+        if errors.subgroup(KeyboardInterrupt) is None:
+            raise
+        status = INTERRUPTED
+    if status == PIPE_CLOSED:
+        _discard_stdout()
+    sys.exit(status or 0)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="triolet", message="triolet %(version)s")
+def cli() -> None:
+    """Speech to text with Whisper-like models, on this machine."""
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True)
+@click.option("--model", help="Folder or hub id of a checkpoint. Default: the small demo model that comes along.")
+@click.option("--language", help="Spoken language: a code (en) or a name (english). Default: detect it.")
+@click.option("--task", type=click.Choice(TASKS), default=TASKS[0], show_default=True, help="translate: into English.")
+@click.option("--format", "style", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights.")
+@click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes.")
+@click.option("--at-once", type=click.IntRange(1), default=8, show_default=True, help="Files held in memory together.")
+@click.pass_obj
+def transcribe(
+    open_engine: OpenEngine,
+    /,
+    *,
+    files: tuple[str, ...],
+    model: str | None,
+    style: str,
+    device: str,
+    dtype: str,
+    threads: int,
+    **options: Any,
+) -> int:
+    """Write down what is said in FILES (audio or video; - reads standard input).
+
+    Text: one line a file; with several files it begins with "NAME: ". JSON: one object a line and file, with the
+    segments and their times in seconds. A file that fails is named on standard error, and the others go on.
+    """
+    try:
+        config = EngineConfig(device=device, dtype=dtype, threads=threads)
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from error
+    job = Job(files=files, style=style, **options)
+    return trio.run(_until_interrupted, lambda: job.run(lambda: open_engine(model or _demo(), config), sys.stdout))
+
+
+@cli.command()
+def devices() -> None:
+    """List what a model can run on. The default is marked with a star."""
+    for line in _device_lines():
+        click.echo(line)
+
+
+def _open_engine(model: str, config: EngineConfig) -> AbstractAsyncContextManager[Any]:
+    from .engine import Engine
+
+    return Engine(model, config=config)
+
+
+def _demo() -> str:
+    from ..demo import checkpoint
+
+    return str(checkpoint())
+
+
+def _discard_stdout() -> None:
+    """Nobody reads: what is still buffered must not raise when the interpreter flushes it at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _complain(message: str) -> None:
+    """One line on standard error."""
+    click.echo("triolet: " + " ".join(message.split()), err=True)
+
+
+async def _until_interrupted(work: Callable[[], Awaitable[int]]) -> int:
+    """The status of ``work``, or `INTERRUPTED`. The first ^C cancels it, so that all closes in order; a second one is
+    Python's KeyboardInterrupt again."""
+    interrupted = False
+
+    async def watch(task_status: trio.TaskStatus[None]) -> None:
+        nonlocal interrupted
+        with trio.open_signal_receiver(signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                interrupted = True
+                nursery.cancel_scope.cancel()
+                return
+
+    status = INTERRUPTED
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch)
+        status = await work()
+        nursery.cancel_scope.cancel()
+    return INTERRUPTED if interrupted else status
+
+
+# ---- transcribe ------------------------------------------------------------------------------------------------------
+
+
+@define
+class _Slot:
+    """A file's place in the output."""
+
+    name: str
+    done: trio.Event = field(factory=trio.Event)
+    outcome: Transcript | TrioletError | None = None
+
+
+@frozen(kw_only=True)
+class Job:
+    """Files to transcribe through one engine.
+
+    Args:
+        files: paths; "-" is standard input.
+        language, task: as for `Engine.transcribe`.
+        style: ``"text"`` or ``"json"``.
+        at_once: files transcribed together, and so held in memory.
+    """
+
+    files: tuple[str, ...]
+    language: str | None = None
+    task: str = "transcribe"
+    style: str = "text"
+    at_once: int = 8
+
+    async def run(self, open_engine: Callable[[], AbstractAsyncContextManager[Any]], out: TextIO) -> int:
+        """Writes a line per file to ``out``; returns the exit status."""
+        try:
+            async with open_engine() as engine:
+                return await self._run(engine, out)
+        except TrioletError as error:
+            _complain(str(error))
+            return FAILED
+
+    async def _run(self, engine: Any, out: TextIO) -> int:
+        slots = [_Slot(name) for name in self.files]
+        waiting = iter(slots)
+        status = 0
+        with _Progress() as progress:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(self.at_once, len(slots))):
+                    nursery.start_soon(self._work, engine, waiting, progress)
+                try:
+                    for slot in slots:
+                        await slot.done.wait()
+                        status = max(status, self._report(slot, out, progress))
+                except BrokenPipeError:
+                    status = PIPE_CLOSED
+                    nursery.cancel_scope.cancel()
+        return status
+
+    async def _work(self, engine: Any, waiting: Iterator[_Slot], progress: _Progress) -> None:
+        for slot in waiting:
+            try:
+                slot.outcome = await self._transcribe(engine, slot.name, progress)
+            except TrioletError as error:
+                slot.outcome = error
+            slot.done.set()
+
+    async def _transcribe(self, engine: Any, name: str, progress: _Progress) -> Transcript:
+        source: AudioSource = name
+        if name == STDIN:
+            source = await trio.to_thread.run_sync(_read_stdin, abandon_on_cancel=True)
+        found: list[Segment] = []
+        async with engine.stream_transcription(source, language=self.language, task=self.task) as segments:
+            told = progress.begin(segments.duration)
+            async for segment in segments:
+                found.append(segment)
+                told = progress.advance(told, segments.position)
+            progress.advance(told, segments.duration)
+            return Transcript(
+                text="".join(segment.text for segment in found).strip(),
+                language=segments.language,
+                language_probability=segments.language_probability,
+                duration=segments.duration,
+                segments=tuple(found),
+            )
+
+    def _report(self, slot: _Slot, out: TextIO, progress: _Progress) -> int:
+        outcome, slot.outcome = slot.outcome, None
+        assert outcome is not None, "a file was reported before it was done"
+        if isinstance(outcome, TrioletError):
+            progress.clear()
+            _complain(f"{slot.name}: {outcome}")
+            return FAILED
+        progress.write(self._line(slot.name, outcome), out)
+        return 0
+
+    def _line(self, name: str, transcript: Transcript) -> str:
+        if self.style == "json":
+            return json.dumps({"file": name, **attrs.asdict(transcript)}, ensure_ascii=False)
+        text = " ".join(transcript.text.splitlines())
+        return text if len(self.files) == 1 else f"{name}: {text}"
+
+
+def _read_stdin() -> bytes:
+    """All of standard input, by its descriptor: an abandoned read then holds no lock of Python's."""
+    parts = []
+    while part := os.read(sys.stdin.fileno(), 1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+class _Progress:
+    """A bar of seconds of audio on standard error; nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def begin(self, seconds: float) -> float:
+        """A file of that length was opened: nothing of it is done."""
+        if self._bar is None:
+            from tqdm import tqdm
+
+            form = "{percentage:3.0f}% of {total:.0f} s |{bar}| {elapsed}, {remaining} left"
+            self._bar = tqdm(total=seconds, file=sys.stderr, disable=None, leave=False, bar_format=form)
+        else:
+            self._bar.total += seconds
+            self._bar.refresh()
+        return 0.0
+
+    def advance(self, told: float, position: float) -> float:
+        """The file has come from ``told`` to ``position``, in seconds."""
+        self._bar.update(position - told)
+        return position
+
+    def clear(self) -> None:
+        """Makes room for a line on standard error."""
+        if self._bar is not None:
+            self._bar.clear()
+
+    def write(self, line: str, out: TextIO) -> None:
+        """Writes a line to ``out`` at once, past the bar."""
+        self.clear()
+        out.write(line + "\n")
+        out.flush()
+
+
+# ---- devices ---------------------------------------------------------------------------------------------------------
+
+
+def _device_lines() -> list[str]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    lines = []
+    for index in range(count):
+        device = torch.cuda.get_device_properties(index)
+        star = "*" if index == torch.cuda.current_device() else " "
+        lines.append(f"{star} cuda:{index}  {device.name}, {_gibibytes(device.total_memory)}, float16")
+    star = " " if count else "*"
+    threads = torch.get_num_threads()
+    return [*lines, f"{star} cpu  {_cpu_name()}, {_gibibytes(_memory())}, float32, {threads} threads"]
+
+
+def _gibibytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def _memory() -> int:
+    """Bytes of the machine's memory; 0 where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return next(iter(names), platform.processor() or platform.machine())

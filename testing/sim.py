@@ -1,0 +1,286 @@
+"""A device that is not there: deterministic, without threads, and merciless about misuse.
+
+`SimExecutor` keeps books where a real executor keeps tensors. Every KV position holds a fingerprint of all that a real
+one would depend on, and a token drawn is a function of the fingerprints read: a page freed too early, a slot not
+written or an encoder output used before it was ready is an `AssertionError`, or at least a wrong token. What the tokens
+must be is told by `expected_tokens`.
+
+`SimWorker` runs the executor's calls in a trio task on virtual time (use `trio.testing.MockClock`).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import trio
+from attrs import define, field, frozen
+
+from ..actors.messages import JobDone
+from ..actors.worker import Call, Deliver, Job
+from ..api.engine import Engine
+from ..core.config import EngineConfig
+from ..core.model import ModelDescription, WhisperTokens
+from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
+
+SECONDS: Mapping[Job, float] = {Job.OPEN: 1.0, Job.ENCODE: 0.3, Job.FREE: 0.001, Job.STEP: 0.02, Job.CLOSE: 0.1}
+EOS, START = 0, 1
+
+
+class SimTokenizer:
+    """Token n is the character with code point 97 + n."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """One token a character."""
+        del add_special_tokens
+        return [ord(character) - 97 for character in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """One character a token."""
+        del skip_special_tokens
+        return "".join(chr(97 + token_id) for token_id in token_ids)
+
+
+@frozen(kw_only=True)
+class SimModel:
+    """Sizes of a simulated model."""
+
+    vocabulary_size: int = 64
+    max_positions: int = 64
+    page_size: int = 4
+    pages: int = 64
+    cross_slots: int = 4
+    encoder_embeddings: int = 10
+    encoder_bytes: int = 100
+
+    def describe(self) -> ModelDescription:
+        """What the engine is told of it."""
+        return ModelDescription(
+            name="sim",
+            architecture="SimForConditionalGeneration",
+            device="sim",
+            dtype="float32",
+            vocabulary_size=self.vocabulary_size,
+            max_positions=self.max_positions,
+            eos_token_ids=(EOS,),
+            suppress_token_ids=(),
+            begin_suppress_token_ids=(),
+            page_size=self.page_size,
+            pages=self.pages,
+            cross_slots=self.cross_slots,
+            encoder_embeddings=self.encoder_embeddings,
+            encoder_bytes=self.encoder_bytes,
+            sampling_rate=16_000,
+            window_samples=480_000,
+            processor_identity="sim",
+            whisper=WhisperTokens(
+                start_id=START,
+                no_timestamps_id=self.vocabulary_size - 1,
+                timestamp_begin_id=self.vocabulary_size,
+                previous_id=None,
+                no_speech_id=None,
+                language_ids={},
+                task_ids={},
+                max_initial_timestamp=None,
+            ),
+            tokenizer=SimTokenizer(),
+        )
+
+
+def _chain(before: int, token_id: int, key: str | None) -> int:
+    """The fingerprint of a position, given that of the position before it."""
+    return zlib.crc32(f"{before}/{token_id}/{key}".encode())
+
+
+def expected_tokens(
+    prompt_token_ids: Sequence[int], key: str | None, max_tokens: int, model: SimModel | None = None
+) -> tuple[int, ...]:
+    """The tokens that a request must get, end-of-text included, whatever else the engine does meanwhile."""
+    model = model or SimModel()
+    fingerprint = 0
+    for token_id in prompt_token_ids:
+        fingerprint = _chain(fingerprint, token_id, key)
+    drawn: list[int] = []
+    while len(drawn) < max_tokens:
+        drawn.append(fingerprint % model.vocabulary_size)
+        if drawn[-1] == EOS:
+            break
+        fingerprint = _chain(fingerprint, drawn[-1], key)
+    return tuple(drawn)
+
+
+@define(eq=False)
+class _Record:
+    start: SequenceStart
+    tokens: list[int]
+    key: str | None = None
+    slot: int | None = None
+
+
+Fault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
+
+
+@define(eq=False)
+class SimExecutor:
+    """Implements `triolet.core.model.Executor`. ``fault`` is asked before each call and may give an error to raise."""
+
+    model: SimModel = field(factory=SimModel)
+    fault: Fault | None = None
+    calls: list[tuple[Job, object]] = field(factory=list, init=False)
+    outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
+    is_open: bool = field(default=False, init=False)
+    _pages: dict[tuple[int, int], int] = field(factory=dict, init=False)  # (page, offset) -> fingerprint
+    _slots: dict[int, str] = field(factory=dict, init=False)
+    _records: dict[int, _Record] = field(factory=dict, init=False)
+
+    def open(self) -> ModelDescription:
+        """See `Executor.open`."""
+        assert not self.is_open, "opened twice"
+        self._call(Job.OPEN, None)
+        self.is_open = True
+        return self.model.describe()
+
+    def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
+        """See `Executor.encode`."""
+        self._call(Job.ENCODE, jobs)
+        for job in jobs:
+            assert job.key not in self.outputs, f"{job.key} is encoded though it is resident"
+            assert job.payload is not None, f"{job.key} is encoded without a payload"
+        self.outputs.update({job.key: job.size for job in jobs})
+
+    def free(self, keys: tuple[str, ...]) -> None:
+        """See `Executor.free`."""
+        self._call(Job.FREE, keys)
+        for key in keys:
+            assert key in self.outputs, f"{key} is freed, but it is not resident"
+            del self.outputs[key]
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """See `Executor.step`."""
+        for sequence_id in plan.ended:
+            self._records.pop(sequence_id, None)
+        try:
+            self._call(Job.STEP, plan)
+            for start in plan.started:
+                assert start.sequence_id not in self._records, f"sequence {start.sequence_id} was started twice"
+                self._records[start.sequence_id] = _Record(start, list(start.token_ids))
+            for write in plan.cross_writes:
+                assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
+                self._slots[write.slot] = write.key
+            self._check_no_page_is_shared(plan.slices)
+            return StepResult(step_id=plan.step_id, drawn=tuple(self._run(part) for part in plan.slices))
+        except BaseException:
+            for part in plan.slices:
+                self._records.pop(part.sequence_id, None)
+            raise
+
+    def memory(self) -> DeviceMemory:
+        """See `Executor.memory`."""
+        owned = {"weights": 1000, "encoder_outputs": sum(self.outputs.values())} if self.is_open else {}
+        return DeviceMemory(device="sim", by_owner=owned)
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        self._call(Job.CLOSE, None)
+        self.is_open = False
+        self.outputs.clear()
+        self._records.clear()
+
+    def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
+        assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"
+        self.calls.append((job, argument))
+        error = self.fault(job, argument) if self.fault is not None else None
+        if error is not None:
+            raise error
+
+    def _check_no_page_is_shared(self, slices: Sequence[Slice]) -> None:
+        pages = [page for part in slices for page in part.block_table]
+        assert len(pages) == len(set(pages)), "two sequences of a step have a page in common"
+
+    def _run(self, part: Slice) -> Drawn:
+        record = self._records[part.sequence_id]
+        key = None if part.cross_slot is None else self._slots[part.cross_slot]
+        if part.start == 0:
+            record.key = key
+        assert record.key == key, f"cross slot {part.cross_slot} held {record.key}, now it holds {key}"
+        assert part.start + part.length <= len(record.tokens), "a slice beyond the tokens that are known"
+        fingerprint = 0
+        for position in range(part.start + part.length):
+            fingerprint = _chain(fingerprint, record.tokens[position], key)
+            place = (part.block_table[position // self.model.page_size], position % self.model.page_size)
+            if position >= part.start:
+                self._pages[place] = fingerprint
+            assert self._pages.get(place) == fingerprint, f"position {position} of a page holds another sequence's KV"
+        probe = record.start.probe
+        asked = probe is not None and part.start <= probe.position < part.start + part.length
+        answer = tuple(-float(token_id + 1) for token_id in probe.token_ids) if probe and asked else None
+        if not part.draw:
+            return Drawn(token_id=None, probe=answer)
+        token_id = fingerprint % self.model.vocabulary_size
+        record.tokens.append(token_id)
+        return Drawn(token_id=token_id, logprob=-1.0, probe=answer)
+
+
+@define(eq=False)
+class SimWorker:
+    """Runs calls one after another in a trio task; each takes ``seconds[job]`` of virtual time and acts at its end.
+
+    Like a thread it cannot be cancelled. ``hangs`` says which calls never return.
+    """
+
+    seconds: Mapping[Job, float] = field(factory=lambda: SECONDS)
+    hangs: Callable[[Job], bool] = field(default=lambda _: False)
+    _queue: deque[tuple[Job, Call]] = field(factory=deque, init=False)
+    _wake: trio.Event = field(factory=trio.Event, init=False)
+    _ended: bool = field(default=False, init=False)
+    _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
+
+    def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
+        """See `Worker.start`."""
+        nursery.start_soon(self._serve, deliver, name="sim worker")
+
+    def submit(self, job: Job, call: Call) -> None:
+        """See `Worker.submit`."""
+        self._queue.append((job, call))
+        self._wake.set()
+
+    def stop(self) -> None:
+        """See `Worker.stop`."""
+        self._ended = True
+        self._wake.set()
+
+    def abandon(self, last: Call) -> None:
+        """See `Worker.abandon`. The hung call never returns, so ``last`` is never run."""
+        del last
+        self._ended = True
+        self._scope.cancel()
+
+    async def _serve(self, deliver: Deliver) -> None:
+        with self._scope:
+            while True:
+                while not self._queue:
+                    if self._ended:
+                        return
+                    self._wake = trio.Event()
+                    await self._wake.wait()
+                job, call = self._queue.popleft()
+                await trio.sleep(math.inf if self.hangs(job) else self.seconds[job])
+                deliver(_outcome(call))
+                del call
+
+
+def _outcome(call: Call) -> JobDone:
+    try:
+        return JobDone(call(), None)
+    except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)
+        return JobDone(None, error)
+
+
+def sim_engine(
+    executor: SimExecutor | None = None, *, config: EngineConfig | None = None, worker: SimWorker | None = None
+) -> Engine:
+    """An engine with the real supervisor and actors over a simulated device."""
+    device = executor or SimExecutor()
+    return Engine.from_parts(lambda: device, lambda: worker or SimWorker(), config=config)

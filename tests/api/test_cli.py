@@ -1,0 +1,330 @@
+"""The command line over an engine of paper: what is written where, in which order, and the exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from triolet.api.cli import Job, main
+from triolet.api.results import Segment
+from triolet.core.config import EngineConfig
+from triolet.core.errors import CheckpointError, EngineTeardownError, TrioletError, UnsupportedAudio
+
+
+def segment(number: int, start: float, end: float, text: str) -> Segment:
+    return Segment(
+        id=number,
+        start=start,
+        end=end,
+        text=text,
+        token_ids=(1, 2),
+        avg_logprob=-0.5,
+        no_speech_prob=0.1,
+        compression_ratio=1.0,
+        temperature=0.0,
+    )
+
+
+class PaperStream:
+    """Two segments that say the file's name."""
+
+    language = "en"
+    language_probability = 0.75
+    duration = 2.5
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.position = 0.0
+
+    async def __aiter__(self) -> AsyncIterator[Segment]:
+        await trio.lowlevel.checkpoint()
+        self.position = 1.0
+        yield segment(0, 0.0, 1.0, f" said in {self.name},")
+        self.position = 2.5
+        yield segment(1, 1.0, 2.5, "\nmöglichst.")
+
+
+class PaperEngine:
+    """Answers by the name of the file: ``bad*`` cannot be decoded, ``interrupt*`` presses ^C, ``slow*`` comes last."""
+
+    def __init__(self, opening: TrioletError | None = None, closing: BaseException | None = None) -> None:
+        self.opening = opening
+        self.closing = closing
+        self.models: list[tuple[str, EngineConfig]] = []
+        self.asked: list[tuple[Any, str | None, str]] = []
+        self.running = self.most_running = 0
+        self.closed = False
+        self.finished = 0
+
+    def __call__(self, model: str, config: EngineConfig) -> PaperEngine:
+        self.models.append((model, config))
+        return self
+
+    async def __aenter__(self) -> PaperEngine:
+        if self.opening:
+            raise self.opening
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed = True
+        if isinstance(self.closing, KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        elif self.closing:
+            raise self.closing
+
+    @asynccontextmanager
+    async def stream_transcription(self, audio: Any, *, language: str | None, task: str) -> AsyncIterator[PaperStream]:
+        self.asked.append((audio, language, task))
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
+        name = str(audio)
+        if name.startswith("bad"):
+            raise UnsupportedAudio("cut short:\n  promised 2, found 1")
+        if name.startswith("interrupt"):
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep_forever()
+        while name.startswith("slow") and self.finished < 2:
+            await trio.lowlevel.checkpoint()
+        yield PaperStream(name)
+        self.running -= 1
+        self.finished += 1
+
+
+def run(arguments: Sequence[str], engine: PaperEngine) -> int:
+    """The exit status."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments, engine)
+    status = caught.value.code
+    assert isinstance(status, int)
+    return status
+
+
+@pytest.fixture
+def engine() -> PaperEngine:
+    return PaperEngine()
+
+
+def test_one_file_gives_its_text_alone(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, nothing else: ready for a pipe. No progress bar where standard error is no terminal."""
+    assert run(["transcribe", "a.wav"], engine) == 0
+    assert capsys.readouterr() == ("said in a.wav, möglichst.\n", "")
+    assert engine.closed
+    assert engine.asked == [("a.wav", None, "transcribe")]
+
+
+def test_many_files_are_named_and_keep_their_order(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """As grep does; the first may be the last to finish."""
+    assert run(["transcribe", "slow.wav", "b.wav", "c.wav"], engine) == 0
+    lines = [f"{name}: said in {name}, möglichst." for name in ("slow.wav", "b.wav", "c.wav")]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_json_is_one_object_a_line(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """With everything that a transcript holds, and the file's name."""
+    assert run(["transcribe", "--format", "json", "a.wav", "b.wav"], engine) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["file"], second["file"]) == ("a.wav", "b.wav")
+    assert first["text"] == "said in a.wav,\nmöglichst."
+    assert (first["language"], first["language_probability"], first["duration"]) == ("en", 0.75, 2.5)
+    assert [(s["start"], s["end"], s["token_ids"]) for s in first["segments"]] == [(0, 1, [1, 2]), (1, 2.5, [1, 2])]
+
+
+def test_a_file_that_fails_does_not_stop_the_others(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on standard error, status 1, and the others' text on standard output."""
+    assert run(["transcribe", "a.wav", "bad.wav", "c.wav"], engine) == 1
+    out, err = capsys.readouterr()
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["a.wav", "c.wav"]
+    assert err == "triolet: bad.wav: cut short: promised 2, found 1\n"
+
+
+def test_options_reach_the_engine(engine: PaperEngine) -> None:
+    """Model, device, dtype and threads open it; language and task go with each file."""
+    words = (
+        "transcribe a.wav --model some/model --language de --task translate --device cpu --dtype float32 --threads 2"
+    )
+    assert run(words.split(), engine) == 0
+    assert engine.models == [("some/model", EngineConfig(device="cpu", dtype="float32", threads=2))]
+    assert engine.asked == [("a.wav", "de", "translate")]
+
+
+def test_the_default_model_is_the_one_that_comes_along(engine: PaperEngine) -> None:
+    """No download is needed to try it out."""
+    assert run(["transcribe", "a.wav"], engine) == 0
+    ((model, config),) = engine.models
+    assert (Path(model) / "config.json").exists()
+    assert config == EngineConfig()
+
+
+def test_few_files_are_held_at_once(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory holds the audio of --at-once files; they start in order."""
+    names = [f"{number}.wav" for number in range(9)]
+    assert run(["transcribe", "--at-once", "3", *names], engine) == 0
+    assert engine.most_running == 3
+    assert [asked[0] for asked in engine.asked] == names
+    assert len(capsys.readouterr().out.splitlines()) == 9
+
+
+def test_a_dash_reads_standard_input(engine: PaperEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The engine gets its bytes."""
+    path = tmp_path / "input"
+    path.write_bytes(b"sound" * 30_000)
+    with path.open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert run(["transcribe", "-"], engine) == 0
+    assert engine.asked[0][0] == b"sound" * 30_000
+
+
+def test_a_wrong_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback, status 1."""
+    assert run(["transcribe", "a.wav"], PaperEngine(opening=CheckpointError("no checkpoint there"))) == 1
+    assert capsys.readouterr() == ("", "triolet: no checkpoint there\n")
+
+
+def test_a_failed_teardown_is_one_line_after_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was transcribed is not lost."""
+    assert run(["transcribe", "a.wav"], PaperEngine(closing=EngineTeardownError("a stage hung"))) == 1
+    assert capsys.readouterr() == ("said in a.wav, möglichst.\n", "triolet: a stage hung\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("transcribe", "Missing argument 'FILES...'"),
+        ("transcribe a.wav --task sing", "'sing' is not one of 'transcribe', 'translate'"),
+        ("transcribe a.wav --format xml", "'xml' is not one of"),
+        ("transcribe a.wav --dtype int4", "'int4' is not one of"),
+        ("transcribe a.wav --threads -1", "threads=-1; allowed: 0 or more"),
+        ("transcribe a.wav --at-once 0", "Invalid value for '--at-once'"),
+        ("sing a.wav", "No such command 'sing'"),
+    ],
+)
+def test_wrong_usage_has_status_2(
+    words: str, message: str, engine: PaperEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The usage and what is wrong, before any model is loaded."""
+    assert run(words.split(), engine) == 2
+    assert message in capsys.readouterr().err
+    assert not engine.models
+
+
+def test_interrupting_closes_the_engine(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """^C: status 130, the engine's block is left in order, no traceback."""
+    assert run(["transcribe", "interrupt.wav", "b.wav"], engine) == 130
+    assert engine.closed
+    assert capsys.readouterr().err == ""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupting_again_while_it_closes_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
+    """The second ^C is Python's own; still no traceback."""
+    assert run(["transcribe", "interrupt.wav"], PaperEngine(closing=KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_other_errors_in_groups_are_not_swallowed() -> None:
+    """A bug keeps its traceback."""
+    with pytest.raises(BaseExceptionGroup):
+        main(["transcribe", "a.wav"], PaperEngine(closing=ZeroDivisionError()))
+
+
+async def test_a_reader_that_goes_away_ends_the_work(engine: PaperEngine) -> None:
+    """The other files are cancelled, the engine closes, the status is that of SIGPIPE."""
+
+    class Pipe(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    job = Job(files=("a.wav", *["slow.wav"] * 5))
+    assert await job.run(lambda: engine("model", EngineConfig()), Pipe()) == 141
+    assert engine.closed
+    assert engine.finished < 6
+
+
+def test_head_leaves_no_traceback() -> None:
+    """In a real pipe whose reader is gone: status 141 and a clean standard error, also at exit."""
+    code = """
+        import sys
+        from contextlib import asynccontextmanager
+        from triolet.api.cli import main
+
+        class Segments:
+            language, language_probability, duration, position = "en", 1.0, 1.0, 1.0
+            async def __aiter__(self):
+                return
+                yield
+
+        class Engine:
+            @asynccontextmanager
+            async def stream_transcription(self, audio, **options):
+                yield Segments()
+
+        @asynccontextmanager
+        async def open_engine(model, config):
+            yield Engine()
+
+        sys.stdin.readline()
+        main(["transcribe", "--model", "m", "a.wav", "b.wav"], open_engine)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, errors = process.communicate(b"go\n", timeout=60)
+    assert (process.returncode, errors) == (141, b"")
+
+
+def test_a_terminal_shows_seconds_of_audio(
+    engine: PaperEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar on standard error, over all files opened so far; standard output stays clean."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["transcribe", "a.wav", "b.wav", "bad.wav"], engine) == 1
+    assert "% of 5 s |" in terminal.getvalue()
+    assert "triolet: bad.wav: cut short" in terminal.getvalue()
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_devices_marks_the_default(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line a device with its memory and the dtype that "auto" gives; one star."""
+    assert run(["devices"], engine) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("* ") for line in lines) == 1
+    assert "cpu" in lines[-1]
+    assert all("GiB" in line and "float" in line for line in lines)
+
+
+def test_version_and_help(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 0 and one line; the help names every command."""
+    assert run(["--version"], engine) == 0
+    assert capsys.readouterr().out.startswith("triolet 0.")
+    assert run(["--help"], engine) == 0
+    assert {"transcribe", "devices"} <= set(capsys.readouterr().out.split())
+
+
+def test_the_command_starts_without_torch() -> None:
+    """--help answers at once: torch and transformers are imported by the commands that need them."""
+    code = "import sys, triolet.api.cli; print({'torch', 'transformers', 'av', 'tqdm'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

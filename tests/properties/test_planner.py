@@ -1,0 +1,267 @@
+"""The promises of the planner, over a simulated device that refuses every misuse and draws wrong tokens for the rest.
+
+The machine plays client, encoder cache and device: it submits, aborts, encodes, runs steps, lets them fail, and checks
+that every request that ends well has exactly the tokens it would have had alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from triolet.core.errors import PoisonRequest
+from triolet.core.ledger import Decisions, EncoderLedger
+from triolet.core.plan import StepPlan
+from triolet.core.planner import Planner
+from triolet.core.request import EncoderItem, Request
+from triolet.core.sequence import Abort, AcquireItem, Commit, Fail, Finish, Phase, PlannerLimits, ReleaseItem
+from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens
+
+KEYS = ("a", "b", "c")
+
+
+class PlannerMachine(RuleBasedStateMachine):
+    """A planner and a ledger as the actors drive them, one message at a time, in any order."""
+
+    @initialize(
+        pages=st.integers(6, 14),
+        slots=st.integers(1, 3),
+        running=st.integers(1, 4),
+        budget=st.integers(2, 12),
+        capacity=st.integers(1, 3),
+        depth=st.integers(1, 2),
+    )
+    def open(self, pages: int, slots: int, running: int, budget: int, capacity: int, depth: int) -> None:
+        self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots)
+        self.limits = PlannerLimits.of(
+            self.model.describe(), max_running=running, max_step_tokens=budget, steps_in_flight=depth
+        )
+        self.planner = Planner(self.limits)
+        self.ledger = EncoderLedger(capacity * self.model.encoder_bytes)
+        self.executor = SimExecutor(self.model)
+        self.executor.open()
+        self.requests: dict[str, Request] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, object] = {}
+        self.flights: deque[StepPlan] = deque()
+        self.broken_epoch = -1
+        self.crashing: set[int] = set()  # ids of steps that a poison request is in
+
+    # -- the actors' part --------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        for action in self.planner.take_actions():
+            match action:
+                case AcquireItem(holder, item):
+                    self.obey(
+                        self.ledger.acquire(
+                            holder, item.key, size=item.size, embeddings=item.embeddings, payload=item.payload
+                        )
+                    )
+                case ReleaseItem(holder, key):
+                    self.obey(self.ledger.release(holder, key, now=0.0))
+                case Commit(request_id, drawn):
+                    assert request_id not in self.ends, "nothing is committed after the end"
+                    if drawn.token_id is not None:
+                        self.tokens[request_id].append(drawn.token_id)
+                case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
+                    assert request_id not in self.ends, "terminal once"
+                    self.ends[request_id] = action
+
+    def obey(self, decisions: Decisions) -> None:
+        for hold in decisions.ready:
+            self.planner.encoder_ready(hold.holder)
+        for refusal in decisions.refused:
+            self.planner.encoder_refused(refusal.holder, refusal.error)
+        if decisions.free:
+            self.executor.free(decisions.free)
+            self.obey(self.ledger.freed(decisions.free))
+
+    # -- rules -------------------------------------------------------------------------------------------------------
+
+    @rule(
+        length=st.integers(1, 8),
+        key=st.sampled_from((*KEYS, None)),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(0, 1),
+        poison=st.sampled_from((False, False, False, False, False, True)),
+    )
+    def submit(self, length: int, key: str | None, max_tokens: int, priority: int, poison: bool) -> None:
+        name = f"poison{len(self.requests)}" if poison else f"r{len(self.requests)}"
+        item = EncoderItem(
+            key=key or "", payload=key, embeddings=self.model.encoder_embeddings, size=self.model.encoder_bytes
+        )
+        request = Request(
+            id=name,
+            prompt_token_ids=tuple(1 + (len(self.requests) + i) % 60 for i in range(length)),
+            items=() if key is None else (item,),
+            max_tokens=max_tokens,
+            priority=priority,
+        )
+        self.requests[name] = request
+        self.tokens[name] = []
+        self.planner.submit(request)
+        self.publish()
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if self.requests:
+            self.planner.abort(data.draw(st.sampled_from(sorted(self.requests))))
+            self.publish()
+
+    @rule()
+    def plan(self) -> None:
+        plan = self.planner.next_step()
+        self.publish()
+        if plan is None:
+            return
+        if any(name.startswith("poison") for name in self.planner.reads_of(plan.step_id)[0]):
+            self.crashing.add(plan.step_id)
+        assert plan.tokens <= self.limits.max_step_tokens, "the token budget is kept"
+        assert len(plan.slices) <= self.limits.max_running, "no more sequences than places"
+        assert len({part.sequence_id for part in plan.slices}) == len(plan.slices)
+        self.flights.append(plan)
+        assert len(self.flights) <= self.limits.steps_in_flight
+
+    @rule(broken=st.sampled_from((False, False, False, True)))
+    def device_steps(self, broken: bool) -> None:
+        if not self.flights:
+            return
+        plan = self.flights.popleft()
+        if plan.epoch == self.broken_epoch:
+            self.planner.step_failed(plan.step_id, RuntimeError("skipped"), skipped=True)
+        elif broken or plan.step_id in self.crashing:
+            self.broken_epoch = plan.epoch
+            self.executor.fault = lambda *_: RuntimeError("boom")
+            try:
+                self.executor.step(plan)
+            except RuntimeError as error:
+                self.planner.step_failed(plan.step_id, error)
+            self.executor.fault = None
+        else:
+            self.planner.step_done(self.executor.step(plan))
+        self.publish()
+
+    @rule(broken=st.sampled_from((False, False, False, True)))
+    def device_encodes(self, broken: bool) -> None:
+        jobs = self.ledger.take_encode_batch(2 * self.model.encoder_embeddings)
+        if not jobs:
+            return
+        keys = tuple(job.key for job in jobs)
+        if broken:
+            self.obey(self.ledger.encode_failed(keys, RuntimeError("boom")))
+        else:
+            self.executor.encode(jobs)
+            self.obey(self.ledger.encoded(keys, now=0.0))
+        self.publish()
+
+    # -- promises ----------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def pages_balance(self) -> None:
+        """Every page is free or in exactly one sequence."""
+        if not hasattr(self, "planner"):
+            return
+        taken = [page for sequence in self.planner._sequences.values() for page in sequence.pages]
+        assert len(taken) == len(set(taken))
+        assert len(taken) + self.planner.statistics().pages_free == self.limits.pages
+
+    @invariant()
+    def a_waiting_request_holds_no_pages(self) -> None:
+        """No hold-and-wait: whoever waits for a place has given back what it had."""
+        if not hasattr(self, "planner"):
+            return
+        for sequence in self.planner._sequences.values():
+            if sequence.phase is Phase.WAITING:
+                assert not sequence.pages
+                assert sequence.slot is None
+
+    @invariant()
+    def committed_tokens_are_a_prefix_of_the_true_ones(self) -> None:
+        """Whatever failed, was preempted or replayed: a client sees a prefix, never a gap or a duplicate."""
+        if not hasattr(self, "planner"):
+            return
+        for name, request in self.requests.items():
+            assert tuple(self.tokens[name]) == self.true_tokens(request)[: len(self.tokens[name])]
+
+    def true_tokens(self, request: Request) -> tuple[int, ...]:
+        key = request.items[0].key if request.items else None
+        return expected_tokens(request.prompt_token_ids, key, request.max_tokens, self.model)
+
+    def teardown(self) -> None:
+        """Nobody starves: once the device works again, every request ends, and everything is given back."""
+        if not hasattr(self, "planner"):
+            return
+        for _ in range(3000):
+            if self.planner.idle:
+                break
+            self.plan()
+            self.device_encodes(broken=False)
+            self.device_steps(broken=False)
+        assert self.planner.idle, "a request never ended"
+        assert set(self.ends) == set(self.requests)
+        for name, end in self.ends.items():
+            assert not (name.startswith("poison") and isinstance(end, Finish)), "a crash counted as a success"
+            if isinstance(end, Finish):
+                assert tuple(self.tokens[name]) == self.true_tokens(self.requests[name])
+                assert (self.tokens[name][-1] == EOS) == (end.reason.value == "stop")
+        statistics = self.planner.statistics()
+        assert statistics.pages_free == self.limits.pages
+        assert statistics.cross_slots_used == 0
+        assert self.ledger.statistics().held == 0
+        assert not self.ledger.waiting()
+
+
+TestPlanner = PlannerMachine.TestCase
+TestPlanner.settings = settings(max_examples=60, stateful_step_count=50)
+
+
+def run_alone(planner: Planner, executor: SimExecutor) -> list[StepPlan]:
+    plans = []
+    while (plan := planner.next_step()) is not None:
+        plans.append(plan)
+        planner.step_done(executor.step(plan))
+    return plans
+
+
+def limits() -> PlannerLimits:
+    return PlannerLimits.of(SimModel().describe(), max_running=8, max_step_tokens=100, steps_in_flight=1)
+
+
+def request(name: str, *, prompt: int = 3, max_tokens: int = 5, priority: int = 0) -> Request:
+    return Request(id=name, prompt_token_ids=(5,) * prompt, max_tokens=max_tokens, priority=priority)
+
+
+def test_requests_start_by_priority_and_then_in_the_order_they_came():
+    planner = Planner(limits())
+    executor = SimExecutor()
+    executor.open()
+    for name, priority in (("late", 1), ("first", 0), ("second", 0)):
+        planner.submit(request(name, priority=priority, prompt=2 + priority))
+    (plan, *_) = run_alone(planner, executor)
+    assert [len(start.token_ids) for start in plan.started] == [2, 2, 3]
+
+
+def test_a_request_that_crashes_every_step_is_found_by_bisection_and_fails_alone():
+    """S5: one exception in a step must not end the others."""
+    planner = Planner(limits())
+    executor = SimExecutor()
+    executor.open()
+    for index in range(7):
+        planner.submit(request(f"r{index}", prompt=3 + index))
+    poisoned: set[int] = set()  # sequence ids under which request r4 runs
+    executor.fault = lambda _, plan: RuntimeError("bad") if poisoned & {p.sequence_id for p in plan.slices} else None
+    ends = {}
+    while (plan := planner.next_step()) is not None:
+        poisoned |= {start.sequence_id for start in plan.started if start.prompt_length == 3 + 4}
+        try:
+            planner.step_done(executor.step(plan))
+        except RuntimeError as error:
+            planner.step_failed(plan.step_id, error)
+        ends |= {action.request_id: action for action in planner.take_actions() if isinstance(action, Finish | Fail)}
+    assert isinstance(ends.pop("r4").error, PoisonRequest)
+    assert len(ends) == 6
+    assert all(isinstance(end, Finish) for end in ends.values())
