@@ -241,9 +241,20 @@ def test_joined_streams_may_differ_in_rate_and_channels() -> None:
 
 
 def test_junk_inside_an_mp3_is_stepped_over() -> None:
-    """A tag between two joined files holds no sound."""
+    """A tag or some garbage between two joined files holds no sound."""
     data = encode(tone(), kind="MP3")
-    assert len(load_audio(data + b"TAG" + bytes(range(256)) * 2 + data)) > 1.8 * RATE
+    junk = np.random.default_rng(0).bytes(500)
+    assert len(load_audio(data + junk + data)) > 1.8 * RATE
+
+
+def test_a_live_recording_promises_no_length() -> None:
+    """Browsers write WebM without a duration: it lasts as long as it does."""
+    file = io.BytesIO()
+    mux_into(file, tone(3, 48_000), "libopus", 48_000, "webm", live="1")
+    whole = load_audio(file.getvalue())
+    part = load_audio(file.getvalue()[:-12_000])
+    assert abs(len(whole) - 3 * RATE) <= 320
+    assert 0 < len(part) < len(whole)
 
 
 @pytest.mark.parametrize("size", [0, 0x7FFF_F000, 0xFFFF_FFFF])
@@ -285,6 +296,12 @@ def with_field(at: int, kind: str, *values: int) -> bytes:
     """A WAV file with other values in its header."""
     data = bytearray(encode(tone()))
     struct.pack_into(kind, data, at, *values)
+    return bytes(data)
+
+
+def flac_that_promises(frames: int) -> bytes:
+    data = bytearray(encode(tone(), kind="FLAC"))
+    struct.pack_into(">I", data, 22, frames)  # the lower bits of STREAMINFO's total
     return bytes(data)
 
 
@@ -335,6 +352,7 @@ def test_what_can_never_work_is_refused(source: Any, message: str) -> None:
         (encode(tone())[:44], r"promises 16000 frames, found 0"),
         (encode(tone(), kind="FLAC")[:-1000], r"damaged or cut short: decoding failed after"),
         (encode(tone(), kind="FLAC")[:44], r"damaged or cut short: decoding failed after"),
+        (flac_that_promises(20_000), r"cut short"),
         (encode(tone(), kind="OGG")[:-1000], r"can be decoded|cut short"),
         (mux(tone(3), "aac", RATE, "mp4")[:-9000], r"not audio that can be decoded"),
         (mux(tone(3, 48_000), "libopus", 48_000, "webm")[:-12_000], r"cut short: its header promises 3.0\d s, found"),

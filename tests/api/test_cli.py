@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,6 +314,23 @@ def test_devices_marks_the_default(engine: PaperEngine, capsys: pytest.CaptureFi
     assert sum(line.startswith("* ") for line in lines) == 1
     assert "cpu" in lines[-1]
     assert all("GiB" in line and "float" in line for line in lines)
+
+
+def test_devices_prefers_cuda(
+    engine: PaperEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As "auto" does, with its half precision."""
+    torch = pytest.importorskip("torch")
+    card = SimpleNamespace(name="Card 9000", total_memory=8 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    assert run(["devices"], engine) == 0
+    first, second, cpu = capsys.readouterr().out.splitlines()
+    assert first == "* cuda:0  Card 9000, 8.0 GiB, float16"
+    assert second.startswith("  cuda:1")
+    assert cpu.startswith("  cpu")
 
 
 def test_version_and_help(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:

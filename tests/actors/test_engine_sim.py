@@ -1,0 +1,358 @@
+"""The real supervisor and actors over a simulated device: life and death of an engine, on virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import trio
+
+from triolet import (
+    CheckpointError,
+    EncodeFailed,
+    Engine,
+    EngineClosed,
+    EngineConfig,
+    EngineTeardownError,
+    Overloaded,
+    PoisonRequest,
+    RunnerCrashed,
+    SamplingParams,
+)
+from triolet.actors.worker import Job
+from triolet.api.audio import Samples, content_key
+from triolet.core import events
+from triolet.testing.sim import EOS, SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
+
+TEARDOWN = [
+    "intake closed",
+    "scheduler stopped",
+    "encoder cache stopped",
+    "device released",
+    "runner stopped",
+    "channels closed",
+]
+
+
+def audio(number: int) -> Samples:
+    return np.full(1600, number / 100, np.float32)
+
+
+def prompt(number: int) -> list[int]:
+    return [1, 2 + number]
+
+
+def expected(number: int, max_tokens: int = 20) -> tuple[int, ...]:
+    tokens = expected_tokens(prompt(number), content_key(audio(number), "sim"), max_tokens)
+    return tokens[:-1] if tokens[-1] == EOS else tokens
+
+
+async def ask(engine: Engine, number: int, max_tokens: int = 20, **more: object) -> None:
+    """One request, whose tokens must be those it would have had alone."""
+    completion = await engine.generate(
+        prompt_token_ids=prompt(number),
+        audio=audio(number),
+        sampling=SamplingParams(max_tokens=max_tokens),
+        **more,
+    )
+    assert completion.token_ids == expected(number, max_tokens)
+
+
+class Trace(list[events.Event]):
+    def stages(self) -> list[str]:
+        return [event.stage for event in self if isinstance(event, events.StageReached)]
+
+    def of(self, kind: type[events.Event]) -> list[events.Event]:
+        return [event for event in self if isinstance(event, kind)]
+
+    def ends(self) -> list[str]:
+        return [event.request_id for event in self if isinstance(event, events.RequestEnded)]
+
+
+@pytest.fixture
+def trace() -> Trace:
+    return Trace()
+
+
+@pytest.fixture
+def executor() -> SimExecutor:
+    return SimExecutor()
+
+
+@pytest.fixture
+def config(trace: Trace) -> Callable[..., EngineConfig]:
+    return lambda **changes: EngineConfig(observer=trace.append, **changes)
+
+
+@asynccontextmanager
+async def all_returned(executor: SimExecutor, trace: Trace) -> AsyncIterator[None]:
+    """Whatever happens inside: every accepted request ends once, and the device is released last but for channels."""
+    try:
+        yield
+    finally:
+        assert not executor.is_open
+        assert not executor.outputs
+        accepted = [event.request_id for event in trace if isinstance(event, events.RequestAccepted)]
+        assert sorted(trace.ends()) == sorted(accepted)
+        if "accepting" in trace.stages():
+            assert [stage for stage in trace.stages() if stage in TEARDOWN] == TEARDOWN
+
+
+async def test_requests_join_and_leave_and_each_gets_its_own_tokens(executor, config, trace, autojump_clock):
+    async with all_returned(executor, trace), sim_engine(executor, config=config()) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in range(24):
+                await trio.sleep(0.013 * (number % 3))
+                nursery.start_soon(ask, engine, number, 1 + number % 17)
+
+
+async def test_clips_that_arrive_together_are_encoded_in_batches_within_the_budget(
+    executor, config, trace, autojump_clock
+):
+    settings = config(encode_batch_embeddings=50)
+    async with all_returned(executor, trace), sim_engine(executor, config=settings) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(ask, engine, number)
+    batches = [len(event.keys) for event in trace.of(events.EncodeDispatched)]
+    assert sum(batches) == 12
+    assert max(batches) == 5, "ten embeddings an item, fifty a batch"
+    assert len(batches) <= 4
+
+
+async def test_the_same_audio_is_encoded_once_and_its_cross_kv_is_shared(executor, config, trace, autojump_clock):
+    async with all_returned(executor, trace), sim_engine(executor, config=config()) as engine:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, engine, 1)
+            nursery.start_soon(ask, engine, 1)
+        await ask(engine, 1)
+        statistics = engine.statistics()
+    assert statistics.encoder_cache.encoded == 1
+    assert statistics.requests.cross_written == 1
+    assert statistics.requests.cross_shared == 2
+
+
+async def test_an_idle_encoder_output_is_freed_after_its_time(executor, config, trace, autojump_clock):
+    async with sim_engine(executor, config=config(encoder_idle_seconds=5.0)) as engine:
+        await ask(engine, 1)
+        assert len(executor.outputs) == 1
+        await trio.sleep(6)
+        assert not executor.outputs
+
+
+async def test_a_cache_for_one_output_serves_many_requests(executor, config, trace, autojump_clock):
+    settings = config(encoder_cache_bytes=SimModel().encoder_bytes)
+    async with all_returned(executor, trace), sim_engine(executor, config=settings) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in range(10):
+                nursery.start_soon(ask, engine, number % 4)
+
+
+async def test_too_few_pages_cost_preemptions_and_no_token(config, trace, autojump_clock):
+    executor = SimExecutor(SimModel(pages=16, cross_slots=6))
+    async with all_returned(executor, trace), sim_engine(executor, config=config()) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(ask, engine, number, 40)
+        assert engine.statistics().requests.preemptions > 0
+
+
+@pytest.mark.parametrize("steps", range(0, 60, 3))
+async def test_a_request_cancelled_at_any_moment_gives_everything_back(steps, executor, config, trace, autojump_clock):
+    """Cancelled after so many checkpoints of its neighbours; the others get their tokens, nothing stays taken."""
+    async with all_returned(executor, trace), sim_engine(executor, config=config()) as engine:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, engine, 1, 30)
+                nursery.start_soon(ask, engine, 2, 30)
+                await trio.sleep(steps * 0.015)
+                scope.cancel()
+        await ask(engine, 2)
+        await trio.sleep(1)
+        statistics = engine.statistics()
+        assert statistics.requests.pages_free == statistics.requests.pages
+        assert statistics.requests.cross_slots_used == 0
+        assert statistics.encoder_cache.held == 0
+        assert statistics.encoder_cache.waiting == 0
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.5, 1.0, 1.05, 1.2, 1.31, 1.35, 1.4, 1.6, 2.0])
+async def test_an_outer_cancellation_at_any_moment_stops_in_order(delay, executor, config, trace, autojump_clock):
+    async with all_returned(executor, trace):
+        with trio.move_on_after(delay) as scope:
+            async with sim_engine(executor, config=config()) as engine, trio.open_nursery() as nursery:
+                for number in range(5):
+                    nursery.start_soon(ask, engine, number, 60)
+    assert scope.cancelled_caught
+
+
+async def test_an_exception_in_the_body_leaves_unchanged_and_everything_is_given_back(
+    executor, config, trace, autojump_clock
+):
+    error = KeyError("mine")
+    async with all_returned(executor, trace):
+        with pytest.raises(KeyError) as caught:
+            async with sim_engine(executor, config=config()):
+                raise error
+    assert caught.value is error
+
+
+async def test_requests_of_outside_tasks_are_drained_when_the_block_ends(executor, config, trace, autojump_clock):
+    async with all_returned(executor, trace), trio.open_nursery() as nursery:
+        async with sim_engine(executor, config=config()) as engine:
+            nursery.start_soon(ask, engine, 1, 30)
+            await trio.sleep(0.4)
+    assert "drain deadline" not in trace.stages()
+
+
+async def test_what_is_not_drained_in_time_is_aborted_and_told_so(executor, config, trace, autojump_clock):
+    async def outsider(engine: Engine) -> None:
+        with pytest.raises(EngineClosed):
+            await ask(engine, 1, 60)
+
+    async with all_returned(executor, trace), trio.open_nursery() as nursery:
+        async with sim_engine(executor, config=config(drain_seconds=0.1)) as engine:
+            nursery.start_soon(outsider, engine)
+            await trio.sleep(0.4)
+    assert "drain deadline" in trace.stages()
+
+
+async def test_a_failing_encode_fails_only_its_own_requests(config, trace, autojump_clock):
+    broken = content_key(audio(3), "sim")
+
+    def fault(job, argument):
+        return RuntimeError("bad input") if job is Job.ENCODE and broken in {j.key for j in argument} else None
+
+    executor = SimExecutor(fault=fault)
+    async with (
+        all_returned(executor, trace),
+        sim_engine(executor, config=config(encode_batch_embeddings=10)) as engine,
+        trio.open_nursery() as nursery,
+    ):
+        for number in (1, 2, 4, 5):
+            nursery.start_soon(ask, engine, number)
+        with pytest.raises(EncodeFailed, match="bad input"):
+            await ask(engine, 3)
+
+
+async def test_a_request_that_crashes_its_step_fails_alone(config, trace, autojump_clock):
+    """S5: one exception in a step ends the request that causes it, nobody else."""
+
+    def fault(job, plan):
+        starts = {start.token_ids[1] for start in plan.started} if job is Job.STEP else set()
+        return RuntimeError("crash") if prompt(3)[1] in starts else None
+
+    executor = SimExecutor(fault=fault)
+    async with all_returned(executor, trace), sim_engine(executor, config=config()) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in (1, 2, 4, 5):
+                nursery.start_soon(ask, engine, number)
+            with pytest.raises(PoisonRequest, match="crash"):
+                await ask(engine, 3)
+
+
+async def test_a_failing_free_stops_the_engine_and_says_so(config, trace, autojump_clock):
+    """The device's state is unknown then: going on would serve wrong tokens."""
+    executor = SimExecutor(fault=lambda job, _: RuntimeError("sticky") if job is Job.FREE else None)
+    with pytest.raises(RunnerCrashed, match="sticky"):
+        async with sim_engine(executor, config=config(encoder_idle_seconds=1.0)) as engine:
+            await ask(engine, 1)
+            await trio.sleep(10)
+    assert not executor.is_open
+    assert trace.stages()[-2:] == ["runner stopped", "channels closed"]
+
+
+async def test_requests_of_a_crashed_runner_hear_of_it(config, trace, autojump_clock):
+    executor = SimExecutor(fault=lambda job, _: SystemExit("dead") if job is Job.STEP else None)
+
+    async def outsider(engine: Engine) -> None:
+        with pytest.raises(RunnerCrashed, match="dead"):
+            await ask(engine, 1)
+
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(RunnerCrashed, match="dead"):
+            async with sim_engine(executor, config=config()) as engine:
+                nursery.start_soon(outsider, engine)
+                await trio.sleep(10)
+    assert not executor.is_open
+
+
+async def test_a_hung_step_does_not_block_the_way_out(config, trace, autojump_clock):
+    worker = SimWorker(hangs=lambda job: job is Job.STEP)
+    executor = SimExecutor()
+    with pytest.raises(EngineTeardownError, match="abandoned"), trio.fail_after(60):
+        async with sim_engine(executor, config=config(stage_seconds=2.0, drain_seconds=1.0), worker=worker) as engine:
+            with trio.move_on_after(5):
+                await ask(engine, 1)
+    assert trace.stages()[-1] == "channels closed"
+
+
+async def test_a_model_that_does_not_load_raises_its_own_error(config, trace, autojump_clock):
+    executor = SimExecutor(fault=lambda job, _: CheckpointError("no weights") if job is Job.OPEN else None)
+    with pytest.raises(CheckpointError, match="no weights"):
+        async with sim_engine(executor, config=config()):
+            raise AssertionError("never reached")
+    assert not executor.is_open
+
+
+async def test_a_release_that_fails_is_told(config, trace, autojump_clock):
+    executor = SimExecutor(fault=lambda job, _: RuntimeError("stuck") if job is Job.CLOSE else None)
+    with pytest.raises(EngineTeardownError, match="stuck"):
+        async with sim_engine(executor, config=config()) as engine:
+            await ask(engine, 1)
+
+
+async def test_a_full_queue_refuses_who_does_not_want_to_wait(executor, config, trace, autojump_clock):
+    async with sim_engine(executor, config=config(max_pending=2)) as engine, trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(ask, engine, number)
+        await trio.sleep(0.1)
+        with pytest.raises(Overloaded, match="2 requests"):
+            await ask(engine, 9, wait=False)
+
+
+async def test_aclose_stops_early_and_later_requests_are_refused(executor, config, trace, autojump_clock):
+    async with sim_engine(executor, config=config()) as engine:
+        await ask(engine, 1)
+        await engine.aclose(drain=0)
+        assert not executor.is_open
+
+
+async def test_a_stream_gives_tokens_as_they_come_and_may_be_left_early(executor, config, trace, autojump_clock):
+    async with all_returned(executor, trace), sim_engine(executor, config=config()) as engine:
+        sampling = SamplingParams(max_tokens=20)
+        seen: list[int] = []
+        arrivals: set[float] = set()
+        async with engine.stream(prompt_token_ids=prompt(1), audio=audio(1), sampling=sampling) as deltas:
+            async for delta in deltas:
+                seen += delta.token_ids
+                arrivals.add(trio.current_time())
+        assert tuple(token for token in seen if token != EOS) == expected(1)
+        assert len(arrivals) > 5, "not all at the end"
+        async with engine.stream(prompt_token_ids=prompt(2), audio=audio(2), sampling=sampling) as deltas:
+            async for _ in deltas:
+                break
+        await trio.sleep(1)
+        assert engine.statistics().requests.pages_free == engine.statistics().requests.pages
+    assert trace.of(events.RequestEnded)[-1].outcome == "aborted"
+
+
+async def test_encoding_does_not_starve_decoding(executor, config, trace, autojump_clock):
+    """A burst of new audio: between two encode batches every waiting step runs."""
+    async with sim_engine(executor, config=config(encode_batch_embeddings=10)) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(ask, engine, number)
+    kinds = [job for job, _ in executor.calls if job in (Job.ENCODE, Job.STEP)]
+    first_step = kinds.index(Job.STEP)
+    waits = "".join("e" if job is Job.ENCODE else "s" for job in kinds[first_step:])
+    assert "ee" not in waits.rstrip("e")
+
+
+def test_an_engine_has_no_state_before_it_is_entered():
+    """Making an `Engine` neither starts threads nor touches the disk, and needs no event loop."""
+    engine = Engine("no such folder", config=EngineConfig(drain_seconds=math.inf))
+    assert engine is not None
