@@ -10,7 +10,8 @@ from attrs import define, field
 
 from ..core import events
 from ..core.errors import EngineClosed
-from ..core.planner import Abort, AcquireItem, Action, Commit, Fail, Finish, Planner, ReleaseItem
+from ..core.planner import Planner
+from ..core.sequence import Abort, AcquireItem, Action, Commit, Fail, Finish, ReleaseItem
 from . import messages as m
 from .inbox import drain, take_all
 

@@ -27,8 +27,9 @@ from ..core.errors import EngineClosed, EngineTeardownError, RunnerCrashed
 from ..core.ledger import EncoderLedger, LedgerStatistics
 from ..core.model import Executor, ModelDescription
 from ..core.plan import DeviceMemory
-from ..core.planner import Planner, PlannerLimits, PlannerStatistics
+from ..core.planner import Planner
 from ..core.request import Request
+from ..core.sequence import PlannerLimits, PlannerStatistics
 from . import messages as m
 from .encoder_cache import EncoderCache
 from .gpu_runner import GpuRunner

@@ -237,9 +237,7 @@ class _Collector:
         self._blocks.append(self._resampler.resample_chunk(np.ascontiguousarray(mono)) if self._resampler else mono)
 
     def finish(self) -> Samples:
-        """All samples, shape (n,)."""
-        if not self.frames:
-            raise _without_samples(self._name)
+        """All samples, shape (n,), of one block or more."""
         if self._resampler:
             self._blocks.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
         return np.concatenate(self._blocks)

@@ -146,19 +146,26 @@ class Planner:
         """The oldest step in flight failed and committed nothing; ``skipped``: it was not run, because the one before
         it failed. Its sequences go back to the queue and start anew from their committed tokens."""
         flight = self._answered(step_id)
-        self._failed_steps += not skipped
-        self._epoch += not skipped
+        if not skipped:
+            self._failed_steps += 1
+            self._epoch += 1
+            for doomed in (flight, *self._flights):  # the runner will skip what was dispatched meanwhile
+                self._doom(doomed)
         self._to_forget.extend(flight.plan.ended)
-        for write in flight.plan.cross_writes:
-            self._slots.write_failed(write.key, write.slot)
         for sequence, part in zip(flight.sequences, flight.plan.slices, strict=True):
             sequence.in_flight -= 1
             sequence.draws -= part.draw
             if not skipped:
                 self._suspect(sequence, alone=len(flight.sequences) == 1, error=error)
+            self._settle(sequence)
+
+    def _doom(self, flight: _Flight) -> None:
+        """The step will not be run: nobody may join what it should have written, nor go on from where it leads."""
+        for write in flight.plan.cross_writes:
+            self._slots.write_failed(write.key, write.slot)
+        for sequence in flight.sequences:
             if sequence.phase is Phase.RUNNING:
                 sequence.phase = Phase.LEAVING
-            self._settle(sequence)
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 

@@ -76,6 +76,9 @@ class _Record:
     def generated(self) -> list[int]:
         return self.tokens[self.start.prompt_length :]
 
+    def feed(self, part: Slice) -> list[int]:
+        return self.tokens[part.start : part.start + part.length]
+
 
 @frozen(kw_only=True)
 class _Budget:
@@ -303,28 +306,32 @@ class TorchExecutor:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
             self._records[start.sequence_id] = _Record(start, list(start.token_ids))
         for write in plan.cross_writes:
+            assert 0 <= write.slot < now.cross.slots, f"{write} of {now.cross.slots} slots"
             now.cross.write(write.slot, now.model.cross_keys_values(now.outputs.get(write.key)))
         if not plan.slices:
             return StepResult(step_id=plan.step_id, drawn=())
-        records = [self._record(part) for part in plan.slices]
+        records = [self._record(now, part) for part in plan.slices]
         now.paged.enter(plan.slices)
         layout = lay_out(plan.slices, now.paged, dtype=now.dtype, device=now.device)
-        fed = [
-            token
-            for index in layout.order
-            for token in records[index].tokens[
-                plan.slices[index].start : plan.slices[index].start + plan.slices[index].length
-            ]
-        ]
+        fed = [token for index in layout.order for token in records[index].feed(plan.slices[index])]
         hidden = now.model.decode(torch.tensor(fed).to(now.device), layout, now.paged, now.cross)
         return StepResult(step_id=plan.step_id, drawn=self._draw(now, plan.slices, records, layout, hidden))
 
-    def _record(self, part: Slice) -> _Record:
+    def _record(self, now: _Open, part: Slice) -> _Record:
+        """The record of a possible slice. A bad index must go no further: on CUDA it ends the process's context."""
         record = self._records.get(part.sequence_id)
         assert record is not None, (
             f"sequence {part.sequence_id} is not known: it was never started, or an earlier step of it failed"
         )
         end, known = part.start + part.length, len(record.tokens)
+        assert end <= now.model.shape.positions, f"sequence {part.sequence_id}: position {end - 1} is past the last"
+        assert len(part.block_table) * now.paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
+        assert max(part.block_table) < now.paged.pages, (
+            f"sequence {part.sequence_id}: pages of {now.paged.pages} are unknown"
+        )
+        assert part.cross_slot is None or part.cross_slot < now.cross.slots, (
+            f"sequence {part.sequence_id}: unknown slot"
+        )
         assert 0 <= part.start < end <= known, (
             f"sequence {part.sequence_id}: slice {part.start}..{end} of {known} tokens"
         )

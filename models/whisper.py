@@ -60,7 +60,9 @@ class _Loader:
     taken: list[Tensor]
 
     def place(self, tensor: Tensor) -> Tensor:
-        placed = tensor.to(self.device, self.dtype).contiguous()
+        placed = tensor.to(
+            self.device, self.dtype, copy=True
+        ).contiguous()  # never a view of a mapped file: it may change
         self.taken.append(placed)
         return placed
 
@@ -318,7 +320,7 @@ class WhisperModel:
         """Logits [rows, vocabulary], float32, of hidden states [rows, width]."""
         assert self._decoder is not None, "the model is released"
         normed = self._decoder.norm(hidden)
-        if normed.device.type == "cpu":  # the wide matrix first: its rows are read in order, about 1.5 times as fast
+        if normed.device.type == "cpu":  # the wide matrix first: up to twice as fast for few rows
             return (self._decoder.head @ normed.T).T.float().contiguous()
         return functional.linear(normed, self._decoder.head).float()
 

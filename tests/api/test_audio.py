@@ -350,6 +350,7 @@ def test_what_can_never_work_is_refused(source: Any, message: str) -> None:
         (encode(tone(), kind="RF64")[:-1000], r"promises 16000 frames, found 15500"),
         (encode(tone(), kind="AIFF")[:-1000], r"promises 16000 frames, found 15500"),
         (encode(tone())[:44], r"promises 16000 frames, found 0"),
+        (encode(tone(), kind="AIFF")[:30], r"not audio that can be decoded"),
         (encode(tone(), kind="FLAC")[:-1000], r"damaged or cut short: decoding failed after"),
         (encode(tone(), kind="FLAC")[:44], r"damaged or cut short: decoding failed after"),
         (flac_that_promises(20_000), r"cut short"),
