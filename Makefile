@@ -1,0 +1,41 @@
+# Every target makes its own virtual environment first; nothing is downloaded but packages.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+SOURCES = core models actors api testing src demo tests benchmarks examples
+
+.PHONY: demo test lint types soak bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	# torch first and by its exact version, so that a CPU build is taken where the machine offers one
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)  ## transcribe the shipped recordings with the shipped checkpoint
+	$(BIN)/triolet transcribe demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+types: $(STAMP)  ## strict, of the package as it is installed
+	rm -rf build/types
+	$(BIN)/python -m pip install --quiet --no-deps --target build/types .
+	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet
+
+soak: $(STAMP)  ## new random examples, many of them; what fails prints how to run it again
+	$(BIN)/python -m pytest tests/properties --hypothesis-profile=soak
+
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
+	$(BIN)/python benchmarks/offline.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

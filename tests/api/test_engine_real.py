@@ -1,0 +1,330 @@
+"""The engine on a real checkpoint: what it says, what it refuses, and that everything comes back."""
+
+from __future__ import annotations
+
+import gc
+import io
+import re
+import threading
+import wave
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+import triolet.demo
+from triolet import (
+    CheckpointError,
+    Engine,
+    EngineConfig,
+    EngineStateError,
+    FinishReason,
+    InvalidRequest,
+    RequestTooLarge,
+    SamplingParams,
+    UnsupportedAudio,
+    UnsupportedModel,
+)
+from triolet.api.audio import Samples
+from triolet.core import events
+from triolet.core.model import WhisperTokens
+
+CONFIG = EngineConfig(device="cpu", dtype="float32", max_running=8)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:
+        yield engine
+
+
+@pytest.fixture
+def sample() -> triolet.demo.Sample:
+    return next(sample for sample in triolet.demo.samples() if sample.path.stem == "en-command")
+
+
+def tokens_of(engine: Engine) -> WhisperTokens:
+    assert engine.model.whisper is not None
+    return engine.model.whisper
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def noise(seconds: float = 1.0) -> Samples:
+    return (0.1 * np.random.default_rng(0).standard_normal(int(seconds * 16_000))).astype(np.float32)
+
+
+@pytest.mark.parametrize("sample", triolet.demo.samples(), ids=lambda sample: sample.path.name)
+async def test_every_shipped_recording_is_transcribed_as_spoken(engine: Engine, sample: triolet.demo.Sample) -> None:
+    transcript = await engine.transcribe(sample.path)
+    assert words(transcript.text) == words(sample.text)
+    if sample.language:
+        assert transcript.language == sample.language
+    assert transcript.duration == pytest.approx(sample.duration, abs=0.1)
+    ends = [0.0, *(second for segment in transcript.segments for second in (segment.start, segment.end))]
+    assert ends == sorted(ends)
+    assert ends[-1] <= transcript.duration
+
+
+async def test_translation_gives_english(engine: Engine) -> None:
+    sample = next(sample for sample in triolet.demo.samples() if sample.language == "de")
+    transcript = await engine.transcribe(sample.path, task="translate", language="german")
+    assert words(transcript.text) == words(sample.translation)
+
+
+async def test_a_long_recording_streams_its_segments_as_they_are_ready(engine: Engine) -> None:
+    sample = max(triolet.demo.samples(), key=lambda sample: sample.duration)
+    assert 60 <= sample.duration <= 90
+    segments = []
+    async with engine.stream_transcription(sample.path) as stream:
+        assert stream.language == sample.language
+        async for segment in stream:
+            segments.append(segment)
+            if len(segments) == 1:
+                assert stream.position < stream.duration, "the first segments come before the end"
+    assert words("".join(segment.text for segment in segments)) == words(sample.text)
+
+
+async def test_paths_bytes_files_and_arrays_give_the_same(engine: Engine, sample: triolet.demo.Sample) -> None:
+    from triolet.api.audio import load_audio
+
+    data = sample.path.read_bytes()
+    sources: list[Any] = [sample.path, str(sample.path), data, io.BytesIO(data), load_audio(sample.path)]
+    texts = {(await engine.transcribe(source, language="en")).text for source in sources}
+    assert len(texts) == 1
+
+
+async def test_two_requests_on_one_audio_encode_it_once(engine: Engine) -> None:
+    prompt = [tokens_of(engine).start_id]
+
+    async def ask() -> None:
+        await engine.generate(prompt_token_ids=prompt, audio=noise(), sampling=SamplingParams(max_tokens=8))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        nursery.start_soon(ask)
+    statistics = engine.statistics()
+    assert statistics.encoder_cache.encoded == 1
+    assert statistics.requests.cross_written == 1
+    assert statistics.requests.cross_shared == 1
+
+
+async def test_twelve_clips_are_encoded_in_batches_within_the_budget() -> None:
+    trace: list[events.Event] = []
+    config = EngineConfig(device="cpu", observer=trace.append, encode_batch_embeddings=6000)
+    async with Engine(triolet.demo.checkpoint(), config=config) as engine, trio.open_nursery() as nursery:
+        for index in range(12):
+            nursery.start_soon(_generate, engine, noise(1 + index / 10))
+    batches = [event for event in trace if isinstance(event, events.EncodeDispatched)]
+    assert sum(len(batch.keys) for batch in batches) == 12
+    assert max(batch.embeddings for batch in batches) == 6000
+    assert len(batches) <= 4
+
+
+async def _generate(engine: Engine, audio: Samples, **more: Any) -> Any:
+    sampling = more.pop("sampling", SamplingParams(max_tokens=5))
+    return await engine.generate(prompt_token_ids=[tokens_of(engine).start_id], audio=audio, sampling=sampling, **more)
+
+
+async def test_seeded_sampling_repeats_itself_and_another_seed_differs(engine: Engine) -> None:
+    def params(seed: int) -> SamplingParams:
+        return SamplingParams(max_tokens=30, temperature=1.5, seed=seed, ignore_eos=True)
+
+    first = await _generate(engine, noise(), sampling=params(1))
+    again = await _generate(engine, noise(), sampling=params(1))
+    other = await _generate(engine, noise(), sampling=params(2))
+    assert first.token_ids == again.token_ids
+    assert first.token_ids != other.token_ids
+
+
+async def test_a_completion_tells_its_usage_and_why_it_ended(engine: Engine) -> None:
+    completion = await _generate(engine, noise(), sampling=SamplingParams(max_tokens=4, ignore_eos=True))
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert completion.usage.prompt_tokens == 1
+    assert completion.usage.completion_tokens == 4
+    assert len(completion.logprobs) == 4
+    assert all(value <= 0 for value in completion.logprobs)
+
+
+async def test_streamed_text_is_the_whole_text(engine: Engine, sample: triolet.demo.Sample) -> None:
+    tokens = tokens_of(engine)
+    prompt = [tokens.start_id, tokens.language_ids["en"], tokens.task_ids["transcribe"], tokens.no_timestamps_id]
+    whole = await engine.generate(prompt_token_ids=prompt, audio=sample.path)
+    async with engine.stream(prompt_token_ids=prompt, audio=sample.path) as deltas:
+        parts = [delta async for delta in deltas]
+    assert "".join(part.text for part in parts) == whole.text
+    assert len(parts) > 5
+
+
+async def test_a_request_cancelled_at_any_moment_frees_pages_and_entries(engine: Engine) -> None:
+    for milliseconds in range(0, 60, 6):
+        with trio.move_on_after(milliseconds / 1000):
+            await _generate(engine, noise(1 + milliseconds / 1000), sampling=SamplingParams(ignore_eos=True))
+    await _generate(engine, noise(0.5))
+    with trio.fail_after(30):
+        while engine.statistics().requests.leaving:
+            await trio.lowlevel.checkpoint()
+    statistics = engine.statistics()
+    assert statistics.requests.pages_free == statistics.requests.pages
+    assert statistics.requests.cross_slots_used == 0
+    assert statistics.encoder_cache.held == 0
+
+
+async def test_after_the_block_no_thread_and_no_tensor_is_left() -> None:
+    import torch
+
+    def live_bytes() -> int:
+        tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    before_threads = {thread for thread in threading.enumerate() if thread.name == "triolet-runner"}
+    before = live_bytes()
+    async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:
+        await _generate(engine, noise())
+        assert live_bytes() > before + 1_000_000
+        assert engine.statistics().device.total > 1_000_000
+    assert live_bytes() == before
+    assert {thread for thread in threading.enumerate() if thread.name == "triolet-runner"} == before_threads
+
+
+# -- bad input: a clear error, and the next request is served ----------------------------------------------------------
+
+
+def wav(samples: np.ndarray, *, promised: int | None = None) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes((samples * 32_000).astype("<i2").tobytes())
+    data = buffer.getvalue()
+    return data if promised is None else data[: 44 + 2 * promised]
+
+
+BAD_AUDIO: dict[str, tuple[Any, type[Exception], str]] = {
+    "missing file": ("no/such/file.wav", InvalidRequest, "no/such/file.wav"),
+    "empty file": (b"", UnsupportedAudio, "empty"),
+    "not audio": (b"this is plain text and no audio at all\n" * 20, UnsupportedAudio, "audio"),
+    "truncated wav": (wav(noise(1.0), promised=4000), UnsupportedAudio, "4000"),
+    "zero samples": (np.zeros(0, np.float32), InvalidRequest, "0"),
+    "NaN samples": (np.full(16_000, np.nan, np.float32), InvalidRequest, "NaN|nan|finite"),
+    "5 ms of audio": (noise(0.005), InvalidRequest, "0.02"),
+    "integers": (np.zeros(16_000, np.int16), InvalidRequest, "int16"),
+    "two dimensions": (np.zeros((2, 16_000), np.float32), InvalidRequest, r"\(2, 16000\)"),
+    "no audio type": (object(), InvalidRequest, "object"),
+}
+
+
+@pytest.mark.parametrize(("audio", "error", "says"), BAD_AUDIO.values(), ids=BAD_AUDIO.keys())
+async def test_bad_audio_is_refused_and_others_go_on(
+    engine: Engine, audio: Any, error: type[Exception], says: str
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_generate, engine, noise())
+        with pytest.raises(error, match=says):
+            await engine.transcribe(audio)
+        with pytest.raises(error, match=says):
+            await _generate(engine, audio)
+
+
+BAD_REQUESTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no prompt": ({"audio": noise()}, InvalidRequest, "exactly one"),
+    "two prompts": ({"prompt": "a", "prompt_token_ids": [1], "audio": noise()}, InvalidRequest, "exactly one"),
+    "empty prompt": ({"prompt_token_ids": [], "audio": noise()}, InvalidRequest, "no tokens"),
+    "negative token": ({"prompt_token_ids": [-1], "audio": noise()}, InvalidRequest, "-1"),
+    "token beyond the vocabulary": ({"prompt_token_ids": [10**6], "audio": noise()}, InvalidRequest, "1000000"),
+    "token that is no integer": ({"prompt_token_ids": ["a"], "audio": noise()}, InvalidRequest, "'a'"),
+    "prompt beyond the model's length": ({"prompt_token_ids": [1] * 448, "audio": noise()}, RequestTooLarge, "448"),
+    "no audio": ({"prompt_token_ids": [1]}, InvalidRequest, "audio"),
+    "audio beyond the window": ({"prompt_token_ids": [1], "audio": noise(31)}, RequestTooLarge, "30 s"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "error", "says"), BAD_REQUESTS.values(), ids=BAD_REQUESTS.keys())
+async def test_bad_requests_are_refused_and_others_go_on(
+    engine: Engine, arguments: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_generate, engine, noise())
+        with pytest.raises(error, match=says):
+            await engine.generate(**arguments)
+
+
+async def test_max_tokens_beyond_the_models_length_is_refused(engine: Engine) -> None:
+    with pytest.raises(RequestTooLarge, match=r"max_tokens=448.*447"):
+        await _generate(engine, noise(), sampling=SamplingParams(max_tokens=448))
+
+
+def test_max_tokens_of_zero_is_refused_when_it_is_written() -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens=0"):
+        SamplingParams(max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [({"language": "klingon"}, "klingon"), ({"task": "summarise"}, "summarise")]
+)
+async def test_an_unknown_language_or_task_is_refused(engine: Engine, options: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        await engine.transcribe(noise(), **options)
+
+
+async def enter(engine: Engine) -> None:
+    async with engine:
+        raise AssertionError("entered")
+
+
+async def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path))):
+        await enter(Engine(tmp_path, config=CONFIG))
+
+
+async def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "preprocessor_config.json"):
+        (tmp_path / name).write_bytes((triolet.demo.checkpoint() / name).read_bytes())
+    with pytest.raises(CheckpointError, match="weights"):
+        await enter(Engine(tmp_path, config=CONFIG))
+
+
+async def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match="Llama"):
+        await enter(Engine(tmp_path, config=CONFIG))
+
+
+async def test_an_engine_is_used_inside_its_block_and_entered_once() -> None:
+    engine = Engine(triolet.demo.checkpoint(), config=CONFIG)
+    with pytest.raises(EngineStateError, match="not entered yet"):
+        await engine.transcribe(noise())
+    async with engine:
+        with pytest.raises(EngineStateError, match="entered once"):
+            await enter(engine)
+    with pytest.raises(EngineStateError, match="closed"):
+        await engine.transcribe(noise())
+    with pytest.raises(EngineStateError, match="closed"):
+        engine.statistics()
+    with pytest.raises(EngineStateError, match="closed"):
+        await enter(engine)
+
+
+def test_under_asyncio_the_error_says_what_is_allowed() -> None:
+    import asyncio
+
+    with pytest.raises(EngineStateError, match=r"asyncio.*trio"):
+        asyncio.run(enter(Engine(triolet.demo.checkpoint(), config=CONFIG)))
+
+
+def test_under_anyio_on_trio_it_runs() -> None:
+    import anyio
+
+    async def main() -> str:
+        async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine, anyio.create_task_group() as group:
+            group.start_soon(_generate, engine, noise())
+        return "done"
+
+    assert anyio.run(main, backend="trio") == "done"
