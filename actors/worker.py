@@ -83,14 +83,15 @@ class ThreadWorker:
 def _serve(calls: queue.SimpleQueue[Call | None], token: trio.lowlevel.TrioToken, deliver: Deliver) -> None:
     """The thread's life. No name here may outlive its call: it would pin device tensors until the next call."""
     while (call := calls.get()) is not None:
-        done = _run(call)
+        done = run_call(call)
         del call
         with contextlib.suppress(trio.RunFinishedError):  # abandoned, and the loop has ended since: nobody to tell
             token.run_sync_soon(deliver, done)
         del done
 
 
-def _run(call: Call) -> JobDone:
+def run_call(call: Call) -> JobDone:
+    """Runs one call; what it raises comes back without the locals of the frames it came through."""
     try:
         return JobDone(call(), None)
     except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import trio
 from attrs import define, field, frozen
 
-from ..actors.messages import JobDone
-from ..actors.worker import Call, Deliver, Job
+from ..actors.worker import Call, Deliver, Job, run_call
 from ..api.engine import Engine
 from ..core.config import EngineConfig
 from ..core.model import ModelDescription, WhisperTokens
@@ -128,7 +127,7 @@ class SimExecutor:
 
     model: SimModel = field(factory=SimModel)
     fault: Fault | None = None
-    calls: list[tuple[Job, object]] = field(factory=list, init=False)
+    calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
     is_open: bool = field(default=False, init=False)
     _pages: dict[tuple[int, int], int] = field(factory=dict, init=False)  # (page, offset) -> fingerprint
@@ -190,7 +189,7 @@ class SimExecutor:
 
     def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
         assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"
-        self.calls.append((job, argument))
+        self.calls.append(job)
         error = self.fault(job, argument) if self.fault is not None else None
         if error is not None:
             raise error
@@ -267,15 +266,8 @@ class SimWorker:
                     await self._wake.wait()
                 job, call = self._queue.popleft()
                 await trio.sleep(math.inf if self.hangs(job) else self.seconds[job])
-                deliver(_outcome(call))
+                deliver(run_call(call))
                 del call
-
-
-def _outcome(call: Call) -> JobDone:
-    try:
-        return JobDone(call(), None)
-    except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)
-        return JobDone(None, error)
 
 
 def sim_engine(

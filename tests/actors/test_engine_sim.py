@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -346,7 +349,7 @@ async def test_encoding_does_not_starve_decoding(executor, config, trace, autoju
         async with trio.open_nursery() as nursery:
             for number in range(8):
                 nursery.start_soon(ask, engine, number)
-    kinds = [job for job, _ in executor.calls if job in (Job.ENCODE, Job.STEP)]
+    kinds = [job for job in executor.calls if job in (Job.ENCODE, Job.STEP)]
     first_step = kinds.index(Job.STEP)
     waits = "".join("e" if job is Job.ENCODE else "s" for job in kinds[first_step:])
     assert "ee" not in waits.rstrip("e")
@@ -356,3 +359,45 @@ def test_an_engine_has_no_state_before_it_is_entered():
     """Making an `Engine` neither starts threads nor touches the disk, and needs no event loop."""
     engine = Engine("no such folder", config=EngineConfig(drain_seconds=math.inf))
     assert engine is not None
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("ending", ["finished", "encode failed", "cancelled", "stream left early"])
+async def test_a_request_dies_with_its_last_user_and_no_collector(
+    ending, executor, config, trace, autojump_clock, no_collector
+):
+    """R1, R4: no reference cycle on the request's path keeps its payload alive, and neither does the runner."""
+
+    payloads: list[weakref.ref[Samples]] = []  # the engine's own copies, seen on their way into the executor
+
+    def watch(job: Job, argument: Any) -> Exception | None:
+        if job is not Job.ENCODE:
+            return None
+        payloads.extend(weakref.ref(encoding.payload) for encoding in argument)
+        return RuntimeError("boom") if ending == "encode failed" else None
+
+    async def one(engine: Engine) -> None:
+        request = {"prompt_token_ids": prompt(1), "audio": audio(1), "sampling": SamplingParams(max_tokens=20)}
+        if ending == "stream left early":
+            async with engine.stream(**request) as deltas:
+                async for _ in deltas:
+                    break
+            return
+        with trio.move_on_after(0.35 if ending == "cancelled" else math.inf):
+            try:
+                await engine.generate(**request)
+            except EncodeFailed:
+                assert ending == "encode failed"
+
+    executor.fault = watch
+    async with sim_engine(executor, config=config()) as engine:
+        await one(engine)
+        await trio.sleep(0.5)
+        assert [payload() is None for payload in payloads] == [True]
