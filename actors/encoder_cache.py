@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import assert_never
 
 import trio
 from attrs import define, field
@@ -89,6 +90,8 @@ class EncoderCache:
                 self._decide(self.ledger.close(now=trio.current_time()))
             case m.RunnerLost():
                 self._runner_gone = True
+            case _:
+                assert_never(message)
 
     def _evict_if_closing(self) -> None:
         if self._closing:

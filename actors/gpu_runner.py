@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import assert_never
 
 import trio
 from attrs import define, field
@@ -145,6 +146,8 @@ class GpuRunner:
                 self._open_lanes.discard("step")
             case m.EncodeLaneClosed():
                 self._open_lanes.discard("encode")
+            case _:
+                assert_never(message)
 
     def _submit_step(self, plan: StepPlan) -> None:
         step_id = plan.step_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import assert_never
 
 import trio
 from attrs import define, field
@@ -83,6 +84,8 @@ class Scheduler:
             case m.RunnerStopped(error):
                 self._runner_gone = True
                 self.planner.fail_all(error)
+            case _:
+                assert_never(message)
 
     def _finished(self) -> bool:
         return self._runner_gone or (self._draining and self.planner.idle)

@@ -145,7 +145,8 @@ class Supervisor:
                     description = await self._start(nursery)
                     with self._body:
                         yield description
-                    self._drain_seconds = self.config.drain_seconds
+                    if not self._stop.is_set():  # after a fault there is nothing to wait for
+                        self._drain_seconds = self.config.drain_seconds
                 except BaseException as error:  # noqa: BLE001  (raised again below, outside the nursery)
                     body_error = error
                 finally:

@@ -194,7 +194,7 @@ class Engine:
         """
         request = await self._build(prompt, prompt_token_ids, audio, sampling, priority, request_id)
         async with self._submitted(request, wait=wait) as mailbox:
-            yield _Deltas(mailbox, self._text_deltas())
+            yield _Deltas(mailbox, self._text_deltas(), self._stop_ids(request))
 
     # -- speech ------------------------------------------------------------------------------------------------------
 
@@ -320,10 +320,7 @@ class Engine:
                 drawn.append(part)  # noqa: PERF401  (a comprehension's frame would hide in tracebacks)
         assert mailbox.finish_reason is not None, "a request ended without a reason"
         token_ids = [part.token_id for part in drawn if part.token_id is not None]
-        stops = (
-            {*self.model.eos_token_ids, *request.sampling.stop_token_ids} if not request.sampling.ignore_eos else set()
-        )
-        if token_ids and token_ids[-1] in stops:
+        if token_ids and token_ids[-1] in self._stop_ids(request):
             token_ids.pop()
         return Generated(
             token_ids=tuple(token_ids),
@@ -343,6 +340,11 @@ class Engine:
             usage=Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=len(generated.logprobs)),
         )
 
+    def _stop_ids(self, request: Request) -> frozenset[int]:
+        """Tokens that end the request; they are not part of its output."""
+        stops = frozenset(request.sampling.stop_token_ids)
+        return stops if request.sampling.ignore_eos else stops | {*self.model.eos_token_ids}
+
     def _text_deltas(self) -> TextDeltas:
         return TextDeltas(self.model.tokenizer, self._special_ids())
 
@@ -357,9 +359,10 @@ class Engine:
 class _Deltas:
     """Async iterator of `Delta` over one request."""
 
-    def __init__(self, mailbox: Mailbox, texts: TextDeltas) -> None:
+    def __init__(self, mailbox: Mailbox, texts: TextDeltas, stop_ids: frozenset[int]) -> None:
         self._mailbox = mailbox
         self._texts = texts
+        self._stop_ids = stop_ids
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -368,7 +371,7 @@ class _Deltas:
         if self._mailbox.ended:
             raise StopAsyncIteration
         async for drawn in self._mailbox:
-            if drawn.token_id is not None:
+            if drawn.token_id is not None and drawn.token_id not in self._stop_ids:
                 return self._texts.add(drawn.token_id)
         rest = self._texts.rest()
         if not rest:

@@ -2,8 +2,8 @@
 
     python benchmarks/offline.py [--size tiny] [--requests 1 8 16] [--repeat 3] [--threads 2]
 
-Every engine starts from samples, so feature extraction counts, and does the same work: noise of 30 s a request, 64 greedy
-tokens each, end-of-text suppressed, fp32, a random-weight checkpoint of Whisper's size (nothing is downloaded).
+Every engine starts from samples, so feature extraction counts, and does the same work: noise of 30 s a request, 64
+greedy tokens each, end-of-text suppressed, fp32, a random-weight checkpoint of Whisper's size (nothing is downloaded).
 transformers and CTranslate2 get the requests as one batch, which is their best case; Triolet gets them as independent
 requests. The engines take turns within each repeat, so that a change of the machine's speed hits all of them; quoted is
 the median, and the ratio is the median of the ratios within a repeat.

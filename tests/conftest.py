@@ -6,7 +6,12 @@ from hypothesis import HealthCheck, settings
 
 # Same examples in every run: a red test is red for everybody. `make soak` looks for new ones.
 settings.register_profile(
-    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "repeatable",
+    derandomize=True,
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.register_profile(
     "soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow], print_blob=True

@@ -18,7 +18,7 @@ from triolet.core.ledger import transition_table
 from triolet.testing.sim import sim_engine
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ("core", "models", "actors", "api", "testing", "demo", "src/triolet", "tests")
+PACKAGE = ("core", "models", "actors", "api", "testing", "src/triolet", "tests")
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def run(tmp_path):
             encoding="utf-8",
             timeout=SECONDS,
             check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that compete for a busy machine's cores spin
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines(), done.stderr.splitlines()

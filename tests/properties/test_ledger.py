@@ -196,7 +196,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=400, stateful_step_count=40)
+TestLedger.settings = settings(stateful_step_count=40)
 
 
 def test_an_item_larger_than_the_cache_is_refused_at_once_with_both_sizes():

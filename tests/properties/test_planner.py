@@ -216,7 +216,7 @@ class PlannerMachine(RuleBasedStateMachine):
 
 
 TestPlanner = PlannerMachine.TestCase
-TestPlanner.settings = settings(max_examples=60, stateful_step_count=50)
+TestPlanner.settings = settings(stateful_step_count=50)
 
 
 def run_alone(planner: Planner, executor: SimExecutor) -> list[StepPlan]:
