@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
@@ -69,7 +71,7 @@ class GpuRunner:
 
         Raises `EngineTeardownError` where a call hangs or a release fails; the worker is then abandoned.
         """
-        self.worker.start(nursery, self.to_self.send_nowait)
+        self.worker.start(nursery, partial(_deliver, self.to_self))
         try:
             task_status.started(await self._open())
             self.tell(events.StageReached("device taken"))
@@ -95,8 +97,13 @@ class GpuRunner:
         return description
 
     async def _close(self) -> None:
-        """Waits for the calls that run, closes the executor and ends the worker, all within ``close_seconds``."""
+        """Waits for the calls that run, closes the executor and ends the worker, all within ``close_seconds``.
+
+        Past that the worker is abandoned. A load that is abandoned because its caller was cancelled is no error: the
+        worker closes the executor as soon as the load returns.
+        """
         self._stopping = True
+        opened = self._executor is not None and self.memory.device != ""
         with trio.move_on_after(self.close_seconds, shield=True) as scope:
             while self._running:
                 await self._next_done()
@@ -104,6 +111,9 @@ class GpuRunner:
             done = await self._next_done()
         if scope.cancelled_caught:
             self.worker.abandon(self._close_executor)
+            self.tell(events.StageReached("device call abandoned"))
+            if not opened:
+                return
             raise EngineTeardownError(
                 f"a call on the device did not end within {self.close_seconds} s; its thread is abandoned and will "
                 f"release the device if the call ever returns; a new process is the safe way on"
@@ -160,7 +170,7 @@ class GpuRunner:
             error = _as_exception(done.error)
             self.to_scheduler.send_nowait(m.StepFailed(step_id, error, skipped=isinstance(error, StepSkipped)))
 
-        self._submit(Job.STEP, lambda: self._step(plan), report)
+        self._submit(Job.STEP, partial(self._step, plan), report)
 
     def _advance_encode_lane(self) -> None:
         if self._encode_lane_busy or not self._encode_lane:
@@ -182,7 +192,7 @@ class GpuRunner:
                 self.to_encoder_cache.send_nowait(m.EncodeBroken(keys, _as_exception(done.error)))
             self._encode_lane_turn_over()
 
-        self._submit(Job.ENCODE, lambda: self._encode(jobs), report)
+        self._submit(Job.ENCODE, partial(self._encode, jobs), report)
 
     def _submit_free(self, keys: tuple[str, ...]) -> None:
         def report(done: m.JobDone) -> None:
@@ -191,7 +201,7 @@ class GpuRunner:
             self.to_encoder_cache.send_nowait(m.Freed(keys))
             self._encode_lane_turn_over()
 
-        self._submit(Job.FREE, lambda: self._free(keys), report)
+        self._submit(Job.FREE, partial(self._free, keys), report)
 
     def _encode_lane_turn_over(self) -> None:
         self._encode_lane_busy = False
@@ -228,6 +238,12 @@ class GpuRunner:
         executor = self._ready_executor()
         executor.free(keys)
         self.memory = executor.memory()
+
+
+def _deliver(inbox: trio.MemorySendChannel[m.RunnerMessage], done: m.JobDone) -> None:
+    """Tells the runner of a call's end. A call that was abandoned may end long after the runner's channels closed."""
+    with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+        inbox.send_nowait(done)
 
 
 def _report_to_nobody(done: m.JobDone) -> None:

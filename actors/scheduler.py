@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
@@ -33,6 +34,7 @@ class Scheduler:
     planner: Planner
     tell: Tell
     _streams: dict[str, m.Stream] = field(factory=dict, init=False)
+    _unread: deque[m.SchedulerMessage] = field(factory=deque, init=False)  # taken from the inbox
     _deadline: float = field(default=math.inf, init=False)
     _draining: bool = field(default=False, init=False)
     _runner_gone: bool = field(default=False, init=False)
@@ -53,8 +55,9 @@ class Scheduler:
 
     async def _take_messages(self) -> None:
         with trio.move_on_at(self._deadline) as scope:
-            for message in await take_all(self.inbox):
-                self._handle(message)
+            self._unread.extend(await take_all(self.inbox))
+            while self._unread:
+                self._handle(self._unread.popleft())
         if scope.cancelled_caught:
             self._deadline = math.inf
             self.planner.abort_all()
@@ -80,7 +83,7 @@ class Scheduler:
                 self.planner.step_failed(step_id, error, skipped=skipped)
             case m.Drain(deadline):
                 self._draining = True
-                self._deadline = deadline
+                self._deadline = min(self._deadline, deadline)
             case m.RunnerStopped(error):
                 self._runner_gone = True
                 self.planner.fail_all(error)
@@ -124,20 +127,16 @@ class Scheduler:
         self._publish()
 
     def _wind_up(self) -> None:
-        """After an orderly end nothing is left to do here; after a crash or a hard cancel this ends every stream."""
-        try:
-            self.planner.abort_all()
-            self._publish()
-        finally:
-            self._end_unserved()
-            self.to_runner.send_nowait(m.StepLaneClosed())
-            self.to_encoder_cache.send_nowait(m.SchedulerClosed())
-
-    def _end_unserved(self) -> None:
-        """Streams that the planner can no longer end: it broke, or their submit was never read."""
-        self._streams |= {
-            message.request.id: message.stream for message in drain(self.inbox) if type(message) is m.Submit
-        }
+        """Closes both lanes; what the requests hold of the encoder cache goes back with that. After a crash or a hard
+        cancel there are streams that the planner can no longer end, and submits that were never read: they are told."""
         for request_id in list(self._streams):
-            error = EngineClosed("the engine stopped before the request ended; open a new one and retry")
-            self._end(request_id, m.Failed(error), "failed")
+            self._end(request_id, m.Failed(_stopped()), "failed")
+        for message in (*self._unread, *drain(self.inbox)):
+            if isinstance(message, m.Submit):
+                message.stream.put(m.Failed(_stopped()))
+        self.to_runner.send_nowait(m.StepLaneClosed())
+        self.to_encoder_cache.send_nowait(m.SchedulerClosed())
+
+
+def _stopped() -> EngineClosed:
+    return EngineClosed("the engine stopped before the request ended; open a new one and retry")

@@ -85,6 +85,24 @@ class EngineStatistics:
 
 
 @define(eq=False)
+class _Tell:
+    """Tells the observer of events. One that raises is told no more, and its error leaves the engine's block: a stage
+    of the teardown must not end with it."""
+
+    observer: Callable[[events.Event], None] | None
+    error: Exception | None = None
+
+    def __call__(self, event: events.Event) -> None:
+        if self.observer is None:
+            return
+        try:
+            self.observer(event)
+        except Exception as error:  # noqa: BLE001  (raised at the end of the block)
+            error.add_note("raised by EngineConfig(observer=...), which must not raise")
+            self.error, self.observer = error, None
+
+
+@define(eq=False)
 class Supervisor:
     """Owns the nursery of one engine and the channels between its actors."""
 
@@ -92,8 +110,8 @@ class Supervisor:
     make_executor: Callable[[], Executor]
     worker: Worker
     accepting: bool = field(default=False, init=False)
-    description: ModelDescription | None = field(default=None, init=False)
     _planner: Planner | None = field(default=None, init=False)
+    _tell: _Tell = field(init=False)
     _ledger: EncoderLedger = field(init=False)
     _runner: GpuRunner = field(init=False)
     _children: dict[str, _Child] = field(factory=dict, init=False)  # in the order they started
@@ -114,6 +132,7 @@ class Supervisor:
         self._to_scheduler, self._scheduler_inbox = trio.open_memory_channel(math.inf)
         self._to_encoder_cache, self._encoder_cache_inbox = trio.open_memory_channel(math.inf)
         self._to_runner, self._runner_inbox = trio.open_memory_channel(math.inf)
+        self._tell = _Tell(self.config.observer)
         self._ledger = EncoderLedger(self.config.encoder_cache_bytes)
         self._runner = GpuRunner(
             inbox=self._runner_inbox,
@@ -129,6 +148,7 @@ class Supervisor:
     # -- for the engine ----------------------------------------------------------------------------------------------
 
     @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection  # ^C comes at the body's and the nursery's checkpoints, not between our lines
     async def running(self) -> AsyncIterator[ModelDescription]:
         """The engine's block. The body's own exception leaves it unchanged, never wrapped in a group.
 
@@ -139,18 +159,22 @@ class Supervisor:
         """
         body_error: BaseException | None = None
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._supervise)
-                try:
-                    description = await self._start(nursery)
-                    with self._body:
-                        yield description
-                    if not self._stop.is_set():  # after a fault there is nothing to wait for
-                        self._drain_seconds = self.config.drain_seconds
-                except BaseException as error:  # noqa: BLE001  (raised again below, outside the nursery)
-                    body_error = error
-                finally:
-                    self._request_stop()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._supervise)
+                    nursery.start_soon(self._hasten)
+                    try:
+                        description = await self._start(nursery)
+                        with self._body:
+                            yield description
+                        if not self._stop.is_set():  # after a fault there is nothing to wait for
+                            self._drain_seconds = self.config.drain_seconds
+                    except BaseException as error:  # noqa: BLE001  (raised again below, outside the nursery)
+                        body_error = error
+                    finally:
+                        self._request_stop()
+            except BaseException as error:  # noqa: BLE001  (a cancellation or ^C while the teardown ran; raised below)
+                body_error = _more_urgent(body_error, error)
             self._raise_end(body_error)
         finally:
             del body_error
@@ -160,6 +184,7 @@ class Supervisor:
         if not self._stop.is_set():
             self._drain_seconds = drain_seconds
         self._request_stop()
+        self._drain_within(drain_seconds)
         await self._stopped.wait()
 
     def submit(self, request: Request, stream: m.Stream) -> None:
@@ -214,18 +239,18 @@ class Supervisor:
             tell=self._tell,
         )
         await self._start_child(nursery, "scheduler", scheduler.run)
-        self.description = description
         self.accepting = not self._stop.is_set()
         self._tell(events.StageReached("accepting"))
         return description
 
     async def _start_child(self, nursery: trio.Nursery, name: str, run: _Run) -> Any:
-        child = self._children[name] = _Child(name)
+        child = _Child(name)
         return await nursery.start(self._run_child, child, run, name=f"triolet {name}")
 
     @trio.lowlevel.enable_ki_protection
     async def _run_child(self, child: _Child, run: _Run, *, task_status: trio.TaskStatus[Any]) -> None:
         """Runs an actor. Before ``started()`` its error is the start's; afterwards it is reported, never raised."""
+        self._children[child.name] = child
         try:
             with child.scope:
                 await run(task_status=_Status(child, task_status))
@@ -264,14 +289,27 @@ class Supervisor:
         self.accepting = False
         self._stop.set()
 
+    def _drain_within(self, seconds: float) -> None:
+        """Tells the scheduler to drain; where it does already, the earlier deadline holds."""
+        if not self._stopped.is_set():
+            self._to_scheduler.send_nowait(m.Drain(trio.current_time() + seconds))
+
+    async def _hasten(self) -> None:
+        """Whoever cancels the engine's surroundings does not want to wait for a drain."""
+        try:
+            await self._stopped.wait()
+        except trio.Cancelled:
+            self._request_stop()
+            self._drain_within(0)
+            raise
+
     @trio.lowlevel.enable_ki_protection
     async def _supervise(self) -> None:
         """Waits for the order to stop, then takes the stages in turn. Shielded: nothing outside ends it half-way."""
         with trio.CancelScope(shield=True):
             await self._stop.wait()
             self._tell(events.StageReached("intake closed"))
-            now = trio.current_time()
-            self._to_scheduler.send_nowait(m.Drain(now + self._drain_seconds))
+            self._drain_within(self._drain_seconds)
             await self._stop_child("scheduler", self._drain_seconds + self.config.stage_seconds)
             # an actor's own last messages; said again here for the one that never started
             self._to_runner.send_nowait(m.StepLaneClosed())
@@ -303,7 +341,7 @@ class Supervisor:
         """The one exception that leaves the block, the others told in its notes: the body's own, else ours."""
         ours = self._our_error()
         try:
-            if body_error is not None and not (ours and isinstance(body_error, trio.Cancelled)):
+            if body_error is not None and not (ours and _is_cancellation(body_error)):
                 if ours is not None:
                     body_error.add_note(f"the engine's end failed too: {type(ours).__name__}: {ours}")
                 raise body_error
@@ -317,9 +355,10 @@ class Supervisor:
         fault, self._fault = self._fault, None
         teardown_errors, self._teardown_errors = self._teardown_errors, []
         self._children.clear()
+        fault = fault or self._tell.error
         if fault is not None:
             error: Exception = RunnerCrashed(
-                f"an actor of the engine failed ({type(fault).__name__}: {fault}); the engine was stopped"
+                f"a part of the engine failed ({type(fault).__name__}: {fault}); the engine was stopped"
             )
             error.__cause__ = fault
             for further in teardown_errors:
@@ -327,6 +366,24 @@ class Supervisor:
             return error
         return teardown_errors[0] if teardown_errors else None
 
-    def _tell(self, event: events.Event) -> None:
-        if self.config.observer is not None:
-            self.config.observer(event)
+
+def _more_urgent(body_error: BaseException | None, nursery_error: BaseException) -> BaseException:
+    """What leaves the block where the nursery raised too: a cancellation of the surroundings says nothing new, a ^C
+    goes before everything. A group of one is what it holds."""
+    rest: BaseException | None = nursery_error
+    if isinstance(nursery_error, BaseExceptionGroup):
+        rest = nursery_error.split(trio.Cancelled)[1]
+        if isinstance(rest, BaseExceptionGroup) and len(rest.exceptions) == 1:
+            rest = rest.exceptions[0]
+    if rest is None or isinstance(rest, trio.Cancelled):
+        return body_error or nursery_error
+    if body_error is not None:
+        rest.__context__ = body_error
+    return rest
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """A group of nothing but `trio.Cancelled` counts as one."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)

@@ -95,6 +95,7 @@ def run_call(call: Call) -> JobDone:
     try:
         return JobDone(call(), None)
     except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)
+        del call  # this frame is in the traceback too, and is still running: nobody else can clear it
         _clear_frames(error)
         return JobDone(None, error)
 

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypedDict, Unpack
 
 import numpy as np
 import sniffio
@@ -22,7 +22,7 @@ from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest, Overloaded, RequestTooLarge
 from ..core.model import Executor, ModelDescription
 from ..core.plan import Drawn
-from ..core.request import EncoderItem, LogitRules, Request, SamplingParams
+from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_integer
 from .audio import AudioSource, Samples, content_key, load_audio
 from .results import Completion, Delta, Segment, Transcript, Usage
 from .streams import Mailbox, TextDeltas
@@ -31,8 +31,23 @@ from .transcription import Generated, TranscribeOptions, Transcription
 _INLINE_SAMPLES = 1_000_000  # checking more would hold the loop up for over a millisecond
 
 
+class TranscribeArguments(TypedDict, total=False):
+    """The keywords of `Engine.transcribe`: the fields of `TranscribeOptions`, which tells what they mean."""
+
+    language: str | None
+    task: str
+    prompt: str | None
+    timestamps: str
+    temperature: float | Sequence[float]
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
+    seed: int
+
+
 class _State(enum.Enum):
     NEW = "not entered yet"
+    OPENING = "still opening"
     OPEN = "open"
     CLOSED = "closed"
 
@@ -47,7 +62,8 @@ class Engine:
 
     Many tasks may ask at once; their requests are batched. Cancelling a task withdraws its request. When the block
     ends, however it ends, running requests are drained or aborted, every page and cache entry comes back and the device
-    is released, in that order.
+    is released, in that order. What drains are requests: a transcription asks anew for each of its windows, and is
+    refused once the block has ended.
 
     Args:
         model: a folder with a transformers checkpoint, or a hub id.
@@ -90,13 +106,15 @@ class Engine:
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
+    @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> Self:
         if self._state is not _State.NEW:
             raise EngineStateError(
                 f"this engine is {self._state.value}; an engine is entered once: make a new Engine(...)"
             )
         _require_trio()
-        self._state = _State.OPEN
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._state = _State.OPENING
         self._supervisor = Supervisor(self._config, self._make_executor, self._make_worker())
         self._block = self._supervisor.running()
         try:
@@ -104,8 +122,10 @@ class Engine:
         except BaseException:
             self._state = _State.CLOSED
             raise
+        self._state = _State.OPEN
         return self
 
+    @trio.lowlevel.enable_ki_protection
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
@@ -123,6 +143,8 @@ class Engine:
         seconds = self._config.drain_seconds if drain is None else drain
         if not seconds >= 0:
             raise InvalidRequest(f"drain={drain}; allowed: 0 (abort at once) or more seconds")
+        if self._state is _State.CLOSED:
+            return
         supervisor, _ = self._opened()
         await supervisor.stop(seconds)
         self._state = _State.CLOSED
@@ -202,24 +224,25 @@ class Engine:
         self,
         audio: AudioSource,
         *,
-        language: str | None = None,
-        task: str = "transcribe",
-        prompt: str | None = None,
-        timestamps: str = "segment",
-        temperature: float | Sequence[float] | None = None,
-        seed: int = 0,
         request_id: str | None = None,
         wait: bool = True,
+        **options: Unpack[TranscribeArguments],
     ) -> Transcript:
-        """Transcribes audio of any length; see `TranscribeOptions` for the arguments.
+        """Transcribes audio of any length.
+
+        Args:
+            audio: path, bytes, binary file or mono float array at the model's rate.
+            request_id: a name for the trace and for errors; it need not be unique.
+            wait: wait where the queue is full, or raise `Overloaded` at once.
+            options: ``language``, ``task``, ``prompt``, ``timestamps``, ``temperature`` and the other fields of
+                `TranscribeOptions`.
 
         Raises:
             InvalidRequest: an argument that cannot work, or audio that cannot be read (`UnsupportedAudio`).
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: a window could not be served.
         """
-        options = _options(language, task, prompt, timestamps, temperature, seed)
-        transcription = await self._transcription(audio, options, request_id, wait=wait)
+        transcription = await self._transcription(audio, TranscribeOptions(**options), request_id, wait=wait)
         return await transcription.transcript()
 
     @asynccontextmanager
@@ -227,18 +250,12 @@ class Engine:
         self,
         audio: AudioSource,
         *,
-        language: str | None = None,
-        task: str = "transcribe",
-        prompt: str | None = None,
-        timestamps: str = "segment",
-        temperature: float | Sequence[float] | None = None,
-        seed: int = 0,
         request_id: str | None = None,
         wait: bool = True,
+        **options: Unpack[TranscribeArguments],
     ) -> AsyncIterator[SegmentStream]:
         """Like `transcribe`, segment by segment: ``async with engine.stream_transcription(...) as segments``."""
-        options = _options(language, task, prompt, timestamps, temperature, seed)
-        transcription = await self._transcription(audio, options, request_id, wait=wait)
+        transcription = await self._transcription(audio, TranscribeOptions(**options), request_id, wait=wait)
         await transcription.start()
         yield SegmentStream(transcription)
 
@@ -264,6 +281,7 @@ class Engine:
         _, description = self._opened()
         sampling = sampling or SamplingParams()
         token_ids = _prompt_tokens(description, prompt, prompt_token_ids)
+        check_integer("priority", priority)
         _check_token_ids(description, "prompt_token_ids", token_ids)
         _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
         max_tokens = _resolve_max_tokens(description, len(token_ids), sampling)
@@ -284,6 +302,7 @@ class Engine:
         return f"{name or 'request'}#{next(self._numbers)}"
 
     @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
     async def _submitted(self, request: Request, *, wait: bool) -> AsyncIterator[Mailbox]:
         """Admits and submits ``request``; on the way out withdraws what has not ended. No await between the halves of a
         state change: from admission on, everything is undone by the ``finally``."""
@@ -300,6 +319,7 @@ class Engine:
         finally:
             self._admission.release()
 
+    @trio.lowlevel.enable_ki_protection
     async def _admit(self, *, wait: bool) -> None:
         if wait:
             await self._admission.acquire()
@@ -431,18 +451,6 @@ def _require_trio() -> None:
             f"the engine was entered under {library}; allowed: trio, and anyio on trio (trio.run(...), "
             f"anyio.run(..., backend='trio'))"
         )
-
-
-def _options(
-    language: str | None,
-    task: str,
-    prompt: str | None,
-    timestamps: str,
-    temperature: float | Sequence[float] | None,
-    seed: int,
-) -> TranscribeOptions:
-    given: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
-    return TranscribeOptions(language=language, task=task, prompt=prompt, timestamps=timestamps, seed=seed, **given)
 
 
 def _prompt_tokens(

@@ -28,11 +28,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[StreamMessage](math.inf)
         self.finish_reason: FinishReason | None = None
-
-    @property
-    def ended(self) -> bool:
-        """The request's last message has been read."""
-        return self.finish_reason is not None
+        self.ended = False  # the request's last message has been read
 
     def put(self, message: StreamMessage) -> None:
         """Called by the scheduler. Nothing is lost: the reader either reads it or has said that it does not care."""
@@ -45,9 +41,10 @@ class Mailbox:
         if self.ended:
             raise StopAsyncIteration
         message = await self._receive.receive()
+        if isinstance(message, Tokens):
+            return message.drawn
+        self.ended = True
         match message:
-            case Tokens(drawn):
-                return drawn
             case Finished(reason):
                 self.finish_reason = reason
                 raise StopAsyncIteration
@@ -58,8 +55,8 @@ class Mailbox:
                     del message, error  # a frame in its own error's traceback would be a reference cycle
             case Aborted():
                 raise EngineClosed(
-                    "the request was aborted, since the engine's block ended and the time to drain was over; leave the "
-                    "block later, or raise EngineConfig(drain_seconds=...)"
+                    "the request was aborted: its stream was left, or the engine's block ended and the time to drain "
+                    "was over; leave them later, or raise EngineConfig(drain_seconds=...)"
                 )
 
 

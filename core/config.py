@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import UnionType
 
 from attrs import field, frozen
 
@@ -10,6 +11,16 @@ from .errors import InvalidRequest
 from .events import Event
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+COUNTS = (  # 1 or more
+    "max_running",
+    "max_pending",
+    "max_step_tokens",
+    "page_size",
+    "encoder_cache_bytes",
+    "encode_batch_embeddings",
+)
+SIZES = ("threads", "self_kv_bytes", "cross_kv_bytes")  # 0 leaves the choice to the engine
+SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds")
 
 
 @frozen(kw_only=True)
@@ -58,28 +69,19 @@ class EngineConfig:
     def __attrs_post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise InvalidRequest(f"dtype={self.dtype!r}; allowed: {', '.join(DTYPES)}")
-        for name in (
-            "threads",
-            "self_kv_bytes",
-            "cross_kv_bytes",
-            "encoder_idle_seconds",
-            "drain_seconds",
-            "stage_seconds",
-        ):
-            self._require(name, 0)
-        for name in (
-            "max_running",
-            "max_pending",
-            "max_step_tokens",
-            "page_size",
-            "encoder_cache_bytes",
-            "encode_batch_embeddings",
-        ):
-            self._require(name, 1)
+        if not isinstance(self.device, str):
+            raise InvalidRequest(f"device={self.device!r}; allowed: 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        for name in COUNTS:
+            self._check_number(name, 1, int)
+        for name in SIZES:
+            self._check_number(name, 0, int)
+        for name in SECONDS:
+            self._check_number(name, 0, int | float)
         if self.steps_in_flight not in (1, 2):
             raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
 
-    def _require(self, name: str, least: float) -> None:
-        value = getattr(self, name)
-        if not value >= least:
-            raise InvalidRequest(f"{name}={value}; allowed: {least} or more")
+    def _check_number(self, name: str, least: int, kind: type[int] | UnionType) -> None:
+        value: float = getattr(self, name)
+        if not isinstance(value, kind) or isinstance(value, bool) or not float(value) >= least:
+            what = "an integer" if kind is int else "a number"
+            raise InvalidRequest(f"{name}={value!r}; allowed: {what}, {least} or more")

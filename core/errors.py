@@ -13,10 +13,10 @@
     │   └── EngineStateError         409  used outside its block, entered twice
     └── EngineError                  ours, or the device's
         ├── EngineClosed             503  the block ended before the request did
-        ├── EncodeFailed             500  the encoder failed on this request's input
+        ├── EncodeFailed             500  the encoder failed on the batch that the request's input was in
         ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
-        ├── RunnerCrashed            500  the runner stopped; its requests cannot go on
-        └── EngineTeardownError      500  a stage of the teardown did not end in its time
+        ├── RunnerCrashed            500  an actor stopped; the engine cannot go on
+        └── EngineTeardownError      500  a device call did not end in its time, or a release failed
 
 Each message names what was got, what is allowed and what to do. ``http_status`` is a hint for servers.
 """
@@ -87,7 +87,7 @@ class EngineClosed(EngineError):
 
 
 class EncodeFailed(EngineError):
-    """The encoder failed on this request's input; its cause is attached."""
+    """The encoder failed on the batch that this request's input was in; its cause is attached."""
 
 
 class PoisonRequest(EngineError):
@@ -95,8 +95,8 @@ class PoisonRequest(EngineError):
 
 
 class RunnerCrashed(EngineError):
-    """The runner stopped and its requests cannot go on; its cause is attached."""
+    """The runner, or another actor, stopped and the engine cannot go on; its cause is attached."""
 
 
 class EngineTeardownError(EngineError):
-    """A stage of the teardown did not end within its time, or a release failed."""
+    """A call on the device did not end within its time, or a release failed."""

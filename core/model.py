@@ -67,7 +67,7 @@ class Executor(Protocol):
         """Computes the encoder outputs of ``jobs`` in one batch and keeps each as its own copy under its key."""
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Runs one decoder step."""
+        """Runs one decoder step. The records of ``plan.ended`` are dropped first, so also where it raises."""
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs. A key that is not resident is our bug: `AssertionError`."""

@@ -137,7 +137,8 @@ class Planner:
         for sequence, part, drawn in zip(flight.sequences, flight.plan.slices, result.drawn, strict=True):
             sequence.in_flight -= 1
             sequence.draws -= part.draw
-            sequence.suspicion = sequence.crashes_alone = 0
+            if part.draw:  # a chunk that goes well says nothing of the chunks to come
+                sequence.suspicion = sequence.crashes_alone = 0
             if not sequence.ended and (part.draw or drawn.probe is not None):
                 self._commit(sequence, drawn, part.draw)
             self._settle(sequence)
@@ -151,7 +152,8 @@ class Planner:
             self._epoch += 1
             for doomed in (flight, *self._flights):  # the runner will skip what was dispatched meanwhile
                 self._doom(doomed)
-        self._to_forget.extend(flight.plan.ended)
+        if skipped:  # a step that was run has forgotten them, even if it failed afterwards
+            self._to_forget.extend(flight.plan.ended)
         for sequence, part in zip(flight.sequences, flight.plan.slices, strict=True):
             sequence.in_flight -= 1
             sequence.draws -= part.draw
@@ -194,11 +196,6 @@ class Planner:
     def idle(self) -> bool:
         """No request is here and no step is in flight."""
         return not self._sequences and not self._flights
-
-    @property
-    def busy_with_steps(self) -> bool:
-        """A step is in flight."""
-        return bool(self._flights)
 
     def reads_of(self, step_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Request ids of a step in flight and the keys of the encoder outputs that it reads."""

@@ -23,6 +23,11 @@ def _check(condition: bool, got: str, allowed: str) -> None:
         raise InvalidRequest(f"{got}; allowed: {allowed}")
 
 
+def check_integer(name: str, value: object) -> None:
+    """Raises `InvalidRequest` where ``value`` is not an integer."""
+    _check(isinstance(value, int) and not isinstance(value, bool), f"{name}={value!r}", "an integer")
+
+
 @frozen(kw_only=True)
 class SamplingParams:
     """How tokens are drawn.
@@ -52,6 +57,11 @@ class SamplingParams:
 
     def __attrs_post_init__(self) -> None:
         limit = self.max_tokens
+        for name in ("min_tokens", "top_k", "seed", *(() if limit is None else ("max_tokens",))):
+            check_integer(name, getattr(self, name))
+        for name in ("temperature", "top_p"):
+            value = getattr(self, name)
+            _check(isinstance(value, int | float), f"{name}={value!r}", "a number")
         _check(limit is None or limit >= 1, f"max_tokens={limit}", "1 or more, or None for the model's length")
         _check(self.min_tokens >= 0, f"min_tokens={self.min_tokens}", "0 or more")
         _check(limit is None or self.min_tokens <= limit, f"min_tokens={self.min_tokens}", f"up to max_tokens={limit}")

@@ -8,8 +8,10 @@
 torch and transformers are imported when an engine starts, not before.
 """
 
+from .actors.supervisor import EngineStatistics
 from .api.engine import Engine, SegmentStream
 from .api.results import Completion, Delta, Segment, Transcript, Usage
+from .api.transcription import TranscribeOptions
 from .core.config import EngineConfig
 from .core.errors import (
     CallerError,
@@ -28,6 +30,7 @@ from .core.errors import (
     UnsupportedAudio,
     UnsupportedModel,
 )
+from .core.events import Event
 from .core.request import FinishReason, SamplingParams
 
 __all__ = [
@@ -41,7 +44,9 @@ __all__ = [
     "EngineConfig",
     "EngineError",
     "EngineStateError",
+    "EngineStatistics",
     "EngineTeardownError",
+    "Event",
     "FinishReason",
     "InvalidRequest",
     "Overloaded",
@@ -51,6 +56,7 @@ __all__ = [
     "SamplingParams",
     "Segment",
     "SegmentStream",
+    "TranscribeOptions",
     "Transcript",
     "TrioletError",
     "UnsupportedAudio",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -20,14 +22,18 @@ from triolet import (
     EngineClosed,
     EngineConfig,
     EngineTeardownError,
+    InvalidRequest,
     Overloaded,
     PoisonRequest,
     RunnerCrashed,
     SamplingParams,
 )
-from triolet.actors.worker import Job
+from triolet.actors.messages import Release
+from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.audio import Samples, content_key
 from triolet.core import events
+from triolet.core.planner import Planner
+from triolet.core.request import Request
 from triolet.testing.sim import EOS, SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
 
 TEARDOWN = [
@@ -401,3 +407,199 @@ async def test_a_request_dies_with_its_last_user_and_no_collector(
         await one(engine)
         await trio.sleep(0.5)
         assert [payload() is None for payload in payloads] == [True]
+
+
+@pytest.mark.parametrize("priority", [None, "high", 1.5])
+async def test_a_priority_that_is_no_integer_is_refused(priority, executor, config, trace, autojump_clock):
+    """It would break the order of the queue, and with it everybody's requests."""
+    async with sim_engine(executor, config=config()) as engine:
+        with pytest.raises(InvalidRequest, match=r"priority=.*an integer"):
+            await ask(engine, 1, priority=priority)
+        await ask(engine, 2)
+
+
+async def test_a_stream_that_has_failed_stays_ended(config, trace, autojump_clock):
+    executor = SimExecutor(fault=lambda job, _: RuntimeError("boom") if job is Job.ENCODE else None)
+    async with sim_engine(executor, config=config()) as engine:
+        async with engine.stream(prompt_token_ids=prompt(1), audio=audio(1)) as deltas:
+            with pytest.raises(EncodeFailed):
+                await anext(deltas)
+            with pytest.raises(StopAsyncIteration):
+                await anext(deltas)
+
+
+async def test_after_an_actors_crash_nobody_waits_for_the_drain(executor, config, trace, autojump_clock):
+    """An outsider's request hears at once that the engine stopped, not after `drain_seconds` of waiting for nothing."""
+
+    async def outsider(engine: Engine) -> None:
+        with pytest.raises(EngineClosed):
+            await ask(engine, 1, 60)
+
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(RunnerCrashed, match="released"):
+            async with sim_engine(executor, config=config()) as engine:
+                nursery.start_soon(outsider, engine)
+                await trio.sleep(1.0)
+                engine._supervisor._to_encoder_cache.send_nowait(Release("nobody", "no such key"))
+                await trio.sleep(100)
+    assert trio.current_time() < 10
+    assert not executor.is_open
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"max_running": "8"}, "max_running='8'.*integer"),
+        ({"page_size": 2.5}, "page_size=2.5.*integer"),
+        ({"drain_seconds": -1}, "drain_seconds=-1.*0 or more"),
+        ({"device": None}, "device=None"),
+        ({"dtype": "int8"}, "dtype='int8'.*float32"),
+        ({"steps_in_flight": 3}, "1 or 2"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_refused(settings, says):
+    with pytest.raises(InvalidRequest, match=says):
+        EngineConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"max_tokens": 2.5}, "max_tokens=2.5.*integer"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"top_k": 2.5}, "top_k=2.5.*integer"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"temperature": "hot"}, "temperature='hot'.*number"),
+        ({"seed": None}, "seed=None"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens=5"),
+    ],
+)
+def test_a_sampling_parameter_out_of_its_range_is_refused(params, says):
+    with pytest.raises(InvalidRequest, match=says):
+        SamplingParams(**params)
+
+
+async def test_a_drain_ends_when_the_surroundings_are_cancelled(executor, config, trace, autojump_clock):
+    async def outsider(engine: Engine) -> None:
+        with pytest.raises(EngineClosed):
+            for _ in range(1000):
+                await ask(engine, 1, 60)
+
+    async with all_returned(executor, trace), trio.open_nursery() as nursery:
+        with trio.move_on_after(2):
+            async with sim_engine(executor, config=config(drain_seconds=math.inf)) as engine:
+                for _ in range(3):
+                    nursery.start_soon(outsider, engine)
+                await trio.sleep(0.9)
+    assert trio.current_time() < 3
+
+
+async def test_an_error_of_the_teardown_is_not_lost_behind_a_cancellation(config, trace, autojump_clock):
+    """The body's group of nothing but `Cancelled` counts as one: the outer scope would swallow our error with it."""
+    executor = SimExecutor(fault=lambda job, _: RuntimeError("stuck") if job is Job.CLOSE else None)
+    with pytest.raises(EngineTeardownError, match="stuck"):
+        with trio.move_on_after(2):
+            async with sim_engine(executor, config=config()), trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+
+
+async def test_an_observer_that_raises_does_not_stop_the_way_out(executor, autojump_clock):
+    def observer(event: events.Event) -> None:
+        if isinstance(event, events.StageReached) and event.stage == "intake closed":
+            raise ValueError("observer")
+
+    with pytest.raises(RunnerCrashed, match="observer"), trio.fail_after(60):
+        async with sim_engine(executor, config=EngineConfig(observer=observer)):
+            pass
+    assert not executor.is_open
+
+
+async def test_entering_while_cancelled_loads_nothing(executor, config, trace, autojump_clock):
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with sim_engine(executor, config=config()):
+            raise AssertionError("never reached")
+    assert executor.calls == []
+
+
+async def test_a_kept_encode_error_keeps_no_payload(executor, config, trace, autojump_clock, no_collector):
+    """R5: the error's traceback goes through frames that held the whole batch."""
+    payloads: list[weakref.ref[Samples]] = []
+
+    def fault(job: Job, argument: Any) -> Exception | None:
+        if job is not Job.ENCODE:
+            return None
+        payloads.extend(weakref.ref(encoding.payload) for encoding in argument)
+        return RuntimeError("boom")
+
+    executor.fault = fault
+    kept: list[Exception] = []
+
+    async def fail(engine: Engine, number: int) -> None:
+        try:
+            await ask(engine, number)
+        except EncodeFailed as error:
+            error.__traceback__ = None  # the caller's own frames are the caller's business
+            kept.append(error)
+
+    async with sim_engine(executor, config=config()) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(fail, engine, number)
+        assert len(kept) == 4
+        assert [payload() is None for payload in payloads] == [True] * 4
+
+
+async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered(
+    executor, config, trace, autojump_clock, monkeypatch
+):
+    """They were taken from the inbox together; their clients, in tasks outside the block, must not wait for ever."""
+    submit = Planner.submit
+
+    def breaking(self: Planner, request: Request) -> None:
+        if request.prompt_token_ids == tuple(prompt(2)):
+            raise ZeroDivisionError("planted")
+        submit(self, request)
+
+    monkeypatch.setattr(Planner, "submit", breaking)
+    ended: list[int] = []
+
+    async def outsider(engine: Engine, number: int) -> None:
+        with pytest.raises(EngineClosed):
+            await ask(engine, number)
+        ended.append(number)
+
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(RunnerCrashed, match="planted"):
+            async with sim_engine(executor, config=config()) as engine:
+                for number in range(1, 6):
+                    nursery.start_soon(outsider, engine, number)
+                await trio.sleep_forever()
+    assert sorted(ended) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("hung", [Job.OPEN, Job.STEP])
+def test_an_abandoned_call_that_returns_late_harms_nobody(hung):
+    """The real worker: the call returns after the engine has gone; the program's loop goes on, the device is freed."""
+    release, closed = threading.Event(), threading.Event()
+
+    def fault(job: Job, _: object) -> None:
+        if job is hung:
+            release.wait(30)
+        if job is Job.CLOSE:
+            closed.set()
+
+    async def main() -> None:
+        executor = SimExecutor(fault=fault)
+        engine = Engine.from_parts(
+            lambda: executor, ThreadWorker, config=EngineConfig(stage_seconds=0.05, drain_seconds=0.05)
+        )
+        with contextlib.suppress(EngineTeardownError), trio.move_on_after(0.2):
+            async with engine:
+                await ask(engine, 1)
+        release.set()
+        assert await trio.to_thread.run_sync(closed.wait, 30)
+        await trio.sleep(0.01)
+
+    trio.run(main)

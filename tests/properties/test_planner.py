@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from triolet.core.errors import PoisonRequest
 from triolet.core.ledger import Decisions, EncoderLedger
-from triolet.core.plan import StepPlan
+from triolet.core.plan import Slice, StepPlan
 from triolet.core.planner import Planner
 from triolet.core.request import EncoderItem, Request
 from triolet.core.sequence import Abort, AcquireItem, Commit, Fail, Finish, Phase, PlannerLimits, ReleaseItem
@@ -118,13 +118,18 @@ class PlannerMachine(RuleBasedStateMachine):
         self.publish()
         if plan is None:
             return
-        if any(name.startswith("poison") for name in self.planner.reads_of(plan.step_id)[0]):
+        names, _ = self.planner.reads_of(plan.step_id)
+        if any(self.crashes(name, part) for name, part in zip(names, plan.slices, strict=True)):
             self.crashing.add(plan.step_id)
         assert plan.tokens <= self.limits.max_step_tokens, "the token budget is kept"
         assert len(plan.slices) <= self.limits.max_running, "no more sequences than places"
         assert len({part.sequence_id for part in plan.slices}) == len(plan.slices)
         self.flights.append(plan)
         assert len(self.flights) <= self.limits.steps_in_flight
+
+    def crashes(self, name: str, part: Slice) -> bool:
+        """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's."""
+        return name.startswith("poison") and part.start + part.length > len(self.requests[name].prompt_token_ids) // 2
 
     @rule(broken=st.sampled_from((False, False, False, True)))
     def device_steps(self, broken: bool) -> None:
