@@ -118,6 +118,7 @@ class Supervisor:
     _fault: BaseException | None = field(default=None, init=False)
     _teardown_errors: list[Exception] = field(factory=list, init=False)
     _drain_seconds: float = field(default=0.0, init=False)
+    _hurried: bool = field(default=False, init=False)  # the surroundings were cancelled
     _stop: trio.Event = field(factory=trio.Event, init=False)
     _stopped: trio.Event = field(factory=trio.Event, init=False)
     _body: trio.CancelScope = field(factory=trio.CancelScope, init=False)
@@ -167,7 +168,7 @@ class Supervisor:
                         description = await self._start(nursery)
                         with self._body:
                             yield description
-                        if not self._stop.is_set():  # after a fault there is nothing to wait for
+                        if not (self._stop.is_set() or self._hurried):  # after a fault there is nothing to wait for
                             self._drain_seconds = self.config.drain_seconds
                     except BaseException as error:  # noqa: BLE001  (raised again below, outside the nursery)
                         body_error = error
@@ -295,12 +296,15 @@ class Supervisor:
             self._to_scheduler.send_nowait(m.Drain(trio.current_time() + seconds))
 
     async def _hasten(self) -> None:
-        """Whoever cancels the engine's surroundings does not want to wait for a drain."""
+        """Whoever cancels the engine's surroundings does not want to wait for a drain. While the body still runs it is
+        cancelled itself, and must not hear `EngineClosed` instead."""
         try:
             await self._stopped.wait()
         except trio.Cancelled:
-            self._request_stop()
-            self._drain_within(0)
+            self._drain_seconds = 0.0
+            self._hurried = True
+            if self._stop.is_set():
+                self._drain_within(0.0)
             raise
 
     @trio.lowlevel.enable_ki_protection
