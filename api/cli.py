@@ -1,18 +1,21 @@
 """The command ``triolet``: ``transcribe`` files, list ``devices``.
 
 Results go to standard output, in the order of the files; progress and errors go to standard error. Exit status: 0 all
-is well, 1 a file or the model failed, 2 wrong usage, 130 interrupted, 141 the reader of the output went away.
+is well, 1 a file or the model failed or the output could not be written, 2 wrong usage, 130 interrupted, 141 the reader
+of the output went away.
 """
 
 from __future__ import annotations
 
+import codecs
+import errno
 import json
 import os
 import platform
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, NoReturn, TextIO, TypeAlias
 
 import attrs
@@ -26,10 +29,16 @@ from .audio import AudioSource
 from .results import Segment, Transcript
 from .transcription import TASKS
 
+
+class OutputError(Exception):
+    """Results cannot be written: the disk is full, standard output is closed. Its text says so in one line."""
+
+
 OpenEngine: TypeAlias = Callable[[str, EngineConfig], AbstractAsyncContextManager[Any]]
 
 FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141
 STDIN = "-"
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None = None) -> NoReturn:
@@ -42,13 +51,21 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
     except click.ClickException as error:
         error.show()
         status = error.exit_code
+    except OutputError as error:
+        _complain(str(error))
+        status = FAILED
+    except OSError as error:  # of click, which writes the help by a stream of its own
+        if error.errno not in _UNWRITABLE:
+            raise
+        _complain(f"the output cannot be written: {error}")
+        status = FAILED
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
     except BaseExceptionGroup as errors:  # interrupted for a second time, while the engine closed
         if errors.subgroup(KeyboardInterrupt) is None:
             raise
         status = INTERRUPTED
-    if status == PIPE_CLOSED:
+    if _stdout_fails():
         _discard_stdout()
     sys.exit(status or 0)
 
@@ -87,19 +104,27 @@ def transcribe(
     Text: one line a file; with several files it begins with "NAME: ". JSON: one object a line and file, with the
     segments and their times in seconds. A file that fails is named on standard error, and the others go on.
     """
+    if files.count(STDIN) > 1:
+        raise click.UsageError(f"{STDIN} is given {files.count(STDIN)} times; standard input can be read once")
     try:
         config = EngineConfig(device=device, dtype=dtype, threads=threads)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
+    out = _stdout()
     job = Job(files=files, style=style, **options)
-    return trio.run(_until_interrupted, lambda: job.run(lambda: open_engine(model or _demo(), config), sys.stdout))
+    return trio.run(_until_interrupted, lambda: job.run(lambda: open_engine(model or _demo(), config), out))
 
 
 @cli.command()
-def devices() -> None:
+def devices() -> int:
     """List what a model can run on. The default is marked with a star."""
-    for line in _device_lines():
-        click.echo(line)
+    out = _stdout()
+    try:
+        for line in _device_lines():
+            _write(line, out)
+    except BrokenPipeError:
+        return PIPE_CLOSED
+    return 0
 
 
 def _open_engine(model: str, config: EngineConfig) -> AbstractAsyncContextManager[Any]:
@@ -114,16 +139,50 @@ def _demo() -> str:
     return str(checkpoint())
 
 
+def _stdout() -> TextIO:
+    """Standard output, which the shell may have closed (``>&-``): before any model is loaded for nothing."""
+    if sys.stdout is None or sys.stdout.closed:
+        raise OutputError("standard output is closed; send it somewhere, such as to a file (> FILE) or to a program")
+    return sys.stdout
+
+
+def _write(line: str, out: TextIO) -> None:
+    """Writes a line at once.
+
+    Raises:
+        BrokenPipeError: its reader went away.
+        OutputError: it cannot be written for another reason.
+    """
+    try:
+        out.write(line + "\n")
+        out.flush()
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        raise OutputError(f"the output cannot be written: {error}") from error
+
+
+def _stdout_fails() -> bool:
+    """Something is still buffered that cannot be written."""
+    try:
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
 def _discard_stdout() -> None:
-    """Nobody reads: what is still buffered must not raise when the interpreter flushes it at exit."""
+    """What is still buffered must not raise when the interpreter flushes it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def _complain(message: str) -> None:
-    """One line on standard error."""
-    click.echo("triolet: " + " ".join(message.split()), err=True)
+    """One line on standard error; where that is gone too, the exit status alone has to tell."""
+    with suppress(OSError, ValueError):
+        click.echo("triolet: " + " ".join(message.split()), err=True)
 
 
 async def _until_interrupted(work: Callable[[], Awaitable[int]]) -> int:
@@ -201,6 +260,11 @@ class Job:
                 except BrokenPipeError:
                     status = PIPE_CLOSED
                     nursery.cancel_scope.cancel()
+                except OutputError as error:
+                    progress.clear()
+                    _complain(str(error))
+                    status = FAILED
+                    nursery.cancel_scope.cancel()
         return status
 
     async def _work(self, engine: Any, waiting: Iterator[_Slot], progress: _Progress) -> None:
@@ -222,12 +286,11 @@ class Job:
                 found.append(segment)
                 told = progress.advance(told, segments.position)
             progress.advance(told, segments.duration)
-            return Transcript(
-                text="".join(segment.text for segment in found).strip(),
+            return Transcript.of(
+                found,
                 language=segments.language,
                 language_probability=segments.language_probability,
                 duration=segments.duration,
-                segments=tuple(found),
             )
 
     def _report(self, slot: _Slot, out: TextIO, progress: _Progress) -> int:
@@ -235,23 +298,56 @@ class Job:
         assert outcome is not None, "a file was reported before it was done"
         if isinstance(outcome, TrioletError):
             progress.clear()
-            _complain(f"{slot.name}: {outcome}")
+            _complain(f"{_shown(slot.name)}: {_at_a_shell(slot.name, outcome)}")
             return FAILED
-        progress.write(self._line(slot.name, outcome), out)
+        progress.clear()
+        _write(self._line(slot.name, outcome, out), out)
         return 0
 
-    def _line(self, name: str, transcript: Transcript) -> str:
+    def _line(self, name: str, transcript: Transcript, out: TextIO) -> str:
         if self.style == "json":
-            return json.dumps({"file": name, **attrs.asdict(transcript)}, ensure_ascii=False)
+            return json.dumps({"file": name, **attrs.asdict(transcript)}, ensure_ascii=not _is_utf8(out))
         text = " ".join(transcript.text.splitlines())
         return text if len(self.files) == 1 else f"{name}: {text}"
 
 
+def _is_utf8(out: TextIO) -> bool:
+    """``out`` writes every character as it is. In other encodings what it lacks would be written as Python's escapes,
+    such as \\xe9, which JSON does not know."""
+    return out.encoding is None or codecs.lookup(out.encoding).name == "utf-8"
+
+
+def _shown(name: str) -> str:
+    return {STDIN: "standard input", "": "''"}.get(name, name)
+
+
+def _at_a_shell(name: str, error: TrioletError) -> str:
+    """What ``error`` means to somebody who types file names and has no arrays or bytes to give."""
+    if not name:
+        return "an empty file name; look at the quotes, and whether the variable between them is set"
+    if not isinstance(error.__cause__, FileNotFoundError):
+        return str(error)
+    if "://" in name:
+        return "no such file; addresses are not fetched: download it first, or pipe it in and give - as its name"
+    return "no such file; check the spelling and the folder (ls shows what is there)"
+
+
 def _read_stdin() -> bytes:
-    """All of standard input, by its descriptor: an abandoned read then holds no lock of Python's."""
+    """All of standard input, by its descriptor: an abandoned read then holds no lock of Python's.
+
+    Raises:
+        InvalidRequest: it is closed, or cannot be read.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        raise InvalidRequest("it is closed; pipe audio in, or redirect it from a file (< FILE)")
     parts = []
-    while part := os.read(sys.stdin.fileno(), 1 << 16):
-        parts.append(part)
+    try:
+        while part := os.read(sys.stdin.fileno(), 1 << 16):
+            parts.append(part)
+    except OSError as error:
+        raise InvalidRequest(
+            f"it cannot be read ({error}); pipe audio in, or redirect it from a file (< FILE)"
+        ) from error
     return b"".join(parts)
 
 
@@ -289,12 +385,6 @@ class _Progress:
         """Makes room for a line on standard error."""
         if self._bar is not None:
             self._bar.clear()
-
-    def write(self, line: str, out: TextIO) -> None:
-        """Writes a line to ``out`` at once, past the bar."""
-        self.clear()
-        out.write(line + "\n")
-        out.flush()
 
 
 # ---- devices ---------------------------------------------------------------------------------------------------------

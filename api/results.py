@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Self
+
 from attrs import frozen
 
 from ..core.request import FinishReason
@@ -80,3 +83,18 @@ class Transcript:
     language_probability: float | None
     duration: float
     segments: tuple[Segment, ...]
+
+    @classmethod
+    def of(
+        cls, segments: Iterable[Segment], *, language: str | None, language_probability: float | None, duration: float
+    ) -> Self:
+        """The transcript that ``segments``, all of one audio, make. A finished transcription knows its language."""
+        found = tuple(segments)
+        assert language is not None, "a transcription ended without a language"
+        return cls(
+            text="".join(segment.text for segment in found).strip(),
+            language=language,
+            language_probability=language_probability,
+            duration=duration,
+            segments=found,
+        )

@@ -11,14 +11,19 @@ between them. The rules are those of Radford et al. 2022, section 4.5, as openai
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 
-from ..core.errors import InvalidRequest
+from ..core.errors import EngineStateError, InvalidRequest
 from ..core.model import ModelDescription, WhisperTokens
 from ..core.request import EncoderItem, FinishReason, LogitRules, Probe, Request, SamplingParams, TimestampRules
 from .audio import Samples, content_key
@@ -27,6 +32,7 @@ from .results import Segment, Transcript
 TASKS = ("transcribe", "translate")
 TIMESTAMPS = ("segment", "none")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+MIN_PROGRESS = 1.0  # seconds: a next window that starts sooner would cost a whole window's work for next to nothing
 
 
 @frozen(kw_only=True)
@@ -43,8 +49,20 @@ class Generated:
 Run = Callable[[Request], Awaitable[Generated]]  # runs one request to its end
 
 
-def _temperatures(value: float | Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(item) for item in value) if isinstance(value, Sequence) else (float(value),)
+def _temperatures(value: Any) -> tuple[float, ...]:
+    values = value.tolist() if isinstance(value, np.ndarray) else value
+    several = isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    items = tuple(values) if several else (values,)
+    if not items or not all(isinstance(item, Real) and 0.0 <= float(item) < math.inf for item in items):
+        raise InvalidRequest(f"temperature={values!r}; allowed: one or more numbers, 0 (greedy) or positive")
+    return tuple(float(item) for item in items)
+
+
+def _seed(value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidRequest(f"seed={value!r}; allowed: an integer") from None
 
 
 @frozen(kw_only=True)
@@ -58,7 +76,8 @@ class TranscribeOptions:
         prompt: text that comes before the first window, for names and spelling; its last tokens are kept, up to half
             of the model's positions.
         timestamps: ``"segment"``: the model cuts segments and tells their times; ``"none"``: one segment per window.
-        temperature: tried in order until a window's text is good enough by the two thresholds; 0 is greedy.
+        temperature: one or several (a list, a tuple, an array), tried in order until a window's text is good enough by
+            the two thresholds; 0 is greedy.
         compression_ratio_threshold: text that compresses better repeats itself: next temperature. ``None``: off.
         logprob_threshold: a lower average log-probability is a guess: next temperature. ``None``: off.
         no_speech_threshold: a window whose probability of no speech is higher, and whose text is a guess or empty, is
@@ -77,19 +96,23 @@ class TranscribeOptions:
     compression_ratio_threshold: float | None = 2.4
     logprob_threshold: float | None = -1.0
     no_speech_threshold: float | None = 0.6
-    seed: int = 0
+    seed: int = field(default=0, converter=_seed)
 
     def __attrs_post_init__(self) -> None:
+        for name in ("language", "prompt"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise InvalidRequest(f"{name}={value!r}; allowed: None or a text")
+        for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Real):
+                raise InvalidRequest(f"{name}={value!r}; allowed: None (off) or a number")
         if self.task not in TASKS:
             raise InvalidRequest(f"task={self.task!r}; allowed: {_listed(TASKS)}")
         if self.timestamps == "word":
             raise InvalidRequest("timestamps='word' is not supported yet; allowed: 'segment', 'none'")
         if self.timestamps not in TIMESTAMPS:
             raise InvalidRequest(f"timestamps={self.timestamps!r}; allowed: {_listed(TIMESTAMPS)}")
-        if not self.temperature or not all(0.0 <= item < math.inf for item in self.temperature):
-            raise InvalidRequest(
-                f"temperature={self.temperature}; allowed: one or more numbers, 0 (greedy) or positive"
-            )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -118,13 +141,13 @@ class WindowCut:
     next_start: int | None
 
 
-def cut_window(token_ids: Sequence[int], begin_id: int, *, finished: bool) -> WindowCut:
+def cut_window(token_ids: Sequence[int], begin_id: int, *, finished: bool, least: int) -> WindowCut:
     """Reads the timestamps (ids from ``begin_id`` on) in a window's tokens, whatever they are.
 
     A timestamp after text ends a span. The window is used up where its last text has its end timestamp and nothing
     follows; where a new span was opened, or the text was cut off (``finished`` is false, or no end timestamp), the next
-    window starts at the end of the last complete span. Without a complete span, or where that would not move on, the
-    window is used up too.
+    window starts at the end of the last complete span. Without a complete span, or where that would move on by less
+    than ``least`` steps, the window is used up too, and the text that was cut off is its last span.
     """
     spans: list[Span] = []
     opened: int | None = None
@@ -137,10 +160,13 @@ def cut_window(token_ids: Sequence[int], begin_id: int, *, finished: bool) -> Wi
             opened, text = None, []
         else:
             opened = token - begin_id
-    if not spans:
-        return WindowCut((Span(opened or 0, None, tuple(text)),) if text else (), None)
-    used_up = finished and not text and opened is None
-    return WindowCut(tuple(spans), None if used_up else spans[-1].end or None)
+    reached = spans[-1].end or 0 if spans else 0
+    cut_off = not finished or bool(text) or opened is not None
+    if cut_off and reached >= least:
+        return WindowCut(tuple(spans), reached)
+    if text:
+        spans.append(Span(reached if opened is None else opened, None, tuple(text)))
+    return WindowCut(tuple(spans), None)
 
 
 def compression_ratio(text: str) -> float:
@@ -264,10 +290,13 @@ class Recipe:
 
     @special.default
     def _special(self) -> frozenset[int]:
+        """What is no text below the timestamps: every vocabulary of Whisper ends its text with <|endoftext|>, goes on
+        with <|startoftranscript|> and has only special tokens, <|startoflm|> too, from there to <|0.00|>."""
         tokens = self.tokens
-        named = {tokens.start_id, tokens.no_timestamps_id, tokens.previous_id, tokens.no_speech_id}
+        named = {tokens.no_timestamps_id, tokens.previous_id, tokens.no_speech_id}
         ids = named | {*tokens.language_ids.values(), *tokens.task_ids.values(), *self.description.eos_token_ids}
-        return frozenset(token for token in ids if token is not None)
+        layout = range(tokens.start_id, tokens.timestamp_begin_id)
+        return frozenset(token for token in ids if token is not None).union([tokens.start_id], layout)
 
     @previous.default
     def _previous(self) -> tuple[int, ...]:
@@ -281,8 +310,9 @@ class Recipe:
         encoded = tuple(self.description.tokenizer.encode(f" {prompt}", add_special_tokens=False))
         if any(not self.is_text(token) for token in encoded):
             raise InvalidRequest(f"prompt={prompt!r} holds a special token (<|...|>); allowed: plain text")
-        kept = self.description.max_positions // 2 - 1
-        return (self.tokens.previous_id, *encoded[-kept:])
+        kept = max(self.description.max_positions // 2 - 1, 0)
+        last = encoded[max(len(encoded) - kept, 0) :]
+        return (self.tokens.previous_id, *last) if last else ()
 
     @property
     def timestamp_step(self) -> int:
@@ -381,7 +411,9 @@ class Recipe:
         """The spans of a window and where the next one starts."""
         if self.with_timestamps:
             finished = generated.finish_reason is FinishReason.STOP
-            return cut_window(generated.token_ids, self.tokens.timestamp_begin_id, finished=finished)
+            least = math.ceil(MIN_PROGRESS / self.tokens.seconds_per_timestamp)
+            begin_id = self.tokens.timestamp_begin_id
+            return cut_window(generated.token_ids, begin_id, finished=finished, least=least)
         return WindowCut((Span(0, None, generated.token_ids),), None)
 
 
@@ -404,6 +436,7 @@ class Transcription:
 
     Raises:
         InvalidRequest: options that the model does not allow, no samples.
+        EngineStateError: `start` or `next_window` was called while one of them still runs.
     """
 
     def __init__(
@@ -419,6 +452,8 @@ class Transcription:
         self._spoken = 0  # samples: where the last segment ends
         self._windows = 0
         self._segments = 0
+        self._requests = itertools.count()
+        self._busy = False
         self.language = self._recipe.language
         self.language_probability: float | None = None
 
@@ -434,36 +469,55 @@ class Transcription:
 
     async def start(self) -> None:
         """Detects the language where it is not known yet; `next_window` does so by itself."""
-        if self.language is None:
-            await self._detect(self._recipe.item(self._window()))
+        with self._alone("start"):
+            if self.language is None:
+                await self._detect(self._recipe.item(self._window()))
 
     async def next_window(self) -> list[Segment] | None:
         """Transcribes one window: its segments, none where it is silent; ``None`` after the last window."""
-        if self._seek >= len(self._samples):
-            return None
-        window = self._window()
-        item = self._recipe.item(window)
-        language = self.language or await self._detect(item)
-        generated, assessment = await self._read(item, language)
-        silent = assessment.is_silent(self._recipe.options)
-        cut = WindowCut((), None) if silent else self._recipe.cut(generated)
-        segments = self._segments_of(cut.spans, assessment, self._seek + len(window))
-        self._move_on(cut.next_start, len(window))
-        return segments
+        with self._alone("next_window"):
+            if self._seek >= len(self._samples):
+                return None
+            window = self._window()
+            item = self._recipe.item(window)
+            language = self.language or await self._detect(item)
+            generated, assessment = await self._read(item, language)
+            silent = assessment.is_silent(self._recipe.options)
+            cut = WindowCut((), None) if silent else self._recipe.cut(generated)
+            segments = self._segments_of(cut.spans, assessment, self._seek + len(window))
+            self._move_on(cut.next_start, len(window))
+            return segments
 
     async def transcript(self) -> Transcript:
         """Transcribes what is left of the audio."""
         segments: list[Segment] = []
         while (found := await self.next_window()) is not None:
             segments += found
-        assert self.language is not None, "a transcription ended without a language"
-        return Transcript(
-            text="".join(segment.text for segment in segments).strip(),
+        return Transcript.of(
+            segments,
             language=self.language,
             language_probability=self.language_probability,
             duration=self.duration,
-            segments=tuple(segments),
         )
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Windows follow one another: a second call while one runs would read the same window twice."""
+        if self._busy:
+            raise EngineStateError(
+                f"{what} of transcription {self._request_id!r} was called while an earlier call of it still runs; "
+                "allowed: one call at a time. Await it first, or open a transcription for each task"
+            )
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def _new_id(self, what: str) -> str:
+        """Ends in a number of its own: a window that is asked again, its earlier request having been cancelled or
+        failed, must not meet that one's name, which the engine may still know."""
+        return f"{self._request_id}/{what}/{next(self._requests)}"
 
     def _window(self) -> Samples:
         return self._samples[self._seek : self._seek + self._recipe.description.window_samples]
@@ -472,7 +526,7 @@ class Transcription:
         return samples / self._recipe.description.sampling_rate
 
     async def _detect(self, item: EncoderItem) -> str:
-        answer = await self._run(self._recipe.detection(f"{self._request_id}/language", item))
+        answer = await self._run(self._recipe.detection(self._new_id("language"), item))
         self.language, self.language_probability = self._recipe.detected(answer)
         return self.language
 
@@ -480,7 +534,7 @@ class Transcription:
         """Tries one temperature after the other until the text is good; the last one's is taken as it is."""
         options, first = self._recipe.options, self._windows == 0
         for attempt, temperature in enumerate(options.temperature):
-            name = f"{self._request_id}/{self._windows}.{attempt}"
+            name = self._new_id(f"{self._windows}.{attempt}")
             generated = await self._run(self._recipe.request(name, item, language, attempt, first=first))
             assessment = Assessment.of(generated, self._recipe.decode(generated.token_ids), temperature)
             if assessment.is_good(options):
@@ -489,20 +543,33 @@ class Transcription:
 
     def _segments_of(self, spans: Sequence[Span], assessment: Assessment, window_end: int) -> list[Segment]:
         """Segments within the window and the audio, in order. Spans without text or time are left out, and so are those
-        that begin after the audio's end, where the model hears only padding."""
-        segments = []
+        that begin after the audio's end, where the model hears only padding; but where there is no other, the first of
+        these is kept: its words were said in the window, and only the time is wrong."""
+        segments, late = [], []
         for span in spans:
             text = self._recipe.decode(span.token_ids)
-            start = max(self._seek + span.start * self._recipe.timestamp_step, self._spoken)
-            end = window_end
-            if span.end is not None:
-                end = min(self._seek + span.end * self._recipe.timestamp_step, window_end)
-            if start < end and text.strip():
-                segments.append(self._segment(start, end, text, span, assessment))
-                self._spoken = end
+            start = self._seek + span.start * self._recipe.timestamp_step
+            if not text.strip():
+                continue
+            if start >= window_end:
+                late.append((text, span))
+            elif found := self._segment(start, self._end(span, window_end), text, span, assessment):
+                segments.append(found)
+        if late and not segments and (found := self._segment(self._seek, window_end, *late[0], assessment)):
+            segments.append(found)
         return segments
 
-    def _segment(self, start: int, end: int, text: str, span: Span, assessment: Assessment) -> Segment:
+    def _end(self, span: Span, window_end: int) -> int:
+        """Samples from the beginning of the audio to the end of ``span``."""
+        if span.end is None:
+            return window_end
+        return min(self._seek + span.end * self._recipe.timestamp_step, window_end)
+
+    def _segment(self, start: int, end: int, text: str, span: Span, assessment: Assessment) -> Segment | None:
+        """The segment of ``span``, which begins where the one before ends or later; ``None`` where that is no time."""
+        start = max(start, self._spoken)
+        if start >= end:
+            return None
         segment = Segment(
             id=self._segments,
             start=self._seconds(start),
@@ -515,6 +582,7 @@ class Transcription:
             temperature=assessment.temperature,
         )
         self._segments += 1
+        self._spoken = end
         return segment
 
     def _move_on(self, next_start: int | None, window_samples: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from attrs import field, frozen, mutable
 
 from ..core.errors import CheckpointError, UnsupportedModel
 from ..core.model import WhisperTokens
+from .settings import Settings, read_json
+from .tokens import SpecialTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,22 +30,6 @@ ARCHITECTURES = ("WhisperForConditionalGeneration", "WhisperModel")
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
-_ENGLISH_ONLY_VOCABULARY = 51_864
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises `CheckpointError` when it cannot be read as one."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; download or save the checkpoint again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}; a checkpoint's settings are a JSON object")
-    return value
-
-
-def _read_optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def resolve(model: str | Path) -> Path:
@@ -102,6 +88,8 @@ def check_architecture(folder: Path) -> dict[str, Any]:
         )
     config = read_json(path)
     found = config.get("architectures") or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise Settings(path, config).bad("architectures", "a list of names")
     if config.get("model_type") != "whisper" or not (not found or set(found) & set(ARCHITECTURES)):
         raise UnsupportedModel(
             f"{folder} is of model_type {config.get('model_type')!r}, architectures {found}; "
@@ -133,8 +121,8 @@ def find_weights(folder: Path) -> tuple[Path, ...]:
 
 def _shards(index: Path) -> tuple[Path, ...]:
     mapping = read_json(index).get("weight_map")
-    if not isinstance(mapping, dict) or not mapping:
-        raise CheckpointError(f"{index} has no weight_map; download or save the checkpoint again")
+    if not isinstance(mapping, dict) or not mapping or not all(isinstance(name, str) for name in mapping.values()):
+        raise CheckpointError(f"{index} has no weight_map of file names; download or save the checkpoint again")
     return tuple(index.parent / name for name in sorted(set(mapping.values())))
 
 
@@ -198,8 +186,9 @@ def _open_shard(path: Path) -> Any:
             raise CheckpointError(f"{path} cannot be read: {error}; download or save the checkpoint again") from error
     import torch
 
-    try:
-        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    try:  # only the zip archives that torch writes since 1.6 can be mapped
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        return {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
     except Exception as error:  # a damaged archive raises many kinds: wrapped, not hidden
         raise CheckpointError(f"{path} cannot be read: {error}; save the checkpoint again, as safetensors") from error
 
@@ -223,7 +212,7 @@ class Checkpoint:
     encoder_inner: int
     decoder_inner: int
     activation: Activation = field(repr=False)
-    tied: bool  # the head is the token embedding
+    tied: bool  # the head is the token embedding where the weights have none of its own
     features: FeatureSettings
     tokens: WhisperTokens
     eos_token_ids: tuple[int, ...]
@@ -245,26 +234,31 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         CheckpointError: a file is missing or damaged, or two of them disagree.
         UnsupportedModel: an architecture, or an activation function, without an adapter.
     """
-    plain = check_architecture(folder)
+    plain = Settings(folder / "config.json", check_architecture(folder))
     find_weights(folder)
-    config = _load(folder, "config.json", "WhisperConfig")
+    config = Settings(plain.path, _load(folder, "config.json", "WhisperConfig").to_dict())
     shape = _shape(config)
     features = _features(folder, shape)
-    generation = _read_optional_json(folder / "generation_config.json")
     tokenizer = _load(folder, "tokenizer.json", "AutoTokenizer")
-    settings = _Settings(folder=folder, generation=generation, config=config, tokenizer=tokenizer)
+    tokens = SpecialTokens(
+        config=plain,
+        defaults=config,
+        generation=Settings.read_if_there(folder / "generation_config.json"),
+        tokenizer=tokenizer,
+        vocabulary=shape.vocabulary,
+    )
     return Checkpoint(
         folder=folder,
         shape=shape,
-        encoder_inner=config.encoder_ffn_dim,
-        decoder_inner=config.decoder_ffn_dim,
-        activation=_activation(config.activation_function),
-        tied=config.tie_word_embeddings,
+        encoder_inner=config.whole("encoder_ffn_dim"),
+        decoder_inner=config.whole("decoder_ffn_dim"),
+        activation=_activation(config.get("activation_function")),
+        tied=config.flag("tie_word_embeddings") is not False,
         features=features,
-        tokens=settings.whisper_tokens(),
-        eos_token_ids=settings.ids("eos_token_id"),
-        suppress_token_ids=settings.ids("suppress_tokens"),
-        begin_suppress_token_ids=settings.ids("begin_suppress_tokens"),
+        tokens=tokens.whisper_tokens(),
+        eos_token_ids=tokens.eos_token_ids(),
+        suppress_token_ids=tokens.suppressed("suppress_tokens"),
+        begin_suppress_token_ids=tokens.suppressed("begin_suppress_tokens"),
         architecture=(plain.get("architectures") or ARCHITECTURES)[0],
         tokenizer=tokenizer,
     )
@@ -282,25 +276,26 @@ def _load(folder: Path, file: str, loader: str) -> Any:
         ) from error
 
 
-def _shape(config: Any) -> WhisperShape:
+def _shape(config: Settings) -> WhisperShape:
     from .whisper import WhisperShape
 
-    for heads in (config.encoder_attention_heads, config.decoder_attention_heads):
-        if config.d_model % heads:
-            raise CheckpointError(
-                f"config.json has d_model={config.d_model} and {heads} heads; the heads must divide d_model"
-            )
-    return WhisperShape(
-        width=config.d_model,
-        encoder_layers=config.encoder_layers,
-        encoder_heads=config.encoder_attention_heads,
-        decoder_layers=config.decoder_layers,
-        decoder_heads=config.decoder_attention_heads,
-        mels=config.num_mel_bins,
-        embeddings=config.max_source_positions,
-        positions=config.max_target_positions,
-        vocabulary=config.vocab_size,
+    shape = WhisperShape(
+        width=config.whole("d_model"),
+        encoder_layers=config.whole("encoder_layers"),
+        encoder_heads=config.whole("encoder_attention_heads"),
+        decoder_layers=config.whole("decoder_layers"),
+        decoder_heads=config.whole("decoder_attention_heads"),
+        mels=config.whole("num_mel_bins"),
+        embeddings=config.whole("max_source_positions"),
+        positions=config.whole("max_target_positions"),
+        vocabulary=config.whole("vocab_size"),
     )
+    for heads in (shape.encoder_heads, shape.decoder_heads):
+        if shape.width % heads:
+            raise CheckpointError(
+                f"{config.path} has d_model={shape.width} and {heads} heads; the heads must divide d_model"
+            )
+    return shape
 
 
 def _activation(name: str) -> Activation:
@@ -320,77 +315,15 @@ def _features(folder: Path, shape: WhisperShape) -> FeatureSettings:
     """The feature extractor's settings: from its own file, from the processor's, or else from the model's sizes."""
     from .features import FeatureSettings
 
-    written = _read_optional_json(folder / "preprocessor_config.json")
-    written = written or _read_optional_json(folder / "processor_config.json").get("feature_extractor", {})
-    settings = FeatureSettings.from_dict({"feature_size": shape.mels, **written})
+    written = Settings.read_if_there(folder / "preprocessor_config.json")
+    if written is None or not written.values:
+        processor = Settings.read_if_there(folder / "processor_config.json")
+        there = processor is not None and "feature_extractor" in processor
+        written = Settings(processor.path, processor.table("feature_extractor")) if processor and there else None
+    settings = FeatureSettings.read(written or Settings(folder / "config.json", {}), feature_size=shape.mels)
     if settings.feature_size != shape.mels or settings.frames != shape.frames:
         raise CheckpointError(
             f"the feature extractor of {folder} makes {settings.feature_size} mel bands by {settings.frames} frames; "
             f"config.json asks for {shape.mels} by {shape.frames}"
         )
     return settings
-
-
-@frozen(kw_only=True)
-class _Settings:
-    """Special tokens: generation_config.json first, then config.json, then the tokenizer's vocabulary."""
-
-    folder: Path
-    generation: Mapping[str, Any]
-    config: Any
-    tokenizer: Any
-
-    def ids(self, name: str) -> tuple[int, ...]:
-        """A list of token ids, or one; -1 and ``None`` stand for none."""
-        value = self.generation[name] if name in self.generation else getattr(self.config, name, None)
-        values = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(int(token) for token in values if token is not None and token >= 0)
-
-    def token(self, *texts: str) -> int | None:
-        """The id of the first of ``texts`` that the vocabulary has."""
-        vocabulary = self.tokenizer.get_vocab()
-        return next((int(vocabulary[text]) for text in texts if text in vocabulary), None)
-
-    def required(self, name: str, *texts: str) -> int:
-        found = self.ids(name)
-        token = found[0] if found else self.token(*texts)
-        if token is None:
-            raise CheckpointError(f"{self.folder} has neither {name} in generation_config.json nor a token {texts[0]}")
-        return token
-
-    def whisper_tokens(self) -> WhisperTokens:
-        no_timestamps = self.required("no_timestamps_token_id", "<|notimestamps|>")
-        previous = self.ids("prev_sot_token_id")
-        return WhisperTokens(
-            start_id=self.required("decoder_start_token_id", "<|startoftranscript|>"),
-            no_timestamps_id=no_timestamps,
-            timestamp_begin_id=no_timestamps + 1,
-            previous_id=previous[0] if previous else self.token("<|startofprev|>"),
-            no_speech_id=self.token("<|nospeech|>", "<|nocaptions|>"),
-            language_ids=self._languages(),
-            task_ids=self._tasks(),
-            max_initial_timestamp=self.generation.get("max_initial_timestamp_index", None if self.generation else 50),
-        )
-
-    @property
-    def _multilingual(self) -> bool:
-        known = self.generation.get("is_multilingual")
-        return bool(known) if known is not None else self.config.vocab_size != _ENGLISH_ONLY_VOCABULARY
-
-    def _languages(self) -> dict[str, int]:
-        if "lang_to_id" in self.generation:
-            return {str(key)[2:-2]: int(token) for key, token in self.generation["lang_to_id"].items()}
-        if not self._multilingual:
-            return {}
-        from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
-        found = {code: self.token(f"<|{code}|>") for code in LANGUAGES}
-        return {code: token for code, token in found.items() if token is not None}
-
-    def _tasks(self) -> dict[str, int]:
-        if "task_to_id" in self.generation:
-            return {str(key): int(token) for key, token in self.generation["task_to_id"].items()}
-        if not self._multilingual:
-            return {}
-        found = {task: self.token(f"<|{task}|>") for task in ("transcribe", "translate")}
-        return {task: token for task, token in found.items() if token is not None}

@@ -290,14 +290,13 @@ class TorchExecutor:
         now = self._opened()
         for sequence in plan.ended:
             self._records.pop(sequence, None)
+        fed, started = {part.sequence_id for part in plan.slices}, {start.sequence_id for start in plan.started}
+        touched = (fed | started) - (started & self._records.keys())  # one that is started twice is an older step's
         try:
             with torch.inference_mode():
                 return self._run(now, plan)
         except BaseException:
-            for sequence in (
-                *(part.sequence_id for part in plan.slices),
-                *(start.sequence_id for start in plan.started),
-            ):
+            for sequence in touched:
                 self._records.pop(sequence, None)
             raise
 
@@ -324,16 +323,16 @@ class TorchExecutor:
             f"sequence {part.sequence_id} is not known: it was never started, or an earlier step of it failed"
         )
         end, known = part.start + part.length, len(record.tokens)
-        assert end <= now.model.shape.positions, f"sequence {part.sequence_id}: position {end - 1} is past the last"
-        assert len(part.block_table) * now.paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
-        assert max(part.block_table) < now.paged.pages, (
-            f"sequence {part.sequence_id}: pages of {now.paged.pages} are unknown"
-        )
-        assert part.cross_slot is None or part.cross_slot < now.cross.slots, (
-            f"sequence {part.sequence_id}: unknown slot"
-        )
         assert 0 <= part.start < end <= known, (
             f"sequence {part.sequence_id}: slice {part.start}..{end} of {known} tokens"
+        )
+        assert end <= now.model.shape.positions, f"sequence {part.sequence_id}: position {end - 1} is past the last"
+        assert len(part.block_table) * now.paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
+        assert all(0 <= page < now.paged.pages for page in part.block_table), (
+            f"sequence {part.sequence_id}: pages of {now.paged.pages} are unknown"
+        )
+        assert part.cross_slot is None or 0 <= part.cross_slot < now.cross.slots, (
+            f"sequence {part.sequence_id}: unknown slot"
         )
         assert not part.draw or end == known, f"sequence {part.sequence_id}: a draw at {end} with {known} tokens known"
         return record

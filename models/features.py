@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from attrs import asdict, field, frozen, mutable
 from torch import Tensor
 
 from .resources import tensor_bytes
+from .settings import Settings
 
 _FLOOR = 1e-10  # power below which log10 is cut: digital silence becomes -10
 
@@ -28,10 +26,21 @@ class FeatureSettings:
     n_fft: int = 400  # samples of a frame
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> FeatureSettings:
-        """Reads the keys of a preprocessor_config.json that matter here; the others are derived or unused."""
-        names = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
-        return cls(**{name: int(settings[name]) for name in names if name in settings})
+    def read(cls, written: Settings, *, feature_size: int) -> FeatureSettings:
+        """Reads the keys of a preprocessor_config.json that matter here; the others are derived or unused.
+
+        Args:
+            feature_size: where it is not written.
+
+        Raises:
+            CheckpointError: a value that no extractor can work with.
+        """
+        least = {"feature_size": 1, "sampling_rate": 1, "hop_length": 1, "chunk_length": 1, "n_fft": 2}
+        found = {name: written.whole(name, least=low) for name, low in least.items() if name in written}
+        settings = cls(**{"feature_size": feature_size, **found})
+        if settings.n_fft > settings.window_samples:
+            raise written.bad("n_fft", f"2 to {settings.window_samples}, the samples of a window")
+        return settings
 
     @property
     def window_samples(self) -> int:

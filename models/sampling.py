@@ -7,6 +7,7 @@ taken after the rules and before the temperature.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -162,7 +163,10 @@ def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
 
     The draw depends on the row, the seed and the position only: batching, chunking and replay leave it as it is.
     """
-    scaled = logits.double() / sampling.temperature
+    # From the maximum, so that nothing overflows upwards: it stays 0 and a suppressed token -inf, however small the
+    # temperature. CUDA divides by multiplying with the reciprocal, which is finite from the least normal number on.
+    wide = logits.double()
+    scaled = (wide - wide.max()) / max(sampling.temperature, sys.float_info.min)
     if 0 < sampling.top_k < len(scaled):
         scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[-1], _NEVER)
     if sampling.top_p == 1.0:

@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn import functional
 
+from ..core.errors import CheckpointError
 from .kv import CrossKV, PagedKV, StepLayout
 from .resources import tensor_bytes
 
@@ -246,26 +247,41 @@ class _Decoder:
     cross_keys_values: _Linear  # of all layers: one product writes a slot
     layers: tuple[_DecoderLayer, ...]
     norm: _LayerNorm
-    head: Tensor  # [vocabulary, width]; the same tensor as ``tokens`` where the checkpoint ties them
+    head: Tensor  # [vocabulary, width]; the same tensor as ``tokens`` where they are equal
 
     @classmethod
     def load(cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation, *, tied: bool) -> _Decoder:
         width, layers = shape.width, range(shape.decoder_layers)
-        tokens = loader.take("decoder.embed_tokens.weight", shape.vocabulary, width)
+        embedding = loader.weights.get("decoder.embed_tokens.weight", shape.vocabulary, width)
+        tokens = loader.place(embedding)
         cross = [
             loader.projections(f"decoder.layers.{index}.encoder_attn", "kv", width, shape.decoder_heads)
             for index in layers
         ]
         weights, biases = zip(*cross, strict=True)
-        untied = not tied and "proj_out.weight" in loader.weights
         return cls(
             tokens=tokens,
             positions=loader.take("decoder.embed_positions.weight", shape.positions, width),
             cross_keys_values=_Linear(loader.place(torch.cat(weights)), loader.place(torch.cat(biases))),
             layers=tuple(_DecoderLayer.load(loader, index, shape, inner, activation) for index in layers),
             norm=loader.norm("decoder.layer_norm", width),
-            head=loader.take("proj_out.weight", shape.vocabulary, width) if untied else tokens,
+            head=_head(loader, embedding, tied=tied, otherwise=tokens),
         )
+
+
+def _head(loader: _Loader, embedding: Tensor, *, tied: bool, otherwise: Tensor) -> Tensor:
+    """The weights' own head, whatever config.json says of it, as in transformers; ``otherwise``, the placed
+    ``embedding``, where they have none, or one that is equal and would only take memory."""
+    name = "proj_out.weight"
+    if tied and name not in loader.weights:
+        return otherwise
+    if name not in loader.weights:
+        raise CheckpointError(
+            f"config.json has tie_word_embeddings=false, but there is no weight {name!r}; allowed: the weight, or "
+            "tie_word_embeddings=true where the head is the token embedding"
+        )
+    head = loader.weights.get(name, *embedding.shape)
+    return otherwise if head.dtype == embedding.dtype and torch.equal(head, embedding) else loader.place(head)
 
 
 @define(eq=False, kw_only=True)
@@ -290,7 +306,14 @@ class WhisperModel:
         device: torch.device,
         dtype: torch.dtype,
     ) -> WhisperModel:
-        """Takes every tensor of ``weights`` to ``device`` as ``dtype``, one after the other."""
+        """Takes every tensor of ``weights`` to ``device`` as ``dtype``, one after the other.
+
+        Args:
+            tied: the head may be the token embedding, where ``weights`` have no ``proj_out.weight``.
+
+        Raises:
+            CheckpointError: a weight is missing or of another shape.
+        """
         loader = _Loader(weights=weights, device=device, dtype=dtype, taken=[])
         encoder = _Encoder.load(loader, shape, encoder_inner, activation)
         decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 import trio
 
+from triolet.api.audio import load_audio
 from triolet.api.cli import Job, main
 from triolet.api.results import Segment
 from triolet.core.config import EngineConfig
@@ -57,7 +60,8 @@ class PaperStream:
 
 
 class PaperEngine:
-    """Answers by the name of the file: ``bad*`` cannot be decoded, ``interrupt*`` presses ^C, ``slow*`` comes last."""
+    """Answers by the name of the file: ``bad*`` cannot be decoded, ``absent*`` is not there, ``interrupt*`` presses ^C,
+    ``slow*`` comes last."""
 
     def __init__(self, opening: TrioletError | None = None, closing: BaseException | None = None) -> None:
         self.opening = opening
@@ -92,6 +96,8 @@ class PaperEngine:
         name = str(audio)
         if name.startswith("bad"):
             raise UnsupportedAudio("cut short:\n  promised 2, found 1")
+        if name.startswith("absent") or not name:
+            load_audio(name)
         if name.startswith("interrupt"):
             signal.raise_signal(signal.SIGINT)
             await trio.sleep_forever()
@@ -186,6 +192,73 @@ def test_a_dash_reads_standard_input(engine: PaperEngine, monkeypatch: pytest.Mo
     assert engine.asked[0][0] == b"sound" * 30_000
 
 
+def closed_stdin() -> None:
+    return None
+
+
+def unreadable_stdin() -> io.TextIOWrapper:
+    """Open for writing only."""
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def stdin_without_descriptor() -> io.StringIO:
+    return io.StringIO()
+
+
+def stdin_closed_by_python() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (closed_stdin, "it is closed"),
+        (stdin_closed_by_python, "it is closed"),
+        (unreadable_stdin, "it cannot be read"),
+        (stdin_without_descriptor, "it cannot be read"),
+    ],
+)
+def test_standard_input_that_cannot_be_read_is_one_line(
+    make: Callable[[], Any],
+    told: str,
+    engine: PaperEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No traceback, what would help, and the other files go on."""
+    stream = make()
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert run(["transcribe", "-", "b.wav"], engine) == 1
+    if stream is not None:
+        stream.close()
+    out, err = capsys.readouterr()
+    assert out == "b.wav: said in b.wav, möglichst.\n"
+    assert err.startswith(f"triolet: standard input: {told}")
+    assert err.endswith("pipe audio in, or redirect it from a file (< FILE)\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("absent.wav", "absent.wav: no such file; check the spelling and the folder"),
+        ("absent://a.wav", "absent://a.wav: no such file; addresses are not fetched: download it first"),
+        ("", "'': an empty file name; look at the quotes, and whether the variable between them is set"),
+    ],
+)
+def test_a_missing_file_is_told_in_the_words_of_a_shell(
+    name: str, told: str, engine: PaperEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody there has arrays or binary file objects to give."""
+    assert run(["transcribe", name, "b.wav"], engine) == 1
+    out, err = capsys.readouterr()
+    assert out == "b.wav: said in b.wav, möglichst.\n"
+    assert err.startswith(f"triolet: {told}")
+    assert "array" not in err
+
+
 def test_a_wrong_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """No traceback, status 1."""
     assert run(["transcribe", "a.wav"], PaperEngine(opening=CheckpointError("no checkpoint there"))) == 1
@@ -205,7 +278,8 @@ def test_a_failed_teardown_is_one_line_after_the_text(capsys: pytest.CaptureFixt
         ("transcribe a.wav --task sing", "'sing' is not one of 'transcribe', 'translate'"),
         ("transcribe a.wav --format xml", "'xml' is not one of"),
         ("transcribe a.wav --dtype int4", "'int4' is not one of"),
-        ("transcribe a.wav --threads -1", "threads=-1; allowed: 0 or more"),
+        ("transcribe a.wav --threads -1", "threads=-1; allowed:"),
+        ("transcribe - a.wav -", "- is given 2 times; standard input can be read once"),
         ("transcribe a.wav --at-once 0", "Invalid value for '--at-once'"),
         ("sing a.wav", "No such command 'sing'"),
     ],
@@ -252,33 +326,105 @@ async def test_a_reader_that_goes_away_ends_the_work(engine: PaperEngine) -> Non
     assert engine.finished < 6
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-16", "utf-8", "UTF8"])
+async def test_json_is_valid_in_every_encoding(engine: PaperEngine, encoding: str) -> None:
+    """What the encoding lacks is escaped as JSON does, not as Python does; names that are no text are kept too."""
+    names = ("é.wav", "日本.wav", "🎙.wav", "\udcff.wav")
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace")
+    job = Job(files=names, style="json")
+    assert await job.run(lambda: engine("model", EngineConfig()), out) == 0
+    lines = raw.getvalue().decode(encoding).splitlines()
+    assert [json.loads(line)["file"] for line in lines] == list(names)
+    assert ("日本" in lines[1]) == encoding.lower().startswith(("utf-8", "utf8"))
+
+
+async def test_output_that_cannot_be_written_is_one_line(
+    engine: PaperEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk: the other files are cancelled, the engine closes, status 1."""
+
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    job = Job(files=("a.wav", *["slow.wav"] * 5))
+    assert await job.run(lambda: engine("model", EngineConfig()), Full()) == 1
+    assert engine.closed
+    assert capsys.readouterr().err == "triolet: the output cannot be written: [Errno 28] No space left on device\n"
+
+
+def test_without_standard_output_nothing_is_loaded(
+    engine: PaperEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``>&-`` in a shell: Python has no standard output then."""
+    for words in (["transcribe", "a.wav"], ["devices"]):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", None)
+            assert run(words, engine) == 1
+        assert capsys.readouterr().err.startswith("triolet: standard output is closed; send it somewhere")
+    assert not engine.models
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("words", ["transcribe a.wav", "devices", "--help", "--version"])
+def test_a_full_disk_leaves_no_traceback(words: str) -> None:
+    """In a real process, also at its exit: one line and status 1."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", REAL, *words.split()],
+            input=b"go\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+    assert done.stderr.startswith(b"triolet: the output cannot be written: [Errno 28]")
+
+
+def test_a_broken_standard_error_keeps_the_status(engine: PaperEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can be told; the status tells."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    assert run(["transcribe", "bad.wav"], engine) == 1
+
+
+REAL = textwrap.dedent(
+    """
+    import sys
+    from contextlib import asynccontextmanager
+    from triolet.api.cli import main
+
+    class Segments:
+        language, language_probability, duration, position = "en", 1.0, 1.0, 1.0
+        async def __aiter__(self):
+            return
+            yield
+
+    class Engine:
+        @asynccontextmanager
+        async def stream_transcription(self, audio, **options):
+            yield Segments()
+
+    @asynccontextmanager
+    async def open_engine(model, config):
+        yield Engine()
+
+    sys.stdin.readline()
+    main(sys.argv[1:], open_engine)
+    """
+)
+
+
 def test_head_leaves_no_traceback() -> None:
     """In a real pipe whose reader is gone: status 141 and a clean standard error, also at exit."""
-    code = """
-        import sys
-        from contextlib import asynccontextmanager
-        from triolet.api.cli import main
-
-        class Segments:
-            language, language_probability, duration, position = "en", 1.0, 1.0, 1.0
-            async def __aiter__(self):
-                return
-                yield
-
-        class Engine:
-            @asynccontextmanager
-            async def stream_transcription(self, audio, **options):
-                yield Segments()
-
-        @asynccontextmanager
-        async def open_engine(model, config):
-            yield Engine()
-
-        sys.stdin.readline()
-        main(["transcribe", "--model", "m", "a.wav", "b.wav"], open_engine)
-    """
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-c", REAL, "transcribe", "--model", "m", "a.wav", "b.wav"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

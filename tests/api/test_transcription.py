@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.audio import content_key
+from triolet.api.results import Segment
 from triolet.api.transcription import (
     Assessment,
     Generated,
@@ -25,7 +28,7 @@ from triolet.api.transcription import (
     cut_window,
     language_probabilities,
 )
-from triolet.core.errors import InvalidRequest
+from triolet.core.errors import EngineStateError, InvalidRequest
 from triolet.core.model import ModelDescription, WhisperTokens
 from triolet.core.request import FinishReason, Request
 
@@ -156,19 +159,25 @@ def begin(samples: np.ndarray, script: Script, options: TranscribeOptions = GREE
         ((0.0, 0.0), [], None),
         ((), [], None),
         ((0.0, "a", 0.0, 0.0), [(0, 0, "a")], None),
+        ((0.0, "a", 0.98, 0.98), [(0, 49, "a")], None),
+        ((0.0, "a", 0.98, 0.98, "b"), [(0, 49, "a"), (49, None, "b")], None),
+        ((0.0, "a", 0.5, "b"), [(0, 25, "a"), (25, None, "b")], None),
+        ((0.0, "a", 1.0, 1.0, "b"), [(0, 50, "a")], 50),
     ],
 )
 def test_a_window_ends_where_its_last_whole_sentence_does(
     parts: tuple[float | str, ...], spans: list[tuple[int, int | None, str]], next_start: int | None
 ) -> None:
-    """The table of openai/whisper's seek rules, and its edges: nothing, one timestamp, no progress."""
+    """The table of openai/whisper's seek rules, and its edges: nothing, one timestamp, less progress than a second, of
+    which the text behind it is kept."""
     expected = WindowCut(tuple(Span(start, end, tuple(text.encode())) for start, end, text in spans), next_start)
-    assert cut_window(tokens(*parts), BEGIN, finished=True) == expected
+    assert cut_window(tokens(*parts), BEGIN, finished=True, least=50) == expected
 
 
 def test_an_output_stopped_by_its_length_does_not_use_up_the_window() -> None:
     """More was to come after the last timestamp: the next window begins there."""
-    assert cut_window(tokens(0.0, "a", 5.0), BEGIN, finished=False).next_start == 250
+    assert cut_window(tokens(0.0, "a", 5.0), BEGIN, finished=False, least=50).next_start == 250
+    assert cut_window(tokens(0.0, "a", 0.5), BEGIN, finished=False, least=50).next_start is None
 
 
 # ---- the walk --------------------------------------------------------------------------------------------------------
@@ -195,6 +204,21 @@ async def test_without_progress_the_window_is_used_up() -> None:
     assert script.windows(samples) == [(0, WINDOW), (WINDOW, 45 * RATE)]
 
 
+async def test_tiny_steps_use_up_the_window() -> None:
+    """A model that ends a sentence after 20 ms, over and over, is asked once a window, not 1,500 times; what it wrote
+    behind it is kept."""
+    samples = ramp(60)
+    script = Script(answer(0.0, " a", 0.02, 0.02, " b"))
+    transcript = await begin(samples, script).transcript()
+    assert script.windows(samples) == [(0, WINDOW), (WINDOW, 60 * RATE)]
+    assert [(s.start, s.end, s.text) for s in transcript.segments] == [
+        (0, 0.02, " a"),
+        (0.02, 30, " b"),
+        (30, 30.02, " a"),
+        (30.02, 60, " b"),
+    ]
+
+
 async def test_without_timestamps_each_window_is_one_segment() -> None:
     """timestamps='none': windows of full length, <|notimestamps|> in the prompt, no timestamp rules."""
     samples = ramp(70)
@@ -212,13 +236,30 @@ async def test_segments_end_with_the_audio() -> None:
     assert [(s.start, s.end, s.text) for s in transcript.segments] == [(0, 2.5, "a")]
 
 
+@pytest.mark.parametrize(
+    ("parts", "kept"),
+    [
+        ((1.0, " late", 1.4), [(0, 0.8, " late")]),
+        ((1.0, " late"), [(0, 0.8, " late")]),
+        ((1.0, " ", 1.2, 1.2, " late", 1.4, 1.4, " later", 1.6), [(0, 0.8, " late")]),
+        ((0.0, " soon", 0.5, 1.0, " late", 1.4), [(0, 0.5, " soon")]),
+    ],
+)
+async def test_the_only_text_is_kept_although_its_time_lies_behind_the_audio(
+    parts: tuple[float | str, ...], kept: list[tuple[float, float, str]]
+) -> None:
+    """Short audio, and a timestamp in the padding: the words were said, so they take the window's time."""
+    transcript = await begin(ramp(0.8), Script(answer(*parts))).transcript()
+    assert [(s.start, s.end, s.text) for s in transcript.segments] == kept
+
+
 async def test_each_request_says_all_that_the_engine_must_know() -> None:
     """Prompt, item, limits, rules and probe of a window's request."""
     samples = ramp(31)
     script = Script(answer(0.0, "a", 5.0))
     await begin(samples, script).next_window()
     (request,) = script.requests
-    assert request.id == "r/0.0"
+    assert request.id == "r/0.0/0"
     assert request.prompt_token_ids == (START, EN, TRANSCRIBE)
     assert request.max_tokens == request.sampling.max_tokens == 445
     assert request.rules.suppress == (1, 2)
@@ -268,6 +309,60 @@ async def test_a_failed_request_may_be_tried_again() -> None:
     assert await transcription.next_window() is None
 
 
+async def test_a_request_id_is_never_used_twice() -> None:
+    """A window that was cancelled or failed is asked again under other names: the engine may still know the first."""
+    fates = ["cancelled", "failed", "answered"] * 2
+    asked: list[str] = []
+
+    async def run(request: Request) -> Generated:
+        asked.append(request.id)
+        fate = fates[len(asked) - 1]
+        if fate == "cancelled":
+            scope.cancel()
+        if fate == "failed":
+            raise RuntimeError("device")
+        await trio.lowlevel.checkpoint()
+        return detected(0.9, 0.1, 0.1) if request.rules.allowed else answer(0.0, "a", 5.0)
+
+    transcription = Transcription(ramp(10), TranscribeOptions(), MODEL, run, request_id="r")
+    for ask in (transcription.start, transcription.next_window):
+        with trio.CancelScope() as scope:
+            await ask()
+        assert scope.cancelled_caught
+        with pytest.raises(RuntimeError, match="device"):
+            await ask()
+        await ask()
+    assert transcription.position == 10
+    assert [name.rpartition("/")[0] for name in asked] == ["r/language"] * 3 + ["r/0.0"] * 3
+    assert len(set(asked)) == 6
+
+
+async def test_one_window_at_a_time(nursery: trio.Nursery) -> None:
+    """A second call while one runs is refused by name; the first goes on, and calls are welcome again."""
+    go = trio.Event()
+
+    async def run(request: Request) -> Generated:
+        await go.wait()
+        return answer(0.0, "a", 5.0)
+
+    found: list[list[Segment] | None] = []
+    transcription = Transcription(ramp(40), GREEDY, MODEL, run, request_id="r")
+
+    async def first() -> None:
+        found.append(await transcription.next_window())
+
+    nursery.start_soon(first)
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(EngineStateError, match=r"next_window of transcription 'r' .* one call at a time"):
+        await transcription.next_window()
+    with pytest.raises(EngineStateError, match="start of transcription 'r'"):
+        await transcription.start()
+    go.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [len(segments or []) for segments in found] == [1]
+    assert len(await transcription.next_window() or []) == 1
+
+
 # ---- language --------------------------------------------------------------------------------------------------------
 
 
@@ -286,7 +381,7 @@ async def test_the_language_is_detected_once_on_the_first_window() -> None:
     script = Script(detected(0.1, 0.3, 0.2), answer(0.0, "a", 5.0))
     transcript = await begin(samples, script, TranscribeOptions()).transcript()
     detection, first, second = script.requests
-    assert detection.id == "r/language"
+    assert detection.id == "r/language/0"
     assert detection.prompt_token_ids == (START,)
     assert detection.max_tokens == 1
     assert detection.rules.allowed == (EN, DE)
@@ -307,7 +402,7 @@ async def test_start_detects_the_language_ahead_of_the_windows() -> None:
     await transcription.start()
     assert transcription.language == "en"
     await transcription.next_window()
-    assert [request.id for request in script.requests] == ["r/language", "r/0.0"]
+    assert [request.id for request in script.requests] == ["r/language/0", "r/0.0/1"]
 
 
 @pytest.mark.parametrize("name", ["de", "DE", " german ", "German", "<|de|>"])
@@ -345,7 +440,17 @@ def test_language_probabilities_sum_to_one(logprobs: list[float]) -> None:
         (lambda: TranscribeOptions(timestamps="word"), r"'word' is not supported yet; allowed: 'segment', 'none'"),
         (lambda: TranscribeOptions(timestamps="line"), r"timestamps='line'; allowed"),
         (lambda: TranscribeOptions(temperature=()), r"temperature=\(\); allowed"),
-        (lambda: TranscribeOptions(temperature=-1), r"temperature=\(-1.0,\); allowed"),
+        (lambda: TranscribeOptions(temperature=-1), r"temperature=-1; allowed"),
+        (lambda: options_of(temperature="0.2"), r"temperature='0.2'; allowed: one or more numbers"),
+        (lambda: options_of(temperature=[0.0, "0.2"]), r"temperature=\[0.0, '0.2'\]; allowed"),
+        (lambda: options_of(temperature=None), r"temperature=None; allowed"),
+        (lambda: options_of(temperature=np.zeros((1, 2))), r"temperature=\[\[0.0, 0.0\]\]; allowed"),
+        (lambda: options_of(temperature=np.array(["a"])), r"temperature=\['a'\]; allowed"),
+        (lambda: options_of(language=1), r"language=1; allowed: None or a text"),
+        (lambda: options_of(prompt=["a"]), r"prompt=\['a'\]; allowed: None or a text"),
+        (lambda: options_of(seed=None), r"seed=None; allowed: an integer"),
+        (lambda: options_of(seed=0.5), r"seed=0.5; allowed: an integer"),
+        (lambda: options_of(logprob_threshold="-1"), r"logprob_threshold='-1'; allowed: None \(off\) or a number"),
         (lambda: TranscribeOptions(temperature=(0.0, math.nan)), r"nan\); allowed"),
         (lambda: recipe(language="klingon"), r"language='klingon'; allowed: None \(detect\).*de, en"),
         (lambda: recipe(language="french"), r"language='french'; allowed"),
@@ -363,6 +468,28 @@ def test_a_bad_option_is_refused_before_anything_runs(make: Callable[[], object]
         make()
 
 
+def options_of(**options: Any) -> TranscribeOptions:
+    return TranscribeOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (0, (0.0,)),
+        ([0.0, 1], (0.0, 1.0)),
+        (np.array([0.0, 0.5]), (0.0, 0.5)),
+        (np.float64(0.5), (0.5,)),
+        (np.array(0.5), (0.5,)),
+    ],
+    ids=repr,
+)
+def test_temperatures_may_be_one_or_many(given: Any, kept: tuple[float, ...]) -> None:
+    """Numbers, lists, tuples and arrays; a seed may be numpy's too."""
+    options = options_of(temperature=given, seed=np.int64(3))
+    assert (options.temperature, options.seed) == (kept, 3)
+    assert {type(value) for value in (*options.temperature, options.seed)} == {float, int}
+
+
 def recipe(description: ModelDescription = MODEL, **options: str) -> Recipe:
     return Recipe(options=TranscribeOptions(**options), description=description)  # type: ignore[arg-type]
 
@@ -370,6 +497,22 @@ def recipe(description: ModelDescription = MODEL, **options: str) -> Recipe:
 def without_previous() -> ModelDescription:
     assert MODEL.whisper is not None
     return describe(whisper=attrs.evolve(MODEL.whisper, previous_id=None, no_speech_id=None))
+
+
+def test_a_model_without_room_for_a_prompt_takes_none() -> None:
+    """Half of its positions, less one for <|startofprev|>: of two that is nothing, not everything."""
+    assert recipe(describe(max_positions=2), prompt="names").previous == ()
+    assert recipe(describe(max_positions=1), prompt="names").previous == ()
+    assert recipe(describe(max_positions=4), prompt="names").previous == (PREVIOUS, ord("s"))
+
+
+def test_every_token_between_the_text_and_the_timestamps_is_special() -> None:
+    """<|startoflm|> too, which no setting names."""
+    start_of_lm = NO_TIMESTAMPS  # its place in a vocabulary that has one more
+    whisper = attrs.evolve(MODEL.whisper, no_timestamps_id=NO_TIMESTAMPS + 1, timestamp_begin_id=BEGIN + 1)
+    found = recipe(describe(whisper=whisper))
+    assert not any(found.is_text(token) for token in range(EOS, BEGIN + 2))
+    assert found.decode([97, start_of_lm, 98]) == "ab"
 
 
 def test_a_blank_prompt_is_no_prompt() -> None:
@@ -396,9 +539,9 @@ async def test_a_repetition_is_tried_again_at_the_next_temperature() -> None:
     script = Script(answer(0.0, LOOP, 5.0), answer(0.0, "bad guess", 5.0, logprob=-2), answer(0.0, " good", 5.0))
     transcript = await begin(ramp(5), script, options).transcript()
     assert [(r.id, r.sampling.temperature, r.sampling.seed) for r in script.requests] == [
-        ("r/0.0", 0.0, 7),
-        ("r/0.1", 0.2, 8),
-        ("r/0.2", 0.4, 9),
+        ("r/0.0/0", 0.0, 7),
+        ("r/0.1/1", 0.2, 8),
+        ("r/0.2/2", 0.4, 9),
     ]
     assert len({request.items[0].key for request in script.requests}) == 1
     assert [(s.text, s.temperature) for s in transcript.segments] == [(" good", 0.4)]
@@ -463,9 +606,9 @@ def test_repetitions_compress_well() -> None:
 
 # ---- properties ------------------------------------------------------------------------------------------------------
 
-SHORT = 30 * STEP  # a window of 30 timestamp steps shows all that one of 1,500 does
+SHORT = 90 * STEP  # a window of 90 timestamp steps shows all that one of 1,500 does
 any_tokens = st.lists(
-    st.one_of(st.integers(0, 255), st.integers(256, BEGIN - 1), st.integers(BEGIN, BEGIN + 40)), max_size=12
+    st.one_of(st.integers(0, 255), st.integers(256, BEGIN - 1), st.integers(BEGIN, BEGIN + 120)), max_size=12
 )
 any_answer = st.builds(
     lambda ids, logprob, no_speech, reason: Generated(

@@ -10,9 +10,12 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import WhisperForConditionalGeneration
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
+from triolet.core.request import LogitRules, Probe
 from triolet.models.checkpoint import check_architecture, find_weights, read_checkpoint, resolve
+from triolet.models.executor import TorchExecutor
 
 
 @pytest.fixture
@@ -72,16 +75,157 @@ def test_suppress_tokens_as_they_are_written(copy, written, read):
     assert read_checkpoint(copy).suppress_token_ids == read
 
 
-def test_english_only_checkpoints_have_no_languages(copy):
-    """``is_multilingual: false``: no language and no task tokens, although the vocabulary has them."""
+def without(name):
+    return lambda settings: settings.pop(name, None)
 
-    def english(settings):
-        settings["is_multilingual"] = False
-        del settings["lang_to_id"], settings["task_to_id"]
 
-    rewrite(copy / "generation_config.json", english)
+def set_to(**changes):
+    return lambda settings: settings.update(changes)
+
+
+def test_config_suppresses_only_without_a_generation_config(copy):
+    """As in transformers, a generation_config.json without such a list suppresses nothing, whatever config.json has."""
+    rewrite(copy / "config.json", set_to(suppress_tokens=[5, 6], begin_suppress_tokens=[7]))
+    rewrite(copy / "generation_config.json", without("suppress_tokens"))
+    rewrite(copy / "generation_config.json", without("begin_suppress_tokens"))
+    found = read_checkpoint(copy)
+    assert (found.suppress_token_ids, found.begin_suppress_token_ids) == ((), ())
+    (copy / "generation_config.json").unlink()
+    found = read_checkpoint(copy)
+    assert (found.suppress_token_ids, found.begin_suppress_token_ids) == ((5, 6), (7,))
+
+
+def test_suppressed_tokens_outside_the_vocabulary_are_left_out(open_driver, copy, job, audio, ids):
+    """As in transformers they suppress nothing. config.json's defaults, 220 and 50256, are of this kind."""
+    rewrite(copy / "generation_config.json", set_to(suppress_tokens=[1, 368, 50_256]))
+    rewrite(copy / "generation_config.json", set_to(begin_suppress_tokens=[220, 50_256]))
+    driver = open_driver(copy)
+    found = driver.description
+    assert (found.suppress_token_ids, found.begin_suppress_token_ids) == ((1,), (220,))
+    driver.encode(clip=audio(1))
+    rules = LogitRules(suppress=found.suppress_token_ids, begin_suppress=found.begin_suppress_token_ids)
+    assert driver.run(job(key="clip", prompt=(ids.start, ids.en), rules=rules, max_tokens=3))[0].tokens
+    (copy / "generation_config.json").unlink()
+    rewrite(copy / "config.json", without("begin_suppress_tokens"))
+    assert read_checkpoint(copy).begin_suppress_token_ids == (220,)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"decoder_start_token_id": 368}, "decoder_start_token_id of .*generation_config.json is 368"),
+        ({"decoder_start_token_id": -1}, "decoder_start_token_id of .* is -1"),
+        ({"eos_token_id": 5000}, "eos_token_id of .* is 5000"),
+        ({"eos_token_id": [256, 5000]}, "eos_token_id of .* is 5000"),
+        ({"lang_to_id": {"<|en|>": 99_999}}, r"<\|en\|> of lang_to_id of .* is 99999"),
+        ({"task_to_id": {"transcribe": 368}}, "transcribe of task_to_id of .* is 368"),
+        ({"no_timestamps_token_id": 100_000}, "no_timestamps_token_id of .* is 100000"),
+        ({"no_timestamps_token_id": 367}, r"<\|0.00\|>, which is no_timestamps_token_id \+ 1, is 368"),
+        ({"prev_sot_token_id": 368}, "prev_sot_token_id of .* is 368"),
+    ],
+    ids=str,
+)
+def test_tokens_outside_the_vocabulary_are_told(copy, change, told):
+    """The setting, the id and the vocabulary are named when the checkpoint is read, not in the middle of a step."""
+    rewrite(copy / "generation_config.json", set_to(**change))
+    with pytest.raises(
+        CheckpointError, match=rf"{told}; allowed: a token id from 0 to 367, .*vocab_size=368.*config.json"
+    ):
+        read_checkpoint(copy)
+
+
+def test_a_tokenizer_of_a_larger_vocabulary_is_told(copy):
+    """<|nospeech|> is only known by its text."""
+    rename = {"<|nospeech|>": "<|silence|>", "<|2.00|>": "<|nospeech|>"}
+    for path in (copy / "tokenizer.json", copy / "tokenizer_config.json"):
+        text = path.read_text()
+        for old, new in rename.items():
+            text = text.replace(old, new)
+        path.write_text(text)
+    assert read_checkpoint(copy).tokens.no_speech_id == 367
+    rewrite(copy / "config.json", set_to(vocab_size=367))
+    with pytest.raises(CheckpointError, match=r"<\|nospeech\|> of the tokenizer is 367; allowed: .* 0 to 366"):
+        read_checkpoint(copy)
+
+
+def test_a_missing_end_of_text_is_the_tokenizers(copy):
+    """Where no file names it; without the token too, no text would ever end."""
+    rewrite(copy / "generation_config.json", without("eos_token_id"))
+    rewrite(copy / "config.json", set_to(eos_token_id=None))
+    assert read_checkpoint(copy).eos_token_ids == (256,)
+    for path in (copy / "tokenizer.json", copy / "tokenizer_config.json"):
+        path.write_text(path.read_text().replace("<|endoftext|>", "<|theend|>"))
+    with pytest.raises(CheckpointError, match=r"neither eos_token_id in .* nor a token <\|endoftext\|>"):
+        read_checkpoint(copy)
+
+
+def test_a_list_of_ends_is_kept_whole_and_never_empty(copy):
+    """Each of them ends a text."""
+    rewrite(copy / "generation_config.json", set_to(eos_token_id=[256, 46]))
+    assert read_checkpoint(copy).eos_token_ids == (256, 46)
+    rewrite(copy / "generation_config.json", set_to(eos_token_id=[]))
+    with pytest.raises(CheckpointError, match=r"eos_token_id=\[\]; allowed: a token id"):
+        read_checkpoint(copy)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_english_only_checkpoints_have_no_languages(copy, listed):
+    """``is_multilingual: false``: no language and no task tokens, although the files name them."""
+    rewrite(copy / "generation_config.json", set_to(is_multilingual=False))
+    if not listed:
+        rewrite(copy / "generation_config.json", without("lang_to_id"))
+        rewrite(copy / "generation_config.json", without("task_to_id"))
     tokens = read_checkpoint(copy).tokens
     assert (tokens.language_ids, tokens.task_ids) == ({}, {})
+
+
+def test_language_codes_are_read_with_and_without_their_brackets(copy):
+    """Only <| and |> are taken off, not two characters of whatever is there."""
+    rewrite(copy / "generation_config.json", set_to(lang_to_id={"<|en|>": 258, "de": 259}))
+    assert read_checkpoint(copy).tokens.language_ids == {"en": 258, "de": 259}
+
+
+SIZES = ["d_model", "vocab_size", "num_mel_bins", "max_source_positions", "max_target_positions"]
+SIZES += [f"{part}_{what}" for part in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")]
+DAMAGE = {
+    "config.json": {
+        **dict.fromkeys(SIZES, (None, "x", 0, -1)),
+        "architectures": ("x", 1, [1]),
+        **dict.fromkeys(["activation_function", "tie_word_embeddings"], ("x", [])),
+    },
+    "generation_config.json": {
+        **dict.fromkeys(["lang_to_id", "task_to_id"], (None, "x", 0, [1], {"en": None}, {"en": "x"})),
+        **dict.fromkeys(
+            ["decoder_start_token_id", "no_timestamps_token_id", "prev_sot_token_id"], ("x", [], 1.5, True)
+        ),
+        **dict.fromkeys(["suppress_tokens", "begin_suppress_tokens"], ("x", {}, ["x"], [None])),
+        "eos_token_id": ("x", {}, ["x"], [None]),
+        "max_initial_timestamp_index": (-1, "x", 1.5),
+        "is_multilingual": ("x", 0),
+    },
+    "preprocessor_config.json": {
+        **dict.fromkeys(["feature_size", "sampling_rate", "hop_length", "chunk_length"], (None, "x", 0, -1, 1.5, [])),
+        "n_fft": (None, "x", 0, 1, 32_001),
+    },
+    "processor_config.json": {"feature_extractor": (None, "x", 0)},
+}
+
+
+@pytest.mark.parametrize(("file", "setting"), [(file, name) for file, names in DAMAGE.items() for name in names])
+def test_damaged_settings_are_told_by_file_and_name(copy, config, file, setting):
+    """Null, text, zero or a fraction where something else belongs: no raw TypeError or ZeroDivisionError."""
+    path, values = copy / file, DAMAGE[file][setting]
+    if file == "processor_config.json":
+        (copy / "preprocessor_config.json").unlink()
+        path.write_text("{}")
+    whole = path.read_text()
+    for value in values:
+        rewrite(path, set_to(**{setting: value}))
+        with pytest.raises(CheckpointError) as caught:
+            TorchExecutor(copy, config()).open()
+        assert setting in str(caught.value), value
+        assert file in str(caught.value) or isinstance(caught.value, UnsupportedModel), value
+        path.write_text(whole)
 
 
 def test_feature_settings_of_a_processor_config(copy):
@@ -105,11 +249,12 @@ def test_stored_half_precision_is_cast(open_driver, copy, job, audio, ids, dtype
     assert found == greedy(other, job, audio, ids)
 
 
-@pytest.mark.parametrize("layout", ["sharded", "unprefixed", "pickled"])
+@pytest.mark.parametrize("layout", ["sharded", "unprefixed", "pickled", "pickled of old"])
 def test_other_layouts_of_the_same_weights(
     open_driver, checkpoint, copy, save, reference, job, audio, ids, tmp_path, layout
 ):
-    """Shards, names without ``model.`` and pytorch_model.bin give the same tokens and the same identity."""
+    """Shards, names without ``model.`` and pytorch_model.bin, also in the format that was no zip archive, give the same
+    tokens and the same identity."""
     path = copy / "model.safetensors"
     tensors = load_file(path)
     path.unlink()
@@ -122,10 +267,39 @@ def test_other_layouts_of_the_same_weights(
         )
         rewrite(copy / "config.json", lambda settings: settings.update(architectures=["WhisperModel"]))
     else:
-        torch.save(tensors, copy / "pytorch_model.bin")
+        torch.save(tensors, copy / "pytorch_model.bin", _use_new_zipfile_serialization=layout == "pickled")
     driver, plain = open_driver(copy), open_driver(checkpoint)
     assert greedy(driver, job, audio, ids) == greedy(plain, job, audio, ids)
     assert driver.description.processor_identity == plain.description.processor_identity
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_head_is_the_files_own(open_driver, copy, job, audio, features, ids, tied, own):
+    """Where proj_out.weight is there it is used, whatever tie_word_embeddings says, as in transformers; where it equals
+    the embedding, one tensor serves as both."""
+    path = copy / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors["model.decoder.embed_tokens.weight"]
+    tensors["proj_out.weight"] = embedding.flip(0).contiguous() if own else embedding.clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    rewrite(copy / "config.json", set_to(tie_word_embeddings=tied))
+    driver, everything = open_driver(copy), tuple(range(ids.vocabulary))
+    decoder = driver.executor._open.model._decoder
+    assert (decoder.head is decoder.tokens) is not own
+    model, prompt = WhisperForConditionalGeneration.from_pretrained(copy), (ids.start, ids.en)
+    with torch.inference_mode():
+        expected = model(features(audio(1)), decoder_input_ids=torch.tensor([prompt])).logits[0, 1].log_softmax(-1)
+    driver.encode(clip=audio(1))
+    one = job(key="clip", prompt=prompt, probe=Probe(position=1, token_ids=everything), max_tokens=1)
+    torch.testing.assert_close(torch.tensor(driver.run(one)[0].probes[0]), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_an_untied_head_that_is_missing_is_told(open_driver, copy):
+    """The embedding must not take its place without a word: transformers would draw a random one."""
+    rewrite(copy / "config.json", set_to(tie_word_embeddings=False))
+    with pytest.raises(CheckpointError, match=r"tie_word_embeddings=false, but there is no weight 'proj_out.weight'"):
+        open_driver(copy)
 
 
 def test_identities_differ_between_models_and_dtypes(open_driver, checkpoint, save, make, tmp_path):
@@ -169,6 +343,21 @@ def reshape_tensor(folder):
     save_file(tensors, folder / "model.safetensors")
 
 
+def name_no_tensors(folder):
+    remove_weights(folder)
+    torch.save({"encoder.conv1.weight": "text", 5: torch.zeros(1)}, folder / "pytorch_model.bin")
+
+
+def pickle_a_list(folder):
+    remove_weights(folder)
+    torch.save([torch.zeros(1)], folder / "pytorch_model.bin")
+
+
+def number_the_shards(folder):
+    remove_weights(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 1}}')
+
+
 def lose_shard(folder):
     remove_weights(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
@@ -204,6 +393,9 @@ def empty_index(folder):
         (reshape_tensor, r"shape \(7,\); config.json asks for \(48,\)"),
         (lose_shard, "lacks the shards model-00001-of-00002"),
         (empty_index, "no weight_map"),
+        (number_the_shards, "no weight_map of file names"),
+        (name_no_tensors, "no weight 'encoder.conv1.weight'"),
+        (pickle_a_list, "as safetensors"),
     ],
 )
 def test_broken_checkpoints_are_told_what_is_wrong(open_driver, copy, breakage, told):

@@ -188,7 +188,11 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
         ({"sequence": 1, "slot": None}, "no cross slot"),
         ({"sequence": 1, "slot": 8}, "unknown slot"),
         ({"sequence": 1, "pages": ()}, "pages are missing"),
+        ({"sequence": 1, "slot": -1}, "unknown slot"),
         ({"sequence": 1, "pages": (128,)}, "pages of 128 are unknown"),
+        ({"sequence": 1, "pages": (-1,)}, "pages of 128 are unknown"),
+        ({"sequence": 1, "length": 0, "pages": (), "draw": False}, "slice 0..0 of 2 tokens"),
+        ({"sequence": 1, "start": -1, "length": 3}, "slice -1..2 of 2 tokens"),
     ],
 )
 def test_impossible_slices_are_our_bug(driver, audio, ids, part, told):
@@ -207,6 +211,18 @@ def test_a_sequence_started_twice_and_an_absent_key_are_our_bugs(driver, ids):
         driver.executor.step(plan_of(started=[start_of(1, ids), start_of(1, ids)]))
     with pytest.raises(AssertionError, match="'absent' is read but not resident"):
         driver.executor.step(plan_of(cross_writes=[CrossWrite(key="absent", slot=0)]))
+
+
+def test_starting_a_sequence_again_leaves_the_older_one_as_it_is(driver, audio, ids):
+    """The step that does so fails, with what is new in it; the sequence of that id goes on."""
+    executor = driver.executor
+    driver.encode(a=audio(1))
+    executor.step(plan_of(0, started=[start_of(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)]))
+    with pytest.raises(AssertionError, match="started twice"):
+        executor.step(plan_of(1, started=[start_of(1, ids), start_of(2, ids)], slices=[slice_of(1), slice_of(2)]))
+    assert set(executor._records) == {1}
+    (drawn,) = executor.step(plan_of(2, slices=[slice_of(1)])).drawn
+    assert drawn.token_id is not None
 
 
 def test_positions_past_the_last_are_refused(driver, audio, ids):

@@ -102,6 +102,16 @@ def test_uniform_is_a_function_of_seed_and_position():
     assert all(abs(count - 400) < 80 for count in tenths)
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-308, 5e-324])
+@pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.5}], ids=str)
+def test_a_minuscule_temperature_is_greedy(temperature, settings):
+    """Nothing overflows: the likeliest token is drawn, and a suppressed one never."""
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(6))
+    logits[[0, 49]] = -torch.inf
+    sampling = SamplingParams(temperature=temperature, **settings)
+    assert {int(sample(logits, sampling, position)) for position in range(20)} == {int(logits.argmax())}
+
+
 def test_ties_beyond_top_k_stay_possible():
     """transformers keeps all tokens as likely as the k-th: so do we."""
     logits = torch.tensor([1.0, 2.0, 2.0, 0.0])
