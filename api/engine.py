@@ -372,7 +372,7 @@ class Engine:
         """Timestamps and special tokens: part of the tokens, not of the text."""
         description = self.model
         whisper = description.whisper
-        first = description.vocabulary_size if whisper is None else whisper.timestamp_begin_id
+        first = description.vocabulary_size if whisper is None else whisper.start_id
         return frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
 
 
