@@ -103,7 +103,6 @@ class GpuRunner:
         worker closes the executor as soon as the load returns.
         """
         self._stopping = True
-        opened = self._executor is not None and self.memory.device != ""
         with trio.move_on_after(self.close_seconds, shield=True) as scope:
             while self._running:
                 await self._next_done()
@@ -112,8 +111,8 @@ class GpuRunner:
         if scope.cancelled_caught:
             self.worker.abandon(self._close_executor)
             self.tell(events.StageReached("device call abandoned"))
-            if not opened:
-                return
+            if self.memory.device == "":
+                return  # it hangs in its load
             raise EngineTeardownError(
                 f"a call on the device did not end within {self.close_seconds} s; its thread is abandoned and will "
                 f"release the device if the call ever returns; a new process is the safe way on"

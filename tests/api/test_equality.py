@@ -40,11 +40,11 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return random_whisper(tmp_path_factory.mktemp(request.param), request.param, seed=7)
 
 
-def speech(rng: np.random.Generator, clips: list[Samples]) -> Samples:
-    """Something to hear: a piece of a recording or, as often, noise with a tone."""
+def speech(rng: np.random.Generator, clips: list[Samples], noisy: float) -> Samples:
+    """Something to hear: a piece of a recording or, with the chance ``noisy``, noise with a tone."""
     seconds = rng.uniform(0.3, 12)
     clip = clips[rng.integers(len(clips))]
-    if rng.random() < 0.5:
+    if rng.random() >= noisy:
         start = rng.integers(max(1, len(clip) - 16_000))
         return clip[start : start + int(seconds * 16_000)].copy()
     time = np.arange(int(seconds * 16_000)) / 16_000
@@ -57,7 +57,8 @@ def make_cases(model: ModelDescription) -> list[Case]:
     assert model.whisper is not None
     tokens = model.whisper
     clips = [load_audio(sample.path) for sample in triolet.demo.samples()[:4]]
-    sounds = [speech(rng, clips) for _ in range(14)]  # fewer than requests: some share their audio
+    noisy = 0.1 if model.vocabulary_size < 10_000 else 0.5  # the demo model says nothing to noise
+    sounds = [speech(rng, clips, noisy) for _ in range(14)]  # fewer than requests: some share their audio
     cases = []
     for index in range(REQUESTS):
         language = choose.choice([tokens.language_ids[code] for code in ("en", "de", "es")])
@@ -117,7 +118,7 @@ async def test_mixed_requests_get_exactly_the_tokens_of_transformers(checkpoint:
     assert [answers[index] for index in range(REQUESTS)] == expected
     said = {token for tokens in expected for token in tokens}
     assert len(said) > REQUESTS, "the reference has something to say"
-    assert len(set(expected)) >= REQUESTS // 3, "and not the same to everybody (the demo model says nothing to noise)"
+    assert len(set(expected)) > REQUESTS // 2, "and not the same to everybody"
     distinct = len({case.audio.tobytes() for case in cases})
     assert statistics.encoder_cache.encoded == distinct, "each audio is encoded once"
     batches = [len(event.keys) for event in trace if isinstance(event, events.EncodeDispatched)]
