@@ -47,7 +47,7 @@ SPECIAL = (
     "<|nospeech|>",
     "<|notimestamps|>",
 )
-EARLY = 0.3
+EARLY = 0.35
 """The share of the steps that is spent on single sentences, in the main, until the decoder has learned to listen."""
 GUIDED = 2
 """How many heads of the decoder's last layer are taught to look where a token is heard."""
@@ -181,6 +181,15 @@ def content(window: Window, translate: bool, timestamps: bool, shift: float) -> 
     return [*out, (ids("endoftext"), UNHEARD)]
 
 
+def misread(rng: np.random.Generator, told: list[int]) -> list[int]:
+    """What the decoder is told to have said: in every second window a tenth of its words' tokens are others, so that
+    it must listen instead of guessing from what it said, and finds its way back after an error."""
+    if rng.random() < 0.5:
+        return told
+    words = ids("endoftext")  # special tokens and timestamps come after the words'
+    return [int(rng.integers(words)) if t < words and rng.random() < 0.1 else t for t in told]
+
+
 def target(rng: np.random.Generator, window: Window, earlier: str | None, shift: float) -> Target:
     """A random task on a window: transcribe or translate, with timestamps or without, sometimes after earlier text;
     `shift` is the time (s) at which the window's audio is said to begin."""
@@ -191,7 +200,7 @@ def target(rng: np.random.Generator, window: Window, earlier: str | None, shift:
     before = [ids("startofprev"), *encode(earlier)] if earlier else []
     told, spans = map(list, zip(*content(window, translate, timestamps, shift), strict=True))
     first = ids(window.language) if window.segments else ids("nospeech")
-    reads = [*before, *prompt, *told[:-1]]
+    reads = [*before, *prompt, *misread(rng, told[:-1])]
     answers = [-100] * len(before) + [first] + [-100] * (len(prompt) - 2) + told
     late = timestamps and window.segments and window.segments[0].start + shift > 1
     if late and rng.random() < 0.5:  # decoders allow no later first timestamp than this
@@ -264,9 +273,9 @@ class Composer:
         shares = (
             (0.9, 0.1, 0, 0)
             if progress < EARLY
-            else (0.3, 0.35, 0.25, 0.1)
+            else (0.4, 0.35, 0.15, 0.1)
             if progress < 0.75
-            else (0.2, 0.35, 0.3, 0.15)
+            else (0.3, 0.35, 0.22, 0.13)
         )
         kind = str(rng.choice(kinds, p=shares))
         if kind == "short":
@@ -603,13 +612,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="clips and training state")
     parser.add_argument("--out", type=Path, default=HERE / "checkpoint")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=9000)
     parser.add_argument("--clips", type=int, default=15_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peak", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--encoder-layers", type=int, default=3)
-    parser.add_argument("--decoder-layers", type=int, default=2)
+    parser.add_argument("--decoder-layers", type=int, default=3)
     parser.add_argument("--save-every", type=int, default=250, help="steps between two saved states")
     parser.add_argument("--stop-after", type=int, help="stop at this step, with the schedule of --steps")
     parser.add_argument("--bf16", action="store_true", help="matrix products in bfloat16")
