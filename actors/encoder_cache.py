@@ -65,6 +65,7 @@ class EncoderCache:
     def _handle(self, message: m.EncoderCacheMessage) -> None:
         match message:
             case m.Acquire(holder, item):
+                self.tell(events.EntryWanted(item.key, holder))
                 self._decide(
                     self.ledger.acquire(
                         holder, item.key, size=item.size, embeddings=item.embeddings, payload=item.payload
@@ -87,6 +88,8 @@ class EncoderCache:
                 self._decide(self.ledger.freed(keys))
             case m.SchedulerClosed():
                 self._closing = True
+                for hold in self.ledger.holds_and_waits():
+                    self.tell(events.EntryReleased(hold.key, hold.holder))
                 self._decide(self.ledger.close(now=trio.current_time()))
             case m.RunnerLost():
                 self._runner_gone = True
@@ -98,14 +101,15 @@ class EncoderCache:
             self._decide(self.ledger.evict_idle(now=math.inf, idle_seconds=0.0))
 
     def _decide(self, decisions: Decisions) -> None:
+        for key in decisions.dropped:  # first: what is reserved now may take their room
+            self.tell(events.EntryDropped(key))
         for key, size in decisions.reserved:
             self.tell(events.EntryReserved(key, size))
-        for key in decisions.dropped:
-            self.tell(events.EntryDropped(key))
         for hold in decisions.ready:
             self.tell(events.EntryHeld(hold.key, hold.holder))
             self.to_scheduler.send_nowait(m.EncoderReady(hold.holder))
         for refusal in decisions.refused:
+            self.tell(events.EntryRefused(refusal.key, refusal.holder))
             self.to_scheduler.send_nowait(m.EncoderRefused(refusal.holder, refusal.error))
         if decisions.free and not self._runner_gone:
             self.tell(events.FreeSent(decisions.free))

@@ -23,13 +23,14 @@ from attrs import define, field, frozen
 
 from ..core import events
 from ..core.config import EngineConfig
-from ..core.errors import EngineClosed, EngineTeardownError, RunnerCrashed
+from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
 from ..core.ledger import EncoderLedger, LedgerStatistics
 from ..core.model import Executor, ModelDescription
 from ..core.plan import DeviceMemory
 from ..core.planner import Planner
 from ..core.request import Request
 from ..core.sequence import PlannerLimits, PlannerStatistics
+from ..core.trace import TraceChecker
 from . import messages as m
 from .encoder_cache import EncoderCache
 from .gpu_runner import GpuRunner
@@ -86,13 +87,18 @@ class EngineStatistics:
 
 @define(eq=False)
 class _Tell:
-    """Tells the observer of events. One that raises is told no more, and its error leaves the engine's block: a stage
-    of the teardown must not end with it."""
+    """Tells the checker and the observer of events. An observer that raises is told no more, and its error leaves the
+    engine's block: a stage of the teardown must not end with it. A broken promise stops the engine."""
 
     observer: Callable[[events.Event], None] | None
+    checker: TraceChecker | None
+    stop: trio.Event
+    body: trio.CancelScope
     error: Exception | None = None
 
     def __call__(self, event: events.Event) -> None:
+        if self.checker is not None:
+            self._check(self.checker, event)
         if self.observer is None:
             return
         try:
@@ -100,6 +106,14 @@ class _Tell:
         except Exception as error:  # noqa: BLE001  (raised at the end of the block)
             error.add_note("raised by EngineConfig(observer=...), which must not raise")
             self.error, self.observer = error, None
+
+    def _check(self, checker: TraceChecker, event: events.Event) -> None:
+        try:
+            checker(event)
+        except InvariantViolation as violation:
+            self.error, self.checker, self.observer = violation, None, None  # what follows is no news
+            self.stop.set()
+            self.body.cancel()
 
 
 @define(eq=False)
@@ -109,7 +123,7 @@ class Supervisor:
     config: EngineConfig
     make_executor: Callable[[], Executor]
     worker: Worker
-    accepting: bool = field(default=False, init=False)
+    _accepting: bool = field(default=False, init=False)
     _planner: Planner | None = field(default=None, init=False)
     _tell: _Tell = field(init=False)
     _ledger: EncoderLedger = field(init=False)
@@ -133,7 +147,8 @@ class Supervisor:
         self._to_scheduler, self._scheduler_inbox = trio.open_memory_channel(math.inf)
         self._to_encoder_cache, self._encoder_cache_inbox = trio.open_memory_channel(math.inf)
         self._to_runner, self._runner_inbox = trio.open_memory_channel(math.inf)
-        self._tell = _Tell(self.config.observer)
+        checker = TraceChecker(capacity=self.config.encoder_cache_bytes, steps_in_flight=self.config.steps_in_flight)
+        self._tell = _Tell(self.config.observer, checker if self.config.verify else None, self._stop, self._body)
         self._ledger = EncoderLedger(self.config.encoder_cache_bytes)
         self._runner = GpuRunner(
             inbox=self._runner_inbox,
@@ -162,8 +177,8 @@ class Supervisor:
         try:
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._supervise)
-                    nursery.start_soon(self._hasten)
+                    nursery.start_soon(self._supervise, name="triolet supervisor")
+                    nursery.start_soon(self._hasten, name="triolet hastener")
                     try:
                         description = await self._start(nursery)
                         with self._body:
@@ -173,7 +188,7 @@ class Supervisor:
                     except BaseException as error:  # noqa: BLE001  (raised again below, outside the nursery)
                         body_error = error
                     finally:
-                        self._request_stop()
+                        self._stop.set()
             except BaseException as error:  # noqa: BLE001  (a cancellation or ^C while the teardown ran; raised below)
                 body_error = _more_urgent(body_error, error)
             self._raise_end(body_error)
@@ -184,13 +199,13 @@ class Supervisor:
         """Stops the engine before its block ends: running requests have ``drain_seconds``, then they are aborted."""
         if not self._stop.is_set():
             self._drain_seconds = drain_seconds
-        self._request_stop()
+        self._stop.set()
         self._drain_within(drain_seconds)
         await self._stopped.wait()
 
     def submit(self, request: Request, stream: m.Stream) -> None:
         """Hands a checked request over to the scheduler. Raises `EngineClosed` once the engine is stopping."""
-        if not self.accepting:
+        if not self._accepting or self._stop.is_set():
             raise EngineClosed("the engine is stopping and takes no new requests; open a new one")
         self._to_scheduler.send_nowait(m.Submit(request, stream))
 
@@ -240,7 +255,7 @@ class Supervisor:
             tell=self._tell,
         )
         await self._start_child(nursery, "scheduler", scheduler.run)
-        self.accepting = not self._stop.is_set()
+        self._accepting = True
         self._tell(events.StageReached("accepting"))
         return description
 
@@ -269,6 +284,7 @@ class Supervisor:
         if child.error is None and self._stop.is_set():
             return
         cause = child.error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")
+        self._tell(events.ActorFailed(child.name, f"{type(cause).__name__}: {cause}"))
         if isinstance(cause, EngineTeardownError):
             self._teardown_errors.append(cause)
         elif self._fault is None:
@@ -281,14 +297,10 @@ class Supervisor:
             error.__cause__ = cause
             self._to_scheduler.send_nowait(m.RunnerStopped(error))
             self._to_encoder_cache.send_nowait(m.RunnerLost())
-        self._request_stop()
+        self._stop.set()
         self._body.cancel()
 
     # -- stop --------------------------------------------------------------------------------------------------------
-
-    def _request_stop(self) -> None:
-        self.accepting = False
-        self._stop.set()
 
     def _drain_within(self, seconds: float) -> None:
         """Tells the scheduler to drain; where it does already, the earlier deadline holds."""
@@ -359,6 +371,8 @@ class Supervisor:
         fault, self._fault = self._fault, None
         teardown_errors, self._teardown_errors = self._teardown_errors, []
         self._children.clear()
+        if isinstance(self._tell.error, InvariantViolation):
+            return self._tell.error
         fault = fault or self._tell.error
         if fault is not None:
             error: Exception = RunnerCrashed(

@@ -43,6 +43,8 @@ class EngineConfig:
         drain_seconds: how long the end of the block waits for running requests before it aborts them.
         stage_seconds: how long each further stage of the teardown may take before it is cut off.
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
+        verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken one stops the
+            engine, and its `InvariantViolation` leaves the block.
         observer: called with every `Event` of the engine, in order, from the engine's loop; it must not block or raise.
 
     Raises:
@@ -64,6 +66,7 @@ class EngineConfig:
     drain_seconds: float = 30.0
     stage_seconds: float = 10.0
     steps_in_flight: int = 2
+    verify: bool = False
     observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:

@@ -16,7 +16,8 @@
         ├── EncodeFailed             500  the encoder failed on the batch that the request's input was in
         ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
         ├── RunnerCrashed            500  an actor stopped; the engine cannot go on
-        └── EngineTeardownError      500  a device call did not end in its time, or a release failed
+        ├── EngineTeardownError      500  a device call did not end in its time, or a release failed
+        └── InvariantViolation       500  the engine broke one of its own promises: a bug of ours
 
 Each message names what was got, what is allowed and what to do. ``http_status`` is a hint for servers.
 """
@@ -100,3 +101,16 @@ class RunnerCrashed(EngineError):
 
 class EngineTeardownError(EngineError):
     """A call on the device did not end within its time, or a release failed."""
+
+
+class InvariantViolation(EngineError):
+    """The engine broke the promise named ``invariant``; ``history`` are the events that show it, the last one last.
+
+    Found by `triolet.testing.TraceChecker`, in production with ``EngineConfig(verify=True)``. It is a bug of Triolet.
+    """
+
+    def __init__(self, invariant: str, what: str, history: tuple[object, ...] = ()) -> None:
+        told = "".join(f"\n  {number}. {event}" for number, event in enumerate(history, 1))
+        super().__init__(f"{invariant}: {what}" + (f"; what happened:{told}" if told else ""))
+        self.invariant = invariant
+        self.history = history

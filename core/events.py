@@ -29,6 +29,22 @@ class RequestEnded(Event):
 
 
 @frozen
+class EntryWanted(Event):
+    """``holder`` asked for ``key``: `EntryHeld`, `EntryRefused` or, where it is withdrawn, `EntryReleased` answers."""
+
+    key: str
+    holder: str
+
+
+@frozen
+class EntryRefused(Event):
+    """``holder`` will not get ``key``."""
+
+    key: str
+    holder: str
+
+
+@frozen
 class EntryReserved(Event):
     """The ledger took ``size`` bytes for ``key``."""
 
@@ -46,7 +62,7 @@ class EntryHeld(Event):
 
 @frozen
 class EntryReleased(Event):
-    """``holder`` gave ``key`` back."""
+    """``holder`` gave ``key`` back, or no longer waits for it."""
 
     key: str
     holder: str
@@ -111,6 +127,14 @@ class StepEnded(Event):
 
     step_id: int
     ok: bool
+
+
+@frozen
+class ActorFailed(Event):
+    """An actor ended though nobody had asked it to; the engine is being stopped."""
+
+    actor: str
+    error: str
 
 
 @frozen

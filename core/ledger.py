@@ -354,6 +354,11 @@ class EncoderLedger:
         """Who waits, in the order they will be served."""
         return tuple(Hold(wait.holder, wait.key) for wait in self._waiting)
 
+    def holds_and_waits(self) -> tuple[Hold, ...]:
+        """Every ask that has not been released or refused."""
+        holds = [Hold(holder, entry.key) for entry in self._entries.values() for holder in entry.holders]
+        return (*holds, *self.waiting())
+
     def statistics(self) -> LedgerStatistics:
         """A snapshot."""
         return LedgerStatistics(

@@ -1,0 +1,341 @@
+"""`TraceChecker`: the engine's promises, checked on its events while it runs; in tests and in production the same.
+
+Each invariant has a name (`INVARIANTS`); what breaks one raises `InvariantViolation` with that name and the shortest
+history that shows it: the events of the entries, requests and steps concerned, and no others.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from attrs import define, field
+
+from . import events
+from .errors import InvariantViolation
+
+NO_FREE_WHILE_HELD = "no free while held"
+NO_USE_BEFORE_READY = "no use before ready"
+NO_PHANTOM = "no phantom"
+ALWAYS_FREED = "always freed eventually"
+EVERY_ACQUIRE_ANSWERED = "every acquire is answered"
+BOOKS_BALANCE = "books balance"
+ENCODE_ONCE = "encode once"
+TERMINAL_ONCE = "terminal once"
+FREE_FOLLOWS_COMPLETION = "free follows completion"
+STEPS_IN_ORDER = "steps in order"
+ORDERED_TEARDOWN = "ordered teardown"
+
+INVARIANTS = (
+    NO_FREE_WHILE_HELD,
+    NO_USE_BEFORE_READY,
+    NO_PHANTOM,
+    ALWAYS_FREED,
+    EVERY_ACQUIRE_ANSWERED,
+    BOOKS_BALANCE,
+    ENCODE_ONCE,
+    TERMINAL_ONCE,
+    FREE_FOLLOWS_COMPLETION,
+    STEPS_IN_ORDER,
+    ORDERED_TEARDOWN,
+)
+TEARDOWN = (
+    "intake closed",
+    "scheduler stopped",
+    "encoder cache stopped",
+    "device released",
+    "runner stopped",
+    "channels closed",
+)
+HISTORY = 32  # events kept of one entry or request: an entry that is hit for ever must not grow
+
+
+class _Life(enum.Enum):
+    RESERVED = "reserved"
+    ENCODING = "being encoded"
+    RESIDENT = "resident"
+    FREEING = "being freed"
+
+
+@define(eq=False)
+class _Entry:
+    size: int
+    life: _Life = _Life.RESERVED
+    readers: set[str] = field(factory=set)
+
+
+@define(eq=False)
+class _Ask:
+    key: str
+    granted: bool = False
+
+
+@define(eq=False)
+class TraceChecker:
+    """Feed it every event, in order; call `end` when the engine's block is over.
+
+    Args:
+        capacity: bytes of the encoder cache; without it "books balance" knows no upper bound.
+        steps_in_flight: most steps dispatched and not answered.
+
+    Raises (from ``checker(event)`` and `end`):
+        InvariantViolation: see `InvariantViolation.invariant` and `InvariantViolation.history`.
+
+    When an actor has ended out of turn (`ActorFailed`), or a stage was cut off, what it owed the others is not owed
+    any more: from then on only "terminal once" and the order of the teardown are checked.
+    """
+
+    capacity: int | None = None
+    steps_in_flight: int | None = None
+    taken: int = field(default=0, init=False)
+    _entries: dict[str, _Entry] = field(factory=dict, init=False)
+    _asks: dict[str, _Ask] = field(factory=dict, init=False)  # by holder
+    _asks_for: Counter[str] = field(factory=Counter, init=False)  # open asks of each key
+    _requests: set[str] = field(factory=set, init=False)  # accepted, not ended
+    _flights: deque[events.StepBegun] = field(factory=deque, init=False)
+    _stages: list[str] = field(factory=list, init=False)
+    _opened: bool = field(default=False, init=False)
+    _orderly: bool = field(default=True, init=False)
+    _told: int = field(default=0, init=False)
+    _logs: dict[str, deque[tuple[int, events.Event]]] = field(factory=dict, init=False)  # by key or request id
+    _recent: deque[tuple[int, events.Event]] = field(factory=lambda: deque(maxlen=HISTORY), init=False)
+
+    def __call__(self, event: events.Event) -> None:
+        """The next event."""
+        self._told += 1
+        self._recent.append((self._told, event))
+        check = _ALWAYS.get(type(event)) or (_WHILE_ORDERLY.get(type(event)) if self._orderly else None)
+        if check is not None:
+            check(self, event)
+
+    def end(self) -> None:
+        """The engine's block is over: everything must be back."""
+        if self._requests:
+            self._fail(TERMINAL_ONCE, f"requests that never ended: {sorted(self._requests)}", self._requests)
+        last = self._stages[-1] if self._stages else None
+        if self._opened and last != TEARDOWN[-1]:
+            self._fail(ORDERED_TEARDOWN, f"the teardown ended with {last!r}, not with {TEARDOWN[-1]!r}")
+        if self._orderly:
+            self._check_nothing_is_left()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _accepted(self, event: events.RequestAccepted) -> None:
+        self._log(event, event.request_id)
+        if event.request_id in self._requests:
+            self._fail(TERMINAL_ONCE, f"request {event.request_id} was accepted twice", [event.request_id])
+        self._requests.add(event.request_id)
+
+    def _ended(self, event: events.RequestEnded) -> None:
+        self._log(event, event.request_id)
+        if event.request_id not in self._requests:
+            self._fail(TERMINAL_ONCE, f"request {event.request_id} ended, but is not running", [event.request_id])
+        self._requests.discard(event.request_id)
+        del self._logs[event.request_id]
+
+    # -- entries -----------------------------------------------------------------------------------------------------
+
+    def _wanted(self, event: events.EntryWanted) -> None:
+        self._log(event, event.key)
+        if event.holder in self._asks:
+            self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} asks while an ask of it is open", [event.key])
+        self._asks[event.holder] = _Ask(event.key)
+        self._asks_for[event.key] += 1
+
+    def _refused(self, event: events.EntryRefused) -> None:
+        self._log(event, event.key)
+        ask = self._end_ask(event.holder, event.key)
+        if ask is None or ask.granted:
+            self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} is refused what it did not wait for", [event.key])
+        self._forget(event.key)
+
+    def _end_ask(self, holder: str, key: str) -> _Ask | None:
+        ask = self._asks.get(holder)
+        if ask is None or ask.key != key:
+            return None
+        del self._asks[holder]
+        self._asks_for[key] -= 1
+        return ask
+
+    def _reserved(self, event: events.EntryReserved) -> None:
+        self._log(event, event.key)
+        if event.key in self._entries:
+            life = self._entries[event.key].life.value
+            self._fail(ENCODE_ONCE, f"{event.key} is reserved while it is {life}", [event.key])
+        self._entries[event.key] = _Entry(event.size)
+        self.taken += event.size
+        if self.capacity is not None and self.taken > self.capacity:
+            self._fail(BOOKS_BALANCE, f"{self.taken} bytes are taken of {self.capacity}", self._entries)
+
+    def _held(self, event: events.EntryHeld) -> None:
+        self._log(event, event.key)
+        entry, ask = self._entries.get(event.key), self._asks.get(event.holder)
+        if ask is None or ask.key != event.key or ask.granted:
+            self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} is given what it did not wait for", [event.key])
+        if entry is None or entry.life is not _Life.RESIDENT:
+            life = "absent" if entry is None else entry.life.value
+            self._fail(NO_PHANTOM, f"{event.key} is offered to {event.holder} while it is {life}", [event.key])
+        ask.granted = True
+        entry.readers.add(event.holder)
+
+    def _released(self, event: events.EntryReleased) -> None:
+        self._log(event, event.key)
+        ask = self._end_ask(event.holder, event.key)
+        if ask is None:
+            self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} gives back what it has not", [event.key])
+        entry = self._entries.get(event.key)
+        if ask.granted and entry is not None:
+            entry.readers.discard(event.holder)
+            if not entry.readers:
+                self._check_no_step_reads(event.key, f"{event.holder} gave {event.key} back")
+        self._forget(event.key)
+
+    def _dropped(self, event: events.EntryDropped) -> None:
+        self._log(event, event.key)
+        entry = self._entries.pop(event.key, None)
+        if entry is None or entry.life not in {_Life.RESERVED, _Life.ENCODING}:
+            life = "absent" if entry is None else entry.life.value
+            self._fail(BOOKS_BALANCE, f"{event.key} is dropped while it is {life}", [event.key])
+        self.taken -= entry.size
+        self._forget(event.key)
+
+    def _dispatched(self, event: events.EncodeDispatched) -> None:
+        self._move(event, event.keys, _Life.RESERVED, _Life.ENCODING, ENCODE_ONCE)
+
+    def _encoded(self, event: events.EncodeDone) -> None:
+        self._move(event, event.keys, _Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE)
+
+    def _free_sent(self, event: events.FreeSent) -> None:
+        self._move(event, event.keys, _Life.RESIDENT, _Life.FREEING, BOOKS_BALANCE)
+        for key in event.keys:
+            readers = self._entries[key].readers
+            if readers:
+                self._fail(NO_FREE_WHILE_HELD, f"{key} is to be freed while {sorted(readers)} may read it", [key])
+            self._check_no_step_reads(key, f"{key} is to be freed")
+
+    def _freed(self, event: events.EntryFreed) -> None:
+        for key in event.keys:
+            self._log(event, key)
+            entry = self._entries.pop(key, None)
+            if entry is None or entry.life is not _Life.FREEING:
+                life = "absent" if entry is None else entry.life.value
+                self._fail(BOOKS_BALANCE, f"{key} is freed while it is {life}", [key])
+            self.taken -= entry.size
+            self._forget(key)
+
+    def _move(self, event: events.Event, keys: Iterable[str], old: _Life, new: _Life, invariant: str) -> None:
+        for key in keys:
+            self._log(event, key)
+            entry = self._entries.get(key)
+            if entry is None or entry.life is not old:
+                life = "absent" if entry is None else entry.life.value
+                self._fail(invariant, f"{key} should become {new.value}, but it is {life}", [key])
+            entry.life = new
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _step_begun(self, event: events.StepBegun) -> None:
+        if self.steps_in_flight is not None and len(self._flights) >= self.steps_in_flight:
+            self._fail(STEPS_IN_ORDER, f"step {event.step_id} is the {len(self._flights) + 1}th in flight")
+        self._flights.append(event)
+        for request_id in event.request_ids:
+            if request_id not in self._requests:
+                self._fail(TERMINAL_ONCE, f"step {event.step_id} runs {request_id}, which has ended")
+        for key in event.reads:
+            self._log(event, key)
+            entry = self._entries.get(key)
+            if entry is None or entry.life is not _Life.RESIDENT or not entry.readers:
+                life = "absent" if entry is None else entry.life.value if entry.readers else "held by nobody"
+                self._fail(NO_USE_BEFORE_READY, f"step {event.step_id} reads {key}, which is {life}", [key])
+
+    def _step_ended(self, event: events.StepEnded) -> None:
+        if not self._flights or self._flights[0].step_id != event.step_id:
+            waiting = [flight.step_id for flight in self._flights]
+            self._fail(STEPS_IN_ORDER, f"step {event.step_id} ended, but in flight are {waiting}")
+        for key in self._flights.popleft().reads:
+            self._log(event, key)
+
+    def _check_no_step_reads(self, key: str, what: str) -> None:
+        for flight in self._flights:
+            if key in flight.reads:
+                self._fail(FREE_FOLLOWS_COMPLETION, f"{what} while step {flight.step_id} reads it", [key])
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _actor_failed(self, _: events.ActorFailed) -> None:
+        self._disorder()
+
+    def _stage(self, event: events.StageReached) -> None:
+        if event.stage.endswith("cut off") or event.stage == "device call abandoned":
+            self._disorder()
+        self._opened = self._opened or event.stage == "accepting"
+        if not self._opened or event.stage not in TEARDOWN:
+            return  # a start that was given up takes back what there is
+        later = [stage for stage in self._stages if TEARDOWN.index(stage) >= TEARDOWN.index(event.stage)]
+        if later:
+            self._fail(ORDERED_TEARDOWN, f"{event.stage!r} comes after {later[0]!r}")
+        self._stages.append(event.stage)
+        if event.stage == "scheduler stopped" and self._requests:
+            self._fail(TERMINAL_ONCE, f"the scheduler stopped with {sorted(self._requests)} running", self._requests)
+        if event.stage == "encoder cache stopped" and self._orderly:
+            self._check_nothing_is_left()
+
+    def _disorder(self) -> None:
+        self._orderly = False
+        self.taken = 0
+        for state in (self._entries, self._asks, self._asks_for, self._flights):
+            state.clear()
+
+    def _check_nothing_is_left(self) -> None:
+        if self._asks:
+            keys = {ask.key for ask in self._asks.values()}
+            self._fail(EVERY_ACQUIRE_ANSWERED, f"asks that never ended: {sorted(self._asks)}", keys)
+        if self._entries:
+            self._fail(ALWAYS_FREED, f"entries that were never freed: {sorted(self._entries)}", self._entries)
+        if self.taken:
+            self._fail(BOOKS_BALANCE, f"{self.taken} bytes are taken by no entry")
+
+    # -- history -----------------------------------------------------------------------------------------------------
+
+    def _log(self, event: events.Event, subject: str) -> None:
+        log = self._logs.get(subject)
+        if log is None:
+            log = self._logs[subject] = deque(maxlen=HISTORY)
+        log.append((self._told, event))
+
+    def _forget(self, key: str) -> None:
+        if key not in self._entries and not self._asks_for[key]:
+            self._logs.pop(key, None)
+            del self._asks_for[key]
+
+    def _fail(self, invariant: str, what: str, subjects: Iterable[str] = ()) -> NoReturn:
+        told = dict(entry for subject in subjects for entry in self._logs.get(subject, ()))
+        if not told:
+            told = dict(self._recent)
+        told[self._told] = self._recent[-1][1]
+        raise InvariantViolation(invariant, what, tuple(told[number] for number in sorted(told)))
+
+
+Check = Callable[[TraceChecker, Any], None]
+_WHILE_ORDERLY: dict[type[events.Event], Check] = {
+    events.EntryWanted: TraceChecker._wanted,
+    events.EntryRefused: TraceChecker._refused,
+    events.EntryReserved: TraceChecker._reserved,
+    events.EntryHeld: TraceChecker._held,
+    events.EntryReleased: TraceChecker._released,
+    events.EntryDropped: TraceChecker._dropped,
+    events.EncodeDispatched: TraceChecker._dispatched,
+    events.EncodeDone: TraceChecker._encoded,
+    events.FreeSent: TraceChecker._free_sent,
+    events.EntryFreed: TraceChecker._freed,
+    events.StepBegun: TraceChecker._step_begun,
+    events.StepEnded: TraceChecker._step_ended,
+}
+_ALWAYS: dict[type[events.Event], Check] = {
+    events.RequestAccepted: TraceChecker._accepted,
+    events.RequestEnded: TraceChecker._ended,
+    events.StageReached: TraceChecker._stage,
+    events.ActorFailed: TraceChecker._actor_failed,
+}

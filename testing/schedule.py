@@ -1,0 +1,180 @@
+"""Which task runs next, as a value: any trio program under a schedule that can be drawn, shrunk and replayed.
+
+::
+
+    run_scheduled(program, schedule=Uniform(seed=7))
+
+A schedule's ``repr`` is the way to run it again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import trio
+from attrs import define, field, frozen
+
+from .trio_hooks import OneTaskPerTick, Pick, seeded_batches, virtual_clock
+
+Result = TypeVar("Result")
+
+
+class Deadlock(AssertionError):
+    """Every task waits and no deadline will wake any; the message is the tree of tasks and where each one waits."""
+
+
+@frozen
+class Schedule:
+    """Root of all schedules."""
+
+    def picker(self) -> Pick | None:
+        """Chooses among the tasks that could run; ``None`` leaves it to trio."""
+        return None
+
+    def around(self) -> AbstractContextManager[None]:
+        """What must hold while the program runs."""
+        return nullcontext()
+
+
+@frozen
+class Batches(Schedule):
+    """trio's own: every runnable task in each tick, in an order shuffled by ``seed``. The fastest and the blindest: no
+    task ever falls two steps behind another."""
+
+    seed: int = 0
+
+    def around(self) -> AbstractContextManager[None]:
+        """See `Schedule.around`."""
+        return seeded_batches(self.seed)
+
+
+@frozen
+class Uniform(Schedule):
+    """One task a tick, any with the same chance."""
+
+    seed: int = 0
+
+    def picker(self) -> Pick:
+        """See `Schedule.picker`."""
+        draw = random.Random(self.seed).random
+        return lambda tasks: int(draw() * len(tasks))
+
+
+@frozen
+class Pct(Schedule):
+    """One task a tick, the one of the highest priority; priorities are random, and at ``depth - 1`` random ticks the
+    running task falls behind all others. Finds a bug that needs ``depth`` orderings with a chance of at least
+    1 / (tasks * ticks ** (depth - 1)) (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of
+    finding bugs", ASPLOS 2010)."""
+
+    seed: int = 0
+    depth: int = 3
+    ticks: int = 400
+
+    def picker(self) -> Pick:
+        """See `Schedule.picker`."""
+        rng = random.Random(self.seed)
+        falls = frozenset(rng.sample(range(self.ticks), self.depth - 1))
+        priorities: dict[trio.lowlevel.Task, float] = {}
+        tick = 0
+
+        def pick(tasks: list[trio.lowlevel.Task]) -> int:
+            nonlocal tick
+            for task in tasks:
+                if task not in priorities:
+                    priorities[task] = rng.random()
+            if tick in falls:
+                priorities[max(tasks, key=priorities.__getitem__)] = -float(tick + 1)
+            tick += 1
+            return max(range(len(tasks)), key=lambda index: priorities[tasks[index]])
+
+        return pick
+
+
+@frozen
+class Listed(Schedule):
+    """One task a tick: the ``choices[n]``-th of those that wait their turn in tick n, the longest waiting afterwards.
+    What a shrunk counter-example looks like: as few choices other than 0 as possible."""
+
+    choices: tuple[int, ...] = field(default=(), converter=tuple)
+
+    def picker(self) -> Pick:
+        """See `Schedule.picker`."""
+        rest = iter(self.choices)
+        return lambda _: next(rest, 0)
+
+
+@define(eq=False)
+class _Watch:
+    """Cancels the program at its first deadlock, so that it can clean up, and gives up at its second."""
+
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    tree: str | None = None
+
+    def deadlocked(self) -> None:
+        if self.tree is not None:
+            raise Deadlock(f"even cancelled, the program does not end:\n{task_tree()}")
+        self.tree = task_tree()
+        self.scope.cancel()
+
+
+def run_scheduled(
+    program: Callable[[], Awaitable[Result]],
+    *,
+    schedule: Schedule | None = None,
+    instruments: Sequence[trio.abc.Instrument] = (),
+) -> Result:
+    """Runs an async program on virtual time under a schedule, and gives what it returns.
+
+    Raises:
+        Deadlock: all its tasks wait for ever.
+        Exception: whatever the program raises.
+    """
+    schedule = schedule or Uniform()
+    watch = _Watch()
+    result: list[Result] = []
+
+    async def main() -> None:
+        with watch.scope:
+            result.append(await program())
+
+    pick = schedule.picker()
+    hooks = [*instruments, OneTaskPerTick(pick)] if pick is not None else instruments
+    try:
+        with schedule.around():
+            trio.run(main, clock=virtual_clock(watch.deadlocked), instruments=hooks)
+    except trio.TrioInternalError as error:
+        if isinstance(error.__cause__, Deadlock):
+            raise error.__cause__ from None
+        raise
+    if watch.tree is not None:
+        raise Deadlock(f"every task waits, and no deadline will wake any:\n{watch.tree}")
+    return result[0]
+
+
+def task_tree() -> str:
+    """The tasks of the run, indented under their parents, each with the line where it waits."""
+    lines: list[str] = []
+
+    def walk(task: trio.lowlevel.Task, depth: int) -> None:
+        lines.append("  " * depth + f"{task.name}: {_where(task)}")
+        for nursery in task.child_nurseries:
+            for child in sorted(nursery.child_tasks, key=lambda child: child.name):
+                walk(child, depth + 1)
+
+    root = trio.lowlevel.current_root_task()
+    if root is not None:
+        walk(root, 0)
+    return "\n".join(lines)
+
+
+def _where(task: trio.lowlevel.Task) -> str:
+    """The innermost frame that is not trio's own."""
+    where = "about to start"
+    for frame, line in task.iter_await_frames():
+        if frame.f_globals.get("__name__", "").split(".")[0] != "trio":
+            where = f"{frame.f_code.co_qualname} at {frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line}"
+    return where

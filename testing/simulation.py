@@ -1,0 +1,411 @@
+"""Deterministic simulation: the real supervisor and actors over a simulated device, on virtual time, in one thread.
+
+::
+
+    outcome = simulate(SCENARIOS["abort storm"], Uniform(seed=7), Fault(FaultKind.CANCEL, "triolet runner", 12))
+
+`simulate` raises where any promise of the engine is broken: an `InvariantViolation` of the trace, a client that gets a
+wrong token or no end, a page or a byte that does not come back, an exception that should not leave the block, a
+`Deadlock`. The same arguments give the same run, step by step.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import signal
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import trio
+from attrs import define, field, frozen
+
+from ..actors.worker import Job
+from ..api.audio import Samples, content_key
+from ..api.engine import Engine
+from ..core import events
+from ..core.config import EngineConfig
+from ..core.errors import EncodeFailed, EngineClosed, EngineTeardownError, InvariantViolation, TrioletError
+from ..core.request import SamplingParams
+from ..core.trace import TEARDOWN, TraceChecker
+from .schedule import Batches, Schedule, run_scheduled
+from .sim import EOS, START, SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
+
+PATIENCE = 60.0
+"""Virtual seconds after which a scenario's body leaves the block, whatever its clients still wait for."""
+
+
+class FaultKind(enum.Enum):
+    """What goes wrong."""
+
+    CANCEL = "the surroundings are cancelled"
+    INTERRUPT = "^C"
+    STALL = "a client stops reading"
+    ENCODE_FAILS = "the next encode batch raises"
+    STEP_FAILS = "the next step raises"
+    OUT_OF_MEMORY = "the next call of the device runs out of memory"
+    STEP_HANGS = "the next step never returns"
+
+
+@frozen
+class Fault:
+    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1."""
+
+    kind: FaultKind
+    task: str
+    step: int
+
+
+@frozen(kw_only=True)
+class Client:
+    """What one client of a scenario does: ask for ``max_tokens`` tokens on audio number ``audio``, from ``arrives`` on,
+    and leave after ``patience`` seconds; ``pause`` seconds pass between two reads."""
+
+    audio: int = 0
+    prompt: tuple[int, ...] = (START,)
+    max_tokens: int = 4
+    priority: int = 0
+    arrives: float = 0.0
+    patience: float = math.inf
+    pause: float = 0.0
+
+
+@frozen(kw_only=True)
+class Scenario:
+    """Clients and the engine that they meet. ``leaves`` is when (s) the block ends though they are not done."""
+
+    name: str
+    clients: tuple[Client, ...]
+    model: SimModel = field(factory=SimModel)
+    config: Mapping[str, object] = field(factory=dict)
+    leaves: float = math.inf
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """What one simulated run came to."""
+
+    scenario: str
+    met: bool  # whether the fault happened to anything
+    steps: Mapping[str, int]  # how many steps each task took
+    ends: tuple[str, ...]  # of each client: "finished", "left", "cancelled", "not started" or an error's class
+    error: BaseException | None  # what left the engine's block
+    trace: tuple[events.Event, ...]
+    seconds: float  # of virtual time
+
+
+def audio(number: int) -> Samples:
+    """The samples of a client's audio: short, and different for every number."""
+    return np.full(1600, number / 100, np.float32)
+
+
+def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
+    """The tokens that a client must get, without end-of-text."""
+    tokens = expected_tokens(client.prompt, content_key(audio(client.audio), "sim"), client.max_tokens, model)
+    return tokens[:-1] if tokens[-1] == EOS else tokens
+
+
+def role(task: trio.lowlevel.Task) -> str:
+    """A task's name without the module and the class it comes from."""
+    return task.name.rsplit(".", 1)[-1]
+
+
+@define(eq=False)
+class _Injector(trio.abc.Instrument):
+    """Counts the steps of every task, and makes the fault happen."""
+
+    fault: Fault | None
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    steps: Counter[str] = field(factory=Counter)
+    met: bool = False
+    over: bool = False
+    _armed: FaultKind | None = None  # waits for the call or the client that it happens to
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Called by trio."""
+        if self.over:
+            return
+        name = role(task)
+        self.steps[name] += 1
+        fault = self.fault
+        if fault is not None and name == fault.task and self.steps[name] == fault.step:
+            self._fire(fault.kind)
+
+    def _fire(self, kind: FaultKind) -> None:
+        if kind is FaultKind.CANCEL:
+            self.met = True
+            self.scope.cancel()
+        elif kind is FaultKind.INTERRUPT:
+            self.met = True
+            signal.raise_signal(signal.SIGINT)
+        else:
+            self._armed = kind
+
+    def happens(self, *kinds: FaultKind) -> bool:
+        """Whether one of ``kinds`` was to happen next; it does so once."""
+        if self._armed not in kinds:
+            return False
+        self._armed, self.met = None, True
+        return True
+
+    def on_device(self, job: Job, _: object) -> BaseException | None:
+        """See `SimExecutor.fault`."""
+        if job is Job.ENCODE and self.happens(FaultKind.ENCODE_FAILS):
+            return RuntimeError("injected")
+        if job is Job.STEP and self.happens(FaultKind.STEP_FAILS):
+            return RuntimeError("injected")
+        if job in {Job.ENCODE, Job.STEP} and self.happens(FaultKind.OUT_OF_MEMORY):
+            return MemoryError("injected")
+        return None
+
+    def hangs(self, job: Job) -> bool:
+        """See `SimWorker.hangs`."""
+        return job is Job.STEP and self.happens(FaultKind.STEP_HANGS)
+
+
+@define(eq=False)
+class _Run:
+    """One simulated run."""
+
+    scenario: Scenario
+    injector: _Injector
+    executor: SimExecutor = field(init=False)
+    engine: Engine = field(init=False)
+    trace: list[events.Event] = field(factory=list)
+    ends: list[str] = field(init=False)
+    error: BaseException | None = None
+    seconds: float = 0.0
+    checker: TraceChecker = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        scenario = self.scenario
+        self.ends = ["not started"] * len(scenario.clients)
+        self.executor = SimExecutor(scenario.model, fault=self.injector.on_device)
+        settings: dict[str, object] = {"drain_seconds": 1.0, "stage_seconds": 2.0, **scenario.config}
+        config = EngineConfig(observer=self._observe, **settings)  # type: ignore[arg-type]
+        self.checker = TraceChecker(capacity=config.encoder_cache_bytes, steps_in_flight=config.steps_in_flight)
+        self.engine = sim_engine(self.executor, config=config, worker=SimWorker(hangs=self.injector.hangs))
+
+    def _observe(self, event: events.Event) -> None:
+        self.trace.append(event)
+        self.checker(event)
+
+    async def main(self) -> None:
+        begun = trio.current_time()
+        with self.injector.scope:
+            try:
+                async with self.engine:
+                    await self._body()
+            except Exception as error:  # noqa: BLE001  (judged afterwards)
+                self.error = error
+            finally:
+                self.injector.over = True
+                self.seconds = trio.current_time() - begun
+
+    async def _body(self) -> None:
+        with trio.move_on_after(min(PATIENCE, self.scenario.leaves)) as scope:
+            async with trio.open_nursery() as nursery:
+                for number, client in enumerate(self.scenario.clients):
+                    nursery.start_soon(self._client, number, client, name=f"client {number}")
+        if scope.cancelled_caught and self.scenario.leaves == math.inf and not self._may_wait_for_ever():
+            unfinished = [number for number, end in enumerate(self.ends) if end in {"not started", "cancelled"}]
+            raise InvariantViolation("terminal once", f"clients {unfinished} wait for ever", tuple(self.trace[-20:]))
+
+    def _may_wait_for_ever(self) -> bool:
+        fault = self.injector.fault
+        return fault is not None and fault.kind is FaultKind.STEP_HANGS
+
+    async def _client(self, number: int, client: Client) -> None:
+        await trio.sleep(client.arrives)
+        self.ends[number] = "cancelled"
+        try:
+            with trio.move_on_after(client.patience) as scope:
+                await self._read(client)
+            self.ends[number] = "left" if scope.cancelled_caught else "finished"
+        except TrioletError as error:
+            self.ends[number] = type(error).__name__
+
+    async def _read(self, client: Client) -> None:
+        true = true_tokens(client, self.scenario.model)
+        got: tuple[int, ...] = ()
+        async with self.engine.stream(
+            prompt_token_ids=client.prompt,
+            audio=audio(client.audio),
+            sampling=SamplingParams(max_tokens=client.max_tokens),
+            priority=client.priority,
+        ) as deltas:
+            async for delta in deltas:
+                got += delta.token_ids
+                assert got == true[: len(got)], f"{client} got the tokens {got}, not {true}"
+                if self.injector.happens(FaultKind.STALL):
+                    await trio.sleep(PATIENCE / 2)
+                    return
+                if client.pause:
+                    await trio.sleep(client.pause)
+        assert got == true, f"{client} finished with the tokens {got}, not {true}"
+
+
+def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault | None = None) -> Outcome:
+    """Runs ``scenario`` once and checks everything that the engine promises.
+
+    Args:
+        scenario: see `SCENARIOS` for those that are shipped.
+        schedule: which task runs next; trio's own batches by default.
+        fault: what goes wrong, and when.
+
+    Raises:
+        InvariantViolation: a promise is broken; the note says how to run it again.
+        AssertionError: a client got a wrong token, or the simulated device was misused (a page freed too early, say).
+        Deadlock: all tasks wait for ever.
+    """
+    schedule = schedule or Batches()
+    injector = _Injector(fault)
+    run = _Run(scenario, injector)
+    try:
+        interrupted = _run_to_its_end(run, schedule)
+        _judge(run, interrupted)
+    except (AssertionError, InvariantViolation) as error:
+        error.add_note(f"run it again with simulate(SCENARIOS[{scenario.name!r}], {schedule!r}, {fault!r})")
+        raise
+    return Outcome(
+        scenario=scenario.name,
+        met=injector.met,
+        steps=dict(injector.steps),
+        ends=tuple(run.ends),
+        error=run.error,
+        trace=tuple(run.trace),
+        seconds=run.seconds,
+    )
+
+
+def _run_to_its_end(run: _Run, schedule: Schedule) -> bool:
+    """Whether it ended with the ^C that was injected."""
+    try:
+        run_scheduled(run.main, schedule=schedule, instruments=[run.injector])
+    except BaseException as error:
+        fault = run.injector.fault
+        injected = fault is not None and fault.kind is FaultKind.INTERRUPT and run.injector.met
+        if not (injected and _is_interrupt(error)):
+            raise
+        return True
+    return False
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """A ^C, or a group of nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(KeyboardInterrupt)[1] is None
+    return isinstance(error, KeyboardInterrupt)
+
+
+def _judge(run: _Run, interrupted: bool) -> None:
+    """Everything must be back, and everybody must have been told the truth."""
+    if run.error is not None:
+        _judge_error(run, run.error)
+    opened = events.StageReached("accepting") in run.trace
+    run.checker.end()
+    hung = events.StageReached("device call abandoned") in run.trace
+    if not hung:
+        assert not run.executor.is_open, "the device was not released"
+        assert not run.executor.outputs, f"encoder outputs are left: {sorted(run.executor.outputs)}"
+    if opened and not hung:
+        stages = tuple(e.stage for e in run.trace if isinstance(e, events.StageReached) and e.stage in TEARDOWN)
+        assert stages == TEARDOWN, f"the teardown went through {stages}"
+    _judge_books(run, opened=opened, hung=hung)
+    if not run.injector.met:
+        _judge_ends(run, allowed={"finished", "left"} if run.scenario.leaves == math.inf else None)
+    elif not (interrupted or run.injector.fault is None):
+        _judge_ends(run, allowed=_ALLOWED_ENDS.get(run.injector.fault.kind))
+
+
+_ALLOWED_ENDS = {
+    FaultKind.STALL: {"finished", "left"},
+    FaultKind.ENCODE_FAILS: {"finished", "left", EncodeFailed.__name__},
+    FaultKind.STEP_FAILS: {"finished", "left"},
+    FaultKind.OUT_OF_MEMORY: {"finished", "left", EncodeFailed.__name__},
+}
+
+
+def _judge_error(run: _Run, error: BaseException) -> None:
+    fault = run.injector.fault
+    if isinstance(error, EngineTeardownError) and fault is not None and fault.kind is FaultKind.STEP_HANGS:
+        return
+    raise error
+
+
+def _judge_ends(run: _Run, allowed: set[str] | None) -> None:
+    if allowed is None or run.scenario.leaves != math.inf:
+        allowed = {"finished", "left", "cancelled", "not started", EngineClosed.__name__, EncodeFailed.__name__}
+    strange = {number: end for number, end in enumerate(run.ends) if end not in allowed}
+    assert not strange, f"clients ended as {strange}; allowed: {sorted(allowed)}"
+
+
+def _judge_books(run: _Run, *, opened: bool, hung: bool) -> None:
+    """No request holds a permit, a place, a page, a slot or an entry; a step that hangs keeps what it was given."""
+    engine = run.engine
+    pending = engine._config.max_pending - engine._admission.value
+    assert not pending, f"{pending} permits of the queue did not come back"
+    supervisor = engine._supervisor
+    if not opened or hung or supervisor is None:
+        return
+    books = supervisor.statistics()
+    requests = books.requests
+    left = requests.waiting + requests.running + requests.leaving + requests.cross_slots_used
+    assert not left, f"the planner still has {requests}"
+    assert requests.pages_free == requests.pages, f"{requests.pages - requests.pages_free} pages did not come back"
+    held = books.encoder_cache.held + books.encoder_cache.waiting
+    assert not held, f"the ledger still has {books.encoder_cache}"
+
+
+# -- scenarios -------------------------------------------------------------------------------------------------------
+
+
+def _scenarios() -> tuple[Scenario, ...]:
+    small_cache = {"encoder_cache_bytes": 100}  # one entry
+    few_pages = SimModel(max_positions=16, pages=5, page_size=4, cross_slots=2)
+    return (
+        Scenario(name="plain", clients=(Client(audio=1), Client(audio=2, arrives=0.4))),
+        Scenario(
+            name="shared audio",
+            clients=(Client(audio=1), Client(audio=1, prompt=(START, 2)), Client(audio=1, arrives=0.34, max_tokens=2)),
+        ),
+        Scenario(
+            name="burst over capacity",
+            clients=tuple(Client(audio=number, max_tokens=2) for number in range(4)),
+            config={"max_pending": 2, "max_running": 2, "encoder_cache_bytes": 200, "encode_batch_embeddings": 10},
+        ),
+        Scenario(
+            name="eviction pressure",
+            clients=tuple(Client(audio=number % 2, max_tokens=2, arrives=0.2 * number) for number in range(3)),
+            model=SimModel(cross_slots=1),
+            config=small_cache,
+        ),
+        Scenario(
+            name="abort storm",
+            clients=tuple(
+                Client(audio=number // 2, max_tokens=8, patience=0.1 + 0.13 * number, priority=number % 2)
+                for number in range(4)
+            ),
+            config={"encoder_cache_bytes": 200},
+        ),
+        Scenario(
+            name="preemption",
+            clients=tuple(Client(audio=1, prompt=(START, number), max_tokens=7) for number in range(3)),
+            model=few_pages,
+        ),
+        Scenario(
+            name="shutdown while busy",
+            clients=(Client(audio=1, max_tokens=40), Client(audio=2, max_tokens=40), Client(audio=3, arrives=0.5)),
+            config={"drain_seconds": 0.1},
+            leaves=0.55,
+        ),
+        Scenario(
+            name="slow reader",
+            clients=(Client(audio=1, pause=1.0), Client(audio=2)),
+            config={"max_pending": 1},
+        ),
+    )
+
+
+SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}

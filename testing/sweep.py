@@ -1,0 +1,149 @@
+"""The sweep: every kind of fault, at every step of every task of a scenario.
+
+::
+
+    python -m triolet.testing.sweep --faults 20000         # what CI runs
+    python -m triolet.testing.sweep --faults 1000000 --workers 2
+
+A scenario is first run undisturbed, to count the steps that each task takes; then once for each kind of fault and each
+of those steps. Whatever breaks a promise of the engine is reported with the one line that runs it again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+import click
+from attrs import define, field, frozen
+
+from .schedule import Batches, Pct, Schedule, Uniform
+from .simulation import SCENARIOS, Fault, FaultKind, Scenario, simulate
+
+
+@frozen(kw_only=True)
+class Failure:
+    """A run in which a promise was broken."""
+
+    scenario: str
+    schedule: Schedule
+    fault: Fault | None
+    error: str
+
+    def __str__(self) -> str:
+        return f"simulate(SCENARIOS[{self.scenario!r}], {self.schedule!r}, {self.fault!r}): {self.error}"
+
+
+@define(kw_only=True)
+class Report:
+    """What a sweep came to."""
+
+    runs: int = 0
+    faults: int = 0  # runs in which the fault happened to something
+    by_kind: Counter[str] = field(factory=Counter)  # faults of each kind
+    by_end: Counter[str] = field(factory=Counter)  # how clients ended
+    failures: list[Failure] = field(factory=list)
+    seconds: float = 0.0
+
+    def add(self, other: Report) -> None:
+        """Counts another sweep in; ``seconds`` are of processor time."""
+        self.runs += other.runs
+        self.faults += other.faults
+        self.by_kind += other.by_kind
+        self.by_end += other.by_end
+        self.failures += other.failures
+        self.seconds += other.seconds
+
+
+def faults(scenario: Scenario, schedule: Schedule, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Iterator[Fault]:
+    """Every fault of ``kinds`` at every step of every task that ``scenario`` takes under ``schedule``."""
+    steps = simulate(scenario, schedule).steps
+    for task, count in steps.items():
+        if task.startswith("<"):  # trio's own
+            continue
+        for kind, step in itertools.product(kinds, range(1, count + 1)):
+            yield Fault(kind, task, step)
+
+
+def sweep(
+    scenario: Scenario,
+    schedule: Schedule | None = None,
+    *,
+    kinds: Sequence[FaultKind] = tuple(FaultKind),
+    most_failures: int = 10,
+) -> Report:
+    """Runs ``scenario`` with every fault; stops at ``most_failures``. Never raises for a broken promise: see
+    `Report.failures`."""
+    schedule = schedule or Batches()
+    report, begun = Report(), time.process_time()
+    for fault in faults(scenario, schedule, kinds):
+        report.runs += 1
+        try:
+            outcome = simulate(scenario, schedule, fault)
+        except Exception as error:  # noqa: BLE001  (told in the report)
+            told = f"{type(error).__name__}: {error}"
+            report.failures.append(Failure(scenario=scenario.name, schedule=schedule, fault=fault, error=told))
+            if len(report.failures) >= most_failures:
+                break
+            continue
+        report.faults += outcome.met
+        report.by_kind[fault.kind.value] += outcome.met
+        report.by_end.update(outcome.ends)
+    report.seconds = time.process_time() - begun
+    return report
+
+
+def schedules(seed: int = 0) -> Iterator[Schedule]:
+    """Schedules without end: trio's own, uniform, and two of PCT, then the same with the next seed."""
+    for number in itertools.count(seed):
+        yield from (Batches(number), Uniform(number), Pct(number), Pct(number, depth=5))
+
+
+def _work(item: tuple[str, Schedule]) -> Report:
+    name, schedule = item
+    return sweep(SCENARIOS[name], schedule)
+
+
+def sweep_all(least_faults: int, *, seed: int = 0, workers: int = 1) -> Report:
+    """Sweeps every scenario under one schedule after the other until ``least_faults`` faults have happened, or a
+    promise was broken."""
+    report = Report()
+    for schedule in schedules(seed):
+        items = [(name, schedule) for name in SCENARIOS]
+        if workers == 1:
+            reports = [_work(item) for item in items]
+        else:
+            with ProcessPoolExecutor(workers) as pool:
+                reports = list(pool.map(_work, items))
+        for part in reports:
+            report.add(part)
+        if report.failures or report.faults >= least_faults:
+            break
+    return report
+
+
+@click.command()
+@click.option("--faults", "least_faults", default=20_000, show_default=True, help="how many faults, at least")
+@click.option("--seed", default=0, show_default=True, help="the first seed of the schedules")
+@click.option("--workers", default=1, show_default=True, help="processes")
+def main(least_faults: int, seed: int, workers: int) -> None:
+    """Inject every kind of fault at every step of every task of every scenario."""
+    begun = time.perf_counter()
+    report = sweep_all(least_faults, seed=seed, workers=workers)
+    took = time.perf_counter() - begun
+    click.echo(f"{report.runs} runs, {report.faults} faults in {took:.0f} s")
+    click.echo(f"{report.runs / report.seconds:.0f} runs a second and core")
+    for kind, count in report.by_kind.most_common():
+        click.echo(f"{count:9d} {kind}")
+    click.echo("clients ended: " + ", ".join(f"{end} {count}" for end, count in report.by_end.most_common()))
+    for failure in report.failures:
+        click.echo(f"BROKEN {failure}")
+    if report.failures:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

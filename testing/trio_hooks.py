@@ -1,0 +1,162 @@
+"""The private parts of trio that deterministic simulation stands on: all of them, and in this file alone.
+
+`self_test` runs each hook against the trio that is installed and says which one a new release has moved.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+import trio.testing
+from attrs import define, field
+
+Pick = Callable[[list[trio.lowlevel.Task]], int]  # of the tasks that could run, the index of the one that does
+
+
+class TrioChanged(RuntimeError):
+    """A private part of trio is not where it was."""
+
+
+@define(eq=False)
+class _OneTaskQueue:
+    """Stands in for trio's run queue, and gives the loop one task a tick, the one that ``pick`` chooses.
+
+    trio's own queue gives every runnable task its turn in every tick, so that no task ever falls behind another by two
+    steps: whole families of orders never happen in a test, and do in production.
+    """
+
+    pick: Pick
+    tasks: list[trio.lowlevel.Task] = field(factory=list)
+    _given: int | None = None
+
+    def append(self, task: trio.lowlevel.Task) -> None:
+        self.tasks.append(task)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[trio.lowlevel.Task]:
+        if self.tasks:
+            self._given = self.pick(self.tasks) % len(self.tasks)
+            yield self.tasks[self._given]
+
+    def clear(self) -> None:
+        if self._given is not None:
+            del self.tasks[self._given]
+            self._given = None
+
+
+@define(eq=False)
+class OneTaskPerTick(trio.abc.Instrument):
+    """An instrument that replaces the run queue of the run it is given to."""
+
+    pick: Pick
+    queue: _OneTaskQueue | None = None
+
+    def before_run(self) -> None:
+        """Called by trio once its runner exists and before it has a task."""
+        run = _run_module()
+        runner = run.GLOBAL_RUN_CONTEXT.runner
+        if len(runner.runq):
+            raise TrioChanged("trio's run queue is not empty before the run")
+        self.queue = runner.runq = _OneTaskQueue(self.pick)
+
+
+def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
+    """A clock that jumps to the next deadline when all tasks wait. Where there is none nobody will ever wake up:
+    ``on_deadlock`` is called, once for each time, instead of spinning for ever as `trio.testing.MockClock` does."""
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    if not callable(getattr(clock, "_autojump", None)):
+        raise TrioChanged("trio.testing.MockClock._autojump is gone")
+    jump: Callable[[], None] = clock._autojump
+
+    def jump_or_tell() -> None:
+        if trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf:
+            on_deadlock()
+        else:
+            jump()
+
+    clock._autojump = jump_or_tell  # type: ignore[method-assign]
+    return clock
+
+
+@contextmanager
+def seeded_batches(seed: int) -> Iterator[None]:
+    """Within the block trio shuffles its batches of tasks as ``seed`` says, not as chance does."""
+    run = _run_module()
+    allowed, state = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()
+    run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    run._r.seed(seed)
+    try:
+        yield
+    finally:
+        run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
+        run._r.setstate(state)
+
+
+def _run_module() -> Any:
+    """The module of trio's run loop; `TrioChanged` where it has moved."""
+    try:
+        import trio._core._run as run
+    except ImportError as error:
+        raise TrioChanged("trio._core._run is gone") from error
+    for name in ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT"):
+        if not hasattr(run, name):
+            raise TrioChanged(f"trio._core._run.{name} is gone")
+    if not isinstance(run._r, random.Random):
+        raise TrioChanged("trio._core._run._r is no random.Random")
+    return run
+
+
+# -- the self-test ---------------------------------------------------------------------------------------------------
+
+
+def self_test() -> None:
+    """Raises `TrioChanged` unless every hook does with the installed trio what it promises."""
+    if (_order("ab", later="b"), _order("ab", later="a")) != ("aaabbb", "bbbaaa"):
+        raise TrioChanged("the run queue was replaced, but trio does not run the tasks that are picked")
+    orders = []
+    for seed in (1, 1, 2, 3, 4):
+        with seeded_batches(seed):
+            orders.append(_order("abcdefgh"))
+    if orders[0] != orders[1] or len(set(orders)) == 1:
+        raise TrioChanged("trio's batches do not follow the seed")
+    if not _tells_of_a_deadlock():
+        raise TrioChanged("the virtual clock does not tell of a deadlock")
+
+
+def _order(names: str, *, later: str = "") -> str:
+    """The order in which tasks of these names take three steps each; ``later`` runs only when no other can."""
+    order: list[str] = []
+
+    async def take_steps(name: str) -> None:
+        for _ in range(3):
+            order.append(name)
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(take_steps, name, name=name)
+
+    def pick(tasks: list[trio.lowlevel.Task]) -> int:
+        return min(range(len(tasks)), key=lambda index: tasks[index].name == later)
+
+    trio.run(main, instruments=[OneTaskPerTick(pick)] if later else [])
+    return "".join(order)
+
+
+def _tells_of_a_deadlock() -> bool:
+    scope = trio.CancelScope()
+
+    async def main() -> None:
+        with scope:
+            await trio.sleep_forever()
+
+    trio.run(main, clock=virtual_clock(scope.cancel))
+    return scope.cancelled_caught
