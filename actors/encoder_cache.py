@@ -89,7 +89,7 @@ class EncoderCache:
             case m.SchedulerClosed():
                 self._closing = True
                 for hold in self.ledger.holds_and_waits():
-                    self.tell(events.EntryReleased(hold.key, hold.holder))
+                    self.tell(events.EntryTakenBack(hold.key, hold.holder))
                 self._decide(self.ledger.close(now=trio.current_time()))
             case m.RunnerLost():
                 self._runner_gone = True

@@ -272,6 +272,7 @@ class Supervisor:
                 await run(task_status=_Status(child, task_status))
         except BaseException as error:
             if not child.started:
+                self._stop.set()  # at once: others may end at its last messages, and that is no fault of theirs
                 raise
             child.error = error
         finally:

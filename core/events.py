@@ -69,6 +69,14 @@ class EntryReleased(Event):
 
 
 @frozen
+class EntryTakenBack(Event):
+    """The scheduler is gone and ``holder`` has not given ``key`` back: the encoder cache does."""
+
+    key: str
+    holder: str
+
+
+@frozen
 class EntryDropped(Event):
     """A reservation was rolled back, or its encoding failed: ``key`` is absent again."""
 

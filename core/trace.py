@@ -192,6 +192,10 @@ class TraceChecker:
                 self._check_no_step_reads(event.key, f"{event.holder} gave {event.key} back")
         self._forget(event.key)
 
+    def _taken_back(self, event: events.EntryTakenBack) -> None:
+        self._log(event, event.key)
+        self._fail(ALWAYS_FREED, f"{event.holder} never gave {event.key} back", [event.key])
+
     def _dropped(self, event: events.EntryDropped) -> None:
         self._log(event, event.key)
         entry = self._entries.pop(event.key, None)
@@ -273,6 +277,8 @@ class TraceChecker:
         self._opened = self._opened or event.stage == "accepting"
         if not self._opened or event.stage not in TEARDOWN:
             return  # a start that was given up takes back what there is
+        if event.stage == "device released" and not self._orderly:
+            return  # a runner that failed gives the device back at once
         later = [stage for stage in self._stages if TEARDOWN.index(stage) >= TEARDOWN.index(event.stage)]
         if later:
             self._fail(ORDERED_TEARDOWN, f"{event.stage!r} comes after {later[0]!r}")
@@ -284,6 +290,7 @@ class TraceChecker:
 
     def _disorder(self) -> None:
         self._orderly = False
+        self._stages = [stage for stage in self._stages if stage != "device released"]
         self.taken = 0
         for state in (self._entries, self._asks, self._asks_for, self._flights):
             state.clear()
@@ -325,6 +332,7 @@ _WHILE_ORDERLY: dict[type[events.Event], Check] = {
     events.EntryReserved: TraceChecker._reserved,
     events.EntryHeld: TraceChecker._held,
     events.EntryReleased: TraceChecker._released,
+    events.EntryTakenBack: TraceChecker._taken_back,
     events.EntryDropped: TraceChecker._dropped,
     events.EncodeDispatched: TraceChecker._dispatched,
     events.EncodeDone: TraceChecker._encoded,

@@ -354,8 +354,11 @@ def _judge_books(run: _Run, *, opened: bool, hung: bool) -> None:
     left = requests.waiting + requests.running + requests.leaving + requests.cross_slots_used
     assert not left, f"the planner still has {requests}"
     assert requests.pages_free == requests.pages, f"{requests.pages - requests.pages_free} pages did not come back"
-    held = books.encoder_cache.held + books.encoder_cache.waiting
-    assert not held, f"the ledger still has {books.encoder_cache}"
+    cache = books.encoder_cache
+    assert not (held := cache.held + cache.waiting), f"{held} holders or waiters are left: {cache}"
+    if not any(isinstance(event, events.ActorFailed) for event in run.trace):
+        assert not cache.entries, f"the ledger still has entries: {cache}"
+        assert cache.taken == 0, f"the ledger's bytes do not balance: {cache}"
 
 
 # -- scenarios -------------------------------------------------------------------------------------------------------

@@ -58,16 +58,6 @@ class Report:
         self.seconds += other.seconds
 
 
-def faults(scenario: Scenario, schedule: Schedule, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Iterator[Fault]:
-    """Every fault of ``kinds`` at every step of every task that ``scenario`` takes under ``schedule``."""
-    steps = simulate(scenario, schedule).steps
-    for task, count in steps.items():
-        if task.startswith("<"):  # trio's own
-            continue
-        for kind, step in itertools.product(kinds, range(1, count + 1)):
-            yield Fault(kind, task, step)
-
-
 def sweep(
     scenario: Scenario,
     schedule: Schedule | None = None,
@@ -75,25 +65,37 @@ def sweep(
     kinds: Sequence[FaultKind] = tuple(FaultKind),
     most_failures: int = 10,
 ) -> Report:
-    """Runs ``scenario`` with every fault; stops at ``most_failures``. Never raises for a broken promise: see
-    `Report.failures`."""
+    """Runs ``scenario`` with every fault of ``kinds`` at every step of every task; stops at ``most_failures``.
+
+    Never raises for a broken promise: see `Report.failures`. Raises what `simulate` does where the undisturbed run
+    fails already.
+    """
     schedule = schedule or Batches()
     report, begun = Report(), time.process_time()
-    for fault in faults(scenario, schedule, kinds):
-        report.runs += 1
-        try:
-            outcome = simulate(scenario, schedule, fault)
-        except Exception as error:  # noqa: BLE001  (told in the report)
-            told = f"{type(error).__name__}: {error}"
-            report.failures.append(Failure(scenario=scenario.name, schedule=schedule, fault=fault, error=told))
+    steps = simulate(scenario, schedule).steps
+    for task, kind in itertools.product(steps, kinds):
+        for step in range(1, steps[task] + 1):
             if len(report.failures) >= most_failures:
                 break
-            continue
-        report.faults += outcome.met
-        report.by_kind[fault.kind.value] += outcome.met
-        report.by_end.update(outcome.ends)
+            if not _run(report, scenario, schedule, Fault(kind, task, step)):
+                break  # nothing was left that it could happen to; nor will there be at a later step
     report.seconds = time.process_time() - begun
     return report
+
+
+def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault) -> bool:
+    """Runs it once and counts it in; whether the fault happened to anything."""
+    report.runs += 1
+    try:
+        outcome = simulate(scenario, schedule, fault)
+    except Exception as error:  # noqa: BLE001  (told in the report)
+        told = f"{type(error).__name__}: {error}"
+        report.failures.append(Failure(scenario=scenario.name, schedule=schedule, fault=fault, error=told))
+        return True
+    report.faults += outcome.met
+    report.by_kind[fault.kind.value] += outcome.met
+    report.by_end.update(outcome.ends)
+    return outcome.met
 
 
 def schedules(seed: int = 0) -> Iterator[Schedule]:

@@ -18,6 +18,9 @@ from attrs import define, field
 Pick = Callable[[list[trio.lowlevel.Task]], int]  # of the tasks that could run, the index of the one that does
 
 
+_NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT")  # of the module of the run loop
+
+
 class TrioChanged(RuntimeError):
     """A private part of trio is not where it was."""
 
@@ -56,15 +59,11 @@ class OneTaskPerTick(trio.abc.Instrument):
     """An instrument that replaces the run queue of the run it is given to."""
 
     pick: Pick
-    queue: _OneTaskQueue | None = None
+    _run: Any = field(factory=lambda: _run_module(), init=False)
 
     def before_run(self) -> None:
         """Called by trio once its runner exists and before it has a task."""
-        run = _run_module()
-        runner = run.GLOBAL_RUN_CONTEXT.runner
-        if len(runner.runq):
-            raise TrioChanged("trio's run queue is not empty before the run")
-        self.queue = runner.runq = _OneTaskQueue(self.pick)
+        self._run.GLOBAL_RUN_CONTEXT.runner.runq = _OneTaskQueue(self.pick)
 
 
 def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
@@ -105,7 +104,7 @@ def _run_module() -> Any:
         import trio._core._run as run
     except ImportError as error:
         raise TrioChanged("trio._core._run is gone") from error
-    for name in ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT"):
+    for name in _NEEDED:
         if not hasattr(run, name):
             raise TrioChanged(f"trio._core._run.{name} is gone")
     if not isinstance(run._r, random.Random):

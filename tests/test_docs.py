@@ -91,7 +91,7 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
 async def test_the_stages_are_those_of_an_engine_that_lives_and_ends(autojump_clock):
     stages = re.findall(r"^\| `([a-z ]+)` \|", read("ARCHITECTURE.md"), re.MULTILINE)
     trace: list[events.Event] = []
-    async with sim_engine(config=EngineConfig(observer=trace.append)):
+    async with sim_engine(config=EngineConfig(observer=trace.append, verify=True)):
         await trio.sleep(1)
     assert stages == [event.stage for event in trace if isinstance(event, events.StageReached)]
 

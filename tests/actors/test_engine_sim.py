@@ -23,6 +23,7 @@ from triolet import (
     EngineConfig,
     EngineTeardownError,
     InvalidRequest,
+    InvariantViolation,
     Overloaded,
     PoisonRequest,
     RunnerCrashed,
@@ -32,6 +33,7 @@ from triolet.actors.messages import Release
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.audio import Samples, content_key
 from triolet.core import events
+from triolet.core.ledger import EncoderLedger
 from triolet.core.planner import Planner
 from triolet.core.request import Request
 from triolet.testing.sim import EOS, SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
@@ -93,7 +95,7 @@ def executor() -> SimExecutor:
 
 @pytest.fixture
 def config(trace: Trace) -> Callable[..., EngineConfig]:
-    return lambda **changes: EngineConfig(observer=trace.append, **changes)
+    return lambda **changes: EngineConfig(**{"observer": trace.append, "verify": True, **changes})
 
 
 @asynccontextmanager
@@ -363,7 +365,7 @@ async def test_encoding_does_not_starve_decoding(executor, config, trace, autoju
 
 def test_an_engine_has_no_state_before_it_is_entered():
     """Making an `Engine` neither starts threads nor touches the disk, and needs no event loop."""
-    engine = Engine("no such folder", config=EngineConfig(drain_seconds=math.inf))
+    engine = Engine("no such folder", config=EngineConfig(drain_seconds=math.inf, verify=True))
     assert engine is not None
 
 
@@ -437,12 +439,33 @@ async def test_after_an_actors_crash_nobody_waits_for_the_drain(executor, config
 
     async with trio.open_nursery() as nursery:
         with pytest.raises(RunnerCrashed, match="released"):
-            async with sim_engine(executor, config=config()) as engine:
+            async with sim_engine(executor, config=config(verify=False)) as engine:
                 nursery.start_soon(outsider, engine)
                 await trio.sleep(1.0)
                 engine._supervisor._to_encoder_cache.send_nowait(Release("nobody", "no such key"))
                 await trio.sleep(100)
     assert trio.current_time() < 10
+    assert not executor.is_open
+
+
+async def test_with_verify_a_broken_promise_stops_the_engine_and_is_named(
+    executor, config, trace, monkeypatch, autojump_clock
+):
+    """E2 the other way round: bytes that are given back twice, so that there is room for more than there is room for.
+    The request that runs hears at once; the device is given back all the same."""
+    monkeypatch.setattr(EncoderLedger, "taken", property(lambda _: 0, lambda *_: None))
+
+    async def outsider(engine: Engine) -> None:
+        with pytest.raises(EngineClosed):
+            await ask(engine, 1, 60)
+
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(InvariantViolation, match="books balance: 200 bytes are taken of 150") as caught:
+            async with sim_engine(executor, config=config(encoder_cache_bytes=150)) as engine:
+                nursery.start_soon(outsider, engine)
+                await trio.sleep(1.0)
+                await ask(engine, 2)
+    assert [type(event) for event in caught.value.history][-1] is events.EntryReserved
     assert not executor.is_open
 
 
@@ -510,7 +533,7 @@ async def test_an_observer_that_raises_does_not_stop_the_way_out(executor, autoj
             raise ValueError("observer")
 
     with pytest.raises(RunnerCrashed, match="observer"), trio.fail_after(60):
-        async with sim_engine(executor, config=EngineConfig(observer=observer)):
+        async with sim_engine(executor, config=EngineConfig(observer=observer, verify=True)):
             pass
     assert not executor.is_open
 
@@ -593,7 +616,7 @@ def test_an_abandoned_call_that_returns_late_harms_nobody(hung):
     async def main() -> None:
         executor = SimExecutor(fault=fault)
         engine = Engine.from_parts(
-            lambda: executor, ThreadWorker, config=EngineConfig(stage_seconds=0.05, drain_seconds=0.05)
+            lambda: executor, ThreadWorker, config=EngineConfig(verify=True, stage_seconds=0.05, drain_seconds=0.05)
         )
         with contextlib.suppress(EngineTeardownError), trio.move_on_after(0.2):
             async with engine:

@@ -33,7 +33,7 @@ from triolet.api.audio import Samples
 from triolet.core import events
 from triolet.core.model import WhisperTokens
 
-CONFIG = EngineConfig(device="cpu", dtype="float32", max_running=8)
+CONFIG = EngineConfig(device="cpu", dtype="float32", max_running=8, verify=True)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ async def test_two_requests_on_one_audio_encode_it_once(engine: Engine) -> None:
 
 async def test_twelve_clips_are_encoded_in_batches_within_the_budget() -> None:
     trace: list[events.Event] = []
-    config = EngineConfig(device="cpu", observer=trace.append, encode_batch_embeddings=6000)
+    config = EngineConfig(device="cpu", observer=trace.append, verify=True, encode_batch_embeddings=6000)
     async with Engine(triolet.demo.checkpoint(), config=config) as engine, trio.open_nursery() as nursery:
         for index in range(12):
             nursery.start_soon(_generate, engine, noise(1 + index / 10))

@@ -99,7 +99,7 @@ def reference(checkpoint: Path, cases: list[Case]) -> list[tuple[int, ...]]:
 async def test_mixed_requests_get_exactly_the_tokens_of_transformers(checkpoint: Path) -> None:
     trace: list[events.Event] = []
     answers: dict[int, tuple[int, ...]] = {}
-    config = EngineConfig(device="cpu", dtype="float32", observer=trace.append)
+    config = EngineConfig(device="cpu", dtype="float32", observer=trace.append, verify=True)
     async with Engine(checkpoint, config=config) as engine:
         cases = make_cases(engine.model)
 

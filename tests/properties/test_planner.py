@@ -17,7 +17,7 @@ from triolet.core.ledger import Decisions, EncoderLedger
 from triolet.core.plan import Slice, StepPlan
 from triolet.core.planner import Planner
 from triolet.core.request import EncoderItem, Request
-from triolet.core.sequence import Abort, AcquireItem, Commit, Fail, Finish, Phase, PlannerLimits, ReleaseItem
+from triolet.core.sequence import Abort, AcquireItem, Commit, Fail, Finish, Phase, PlannerLimits, ReleaseItem, Sequence
 from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens
 
 KEYS = ("a", "b", "c")
@@ -114,7 +114,9 @@ class PlannerMachine(RuleBasedStateMachine):
 
     @rule()
     def plan(self) -> None:
+        ready = [s for s in self.planner._waiting if self.planner._needs_only_room(s)]
         plan = self.planner.next_step()
+        self.first_come_first_served(plan, ready)
         self.publish()
         if plan is None:
             return
@@ -126,6 +128,19 @@ class PlannerMachine(RuleBasedStateMachine):
         assert len({part.sequence_id for part in plan.slices}) == len(plan.slices)
         self.flights.append(plan)
         assert len(self.flights) <= self.limits.steps_in_flight
+
+    def first_come_first_served(self, plan: StepPlan | None, ready: list[Sequence]) -> None:
+        """FIFO within a priority: nobody starts before an earlier one that needs nothing but room. (While a crashing
+        request is looked for, suspects and others run in turns.)"""
+        sequences = self.planner._sequences.values()
+        if plan is None or any(sequence.suspicion for sequence in sequences):
+            return
+        started = {start.sequence_id for start in plan.started}
+        latest = max((sequence.order for sequence in sequences if sequence.id in started), default=(0, -1))
+        for sequence in ready:
+            waits = sequence.phase is Phase.WAITING and self.planner._needs_only_room(sequence)
+            overtaken = waits and sequence.order < latest
+            assert not overtaken, f"FIFO within a priority: {sequence.request.id} was overtaken"
 
     def crashes(self, name: str, part: Slice) -> bool:
         """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's."""
@@ -183,6 +198,8 @@ class PlannerMachine(RuleBasedStateMachine):
             if sequence.phase is Phase.WAITING:
                 assert not sequence.pages
                 assert sequence.slot is None
+                rolled_back = (sequence.id, sequence.dispatched, sequence.draws, sequence.in_flight)
+                assert rolled_back == (None, 0, 0, 0), "preemption rolls back all that the sequence had taken"
 
     @invariant()
     def committed_tokens_are_a_prefix_of_the_true_ones(self) -> None:

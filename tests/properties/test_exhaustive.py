@@ -1,0 +1,275 @@
+"""Every sequence of events on small ledgers: what Hypothesis samples, here in full.
+
+    python -m pytest tests/properties/test_exhaustive.py -s
+
+prints how many sequences were covered, and to which depth. Sequences that lead to the same state are followed on from
+once, since what a ledger does next depends on its state alone; the search goes on until no event leads to a new state,
+so that sequences of any length are covered. From every state reached, the liveness promise is checked too.
+
+Fairness is assumed, and only this: the device answers every call that it was given, in order; holders who were told to
+read release at some time; somebody who waits may go on waiting as long as others hold what he needs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from attrs import define, field, frozen
+
+from triolet.core.ledger import Decisions, EncoderLedger, State
+
+DEPTH = 12
+EVENTS = ("ask", "release", "dispatch", "encoded", "encode failed", "freed", "idle time", "generation lost", "close")
+Event = tuple[str, int]  # what happens, and to which request; how many embeddings are dispatched at most
+
+
+@frozen
+class World:
+    """A small cache: what each request asks for, and in bytes how large the keys and the cache are."""
+
+    asks: tuple[str, ...]
+    sizes: dict[str, int]
+    capacity: int
+
+
+WORLDS = {
+    "two keys, room for one": World(("a", "b", "a"), {"a": 1, "b": 1}, 1),
+    "two keys, room for both": World(("a", "b", "a"), {"a": 1, "b": 1}, 2),
+    "a large key among small ones": World(("a", "b", "c"), {"a": 1, "b": 2, "c": 1}, 2),
+    "four requests": World(("a", "b", "c", "a"), {"a": 1, "b": 2, "c": 1}, 3),
+}
+
+
+@define(eq=False)
+class Play:
+    """One sequence of events on one ledger, and the device and the clients that go with it. Raises where a promise is
+    broken; the asserts carry the promises' names."""
+
+    world: World
+    ledger: EncoderLedger = field(init=False)
+    phases: dict[int, str] = field(factory=dict)  # of each request that has asked: "waits" or "reads"
+    device: dict[str, int] = field(factory=dict)
+    encoding: list[tuple[str, ...]] = field(factory=list)
+    freeing: list[tuple[str, ...]] = field(factory=list)
+    closed: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.ledger = EncoderLedger(self.world.capacity)
+
+    # -- what can happen ---------------------------------------------------------------------------------------------
+
+    def enabled(self) -> list[Event]:
+        events: list[Event] = []
+        if not self.closed:
+            events += [("ask", n) for n in range(len(self.world.asks)) if n not in self.phases]
+            events += [("release", n) for n in self.phases]
+            events += [("idle time", 0)] if self.ledger.oldest_idle is not None else []
+            events += [("close", 0)]
+        if any(state is State.RESERVED for state, _, _ in self.ledger.entries().values()):
+            events += [("dispatch", 1), ("dispatch", 2)]
+        events += [("encoded", 0), ("encode failed", 0)] if self.encoding else []
+        events += [("freed", 0)] if self.freeing else []
+        events += [("generation lost", 0)] if self.device else []
+        return events
+
+    def happen(self, event: Event) -> None:
+        what, request = event
+        match what:
+            case "ask":
+                key = self.world.asks[request]
+                self.phases[request] = "waits"
+                size = self.world.sizes[key]
+                self.obey(self.ledger.acquire(f"r{request}", key, size=size, embeddings=1, payload=key))
+            case "release":
+                del self.phases[request]
+                self.obey(self.ledger.release(f"r{request}", self.world.asks[request], now=0.0))
+            case "dispatch":
+                jobs = self.ledger.take_encode_batch(request)
+                assert 0 < len(jobs) <= request, "a batch keeps its budget"
+                assert [job.payload for job in jobs] == [job.key for job in jobs], "a payload is lost"
+                self.encoding.append(tuple(job.key for job in jobs))
+            case "encoded":
+                self.encoded()
+            case "encode failed":
+                self.obey(self.ledger.encode_failed(self.encoding.pop(0), RuntimeError("boom")))
+            case "freed":
+                keys = self.freeing.pop(0)
+                for key in keys:
+                    del self.device[key]
+                self.obey(self.ledger.freed(keys))
+            case "idle time":
+                self.obey(self.ledger.evict_idle(now=1.0, idle_seconds=0.0))
+            case "generation lost":
+                self.device.clear()
+                self.encoding.clear()
+                self.freeing.clear()
+                self.phases = dict.fromkeys(self.phases, "waits")
+                self.obey(self.ledger.generation_lost())
+            case "close":
+                self.closed = True
+                self.phases.clear()
+                self.obey(self.ledger.close(now=0.0))
+        self.check()
+
+    def encoded(self) -> None:
+        keys = self.encoding.pop(0)
+        for key in keys:
+            assert key not in self.device, "encode once"
+            self.device[key] = self.world.sizes[key]
+        self.obey(self.ledger.encoded(keys, now=0.0))
+        if self.closed:
+            self.obey(self.ledger.evict_idle(now=1.0, idle_seconds=0.0))
+
+    def obey(self, decisions: Decisions) -> None:
+        for hold in decisions.ready:
+            request = int(hold.holder[1:])
+            assert self.phases[request] == "waits", "every acquire is answered once"
+            assert hold.key in self.device, "no phantom"
+            self.phases[request] = "reads"
+        for refusal in decisions.refused:
+            request = int(refusal.holder[1:])
+            assert self.phases.pop(request) == "waits", "every acquire is answered once"
+        readers = {self.world.asks[n] for n, phase in self.phases.items() if phase == "reads"}
+        for key in decisions.free:
+            assert key not in readers, "no free while held"
+            assert key in self.device, "books balance: only what is resident is freed"
+        self.freeing += [decisions.free] if decisions.free else []
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        entries = self.ledger.entries()
+        assert self.ledger.taken == sum(size for _, _, size in entries.values()), "books balance"
+        assert 0 <= self.ledger.taken <= self.ledger.capacity, "books balance"
+        resident = {key for key, (state, _, _) in entries.items() if state in {State.READY, State.IDLE, State.FREEING}}
+        assert resident == set(self.device), "books balance: the device holds what the ledger says"
+        for number, phase in self.phases.items():
+            if phase == "reads":
+                assert entries[self.world.asks[number]][0] is State.READY, "no use before ready"
+
+    def settle(self) -> None:
+        """Liveness: with a fair device and holders who leave, every acquire is answered, and after close all is
+        freed."""
+        for _ in range(100):
+            self.device_works()
+            readers = [n for n, phase in self.phases.items() if phase == "reads"]
+            if readers:
+                self.happen(("release", readers[0]))
+            elif not self.device_works():
+                break
+        waiting = [n for n, phase in self.phases.items() if phase == "waits"]
+        assert not waiting, f"every acquire is answered: {waiting} wait for ever"
+        if not self.closed:
+            self.happen(("close", 0))
+        while self.device_works():
+            pass
+        assert self.ledger.drained, "always freed eventually"
+        assert not self.device, "always freed eventually"
+
+    def device_works(self) -> bool:
+        """The device does one thing of each kind that it was asked for; whether there was any."""
+        works = [event for event in (("dispatch", 1), ("encoded", 0), ("freed", 0)) if event in self.enabled()]
+        for event in works:
+            self.happen(event)
+        return bool(works)
+
+    def state(self) -> tuple[object, ...]:
+        """All that what happens next can depend on. The books' order is part of it: who is served, who is evicted."""
+        ledger = self.ledger
+        return (
+            tuple((e.key, e.state, tuple(e.holders), e.payload) for e in ledger._entries.values()),
+            ledger.waiting(),
+            tuple(ledger._reserved),
+            tuple(ledger._idle),
+            tuple(sorted(self.phases.items())),
+            tuple(self.encoding),
+            tuple(self.freeing),
+            self.closed,
+        )
+
+
+def played(world: World, path: tuple[Event, ...]) -> Play:
+    play = Play(world)
+    for event in path:
+        play.happen(event)
+    return play
+
+
+def explore(world: World) -> tuple[int, int, int]:
+    """Follows every event from every state. How many states there are, after how many events the last new one was
+    reached, and how many sequences of up to `DEPTH` events that covers."""
+    first = Play(world).state()
+    ways_to: dict[tuple[object, ...], tuple[Event, ...]] = {first: ()}
+    follows: dict[tuple[object, ...], list[tuple[object, ...]]] = {}
+    frontier, depth = [first], 0
+    while frontier:
+        new = []
+        for state in frontier:
+            path = ways_to[state]
+            follows[state] = []
+            for event in played(world, path).enabled():
+                play = _play_or_tell(world, (*path, event))
+                reached = play.state()
+                follows[state].append(reached)
+                if reached not in ways_to:
+                    ways_to[reached] = (*path, event)
+                    new.append(reached)
+                    _settle_or_tell(play, ways_to[reached])
+        frontier = new
+        depth += bool(new)
+    return len(ways_to), depth, _sequences(follows, first)
+
+
+def _sequences(follows: dict[tuple[object, ...], list[tuple[object, ...]]], first: tuple[object, ...]) -> int:
+    ways, total = Counter({first: 1}), 0
+    for _ in range(DEPTH):
+        longer: Counter[tuple[object, ...]] = Counter()
+        for state, count in ways.items():
+            for reached in follows[state]:
+                longer[reached] += count
+        ways = longer
+        total += ways.total()
+    return total
+
+
+def _play_or_tell(world: World, path: tuple[Event, ...]) -> Play:
+    try:
+        return played(world, path)
+    except AssertionError as error:
+        raise AssertionError(f"{error}, after {path}") from error
+
+
+def _settle_or_tell(play: Play, path: tuple[Event, ...]) -> None:
+    try:
+        play.settle()
+    except AssertionError as error:
+        raise AssertionError(f"{error}, after {path} and then fairly") from error
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_sequence_of_events_keeps_every_promise(name: str) -> None:
+    """All invariants of the ledger, and liveness from every state, over every sequence to the stated depth."""
+    states, depth, sequences = explore(WORLDS[name])
+    print(f"\n{name}: all {states:,} states, the last one reached after {depth} events", end="; ")  # noqa: T201
+    print(f"that covers all {sequences:,} sequences of up to {DEPTH} events, and all longer ones")  # noqa: T201
+    assert depth >= 8
+    assert sequences > 1_000_000
+
+
+def test_the_exploration_meets_every_event_and_every_state() -> None:
+    """What is explored is not a corner: each event happens, and entries go through each state of the table."""
+    rng = random.Random(0)
+    events, states = set(), set()
+    for _ in range(1000):
+        play = Play(WORLDS["two keys, room for one"])
+        for _ in range(20):
+            if not (enabled := play.enabled()):
+                break
+            event = rng.choice(enabled)
+            play.happen(event)
+            events.add(event[0])
+            states |= {state for state, _, _ in play.ledger.entries().values()}
+    assert events == set(EVENTS)
+    assert states == set(State) - {State.ABSENT}

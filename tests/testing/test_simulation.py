@@ -1,0 +1,103 @@
+"""The simulation replays exactly, meets what it claims to meet, and reports what is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from triolet.core.ledger import EncoderLedger
+from triolet.core.planner import Planner
+from triolet.testing.schedule import Batches, Deadlock, Pct, Uniform
+from triolet.testing.simulation import SCENARIOS, Client, Fault, FaultKind, Scenario, simulate
+from triolet.testing.sweep import Report, sweep, sweep_all
+from triolet.testing.trace import InvariantViolation
+
+SCHEDULES = [Batches(3), Uniform(3), Pct(3)]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_a_run_is_replayed_from_its_seed(name, schedule):
+    first, second = (simulate(SCENARIOS[name], schedule) for _ in range(2))
+    assert first == second
+    assert first.error is None
+
+
+@pytest.mark.parametrize(
+    ("name", "meets"),
+    [
+        ("shared audio", "EntryHeld"),
+        ("eviction pressure", "FreeSent"),
+        ("preemption", "preempted"),
+        ("abort storm", "aborted"),
+        ("shutdown while busy", "drain deadline"),
+    ],
+)
+def test_scenarios_meet_what_they_are_named_after(name, meets):
+    trace = simulate(SCENARIOS[name], Uniform(1)).trace
+    told = "\n".join(map(str, trace))
+    if meets == "preempted":  # a request that was started anew has fed its prompt twice
+        fed = sum(event.tokens for event in trace if type(event).__name__ == "StepBegun")
+        clients = SCENARIOS[name].clients
+        assert fed > sum(len(client.prompt) + client.max_tokens for client in clients)
+    elif meets == "FreeSent":  # before the end, so for want of room
+        assert told.index("FreeSent") < told.index("intake closed")
+    else:
+        assert meets in told
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+def test_every_kind_of_fault_happens(kind):
+    """Armed at the scheduler's second step, each fault finds something to happen to."""
+    assert simulate(SCENARIOS["plain"], Uniform(2), Fault(kind, "triolet scheduler", 2)).met
+
+
+def test_a_broken_promise_tells_how_to_run_it_again(monkeypatch):
+    """Free bytes that are counted twice: the ledger gives room that is not there."""
+    monkeypatch.setattr(EncoderLedger, "_forget", _forgets_twice)
+    with pytest.raises((AssertionError, InvariantViolation)) as caught:
+        simulate(SCENARIOS["eviction pressure"], Uniform(5))
+    assert "simulate(SCENARIOS['eviction pressure'], Uniform(seed=5), None)" in caught.value.__notes__[-1]
+
+
+def _forgets_twice(ledger: EncoderLedger, entry) -> None:
+    del ledger._entries[entry.key]
+    ledger.taken -= 2 * entry.size
+
+
+def test_an_answer_that_never_comes_is_a_deadlock_or_a_wait_that_is_told(monkeypatch):
+    monkeypatch.setattr(EncoderLedger, "_serve", lambda *_: None)
+    with pytest.raises((Deadlock, InvariantViolation)):
+        simulate(SCENARIOS["plain"])
+
+
+TINY = Scenario(name="plain", clients=(Client(max_tokens=1),))
+
+
+def test_a_sweep_takes_every_step_of_every_task():
+    report = sweep(TINY, kinds=[FaultKind.CANCEL])
+    steps = simulate(TINY).steps
+    assert report.failures == []
+    assert report.runs == report.faults == sum(steps.values())
+
+
+def test_a_sweep_reports_what_is_broken_and_goes_on(monkeypatch):
+    """Only a fault brings it to light: undisturbed, nobody aborts."""
+    monkeypatch.setattr(Planner, "abort", lambda *_: 1 / 0)
+    report = sweep(TINY, kinds=[FaultKind.CANCEL], most_failures=3)
+    assert len(report.failures) == 3
+    assert "simulate(SCENARIOS['plain'], Batches(seed=0), Fault(" in str(report.failures[0])
+
+
+def test_reports_add_up():
+    total = Report()
+    for _ in range(2):
+        total.add(sweep(TINY, kinds=[FaultKind.STALL]))
+    assert total.runs == 2 * (total.runs // 2) > 0
+
+
+def test_20_000_faults_at_every_step_of_every_task_break_no_promise():
+    """The sweep of every scenario, under trio's own schedule, uniform ones and PCT."""
+    report = sweep_all(20_000)
+    print(f"\n{report.runs} runs, {report.faults} faults, {report.runs / report.seconds:.0f} runs a second")  # noqa: T201
+    assert [str(failure) for failure in report.failures] == []
+    assert report.faults >= 20_000

@@ -1,0 +1,125 @@
+"""`TraceChecker` names the promise that is broken and shows no more of the past than belongs to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from triolet.core import events as e
+from triolet.testing.trace import INVARIANTS, TEARDOWN, InvariantViolation, TraceChecker
+
+OPEN = [e.StageReached("device taken"), e.StageReached("accepting")]
+ENCODED = [
+    e.RequestAccepted("r"),
+    e.EntryWanted("k", "r/0"),
+    e.EntryReserved("k", 10),
+    e.EncodeDispatched(("k",), 5),
+    e.EncodeDone(("k",)),
+    e.EntryHeld("k", "r/0"),
+]
+STEP = e.StepBegun(0, ("r",), ("k",), 3)
+LIFE = [
+    *ENCODED,
+    STEP,
+    e.StepEnded(0, ok=True),
+    e.EntryReleased("k", "r/0"),
+    e.RequestEnded("r", "finished"),
+    e.FreeSent(("k",)),
+    e.EntryFreed(("k",)),
+]
+CLOSE = [e.StageReached(stage) for stage in TEARDOWN]
+OTHERS = [e.RequestAccepted("other"), e.EntryWanted("o", "other/0"), e.EntryReserved("o", 1)]
+
+BROKEN = {
+    "no free while held": [*ENCODED, e.FreeSent(("k",))],
+    "no use before ready": [*ENCODED[:4], STEP],
+    "no phantom": [*ENCODED[:3], e.EntryHeld("k", "r/0")],
+    "every acquire is answered": [*ENCODED, e.EntryHeld("k", "r/0")],
+    "books balance": [*ENCODED[:3], e.EntryReserved("large", 91)],
+    "encode once": [*ENCODED, e.EncodeDispatched(("k",), 5)],
+    "terminal once": [*LIFE, e.RequestEnded("r", "finished")],
+    "free follows completion": [*ENCODED, STEP, e.EntryReleased("k", "r/0")],
+    "steps in order": [e.StepEnded(0, ok=True)],
+    "ordered teardown": [*OPEN, e.StageReached("device released"), e.StageReached("scheduler stopped")],
+    "always freed eventually": [*OPEN, *LIFE[:10], *CLOSE[:3]],
+}
+MORE = {
+    "an ask left without an answer": ("every acquire is answered", [*OPEN, *ENCODED[:2], LIFE[9], *CLOSE[:3]]),
+    "a request that never ends": ("terminal once", [*OPEN, *ENCODED, *CLOSE[:2]]),
+    "a step of a request that has ended": ("terminal once", [*LIFE, e.StepBegun(1, ("r",), (), 1)]),
+    "a request accepted twice": ("terminal once", [e.RequestAccepted("r"), e.RequestAccepted("r")]),
+    "a step of an entry nobody holds": ("no use before ready", [*LIFE[:9], e.StepBegun(1, ("r",), ("k",), 1)]),
+    "a third step in flight": ("steps in order", [e.StepBegun(n, (), (), 0) for n in range(3)]),
+    "a reservation of what is there": ("encode once", [*ENCODED, e.EntryReserved("k", 10)]),
+    "freed, but not told to": ("books balance", [*LIFE[:10], e.EntryFreed(("k",))]),
+    "freed twice": ("books balance", [*LIFE, e.EntryFreed(("k",))]),
+    "dropped though it is resident": ("books balance", [*ENCODED, e.EntryDropped("k")]),
+    "refused what was given": ("every acquire is answered", [*ENCODED, e.EntryRefused("k", "r/0")]),
+    "given back what was not asked for": ("every acquire is answered", [e.EntryReleased("k", "r/0")]),
+    "an entry taken back at the end": ("always freed eventually", [*ENCODED, e.EntryTakenBack("k", "r/0")]),
+    "asked twice": ("every acquire is answered", [*ENCODED[:2], e.EntryWanted("k", "r/0")]),
+}
+
+
+def feed(trace: list[e.Event]) -> TraceChecker:
+    checker = TraceChecker(capacity=100, steps_in_flight=2)
+    for event in trace:
+        checker(event)
+    return checker
+
+
+def test_a_whole_life_keeps_every_promise():
+    checker = feed([*OPEN, *LIFE, *CLOSE])
+    checker.end()
+    assert checker.taken == 0
+
+
+def test_there_is_a_broken_trace_for_every_invariant():
+    assert set(BROKEN) == set(INVARIANTS)
+
+
+@pytest.mark.parametrize("invariant", BROKEN)
+def test_what_breaks_a_promise_is_named(invariant):
+    with pytest.raises(InvariantViolation) as caught:
+        feed(BROKEN[invariant])
+    assert caught.value.invariant == invariant
+    assert caught.value.history[-1] == BROKEN[invariant][-1]
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_further_ways_to_break_them(case):
+    invariant, trace = MORE[case]
+    with pytest.raises(InvariantViolation) as caught:
+        feed(trace)
+    assert caught.value.invariant == invariant
+
+
+def test_the_history_holds_the_events_of_the_entry_and_no_others():
+    with pytest.raises(InvariantViolation) as caught:
+        feed([*OTHERS, *ENCODED, e.FreeSent(("k",))])
+    assert caught.value.history == (*ENCODED[1:], e.FreeSent(("k",)))
+
+
+def test_nothing_is_owed_any_more_once_an_actor_has_failed_but_an_end():
+    checker = feed([*OPEN, *ENCODED, STEP, e.ActorFailed("runner", "boom"), e.EncodeDone(("x",))])
+    checker(e.RequestEnded("r", "failed"))
+    with pytest.raises(InvariantViolation, match="terminal once"):
+        checker(e.RequestEnded("r", "failed"))
+
+
+def test_an_engine_that_does_not_reach_its_last_stage_is_told():
+    checker = feed([*OPEN, *CLOSE[:5]])
+    with pytest.raises(InvariantViolation, match="ordered teardown"):
+        checker.end()
+
+
+def test_what_it_keeps_does_not_grow():
+    """An entry that is hit for ever and requests without end leave nothing behind."""
+    checker = feed([*OPEN, *ENCODED])
+    for number in range(1000):
+        name = f"n{number}"
+        for event in (e.RequestAccepted(name), e.EntryWanted("k", name), e.EntryHeld("k", name)):
+            checker(event)
+        for event in (e.EntryReleased("k", name), e.RequestEnded(name, "finished")):
+            checker(event)
+    assert set(checker._logs) == {"k", "r"}
+    assert sum(map(len, checker._logs.values())) <= 40

@@ -1,0 +1,44 @@
+"""The private hooks into trio work, and a trio that has moved them is told of by name."""
+
+from __future__ import annotations
+
+import pytest
+import trio._core._run as run
+from trio.testing import MockClock
+
+from triolet.testing import trio_hooks
+from triolet.testing.trio_hooks import TrioChanged, self_test
+
+
+def test_the_hooks_do_what_they_promise_with_the_installed_trio():
+    self_test()
+
+
+@pytest.mark.parametrize("name", ["_r", "_ALLOW_DETERMINISTIC_SCHEDULING", "GLOBAL_RUN_CONTEXT"])
+def test_a_hook_that_a_release_has_moved_is_named(monkeypatch, name):
+    if name == "GLOBAL_RUN_CONTEXT":  # trio itself needs it
+        monkeypatch.setattr(trio_hooks, "_NEEDED", ("GLOBAL_RUN_CONTEXT_MOVED",))
+        name = "GLOBAL_RUN_CONTEXT_MOVED"
+    else:
+        monkeypatch.delattr(run, name)
+    with pytest.raises(TrioChanged, match=name):
+        self_test()
+
+
+def test_a_run_queue_that_trio_no_longer_asks_is_noticed(monkeypatch):
+    monkeypatch.setattr(trio_hooks.OneTaskPerTick, "before_run", lambda _: None)
+    with pytest.raises(TrioChanged, match="picked"):
+        self_test()
+
+
+def test_a_clock_without_autojump_is_noticed(monkeypatch):
+    monkeypatch.delattr(MockClock, "_autojump")
+    with pytest.raises(TrioChanged, match="_autojump"):
+        self_test()
+
+
+def test_the_seeding_leaves_nothing_behind():
+    before = run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING
+    with trio_hooks.seeded_batches(3):
+        assert run._ALLOW_DETERMINISTIC_SCHEDULING
+    assert (run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING) == before
