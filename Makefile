@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+SEED ?= 1
 STAMP = $(VENV)/.installed
 SOURCES = core models actors api testing src demo tests benchmarks examples
 
@@ -30,7 +31,8 @@ types: $(STAMP)  ## strict, of the package as it is installed
 	$(BIN)/python -m pip install --quiet --no-deps --target build/types .
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet
 
-soak: $(STAMP)  ## new random examples, many of them; what fails prints how to run it again
+soak: $(STAMP)  ## new random examples and a million faults; what fails prints how to run it again
+	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties --hypothesis-profile=soak
 
 bench: $(STAMP)

@@ -372,9 +372,10 @@ class Supervisor:
         fault, self._fault = self._fault, None
         teardown_errors, self._teardown_errors = self._teardown_errors, []
         self._children.clear()
-        if isinstance(self._tell.error, InvariantViolation):
-            return self._tell.error
-        fault = fault or self._tell.error
+        told, self._tell.error = self._tell.error, None
+        if isinstance(told, InvariantViolation):
+            return told
+        fault = fault or told
         if fault is not None:
             error: Exception = RunnerCrashed(
                 f"a part of the engine failed ({type(fault).__name__}: {fault}); the engine was stopped"

@@ -2,8 +2,7 @@
 
 ::
 
-    python -m triolet.testing.sweep --faults 20000         # what CI runs
-    python -m triolet.testing.sweep --faults 1000000 --workers 2
+    python -m triolet.testing --faults 20000 --workers 2
 
 A scenario is first run undisturbed, to count the steps that each task takes; then once for each kind of fault and each
 of those steps. Whatever breaks a promise of the engine is reported with the one line that runs it again.
@@ -17,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-import click
 from attrs import define, field, frozen
 
 from .schedule import Batches, Pct, Schedule, Uniform
@@ -58,7 +56,7 @@ class Report:
         self.seconds += other.seconds
 
 
-def sweep(
+def sweep_scenario(
     scenario: Scenario,
     schedule: Schedule | None = None,
     *,
@@ -106,7 +104,7 @@ def schedules(seed: int = 0) -> Iterator[Schedule]:
 
 def _work(item: tuple[str, Schedule]) -> Report:
     name, schedule = item
-    return sweep(SCENARIOS[name], schedule)
+    return sweep_scenario(SCENARIOS[name], schedule)
 
 
 def sweep_all(least_faults: int, *, seed: int = 0, workers: int = 1) -> Report:
@@ -125,27 +123,3 @@ def sweep_all(least_faults: int, *, seed: int = 0, workers: int = 1) -> Report:
         if report.failures or report.faults >= least_faults:
             break
     return report
-
-
-@click.command()
-@click.option("--faults", "least_faults", default=20_000, show_default=True, help="how many faults, at least")
-@click.option("--seed", default=0, show_default=True, help="the first seed of the schedules")
-@click.option("--workers", default=1, show_default=True, help="processes")
-def main(least_faults: int, seed: int, workers: int) -> None:
-    """Inject every kind of fault at every step of every task of every scenario."""
-    begun = time.perf_counter()
-    report = sweep_all(least_faults, seed=seed, workers=workers)
-    took = time.perf_counter() - begun
-    click.echo(f"{report.runs} runs, {report.faults} faults in {took:.0f} s")
-    click.echo(f"{report.runs / report.seconds:.0f} runs a second and core")
-    for kind, count in report.by_kind.most_common():
-        click.echo(f"{count:9d} {kind}")
-    click.echo("clients ended: " + ", ".join(f"{end} {count}" for end, count in report.by_end.most_common()))
-    for failure in report.failures:
-        click.echo(f"BROKEN {failure}")
-    if report.failures:
-        raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import trio
 import trio.testing
 from attrs import define, field
 
+_created: Callable[[trio.lowlevel.Task], int] = operator.attrgetter("_counter")
 Pick = Callable[[list[trio.lowlevel.Task]], int]  # of the tasks that could run, the index of the one that does
 
 
@@ -23,6 +25,22 @@ _NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT")  # of 
 
 class TrioChanged(RuntimeError):
     """A private part of trio is not where it was."""
+
+
+def _run_module() -> Any:
+    """The module of trio's run loop; `TrioChanged` where it has moved."""
+    try:
+        import trio._core._run as run
+    except ImportError as error:
+        raise TrioChanged("trio._core._run is gone") from error
+    for name in _NEEDED:
+        if not hasattr(run, name):
+            raise TrioChanged(f"trio._core._run.{name} is gone")
+    if not hasattr(trio.lowlevel.Task, "_counter"):
+        raise TrioChanged("trio.lowlevel.Task._counter is gone")
+    if not isinstance(run._r, random.Random):
+        raise TrioChanged("trio._core._run._r is no random.Random")
+    return run
 
 
 @define(eq=False)
@@ -34,16 +52,21 @@ class _OneTaskQueue:
     """
 
     pick: Pick
-    tasks: list[trio.lowlevel.Task] = field(factory=list)
+    tasks: list[trio.lowlevel.Task] = field(factory=list)  # the longest waiting first
+    _fresh: list[trio.lowlevel.Task] = field(factory=list)  # since the last tick
     _given: int | None = None
 
     def append(self, task: trio.lowlevel.Task) -> None:
-        self.tasks.append(task)
+        self._fresh.append(task)
 
     def __len__(self) -> int:
-        return len(self.tasks)
+        return len(self.tasks) + len(self._fresh)
 
     def __iter__(self) -> Iterator[trio.lowlevel.Task]:
+        # those woken together come in the order of trio's sets, which is that of their addresses
+        self._fresh.sort(key=_created)
+        self.tasks += self._fresh
+        self._fresh.clear()
         if self.tasks:
             self._given = self.pick(self.tasks) % len(self.tasks)
             yield self.tasks[self._given]
@@ -59,7 +82,7 @@ class OneTaskPerTick(trio.abc.Instrument):
     """An instrument that replaces the run queue of the run it is given to."""
 
     pick: Pick
-    _run: Any = field(factory=lambda: _run_module(), init=False)
+    _run: Any = field(factory=_run_module, init=False)
 
     def before_run(self) -> None:
         """Called by trio once its runner exists and before it has a task."""
@@ -96,20 +119,6 @@ def seeded_batches(seed: int) -> Iterator[None]:
     finally:
         run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
         run._r.setstate(state)
-
-
-def _run_module() -> Any:
-    """The module of trio's run loop; `TrioChanged` where it has moved."""
-    try:
-        import trio._core._run as run
-    except ImportError as error:
-        raise TrioChanged("trio._core._run is gone") from error
-    for name in _NEEDED:
-        if not hasattr(run, name):
-            raise TrioChanged(f"trio._core._run.{name} is gone")
-    if not isinstance(run._r, random.Random):
-        raise TrioChanged("trio._core._run._r is no random.Random")
-    return run
 
 
 # -- the self-test ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import hypothesis.strategies as st
 import pytest
 import trio
@@ -98,6 +100,7 @@ def test_a_deadlock_is_told_with_the_tree_of_tasks(schedule: Schedule):
     assert cleaned == ["channel"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left where it stands
 def test_a_program_that_does_not_even_end_when_cancelled_is_told():
     async def shielded() -> None:
         with trio.CancelScope(shield=True):
@@ -105,6 +108,7 @@ def test_a_program_that_does_not_even_end_when_cancelled_is_told():
 
     with pytest.raises(Deadlock, match="even cancelled"):
         run_scheduled(shielded)
+    gc.collect()
 
 
 def test_errors_and_results_come_through():

@@ -8,7 +8,7 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.planner import Planner
 from triolet.testing.schedule import Batches, Deadlock, Pct, Uniform
 from triolet.testing.simulation import SCENARIOS, Client, Fault, FaultKind, Scenario, simulate
-from triolet.testing.sweep import Report, sweep, sweep_all
+from triolet.testing.sweep import Report, sweep_all, sweep_scenario
 from triolet.testing.trace import InvariantViolation
 
 SCHEDULES = [Batches(3), Uniform(3), Pct(3)]
@@ -74,7 +74,7 @@ TINY = Scenario(name="plain", clients=(Client(max_tokens=1),))
 
 
 def test_a_sweep_takes_every_step_of_every_task():
-    report = sweep(TINY, kinds=[FaultKind.CANCEL])
+    report = sweep_scenario(TINY, kinds=[FaultKind.CANCEL])
     steps = simulate(TINY).steps
     assert report.failures == []
     assert report.runs == report.faults == sum(steps.values())
@@ -83,7 +83,7 @@ def test_a_sweep_takes_every_step_of_every_task():
 def test_a_sweep_reports_what_is_broken_and_goes_on(monkeypatch):
     """Only a fault brings it to light: undisturbed, nobody aborts."""
     monkeypatch.setattr(Planner, "abort", lambda *_: 1 / 0)
-    report = sweep(TINY, kinds=[FaultKind.CANCEL], most_failures=3)
+    report = sweep_scenario(TINY, kinds=[FaultKind.CANCEL], most_failures=3)
     assert len(report.failures) == 3
     assert "simulate(SCENARIOS['plain'], Batches(seed=0), Fault(" in str(report.failures[0])
 
@@ -91,7 +91,7 @@ def test_a_sweep_reports_what_is_broken_and_goes_on(monkeypatch):
 def test_reports_add_up():
     total = Report()
     for _ in range(2):
-        total.add(sweep(TINY, kinds=[FaultKind.STALL]))
+        total.add(sweep_scenario(TINY, kinds=[FaultKind.STALL]))
     assert total.runs == 2 * (total.runs // 2) > 0
 
 
