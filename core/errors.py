@@ -104,9 +104,10 @@ class EngineTeardownError(EngineError):
 
 
 class InvariantViolation(EngineError):
-    """The engine broke the promise named ``invariant``; ``history`` are the events that show it, the last one last.
+    """The promise named ``invariant`` is broken; ``history`` is what shows it, the last event last.
 
-    Found by `triolet.testing.TraceChecker`, in production with ``EngineConfig(verify=True)``. It is a bug of Triolet.
+    From an engine (`triolet.testing.TraceChecker`, in production with ``EngineConfig(verify=True)``) it tells of a bug
+    of Triolet; from the conformance kit in `triolet.testing`, of one in what was checked.
     """
 
     def __init__(self, invariant: str, what: str, history: tuple[object, ...] = ()) -> None:

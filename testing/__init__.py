@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .adapters import ADAPTER_INVARIANTS, check_model_adapter
 from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
 from .simulation import SCENARIOS, Client, Fault, FaultKind, Outcome, Scenario, simulate
@@ -16,23 +17,41 @@ from .sweep import sweep_all, sweep_scenario
 from .trace import INVARIANTS, InvariantViolation, TraceChecker
 
 if TYPE_CHECKING:
-    from .conformance import check_encoder_cache
-    from .strategies import schedules
+    from .conformance import Answer, Ask, Encoded, EncoderCache, Free, Release, Workload, check_encoder_cache, play
+    from .strategies import requests, scenarios, schedules, workloads
 
-_WITH_HYPOTHESIS = {"check_encoder_cache": "conformance", "schedules": "strategies"}
+_CONFORMANCE = (
+    "Answer",
+    "Ask",
+    "Encoded",
+    "EncoderCache",
+    "Free",
+    "Release",
+    "Workload",
+    "check_encoder_cache",
+    "play",
+)
+_STRATEGIES = ("requests", "scenarios", "schedules", "workloads")
 
 __all__ = [
+    "ADAPTER_INVARIANTS",
     "INVARIANTS",
     "SCENARIOS",
+    "Answer",
+    "Ask",
     "Batches",
     "Client",
     "Deadlock",
+    "Encoded",
+    "EncoderCache",
     "Fault",
     "FaultKind",
+    "Free",
     "InvariantViolation",
     "Listed",
     "Outcome",
     "Pct",
+    "Release",
     "Scenario",
     "Schedule",
     "SimExecutor",
@@ -40,18 +59,26 @@ __all__ = [
     "SimWorker",
     "TraceChecker",
     "Uniform",
+    "Workload",
     "check_encoder_cache",
+    "check_model_adapter",
     "expected_tokens",
+    "play",
+    "requests",
     "run_scheduled",
+    "scenarios",
     "schedules",
     "sim_engine",
     "simulate",
     "sweep_all",
     "sweep_scenario",
+    "workloads",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WITH_HYPOTHESIS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_WITH_HYPOTHESIS[name]}", __name__), name)
+    if name in _CONFORMANCE:
+        return getattr(importlib.import_module(".conformance", __name__), name)
+    if name in _STRATEGIES:
+        return getattr(importlib.import_module(".strategies", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

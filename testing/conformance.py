@@ -1,0 +1,469 @@
+"""Is your encoder cache sound? This kit plays its clients and its device, and looks for a workload that breaks it.
+
+::
+
+    def test_my_cache_keeps_its_promises():
+        check_encoder_cache(MyCache)  # MyCache(capacity) has the five methods of `EncoderCache`
+
+The clients ask, wait, read, withdraw and ask again; the device encodes late, fails, and carries out frees late. What
+breaks a promise is an `InvariantViolation` with the promise's name, the shrunk `Workload` in a note, and the operations
+that led there. ``docs/adapt_your_cache.md`` adapts a manager of the stepping kind and mends it, one finding after
+another.
+
+What is promised (names as in `triolet.core.trace`):
+
+- **no free while held**: what is handed out by `EncoderCache.take_freed` has no holder.
+- **no use before ready**: nobody is told READY while the output is still being encoded.
+- **no phantom**: nobody is told READY or PENDING for what is neither on the device nor on its way there.
+- **encode once**: nobody is told ENCODE while the output is being encoded, or is on the device still.
+- **books balance**: outputs on the device and on their way there never exceed the capacity together; what is freed was
+  on the device, and is freed once.
+- **every acquire is answered**: see `play` for what may be assumed; larger than the capacity is REFUSED, and at once.
+- **always freed eventually**: after `EncoderCache.close`, when the last encoding has ended, nothing is left.
+
+Not checked: how fair the cache is while others go on asking, and which idle output it evicts first.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn, Protocol
+
+import hypothesis
+import hypothesis.strategies as st
+from attrs import define, field, frozen
+
+from ..core.errors import InvariantViolation
+from ..core.trace import (
+    ALWAYS_FREED,
+    BOOKS_BALANCE,
+    ENCODE_ONCE,
+    EVERY_ACQUIRE_ANSWERED,
+    NO_FREE_WHILE_HELD,
+    NO_PHANTOM,
+    NO_USE_BEFORE_READY,
+)
+
+PATIENCE = 8
+"""Rounds without any progress after which somebody who still waits is said to wait for ever."""
+
+WORKLOADS = 1000
+"""Workloads that `check_encoder_cache` plays unless told otherwise: a few seconds."""
+
+
+class Answer(enum.Enum):
+    """How things stand for one who asked. The first three are a hold, which one `EncoderCache.release` ends."""
+
+    READY = "the output is on the device: read it until you release it"
+    ENCODE = "room is reserved: encode it, then call encoded(); all who hold it may read then"
+    PENDING = "somebody else's encoding is under way: read it once encoded() was called"
+    WAIT = "no room now: you hold nothing; ask again later"
+    REFUSED = "larger than the whole cache: do not ask again"
+
+
+class EncoderCache(Protocol):
+    """What the kit needs of a cache manager: decisions about keys and bytes; the tensors are somebody else's."""
+
+    def acquire(self, holder: str, key: str, size: int) -> Answer:
+        """``holder`` (a request) wants to read ``key``, whose output takes ``size`` bytes, the same in every call.
+
+        A request in which a key occurs twice asks twice and releases twice; one that holds the key already takes no
+        further room, so it is never told WAIT. Who was told WAIT asks again, and again, until it is told otherwise or
+        gives up with `release`.
+        """
+        ...
+
+    def encoded(self, key: str, stored: bool) -> None:
+        """The encoding of ``key`` has ended: once for each ENCODE, sooner or later, whether or not anybody holds it
+        still, and also after `close`.
+
+        With ``stored`` the output is on the device and its holders read it. Without (the encoder failed, or was called
+        off before it began) nothing is there, the bytes are free, and all holds of the key are over, unreleased: who
+        still wants it asks anew.
+        """
+        ...
+
+    def release(self, holder: str, key: str) -> None:
+        """``holder`` gives one hold of ``key`` back, or no longer waits for it."""
+        ...
+
+    def take_freed(self) -> Iterable[str]:
+        """Keys whose outputs the caller drops from the device now. It may come late: until then they take their room,
+        and afterwards they do not. A key that is handed out is no longer cached."""
+        ...
+
+    def close(self) -> None:
+        """Nobody holds, waits or asks any more; encodings under way still end. All that is on the device, or comes
+        to be there, is to be handed out by `take_freed`."""
+        ...
+
+
+MakeCache = Callable[[int], EncoderCache]
+"""Makes an empty cache of so many bytes."""
+
+
+# -- workloads -------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Ask:
+    """``holder`` asks for ``key``; where it waits already, it asks how things stand."""
+
+    holder: str
+    key: str
+
+
+@frozen
+class Release:
+    """``holder`` gives one hold of ``key`` back, or withdraws its wait."""
+
+    holder: str
+    key: str
+
+
+@frozen
+class Encoded:
+    """The encoding of ``key`` ends: ``stored`` on the device, or in vain."""
+
+    key: str
+    stored: bool = True
+
+
+@frozen
+class Free:
+    """The device drops what it is told to; until then frees are held back."""
+
+
+Operation = Ask | Release | Encoded | Free
+
+
+def _as_tuple(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    return tuple(operations)
+
+
+@frozen
+class Workload:
+    """What the clients and the device do to a cache of ``capacity`` bytes; its ``repr`` is the way to do it again.
+
+    Operations that cannot be are passed over (the end of an encoding that nobody began). With ``hurried`` the cache is
+    closed at once after the last one, with encodings under way; without, everybody is served first. See `play`.
+    """
+
+    capacity: int
+    sizes: Mapping[str, int]  # bytes of each key
+    operations: tuple[Operation, ...] = field(default=(), converter=_as_tuple)
+    hurried: bool = False
+
+
+KEYS = ("a", "b", "c")
+HOLDERS = ("r0", "r1", "r2")
+_FITTING = 4  # keys that fit are so many times as likely, size for size, as those that never will
+
+
+def _operations(holders: int, keys: int) -> st.SearchStrategy[Operation]:
+    """The simplest first: what is drawn shrinks towards the front. Operations on the device are as likely together as
+    those of a client."""
+    some_holders, some_keys = HOLDERS[:holders], KEYS[:keys]
+    asks = [Ask(holder, key) for holder in some_holders for key in some_keys]
+    releases = [Release(holder, key) for holder in some_holders for key in some_keys]
+    endings = [Encoded(key) for key in some_keys]
+    failures = [Encoded(key, stored=False) for key in some_keys]
+    chosen: list[Operation] = [*(Free() for _ in some_keys), *asks, *endings, *releases, *failures]
+    return st.sampled_from(chosen)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Up to 100 operations, 20 or so on average, of one to three requests on one to three keys, in a cache of 1 to 4
+    bytes.
+
+    A key takes from one byte to one more than there are: some fill the cache exactly, and some can never fit.
+    """
+    capacity = draw(st.integers(1, 4))
+    size = st.sampled_from([*range(1, capacity + 1)] * _FITTING + [capacity + 1])
+    sizes = {key: draw(size) for key in KEYS}
+    some = st.lists(_operations(draw(st.integers(1, 3)), draw(st.integers(1, 3))), max_size=10)
+    runs = draw(st.lists(some, max_size=10))  # lists of lists: Hypothesis draws long ones, and shrinks them well
+    operations = tuple(operation for run in runs for operation in run)
+    used = {operation.key for operation in operations if not isinstance(operation, Free)}
+    return Workload(capacity, {key: sizes[key] for key in KEYS if key in used}, operations, draw(st.booleans()))
+
+
+# -- the game --------------------------------------------------------------------------------------------------------
+
+_LAST, _LATE, _EVERYTHING = "the last request", "a late comer", "everything"
+
+
+@define(eq=False)
+class _Game:
+    """The clients and the device: what they were told, and what is where."""
+
+    cache: EncoderCache
+    capacity: int
+    sizes: dict[str, int]
+    history: list[str] = field(factory=list)
+    holds: Counter[tuple[str, str]] = field(factory=Counter)
+    waiting: dict[tuple[str, str], None] = field(factory=dict)  # in the order of asking
+    encoding: dict[str, None] = field(factory=dict)
+    device: dict[str, None] = field(factory=dict)
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def do(self, operation: Operation) -> None:
+        """One operation, unless it cannot be."""
+        match operation:
+            case Ask(holder, key):
+                self.ask(holder, key)
+            case Release(holder, key):
+                self.release(holder, key)
+            case Encoded(key, stored):
+                self.end_encoding(key, stored=stored)
+            case Free():
+                self.free()
+
+    def ask(self, holder: str, key: str) -> Answer:
+        """Asks, and judges the answer."""
+        hold, size = (holder, key), self.sizes[key]
+        answer = self.cache.acquire(holder, key, size)
+        if answer is not Answer.WAIT or hold not in self.waiting:
+            again = " once more" if hold in self.waiting else ""
+            self.tell(f"{holder} asks{again} for {key} ({size} of {self.capacity} bytes): {_name(answer)}")
+        if answer is Answer.WAIT:
+            self.judge_wait(hold, size)
+            self.waiting[hold] = None
+            return answer
+        self.waiting.pop(hold, None)
+        match answer:
+            case Answer.READY:
+                self.judge_ready(holder, key)
+            case Answer.ENCODE:
+                self.judge_encode(holder, key)
+                self.encoding[key] = None
+            case Answer.PENDING:
+                self.judge_pending(holder, key)
+            case Answer.REFUSED:
+                self.judge_refused(holder, key, size)
+                return answer
+            case _:
+                raise TypeError(f"acquire answered {answer!r}; allowed: a member of triolet.testing.conformance.Answer")
+        self.holds[hold] += 1
+        return answer
+
+    def release(self, holder: str, key: str) -> None:
+        """One hold, or a wait."""
+        hold = (holder, key)
+        if hold in self.waiting:
+            del self.waiting[hold]
+            self.tell(f"{holder} no longer waits for {key}")
+        elif self.holds[hold]:
+            self.holds[hold] -= 1
+            self.tell(f"{holder} releases {key}")
+        else:
+            return
+        self.cache.release(holder, key)
+
+    def end_encoding(self, key: str, *, stored: bool) -> None:
+        """``key``'s encoding ends, if there is one."""
+        if key not in self.encoding:
+            return
+        del self.encoding[key]
+        if stored:
+            self.device[key] = None
+        else:
+            self.holds = Counter({hold: count for hold, count in self.holds.items() if hold[1] != key})
+        self.tell(f"{key} is encoded" if stored else f"the encoding of {key} fails; its holds are over")
+        self.cache.encoded(key, stored)
+
+    def free(self) -> bool:
+        """The device drops what it is told to. Whether that was anything."""
+        keys = tuple(self.cache.take_freed())
+        if keys:
+            self.tell(f"to be freed: {', '.join(keys)}")
+        for key in keys:
+            self.judge_free(key)
+            del self.device[key]
+        return bool(keys)
+
+    # -- judgement ---------------------------------------------------------------------------------------------------
+
+    def judge_wait(self, hold: tuple[str, str], size: int) -> None:
+        holder, key = hold
+        if size > self.capacity:
+            self.fail(EVERY_ACQUIRE_ANSWERED, f"{holder} is told to wait for {key}, which can never fit")
+        if self.holds[hold]:
+            self.fail(EVERY_ACQUIRE_ANSWERED, f"{holder} is told to wait for {key}, which it holds already")
+
+    def judge_ready(self, holder: str, key: str) -> None:
+        if key in self.encoding:
+            self.fail(NO_USE_BEFORE_READY, f"{holder} may read {key}, which is still being encoded")
+        if key not in self.device:
+            self.fail(NO_PHANTOM, f"{holder} may read {key}, which is not on the device")
+
+    def judge_encode(self, holder: str, key: str) -> None:
+        if key in self.encoding:
+            self.fail(ENCODE_ONCE, f"{holder} is to encode {key}, which is being encoded already")
+        if key in self.device:
+            self.fail(ENCODE_ONCE, f"{holder} is to encode {key}, which is on the device still")
+        taken = sum(self.sizes[other] for other in (*self.device, *self.encoding, key))
+        if taken > self.capacity:
+            there = ", ".join(sorted((*self.device, *self.encoding))) or "nothing"
+            self.fail(
+                BOOKS_BALANCE,
+                f"{holder} is to encode {key} beside {there}: {taken} bytes in a cache of {self.capacity}",
+            )
+
+    def judge_pending(self, holder: str, key: str) -> None:
+        if key in self.device:
+            self.fail(EVERY_ACQUIRE_ANSWERED, f"{holder} is to wait for an encoding of {key} that has ended")
+        if key not in self.encoding:
+            self.fail(NO_PHANTOM, f"{holder} is to wait for an encoding of {key} that nobody was told to do")
+
+    def judge_refused(self, holder: str, key: str, size: int) -> None:
+        if size <= self.capacity:
+            self.fail(EVERY_ACQUIRE_ANSWERED, f"{holder} is refused {key}, which can fit")
+
+    def judge_free(self, key: str) -> None:
+        if key in self.encoding:
+            self.fail(BOOKS_BALANCE, f"{key} is freed while it is being encoded")
+        if key not in self.device:
+            self.fail(BOOKS_BALANCE, f"{key} is freed, but it is not on the device")
+        holders = sorted({holder for (holder, held), count in self.holds.items() if held == key and count})
+        if holders:
+            self.fail(NO_FREE_WHILE_HELD, f"{key} is freed while {', '.join(holders)} may read it")
+
+    def fail(self, invariant: str, what: str) -> NoReturn:
+        raise InvariantViolation(invariant, what, tuple(self.history))
+
+    def tell(self, what: str) -> None:
+        self.history.append(what)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def serve_everybody(self) -> None:
+        """Ends every encoding, gives every hold back and serves those who wait, and then one who wants all there is."""
+        self.end_encodings()
+        self.sizes[_EVERYTHING] = self.capacity
+        if self.holds.total():
+            self.push_out()
+            self.give_everything_back()
+        self.push_out(come_late=True)
+        self.give_everything_back()
+        self.serve_waiting()
+        self.serve(_LAST, _EVERYTHING)
+        self.serve_waiting()
+
+    def push_out(self, *, come_late: bool = False) -> None:
+        """One request wants all the room; another may ask meanwhile for the oldest output that is there."""
+        if self.device:
+            oldest = next(iter(self.device))
+            self.ask(_LAST, _EVERYTHING)
+            if come_late:
+                self.ask(_LATE, oldest)
+            self.free()
+            self.end_encodings()
+
+    def end_encodings(self) -> None:
+        for key in list(self.encoding):
+            self.end_encoding(key, stored=True)
+
+    def serve_waiting(self) -> None:
+        """In rounds: frees are carried out, and everybody asks again."""
+        patience = PATIENCE
+        while self.waiting and patience:
+            progress = self.free()
+            for holder, key in list(self.waiting):
+                progress = self.serve(holder, key) or progress
+            patience = PATIENCE if progress else patience - 1
+        if self.waiting:
+            waits = " and ".join(f"{holder} for {key}" for holder, key in self.waiting)
+            self.fail(EVERY_ACQUIRE_ANSWERED, f"{waits}: a wait for ever, though nobody holds anything")
+
+    def serve(self, holder: str, key: str) -> bool:
+        """Asks, encodes where told to, and releases at once. Whether it was served."""
+        answer = self.ask(holder, key)
+        if answer is Answer.ENCODE:
+            self.end_encoding(key, stored=True)
+        if answer not in {Answer.WAIT, Answer.REFUSED}:
+            self.release(holder, key)
+        return answer is not Answer.WAIT
+
+    def give_everything_back(self) -> None:
+        for (holder, key), count in list(self.holds.items()):
+            for _ in range(count):
+                self.release(holder, key)
+
+    def close(self) -> None:
+        """Closes the cache; encodings under way end afterwards."""
+        for holder, key in list(self.waiting):
+            self.release(holder, key)
+        self.give_everything_back()
+        self.tell("close")
+        self.cache.close()
+        self.free()
+        self.end_encodings()
+        while self.free():
+            pass
+        if self.device:
+            self.fail(
+                ALWAYS_FREED, f"{', '.join(self.device)} on the device after close, and nobody is told to free it"
+            )
+
+
+def _name(answer: object) -> str:
+    return answer.name if isinstance(answer, Answer) else repr(answer)
+
+
+def play(make_cache: MakeCache, workload: Workload) -> None:
+    """Does what ``workload`` says to a new cache, brings it to its end, and checks every promise all the way.
+
+    The end of a workload is fair to the cache: every encoding ends, every holder releases, frees are carried out, and
+    those who wait go on asking. Then whoever waits must be served. So must one who asks for the whole capacity, first
+    while others hold something still, and again when nobody does: it pushes out what is wrongly taken for idle, and
+    bytes that were lost in the books would keep it waiting for ever; and while it pushes, a late comer asks for what is
+    on its way out. Last comes `EncoderCache.close`. A ``hurried`` workload comes to it at once, with encodings under
+    way that end after it.
+
+    Raises:
+        InvariantViolation: a promise is broken; ``history`` are the operations that led there.
+        TypeError: an answer is no `Answer`.
+        Exception: whatever the cache raises, with the operations that led there in a note.
+    """
+    game = _Game(make_cache(workload.capacity), workload.capacity, dict(workload.sizes))
+    try:
+        for operation in workload.operations:
+            game.do(operation)
+        if not workload.hurried:
+            game.serve_everybody()
+        game.close()
+    except InvariantViolation:
+        raise
+    except Exception as error:
+        error.add_note("\n  ".join(["the cache raised it; what happened:", *game.history]))
+        raise
+
+
+def check_encoder_cache(make_cache: MakeCache, *, settings: hypothesis.settings | None = None) -> None:
+    """Looks for a `Workload` that breaks the cache, and shrinks it.
+
+    Args:
+        make_cache: makes an empty cache of so many bytes.
+        settings: how long to look, ``hypothesis.settings(max_examples=10_000)`` say; by default the current profile
+            with `WORKLOADS` examples.
+
+    Raises:
+        InvariantViolation: the first promise broken; the notes hold the workload, for `play`.
+        TypeError: an answer is no `Answer`.
+        Exception: whatever the cache raises, with the operations that led there in a note.
+    """
+    chosen = settings or hypothesis.settings(max_examples=WORKLOADS)
+    phases = [phase for phase in chosen.phases if phase is not hypothesis.Phase.explain]  # its comments split the repr
+    chosen = hypothesis.settings(chosen, phases=phases, report_multiple_bugs=False)
+
+    @chosen
+    @hypothesis.given(workload=workloads())
+    def every_workload(workload: Workload) -> None:
+        play(make_cache, workload)
+
+    every_workload()

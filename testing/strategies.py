@@ -1,0 +1,87 @@
+"""Hypothesis strategies for properties of your own: workloads, requests, schedules and whole scenarios.
+
+::
+
+    @given(scenarios(), schedules())
+    def test_the_engine_keeps_its_promises(scenario, schedule):
+        simulate(scenario, schedule)
+
+Everything that is drawn is a frozen value; its ``repr`` is the way to run it again.
+"""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+
+from .conformance import workloads
+from .schedule import Listed, Pct, Schedule, Uniform
+from .sim import START, SimModel
+from .simulation import Client, Scenario
+
+__all__ = ["requests", "scenarios", "schedules", "workloads"]
+
+MOST_PROMPT, MOST_TOKENS = 6, 8
+_MOMENTS = (0.0, 0.31, 0.33, 0.35, 0.5, 1.0)  # an encoding of the simulated device takes 0.3 s, a step 0.02 s
+
+
+def requests(*, audios: int = 4) -> st.SearchStrategy[Client]:
+    """What one client does: on one of ``audios`` recordings, at one of a few moments that fall together with what the
+    device does. Some leave early, some read slowly."""
+    return st.builds(
+        Client,
+        audio=st.integers(0, audios - 1),
+        prompt=st.lists(st.integers(START, 9), max_size=MOST_PROMPT - 1).map(lambda rest: (START, *rest)),
+        max_tokens=st.integers(1, MOST_TOKENS),
+        priority=st.integers(0, 2),
+        arrives=st.sampled_from(_MOMENTS),
+        patience=st.sampled_from((math.inf, math.inf, 1.0, 0.4, 0.32, 0.05)),
+        pause=st.sampled_from((0.0, 0.0, 0.01, 0.5)),
+    )
+
+
+def schedules() -> st.SearchStrategy[Schedule]:
+    """Which task runs next. A `Listed` schedule shrinks to the few choices that matter; `Uniform` and `Pct` go on being
+    unfair for as long as the run lasts."""
+    choices = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12)  # lists of lists are drawn long
+    seeds = st.integers(0, 2**16)
+    return st.one_of(
+        st.builds(Listed, choices.map(lambda runs: tuple(choice for run in runs for choice in run))),
+        st.builds(Uniform, seeds),
+        st.builds(Pct, seeds, depth=st.integers(1, 5), ticks=st.sampled_from((50, 200, 800))),
+    )
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
+    """Up to ``most_clients`` clients and an engine that is too small for them: few pages, few cross slots, an encoder
+    cache of one to three outputs, short queues. Sometimes its block ends while they are busy."""
+    page_size = draw(st.sampled_from((4, 2, 3)))
+    positions = MOST_PROMPT + MOST_TOKENS
+    least = -(-positions // page_size)  # pages of one sequence
+    model = SimModel(
+        max_positions=positions,
+        page_size=page_size,
+        pages=least + draw(st.integers(0, 2 * least)),
+        cross_slots=draw(st.integers(1, 3)),
+    )
+    clients = draw(st.lists(requests(), min_size=1, max_size=most_clients).map(tuple))
+    leaves = draw(st.sampled_from((math.inf, math.inf, 0.36, 0.6)))
+    return Scenario(name="drawn", clients=clients, model=model, config=draw(_settings(model)), leaves=leaves)
+
+
+def _settings(model: SimModel) -> st.SearchStrategy[dict[str, object]]:
+    """Of `triolet.EngineConfig`."""
+    size, embeddings = model.encoder_bytes, model.encoder_embeddings
+    return st.fixed_dictionaries(
+        {
+            "encoder_cache_bytes": st.integers(1, 3).map(lambda count: count * size),
+            "encode_batch_embeddings": st.integers(1, 2).map(lambda count: count * embeddings),
+            "max_pending": st.integers(1, 4),
+            "max_running": st.integers(1, 4),
+            "max_step_tokens": st.sampled_from((64, 1, 4)),
+            "steps_in_flight": st.integers(1, 2),
+            "encoder_idle_seconds": st.sampled_from((30.0, 0.1)),
+        }
+    )

@@ -1,0 +1,53 @@
+"""The strategies draw what their users need: values that run, that repeat, and that shrink to little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import find, given, settings
+
+from triolet.testing import conformance
+from triolet.testing import schedule as schedule_module
+from triolet.testing.conformance import Ask, Workload
+from triolet.testing.schedule import Listed
+from triolet.testing.sim import START
+from triolet.testing.simulation import Client, simulate
+from triolet.testing.strategies import requests, scenarios, schedules, workloads
+
+
+@given(scenarios(), schedules())
+@settings(max_examples=150)
+def test_every_scenario_under_every_schedule_keeps_the_engine_s_promises(scenario, schedule):
+    """A user's whole property is one line."""
+    simulate(scenario, schedule)
+
+
+@given(scenarios(), schedules())
+@settings(max_examples=40)
+def test_the_same_values_give_the_same_run(scenario, schedule):
+    assert simulate(scenario, schedule) == simulate(scenario, schedule)
+
+
+BRIEF = settings(max_examples=100)
+
+
+def test_what_is_drawn_shrinks_to_little():
+    assert find(schedules(), lambda _: True, settings=BRIEF) == Listed(())
+    assert find(schedules(), lambda schedule: any(getattr(schedule, "choices", ())), settings=BRIEF) == Listed((1,))
+    assert find(requests(), lambda _: True, settings=BRIEF) == Client(audio=0, prompt=(START,), max_tokens=1)
+    assert len(find(scenarios(), lambda _: True, settings=BRIEF).clients) == 1
+    asks = find(workloads(), lambda workload: any(isinstance(one, Ask) for one in workload.operations), settings=BRIEF)
+    assert asks == Workload(1, {"a": 1}, [Ask("r0", "a")])
+
+
+@given(schedules())
+@settings(max_examples=20)
+def test_a_schedule_is_its_repr(schedule):
+    assert eval(repr(schedule), vars(schedule_module)) == schedule
+
+
+def test_hypothesis_is_needed_by_two_files_only():
+    """It is in the `test` extra: the simulation and the sweep run without it."""
+    folder = Path(conformance.__file__).parent
+    needing = {path.name for path in folder.glob("*.py") if "import hypothesis" in path.read_text(encoding="utf-8")}
+    assert needing == {"conformance.py", "strategies.py"}
