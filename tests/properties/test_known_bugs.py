@@ -1,0 +1,303 @@
+"""The museum: faults of real engines' encoder caches, planted into our own code, and the property that catches each.
+
+The public references are numbers of issues and pull requests of vLLM unless said otherwise. Each docstring ends with
+the shortest history that the property finds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
+from triolet.testing.simulation import SCENARIOS, Client, Scenario, simulate
+
+from .mutants import LEDGER, PLANNER, Killer, planted, verdict
+from .test_ledger import LedgerMachine
+from .test_planner import PlannerMachine
+
+Fault = tuple[str, str, str]  # the function, the fragment of its source, and the mistake in its place
+Step = Callable[[Any], object]
+
+PROMISES = (
+    "books_balance",
+    "no_use_before_ready",
+    "nobody_waits_while_there_is_room",
+    "pages_balance",
+    "a_waiting_request_holds_no_pages",
+)
+
+
+@functools.cache
+def without_fault(prop: Killer) -> str | None:
+    return verdict(prop)
+
+
+def assert_caught(prop: Killer, reason: str, *faults: Fault) -> None:
+    """``prop`` passes on our code, and fails with ``reason`` once the faults are planted."""
+    assert (said := without_fault(prop)) is None, f"not even without the fault: {said}"
+    with ExitStack() as stack:
+        for fault in faults:
+            stack.enter_context(planted(*fault))
+        said = verdict(prop)
+    assert said is not None, "the property does not notice the fault"
+    assert reason in said, f"caught, but not because of {reason!r}: {said[-2000:]}"
+
+
+def shrunk(machine: type[LedgerMachine | PlannerMachine], *steps: Step) -> Killer:
+    """One history of a state machine: its promises are checked after every step, and those of its end at last."""
+
+    def kill() -> None:
+        state = machine()
+        for step in steps:
+            step(state)
+            for promise in PROMISES:
+                getattr(state, promise, lambda: None)()
+        state.teardown()
+
+    return kill
+
+
+def ledger(*steps: Step, capacity: int = 1) -> Killer:
+    return shrunk(LedgerMachine, lambda state: state.open(capacity), *steps)
+
+
+def planner(*steps: Step, budget: int = 4) -> Killer:
+    """One page fits four positions; there is one place, one cross slot and room for one encoder entry."""
+    return shrunk(
+        PlannerMachine,
+        lambda state: state.open(pages=6, slots=1, running=1, budget=budget, capacity=1, depth=1),
+        *steps,
+    )
+
+
+def acquire(key: str) -> Step:
+    return lambda state: state.acquire(key)
+
+
+def submit(key: str, *, priority: int = 0, max_tokens: int = 1) -> Step:
+    return lambda state: state.submit(length=1, key=key, max_tokens=max_tokens, priority=priority, poison=False)
+
+
+def dispatch(state: LedgerMachine) -> None:
+    state.dispatch(3)
+
+
+def encodes(state: LedgerMachine | PlannerMachine) -> None:
+    if isinstance(state, LedgerMachine):
+        state.device_encodes()
+    else:
+        state.device_encodes(broken=False)
+
+
+def step(state: PlannerMachine) -> None:
+    state.plan()
+    state.device_steps(broken=False)
+
+
+def leaves(holder: str) -> Step:
+    """A holder releases what it reads, or withdraws what it waits for."""
+
+    def leave(state: LedgerMachine) -> None:
+        key = state.held.pop(holder, None) or state.open_asks.pop(holder)
+        state.obey(state.ledger.release(holder, key, now=state.now))
+
+    return leave
+
+
+def test_e1_an_entry_offered_for_freeing_while_it_is_being_encoded():
+    """E1 (31577, fixed by 32789): an entry is offered for freeing while it is still being computed. The runner has
+    nothing to free yet, and what it computes later is nobody's: entries pile up.
+
+    Caught by "only what is resident is freed": acquire a; dispatch; its holder withdraws.
+    """
+    early_free = (
+        "core.ledger:EncoderLedger._leave",
+        "    elif entry.state is State.IDLE:\n",
+        "    elif entry.state is State.ENCODING:\n"
+        "        entry.state = State.FREEING\n"
+        "        draft.free.append(key)\n"
+        "    elif entry.state is State.IDLE:\n",
+    )
+    assert_caught(LEDGER, "only what is resident is freed", early_free)
+    shortest = ledger(acquire("a"), dispatch, leaves("r0"))
+    assert_caught(shortest, "only what is resident is freed", early_free)
+
+
+def test_e2_the_reuse_of_an_idle_entry_takes_its_bytes_again():
+    """E2 (described in 29421): reuse of an idle entry takes its bytes once more; the books drift from the device.
+
+    Caught by "books balance": acquire a; dispatch; encoded; release; acquire a.
+    """
+    taken_twice = (
+        "core.ledger:EncoderLedger._try_serve",
+        "        del self._idle[entry.key]\n",
+        "        del self._idle[entry.key]\n        self.taken += entry.size\n",
+    )
+    assert_caught(LEDGER, "books_balance", taken_twice)
+    shortest = ledger(acquire("a"), dispatch, encodes, leaves("r0"), acquire("a"))
+    assert_caught(shortest, "books_balance", taken_twice)
+
+
+def test_e3_an_abort_that_does_not_release_the_entry():
+    """E3 (12545): a request that is aborted keeps its entry for ever.
+
+    Caught by "always freed eventually": ``simulate(SCENARIOS["abort storm"])``, where a client leaves that has been
+    given its entry and has not read it.
+    """
+    kept = ("core.planner:Planner._give_back", "        self._release_entry(sequence)\n", "")
+    assert_caught(lambda: simulate(SCENARIOS["abort storm"]), ALWAYS_FREED, kept)
+
+
+def test_e4_requests_that_wait_hold_the_entries_that_others_need():
+    """E4 (31857): requests that wait hold entries which those before them need, and wait behind them: nobody moves.
+    Here: requests start strictly in line, also where the first one still waits for its entry.
+
+    Caught by "a request never ended": a request gets the only room for its entry; one of higher priority comes, and
+    waits for that room while the other waits for its turn.
+    """
+    in_line = (
+        "core.planner:Planner._startable",
+        "return [sequence for sequence in self._waiting if self._needs_only_room(sequence)]",
+        "ready = [sequence for sequence in self._waiting if self._needs_only_room(sequence)]\n"
+        "    return ready if ready[:1] == self._waiting[:1] else []",
+    )
+    assert_caught(PLANNER, "a request never ended", in_line)
+    shortest = planner(submit("a", priority=1), encodes, submit("b", priority=0))
+    assert_caught(shortest, "a request never ended", in_line)
+
+
+def test_e5_an_entry_given_back_before_the_step_that_reads_it_has_run():
+    """E5 (32469, 38551, 38907, 45347, 46315): an entry is given back when its last step is planned, not when done.
+
+    Caught by "free follows completion": ``simulate(SCENARIOS["plain"])``.
+    """
+    at_planning = (
+        "core.planner:Planner._take_slot",
+        "    draft.writes.append(sequence)",
+        "    self._release_entry(sequence)",
+    )
+    assert_caught(lambda: simulate(SCENARIOS["plain"]), FREE_FOLLOWS_COMPLETION, at_planning)
+
+
+def test_e6_an_entry_evicted_and_reserved_again_before_it_is_freed():
+    """E6 (52482): an entry is evicted and its place taken anew before the runner has dropped it: the late free deletes
+    the new output. Here: the ledger forgets an entry as soon as its free is sent.
+
+    Caught by "books balance": acquire a; dispatch; encoded; release; its idle time passes.
+    """
+    forgotten = (
+        "core.ledger:EncoderLedger._evict",
+        "    draft.free.append(key)\n",
+        "    draft.free.append(key)\n    self._forget(self._entries[key])\n",
+    )
+    unasked = (
+        "core.ledger:EncoderLedger.freed",
+        "        entry = self._entries[key]\n        entry.become(Change.FREED)\n        self._forget(entry)\n",
+        "        pass\n",
+    )
+    assert_caught(LEDGER, "books_balance", forgotten, unasked)
+    shortest = ledger(acquire("a"), dispatch, encodes, leaves("r0"), lambda state: state.time_passes(10.0))
+    assert_caught(shortest, "books_balance", forgotten, unasked)
+
+
+def test_e7_an_entry_of_two_readers_freed_after_the_first():
+    """E7 (54284): an entry with two uses is freed at the first one's end. (There: an item twice in one request. A
+    request of ours has one item; two requests share its entry.)
+
+    Caught by "no use before ready": acquire a; acquire a; dispatch; encoded; the first holder releases.
+    """
+    first_leaves = ("core.ledger:EncoderLedger._leave", "del entry.holders[holder]", "entry.holders.clear()")
+    assert_caught(LEDGER, "which it does not hold", first_leaves)
+    shortest = ledger(acquire("a"), acquire("a"), dispatch, encodes, leaves("r0"))
+    assert_caught(shortest, "no_use_before_ready", first_leaves)
+
+
+def test_e8_every_decode_step_gives_the_slots_back_again():
+    """E8 (55733, 51228): every decode step gives the cross-attention slot back again, and the count of free ones grows.
+
+    Caught by the slot's own books, "left more often than joined": submit; encoded; two steps.
+    """
+    every_step = (
+        "core.planner:Planner.step_done",
+        "        self._settle(sequence)\n",
+        "        if sequence.slot is not None:\n"
+        "            self._slots.leave(sequence.item.key, sequence.slot)\n"
+        "        self._settle(sequence)\n",
+    )
+    assert_caught(PLANNER, "was left more often than joined", every_step)
+    shortest = planner(submit("a", max_tokens=3), encodes, step, step)
+    assert_caught(shortest, "was left more often than joined", every_step)
+
+
+PHANTOM = Scenario(
+    name="phantom",
+    clients=(
+        Client(audio=1),
+        Client(audio=2, arrives=0.1, patience=0.1),
+        Client(audio=2, arrives=0.25),
+    ),
+)
+
+
+def test_e9_a_reservation_that_is_withdrawn_stays_listed_as_computed():
+    """E9 (hazard named in 53723): a reservation is withdrawn before anything was dispatched, but the entry stays listed
+    as computed; the next request "hits" it.
+
+    Caught by "no phantom": ``simulate(PHANTOM)``: a client leaves while its audio waits for the encoder; another one
+    comes with the same audio.
+    """
+    listed = (
+        "core.ledger:EncoderLedger._leave",
+        "        self._forget(entry)\n        draft.dropped.append(key)\n",
+        "        entry.state = State.IDLE\n        self._to_idle(entry, now)\n",
+    )
+    assert_caught(lambda: simulate(PHANTOM), NO_PHANTOM, listed)
+
+
+def test_e10_an_output_that_is_a_view_of_its_batch():
+    """E10 (the reason for TensorRT-LLM 15734): outputs are kept as views of their batch: freeing two of three frees
+    nothing. ``tests/models/test_known_bugs.py`` plants it into the whole executor; here it is the store alone.
+
+    Caught by "bytes follow freeing": encode a, b and c in one batch; free a and b.
+    """
+    torch = pytest.importorskip("torch")
+    from triolet.models.executor import EncoderOutputs
+
+    def bytes_follow_freeing(share: bool) -> bool:
+        batch, store = torch.ones(3, 10, 4), EncoderOutputs()
+        store.add({key: batch[index] if share else batch[index].clone() for index, key in enumerate("abc")})
+        store.free(("a", "b"))
+        return store.get("c").untyped_storage().nbytes() == batch.nbytes // 3
+
+    assert bytes_follow_freeing(share=False)
+    assert not bytes_follow_freeing(share=True), "bytes follow freeing"
+
+
+def test_e11_an_item_larger_than_the_cache_waits_for_ever():
+    """E11 (a hazard by design): an item larger than the whole cache waits for room that can never come.
+
+    Caught by "every acquire is answered": acquire d, whose 9 bytes are more than the cache's 1.
+    """
+    not_refused = ("core.ledger:EncoderLedger.acquire", "if size > self.capacity:", "if size > 1 << 40:")
+    assert_caught(LEDGER, "acquires without an answer", not_refused)
+    assert_caught(ledger(acquire("d")), "acquires without an answer", not_refused)
+
+
+def test_e12_steps_without_progress():
+    """E12 (vllm-ascend 17195): look-ahead keeps a request from ever covering its item, and the engine plans for ever
+    without progress. Here: a step's token budget is rounded down to whole pages, to nothing where it is small.
+
+    Caught by "a request never ended": a budget of 3 tokens, pages of 4 positions; submit.
+    """
+    rounded_down = (
+        "core.planner:Planner._plan",
+        "budget = self.limits.max_step_tokens",
+        "budget = self.limits.max_step_tokens // self.limits.page_size * self.limits.page_size",
+    )
+    assert_caught(PLANNER, "a request never ended", rounded_down)
+    assert_caught(planner(submit("a"), budget=3), "a request never ended", rounded_down)

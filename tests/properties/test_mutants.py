@@ -1,0 +1,56 @@
+"""The properties are tested themselves: each mistake in the table must be noticed, and for its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from triolet.core.ledger import EncoderLedger
+
+from .mutants import MUTANTS, Mutant, planted, verdict
+
+KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
+LEAST = {
+    "core.ledger": 8,
+    "core.planner": 8,
+    "actors.scheduler": 4,
+    "actors.encoder_cache": 4,
+    "actors.gpu_runner": 5,
+    "actors.supervisor": 5,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_is_noticed_and_for_its_reason(mutant: Mutant):
+    with planted(mutant.function, mutant.fragment, mutant.mistake):
+        said = verdict(mutant.killer)
+    assert said is not None, f"the mutant lives: {mutant}"
+    assert any(word in said for word in mutant.reason), f"killed, but not because of {mutant.reason}: {said[-2000:]}"
+
+
+@pytest.mark.parametrize("killer", KILLERS, ids=KILLERS.get)
+def test_a_killer_passes_where_there_is_no_mistake(killer):
+    said = verdict(killer)
+    assert said is None, said
+
+
+def test_every_room_has_its_mutants():
+    counts = Counter(mutant.room for mutant in MUTANTS)
+    few = {room: counts[room] for room, least in LEAST.items() if counts[room] < least}
+    assert not few, f"fewer mutants than {LEAST}: {few}"
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants share a name"
+    assert all(word for mutant in MUTANTS for word in mutant.reason), "an empty reason is in every failure"
+
+
+def test_a_mutant_is_gone_after_its_block():
+    original = vars(EncoderLedger)["drained"]
+    with planted("core.ledger:EncoderLedger.drained", "return not self._entries", "return True"):
+        assert vars(EncoderLedger)["drained"] is not original
+    assert vars(EncoderLedger)["drained"] is original
+
+
+def test_a_fragment_that_is_not_there_is_said_so():
+    with pytest.raises(AssertionError, match=r"occurs 0 times in EncoderLedger\.freed"):
+        with planted("core.ledger:EncoderLedger.freed", "no such text", ""):
+            pass
