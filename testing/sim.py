@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import trio
 from attrs import define, field, frozen
@@ -123,13 +124,18 @@ Fault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | Non
 
 @define(eq=False)
 class SimExecutor:
-    """Implements `triolet.core.model.Executor`. ``fault`` is asked before each call and may give an error to raise."""
+    """Implements `triolet.core.model.Executor`. ``fault`` is asked before each call and may give an error to raise.
+
+    A misuse raises, as a real device might; since the engine may take that for a fault of the device and try again,
+    ``misuses`` remembers it.
+    """
 
     model: SimModel = field(factory=SimModel)
     fault: Fault | None = None
     calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
     is_open: bool = field(default=False, init=False)
+    misuses: list[str] = field(factory=list, init=False)
     _pages: dict[tuple[int, int], int] = field(factory=dict, init=False)  # (page, offset) -> fingerprint
     _slots: dict[int, str] = field(factory=dict, init=False)
     _records: dict[int, _Record] = field(factory=dict, init=False)
@@ -144,17 +150,19 @@ class SimExecutor:
     def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
         """See `Executor.encode`."""
         self._call(Job.ENCODE, jobs)
-        for job in jobs:
-            assert job.key not in self.outputs, f"{job.key} is encoded though it is resident"
-            assert job.payload is not None, f"{job.key} is encoded without a payload"
+        with self._watched():
+            for job in jobs:
+                assert job.key not in self.outputs, f"{job.key} is encoded though it is resident"
+                assert job.payload is not None, f"{job.key} is encoded without a payload"
         self.outputs.update({job.key: job.size for job in jobs})
 
     def free(self, keys: tuple[str, ...]) -> None:
         """See `Executor.free`."""
         self._call(Job.FREE, keys)
-        for key in keys:
-            assert key in self.outputs, f"{key} is freed, but it is not resident"
-            del self.outputs[key]
+        with self._watched():
+            for key in keys:
+                assert key in self.outputs, f"{key} is freed, but it is not resident"
+                del self.outputs[key]
 
     def step(self, plan: StepPlan) -> StepResult:
         """See `Executor.step`."""
@@ -162,18 +170,22 @@ class SimExecutor:
             self._records.pop(sequence_id, None)
         try:
             self._call(Job.STEP, plan)
-            for start in plan.started:
-                assert start.sequence_id not in self._records, f"sequence {start.sequence_id} was started twice"
-                self._records[start.sequence_id] = _Record(start, list(start.token_ids))
-            for write in plan.cross_writes:
-                assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
-                self._slots[write.slot] = write.key
-            self._check_no_page_is_shared(plan.slices)
-            return StepResult(step_id=plan.step_id, drawn=tuple(self._run(part) for part in plan.slices))
+            with self._watched():
+                return self._step(plan)
         except BaseException:
             for part in plan.slices:
                 self._records.pop(part.sequence_id, None)
             raise
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        for start in plan.started:
+            assert start.sequence_id not in self._records, f"sequence {start.sequence_id} was started twice"
+            self._records[start.sequence_id] = _Record(start, list(start.token_ids))
+        for write in plan.cross_writes:
+            assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
+            self._slots[write.slot] = write.key
+        self._check_no_page_is_shared(plan.slices)
+        return StepResult(step_id=plan.step_id, drawn=tuple(self._run(part) for part in plan.slices))
 
     def memory(self) -> DeviceMemory:
         """See `Executor.memory`."""
@@ -186,6 +198,14 @@ class SimExecutor:
         self.is_open = False
         self.outputs.clear()
         self._records.clear()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.misuses.append(f"{type(error).__name__}: {error}")
+            raise
 
     def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
         assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"

@@ -265,7 +265,7 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
     try:
         interrupted = _run_to_its_end(run, schedule)
         _judge(run, interrupted)
-    except (AssertionError, InvariantViolation) as error:
+    except Exception as error:
         error.add_note(f"run it again with simulate(SCENARIOS[{scenario.name!r}], {schedule!r}, {fault!r})")
         raise
     return Outcome(
@@ -305,6 +305,7 @@ def _judge(run: _Run, interrupted: bool) -> None:
         _judge_error(run, run.error)
     opened = events.StageReached("accepting") in run.trace
     run.checker.end()
+    assert not run.executor.misuses, f"the device was misused: {run.executor.misuses[0]}"
     hung = events.StageReached("device call abandoned") in run.trace
     if not hung:
         assert not run.executor.is_open, "the device was not released"
@@ -312,6 +313,8 @@ def _judge(run: _Run, interrupted: bool) -> None:
     if opened and not hung:
         stages = tuple(e.stage for e in run.trace if isinstance(e, events.StageReached) and e.stage in TEARDOWN)
         assert stages == TEARDOWN, f"the teardown went through {stages}"
+        cut_off = [e.stage for e in run.trace if isinstance(e, events.StageReached) and e.stage.endswith("cut off")]
+        assert not cut_off, f"{cut_off}, though the device answered"
     _judge_books(run, opened=opened, hung=hung)
     if not run.injector.met:
         _judge_ends(run, allowed={"finished", "left"} if run.scenario.leaves == math.inf else None)
