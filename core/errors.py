@@ -13,7 +13,8 @@
     │   └── EngineStateError         409  used outside its block, entered twice
     └── EngineError                  ours, or the device's
         ├── EngineClosed             503  the block ended before the request did
-        ├── EncodeFailed             500  the encoder failed on the batch that the request's input was in
+        ├── EncodeFailed             500  the encoder failed on the request's input
+        ├── DeviceOutOfMemory        500  a call needed more memory than the device has left
         ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
         ├── RunnerCrashed            500  an actor stopped; the engine cannot go on
         ├── EngineTeardownError      500  a device call did not end in its time, or a release failed
@@ -88,7 +89,12 @@ class EngineClosed(EngineError):
 
 
 class EncodeFailed(EngineError):
-    """The encoder failed on the batch that this request's input was in; its cause is attached."""
+    """The encoder failed on this request's input, alone in its batch; its cause is attached."""
+
+
+class DeviceOutOfMemory(EngineError, MemoryError):
+    """A call needed more memory than the device has left. The engine answers with smaller batches; a request hears of
+    it only where the smallest is still too large."""
 
 
 class PoisonRequest(EngineError):

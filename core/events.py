@@ -100,7 +100,8 @@ class EncodeDone(Event):
 
 @frozen
 class EncodeBroke(Event):
-    """The encode batch failed; only the requests that wait for its items hear of it."""
+    """The encode batch failed and computed nothing. What is wanted of it is tried again in halves; the requests of an
+    item that fails alone hear of it."""
 
     keys: tuple[str, ...]
 

@@ -41,6 +41,7 @@ class Change(enum.Enum):
     DISPATCH = "dispatched"
     ENCODED = "encoded, held"
     ENCODED_UNHELD = "encoded, without holders"
+    ENCODE_RETRIED = "encode failed in a batch, held"
     ENCODE_FAILED = "encode failed"
     EVICT = "evict (pressure, idle time, close)"
     FREED = "freed"
@@ -59,6 +60,7 @@ TRANSITIONS: dict[tuple[State, Change], State] = {
     (State.ENCODING, Change.LAST_LEAVE): State.ENCODING,
     (State.ENCODING, Change.ENCODED): State.READY,
     (State.ENCODING, Change.ENCODED_UNHELD): State.IDLE,
+    (State.ENCODING, Change.ENCODE_RETRIED): State.RESERVED,
     (State.ENCODING, Change.ENCODE_FAILED): State.ABSENT,
     (State.READY, Change.JOIN): State.READY,
     (State.READY, Change.LEAVE): State.READY,
@@ -160,8 +162,8 @@ class _Wait:
 def _encode_failure(error: Exception) -> EncodeFailed:
     """One for each holder: two tasks must not raise the same exception object."""
     failure = EncodeFailed(
-        f"the encoder failed on the batch that this request's input was in ({type(error).__name__}: {error}); other "
-        f"requests are untouched; retry, and if it fails again the input is the likely cause"
+        f"the encoder failed on this request's input, alone in its batch ({type(error).__name__}: {error}); other "
+        f"requests go on; the input is the likely cause"
     )
     failure.__cause__ = error
     return failure
@@ -195,6 +197,7 @@ class EncoderLedger:
     taken: int = 0
     _entries: dict[str, _Entry] = field(factory=dict)
     _reserved: OrderedDict[str, None] = field(factory=OrderedDict)  # in the order they will be dispatched
+    _halves: deque[tuple[str, ...]] = field(factory=deque)  # of failed batches: reserved too, and dispatched first
     _idle: OrderedDict[str, None] = field(factory=OrderedDict)  # oldest first
     _waiting: deque[_Wait] = field(factory=deque)
     _closed: bool = False
@@ -235,18 +238,26 @@ class EncoderLedger:
         return draft.done()
 
     def take_encode_batch(self, budget: int) -> tuple[EncodeJob, ...]:
-        """Dispatches reserved entries, first come first served, up to ``budget`` embeddings and at least one."""
+        """Dispatches reserved entries, first come first served, up to ``budget`` embeddings and at least one. The
+        halves of a batch that failed come first, each in a batch of its own."""
+        while self._halves:
+            half = [key for key in self._halves.popleft() if key in self._reserved]
+            if half:
+                return tuple(self._dispatch(key) for key in half)
         jobs: list[EncodeJob] = []
         left = budget
         for key in list(self._reserved):
-            entry = self._entries[key]
-            if jobs and entry.embeddings > left:
+            if jobs and self._entries[key].embeddings > left:
                 break
-            del self._reserved[key]
-            entry.become(Change.DISPATCH)
-            left -= entry.embeddings
-            jobs.append(EncodeJob(key=key, payload=entry.payload, embeddings=entry.embeddings, size=entry.size))
+            jobs.append(self._dispatch(key))
+            left -= jobs[-1].embeddings
         return tuple(jobs)
+
+    def _dispatch(self, key: str) -> EncodeJob:
+        entry = self._entries[key]
+        del self._reserved[key]
+        entry.become(Change.DISPATCH)
+        return EncodeJob(key=key, payload=entry.payload, embeddings=entry.embeddings, size=entry.size)
 
     def encoded(self, keys: Iterable[str], *, now: float) -> Decisions:
         """The runner has stored the outputs of ``keys``."""
@@ -264,14 +275,23 @@ class EncoderLedger:
         return draft.done()
 
     def encode_failed(self, keys: Iterable[str], error: Exception) -> Decisions:
-        """The encode batch of ``keys`` failed and left nothing behind; every holder hears of ``error``."""
+        """The encode batch of ``keys`` failed and left nothing behind. What is still wanted of it is tried again in
+        halves, so that one bad item fails alone; who holds that one hears of ``error``."""
         draft = _Draft()
+        wanted, alone = [], len(keys := tuple(keys)) == 1
         for key in keys:
             entry = self._entries[key]
+            if entry.holders and not alone:
+                entry.become(Change.ENCODE_RETRIED)
+                self._reserved[key] = None
+                wanted.append(key)
+                continue
             draft.refused.extend(Refusal(holder, key, _encode_failure(error)) for holder in entry.holders)
             entry.become(Change.ENCODE_FAILED)
             self._forget(entry)
             draft.dropped.append(key)
+        middle = (len(wanted) + 1) // 2
+        self._halves.extend(tuple(half) for half in (wanted[:middle], wanted[middle:]) if half)
         self._serve(draft)
         return draft.done()
 

@@ -41,6 +41,8 @@ from .sequence import (
     Sequence,
 )
 
+_PATIENCE = 64  # good steps before one that had to shrink may grow
+
 
 @define(eq=False)
 class _Flight:
@@ -75,8 +77,11 @@ class Planner:
     _tokens_committed: int = field(default=0, init=False)
     _preemptions: int = field(default=0, init=False)
     _failed_steps: int = field(default=0, init=False)
+    _step_tokens: int = field(init=False)  # what a step may feed now; less than the limit after one was too large
+    _good_steps: int = field(default=0, init=False)  # since it last changed
 
     def __attrs_post_init__(self) -> None:
+        self._step_tokens = self.limits.max_step_tokens
         self._pages = PageAllocator(self.limits.pages)
         self._slots = CrossSlots(self.limits.cross_slots)
 
@@ -131,6 +136,7 @@ class Planner:
         """The oldest step in flight has been run."""
         flight = self._answered(result.step_id)
         assert len(result.drawn) == len(flight.sequences), "a step result must answer every slice"
+        self._grow_steps()
         for sequence in flight.writes:
             self._cross_written += 1
             self._release_entry(sequence)
@@ -145,8 +151,14 @@ class Planner:
 
     def step_failed(self, step_id: int, error: Exception, *, skipped: bool = False) -> None:
         """The oldest step in flight failed and committed nothing; ``skipped``: it was not run, because the one before
-        it failed. Its sequences go back to the queue and start anew from their committed tokens."""
+        it failed. Its sequences go back to the queue and start anew from their committed tokens.
+
+        A step that was too large for the device's memory accuses none of them: the next ones are half as large."""
         flight = self._answered(step_id)
+        too_large = not skipped and isinstance(error, MemoryError) and flight.plan.tokens > 1
+        if too_large:
+            self._step_tokens = min(self._step_tokens, flight.plan.tokens) // 2
+            self._good_steps = 0
         if not skipped:
             self._failed_steps += 1
             self._epoch += 1
@@ -157,9 +169,16 @@ class Planner:
         for sequence, part in zip(flight.sequences, flight.plan.slices, strict=True):
             sequence.in_flight -= 1
             sequence.draws -= part.draw
-            if not skipped:
+            if not (skipped or too_large):
                 self._suspect(sequence, alone=len(flight.sequences) == 1, error=error)
             self._settle(sequence)
+
+    def _grow_steps(self) -> None:
+        """Steps that had to shrink grow again, twofold, after a while without a failure."""
+        self._good_steps += 1
+        if self._good_steps >= _PATIENCE and self._step_tokens < self.limits.max_step_tokens:
+            self._step_tokens = min(2 * self._step_tokens, self.limits.max_step_tokens)
+            self._good_steps = 0
 
     def _doom(self, flight: _Flight) -> None:
         """The step will not be run: nobody may join what it should have written, nor go on from where it leads."""
@@ -222,6 +241,7 @@ class Planner:
             tokens_committed=self._tokens_committed,
             preemptions=self._preemptions,
             failed_steps=self._failed_steps,
+            step_tokens=self._step_tokens,
         )
 
     # -- choosing ----------------------------------------------------------------------------------------------------
@@ -260,7 +280,7 @@ class Planner:
         """Slices for ``candidates`` within the token budget. First come, first served: nobody starts while an earlier
         one waits for room, nor in a step that had to preempt."""
         draft = _StepDraft()
-        budget = self.limits.max_step_tokens
+        budget = self._step_tokens
         for sequence in candidates:
             if budget == 0:
                 break
@@ -279,7 +299,7 @@ class Planner:
             return False
         if item is not None and not self._slots.resident(item.key) and not self._slots.available():
             return False
-        first = min(len(sequence.tokens), self.limits.max_step_tokens)
+        first = min(len(sequence.tokens), self._step_tokens)
         pages = self._pages.try_take(math.ceil(first / self.limits.page_size))
         if pages is None:
             return False

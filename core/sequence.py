@@ -152,6 +152,7 @@ class PlannerStatistics:
     tokens_committed: int
     preemptions: int
     failed_steps: int
+    step_tokens: int  # what a step may feed now; less than ``max_step_tokens`` after one was too large for the memory
 
 
 @frozen(kw_only=True)

@@ -199,7 +199,7 @@ class TraceChecker:
     def _dropped(self, event: events.EntryDropped) -> None:
         self._log(event, event.key)
         entry = self._entries.pop(event.key, None)
-        if entry is None or entry.life not in {_Life.RESERVED, _Life.ENCODING}:
+        if entry is None or entry.life is not _Life.RESERVED:
             life = "absent" if entry is None else entry.life.value
             self._fail(BOOKS_BALANCE, f"{event.key} is dropped while it is {life}", [event.key])
         self.taken -= entry.size
@@ -210,6 +210,10 @@ class TraceChecker:
 
     def _encoded(self, event: events.EncodeDone) -> None:
         self._move(event, event.keys, _Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE)
+
+    def _broke(self, event: events.EncodeBroke) -> None:
+        """Nothing is computed: each is dispatched again, or dropped."""
+        self._move(event, event.keys, _Life.ENCODING, _Life.RESERVED, ENCODE_ONCE)
 
     def _free_sent(self, event: events.FreeSent) -> None:
         self._move(event, event.keys, _Life.RESIDENT, _Life.FREEING, BOOKS_BALANCE)
@@ -336,6 +340,7 @@ _WHILE_ORDERLY: dict[type[events.Event], Check] = {
     events.EntryDropped: TraceChecker._dropped,
     events.EncodeDispatched: TraceChecker._dispatched,
     events.EncodeDone: TraceChecker._encoded,
+    events.EncodeBroke: TraceChecker._broke,
     events.FreeSent: TraceChecker._free_sent,
     events.EntryFreed: TraceChecker._freed,
     events.StepBegun: TraceChecker._step_begun,

@@ -9,6 +9,8 @@ One step, in order::
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,7 +18,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ..core.config import EngineConfig
-from ..core.errors import EncodeFailed, EngineError, InvalidRequest
+from ..core.errors import DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
 from .checkpoint import Checkpoint, WeightFiles, read_checkpoint, resolve
@@ -28,6 +30,15 @@ from .whisper import WhisperModel, WhisperShape
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _CROSS_KV_LIMIT = 2 << 30  # bytes, where the configuration leaves the size to us
+
+
+@contextmanager
+def _memory_errors(what: str, count: int, of: str) -> Iterator[None]:
+    """torch's out-of-memory error, as ours."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceOutOfMemory(f"{what} {count} {of} does not fit the device's memory: {error}") from error
 
 
 @define(eq=False)
@@ -274,7 +285,7 @@ class TorchExecutor:
         assert not resident, f"encoder outputs {resident} are encoded although resident"
         if not jobs:
             return
-        with torch.inference_mode():
+        with torch.inference_mode(), _memory_errors("an encode batch of", len(jobs), "items"):
             samples = [_samples(job, now.window_samples) for job in jobs]
             encoded = now.model.encode(now.log_mel(now.log_mel.pad(samples)))
             finite = encoded.isfinite().flatten(1).all(1).tolist()
@@ -293,7 +304,7 @@ class TorchExecutor:
         fed, started = {part.sequence_id for part in plan.slices}, {start.sequence_id for start in plan.started}
         touched = (fed | started) - (started & self._records.keys())  # one that is started twice is an older step's
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _memory_errors("a step of", plan.tokens, "tokens"):
                 return self._run(now, plan)
         except BaseException:
             for sequence in touched:

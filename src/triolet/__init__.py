@@ -16,6 +16,7 @@ from .core.config import EngineConfig
 from .core.errors import (
     CallerError,
     CheckpointError,
+    DeviceOutOfMemory,
     EncodeFailed,
     EngineClosed,
     EngineError,
@@ -39,6 +40,7 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "Delta",
+    "DeviceOutOfMemory",
     "EncodeFailed",
     "Engine",
     "EngineClosed",

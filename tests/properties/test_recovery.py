@@ -1,0 +1,94 @@
+"""What a failed call costs: nothing but the item or the request that crashes it."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from triolet.core.ledger import EncoderLedger
+from triolet.core.planner import Planner
+from triolet.core.request import Request
+from triolet.core.sequence import Commit, Finish, PlannerLimits
+from triolet.testing.sim import SimExecutor, SimModel, expected_tokens
+
+
+@given(keys=st.integers(1, 12), bad=st.sets(st.integers(0, 11), max_size=3), budget=st.integers(1, 12))
+def test_an_encode_failure_fails_only_its_items(keys: int, bad: set[int], budget: int):
+    """S5, and bounded: a batch is halved, so that n items with b bad ones take no more than about 2 b log n calls."""
+    ledger = EncoderLedger(100)
+    for number in range(keys):
+        ledger.acquire(f"r{number}", f"k{number}", size=1, embeddings=1, payload=number)
+    ready, refused, calls, failures = set(), set(), 0, 0
+    while jobs := ledger.take_encode_batch(budget):
+        calls += 1
+        taken = tuple(job.key for job in jobs)
+        if any(job.payload in bad for job in jobs):
+            failures += 1
+            decisions = ledger.encode_failed(taken, RuntimeError("boom"))
+        else:
+            decisions = ledger.encoded(taken, now=0.0)
+        ready |= {hold.key for hold in decisions.ready}
+        refused |= {refusal.key for refusal in decisions.refused}
+    assert refused == {f"k{number}" for number in bad if number < keys}
+    assert ready == {f"k{number}" for number in range(keys)} - refused
+    assert failures <= len(refused) * (min(budget, keys).bit_length() + 1)
+    assert calls <= -(-keys // budget) + 2 * failures
+
+
+def test_what_nobody_wants_any_more_is_not_tried_again():
+    ledger = EncoderLedger(100)
+    for key in "abc":
+        ledger.acquire(key, key, size=1, embeddings=1, payload=key)
+    ledger.take_encode_batch(3)
+    ledger.release("b", "b", now=0.0)
+    assert ledger.encode_failed("abc", MemoryError()).dropped == ("b",)
+    assert [[job.key for job in ledger.take_encode_batch(3)] for _ in range(2)] == [["a"], ["c"]]
+
+
+def run(planner: Planner, executor: SimExecutor) -> tuple[dict[str, list[int]], int]:
+    """Every request's tokens, and how many steps failed."""
+    tokens: dict[str, list[int]] = {}
+    ended = failed = 0
+    while (plan := planner.next_step()) is not None:
+        try:
+            planner.step_done(executor.step(plan))
+        except MemoryError as error:
+            failed += 1
+            planner.step_failed(plan.step_id, error)
+        for action in planner.take_actions():
+            if isinstance(action, Commit) and action.drawn.token_id is not None:
+                tokens.setdefault(action.request_id, []).append(action.drawn.token_id)
+            ended += isinstance(action, Finish)
+    assert ended == len(tokens), "every request finishes"
+    return tokens, failed
+
+
+@settings(max_examples=100)
+@given(prompts=st.lists(st.integers(1, 9), min_size=1, max_size=6), room=st.integers(1, 20))
+def test_a_step_too_large_for_the_memory_makes_steps_smaller_and_fails_nobody(prompts: list[int], room: int):
+    """Out of memory is answered by smaller steps before anything fails: even one token at a time will do."""
+    model = SimModel()
+    limits = PlannerLimits.of(model.describe(), max_running=8, max_step_tokens=64, steps_in_flight=1)
+    planner, executor = Planner(limits), SimExecutor(model)
+    executor.open()
+    executor.fault = lambda _, plan: MemoryError("full") if plan.tokens > room else None
+    for number, length in enumerate(prompts):
+        planner.submit(Request(id=f"r{number}", prompt_token_ids=(5 + number,) * length, max_tokens=6))
+    tokens, failed = run(planner, executor)
+    for number, length in enumerate(prompts):
+        assert tuple(tokens[f"r{number}"]) == expected_tokens((5 + number,) * length, None, 6, model)
+    assert failed <= 7, "each failure halves what a step may feed"
+
+
+def test_steps_grow_again_after_a_while():
+    model = SimModel(max_positions=600, pages=200)
+    limits = PlannerLimits.of(model.describe(), max_running=8, max_step_tokens=64, steps_in_flight=1)
+    planner, executor = Planner(limits), SimExecutor(model)
+    executor.open()
+    planner.submit(Request(id="r", prompt_token_ids=(5,) * 64, max_tokens=1))
+    planner.step_failed(planner.next_step().step_id, MemoryError("for once"))
+    assert planner.statistics().step_tokens == 32
+    for number in range(300):
+        planner.submit(Request(id=f"s{number}", prompt_token_ids=(6,), max_tokens=3))
+    run(planner, executor)
+    assert planner.statistics().step_tokens == 64
