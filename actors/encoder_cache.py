@@ -36,6 +36,7 @@ class EncoderCache:
     _encoding: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
     _runner_gone: bool = field(default=False, init=False)
+    _generation: int = field(default=0, init=False)  # of the runner, as far as is known
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -91,6 +92,12 @@ class EncoderCache:
                 for hold in self.ledger.holds_and_waits():
                     self.tell(events.EntryTakenBack(hold.key, hold.holder))
                 self._decide(self.ledger.close(now=trio.current_time()))
+            case m.RunnerRestarted(generation):
+                self._generation = generation
+                self._encoding = False
+                self.tell(events.OutputsLost(generation))
+                self.to_scheduler.send_nowait(m.GenerationLost(generation))
+                self._decide(self.ledger.generation_lost())
             case m.RunnerLost():
                 self._runner_gone = True
             case _:
@@ -113,7 +120,7 @@ class EncoderCache:
             self.to_scheduler.send_nowait(m.EncoderRefused(refusal.holder, refusal.error))
         if decisions.free and not self._runner_gone:
             self.tell(events.FreeSent(decisions.free))
-            self.to_runner.send_nowait(m.Free(decisions.free))
+            self.to_runner.send_nowait(m.Free(decisions.free, self._generation))
 
     def _dispatch(self) -> None:
         if self._encoding or self._runner_gone:
@@ -123,4 +130,4 @@ class EncoderCache:
             return
         self._encoding = True
         self.tell(events.EncodeDispatched(tuple(job.key for job in jobs), sum(job.embeddings for job in jobs)))
-        self.to_runner.send_nowait(m.Encode(jobs))
+        self.to_runner.send_nowait(m.Encode(jobs, self._generation))

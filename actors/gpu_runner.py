@@ -14,9 +14,10 @@ from attrs import define, field
 
 from ..core import events
 from ..core.config import EngineConfig
-from ..core.errors import EngineTeardownError
+from ..core.errors import DeviceLost, EngineTeardownError
 from ..core.model import Executor, ModelDescription
 from ..core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
+from ..core.restart import RestartPolicy
 from . import messages as m
 from .worker import Call, Job, Worker
 
@@ -53,6 +54,7 @@ class GpuRunner:
     worker: Worker
     make_executor: Callable[[], Executor]
     close_seconds: float
+    restarts: RestartPolicy
     tell: Tell
     memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
     _executor: Executor | None = field(default=None, init=False)
@@ -62,6 +64,7 @@ class GpuRunner:
     _open_lanes: set[str] = field(factory=lambda: {"step", "encode"}, init=False)
     _broken_epoch: int = field(default=-1, init=False)  # read and written on the worker only
     _stopping: bool = field(default=False, init=False)
+    _generation: int = field(default=0, init=False)
 
     @trio.lowlevel.enable_ki_protection
     async def run(
@@ -76,9 +79,32 @@ class GpuRunner:
             task_status.started(await self._open())
             self.tell(events.StageReached("device taken"))
             while self._open_lanes or self._running:
-                self._handle(await self.inbox.receive())
+                try:
+                    self._handle(await self.inbox.receive())
+                except Exception as error:  # noqa: BLE001  (raised again where a restart cannot help)
+                    await self._restart(error)
         finally:
             await self._close()
+
+    async def _restart(self, error: Exception) -> None:
+        """Starts anew in place: the weights stay, everything else the device holds is forgotten, and so is what was
+        asked before. Raises ``error`` where that cannot help any more."""
+        pause = None if isinstance(error, DeviceLost) else self.restarts.try_restart(trio.current_time())
+        if pause is None:
+            raise error
+        self._generation += 1
+        self.tell(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
+        self._running = deque(_report_to_nobody for _ in self._running)
+        self._encode_lane.clear()
+        self._encode_lane_busy = False
+        await trio.sleep(pause)
+        ends: list[m.JobDone] = []
+        self._submit(Job.RESET, self._reset, ends.append)
+        while not ends:
+            self._handle(await self.inbox.receive())
+        if ends[0].error is not None:
+            raise ends[0].error from error
+        self.to_encoder_cache.send_nowait(m.RunnerRestarted(self._generation))
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -146,6 +172,8 @@ class GpuRunner:
         match message:
             case m.JobDone():
                 self._running.popleft()(message)
+            case m.Step() | m.Encode() | m.Free() if message.generation != self._generation:
+                pass  # whoever sent it will hear of the restart, and asks again for what is still wanted
             case m.Step(plan):
                 self._submit_step(plan)
             case m.Encode() | m.Free():
@@ -167,6 +195,8 @@ class GpuRunner:
                 self.to_scheduler.send_nowait(m.StepDone(done.value))
                 return
             error = _as_exception(done.error)
+            if isinstance(error, DeviceLost):
+                raise error
             self.to_scheduler.send_nowait(m.StepFailed(step_id, error, skipped=isinstance(error, StepSkipped)))
 
         self._submit(Job.STEP, partial(self._step, plan), report)
@@ -187,6 +217,8 @@ class GpuRunner:
         def report(done: m.JobDone) -> None:
             if done.error is None:
                 self.to_encoder_cache.send_nowait(m.Encoded(keys))
+            elif isinstance(done.error, DeviceLost):
+                raise done.error
             else:
                 self.to_encoder_cache.send_nowait(m.EncodeBroken(keys, _as_exception(done.error)))
             self._encode_lane_turn_over()
@@ -196,7 +228,7 @@ class GpuRunner:
     def _submit_free(self, keys: tuple[str, ...]) -> None:
         def report(done: m.JobDone) -> None:
             if done.error is not None:
-                raise done.error  # the device's state is unknown: the supervisor decides
+                raise done.error  # the device's state is unknown
             self.to_encoder_cache.send_nowait(m.Freed(keys))
             self._encode_lane_turn_over()
 
@@ -231,6 +263,11 @@ class GpuRunner:
     def _encode(self, jobs: tuple[EncodeJob, ...]) -> None:
         executor = self._ready_executor()
         executor.encode(jobs)
+        self.memory = executor.memory()
+
+    def _reset(self) -> None:
+        executor = self._ready_executor()
+        executor.reset()
         self.memory = executor.memory()
 
     def _free(self, keys: tuple[str, ...]) -> None:

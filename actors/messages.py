@@ -81,7 +81,7 @@ class Drain:
 
 @frozen
 class EncoderReady:
-    """From the encoder cache: ``holder`` may read its entry until it releases it."""
+    """From the encoder cache: ``holder`` may read its entry until it releases it, or the runner starts anew."""
 
     holder: str
 
@@ -111,13 +111,31 @@ class StepFailed:
 
 
 @frozen
+class GenerationLost:
+    """From the encoder cache, to which the runner said it: the runner has started anew as ``generation``. What was
+    computed and what was in flight is gone. It comes this way so that no `EncoderReady` overtakes it."""
+
+    generation: int
+
+
+@frozen
 class RunnerStopped:
     """From the supervisor: the runner is gone and will answer nothing any more."""
 
     error: RunnerCrashed
 
 
-SchedulerMessage = Submit | AbortRequest | Drain | EncoderReady | EncoderRefused | StepDone | StepFailed | RunnerStopped
+SchedulerMessage = (
+    Submit
+    | AbortRequest
+    | Drain
+    | EncoderReady
+    | EncoderRefused
+    | StepDone
+    | StepFailed
+    | GenerationLost
+    | RunnerStopped
+)
 
 # -- to the encoder cache --------------------------------------------------------------------------------------------
 
@@ -166,20 +184,31 @@ class SchedulerClosed:
 
 
 @frozen
+class RunnerRestarted:
+    """From the runner: it has started anew as ``generation``; every encoder output is gone, and every call that was
+    asked of it before."""
+
+    generation: int
+
+
+@frozen
 class RunnerLost:
     """From the supervisor: the runner is gone and with it every encoder output."""
 
 
-EncoderCacheMessage = Acquire | Release | Encoded | EncodeBroken | Freed | SchedulerClosed | RunnerLost
+EncoderCacheMessage = (
+    Acquire | Release | Encoded | EncodeBroken | Freed | SchedulerClosed | RunnerRestarted | RunnerLost
+)
 
 # -- to the runner ---------------------------------------------------------------------------------------------------
 
 
 @frozen
 class Encode:
-    """From the encoder cache, on the encode lane: one batch."""
+    """From the encoder cache, on the encode lane: one batch. A runner that has started anew since drops it."""
 
     jobs: tuple[EncodeJob, ...]
+    generation: int = 0
 
 
 @frozen
@@ -187,6 +216,7 @@ class Free:
     """From the encoder cache, on the encode lane: drop these outputs."""
 
     keys: tuple[str, ...]
+    generation: int = 0
 
 
 @frozen
@@ -196,9 +226,10 @@ class EncodeLaneClosed:
 
 @frozen
 class Step:
-    """From the scheduler, on the step lane."""
+    """From the scheduler, on the step lane. A runner that has started anew since drops it."""
 
     plan: StepPlan
+    generation: int = 0
 
 
 @frozen

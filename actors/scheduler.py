@@ -38,6 +38,7 @@ class Scheduler:
     _deadline: float = field(default=math.inf, init=False)
     _draining: bool = field(default=False, init=False)
     _runner_gone: bool = field(default=False, init=False)
+    _generation: int = field(default=0, init=False)  # of the runner, as far as is known
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -84,6 +85,10 @@ class Scheduler:
             case m.Drain(deadline):
                 self._draining = True
                 self._deadline = min(self._deadline, deadline)
+            case m.GenerationLost(generation):
+                self._generation = generation
+                self.tell(events.StepsLost(generation))
+                self.planner.generation_lost()
             case m.RunnerStopped(error):
                 self._runner_gone = True
                 self.planner.fail_all(error)
@@ -123,7 +128,7 @@ class Scheduler:
             self._publish()  # planning may have asked for entries or released some
             request_ids, reads = self.planner.reads_of(plan.step_id)
             self.tell(events.StepBegun(plan.step_id, request_ids, reads, plan.tokens))
-            self.to_runner.send_nowait(m.Step(plan))
+            self.to_runner.send_nowait(m.Step(plan, self._generation))
         self._publish()
 
     def _wind_up(self) -> None:

@@ -29,6 +29,7 @@ from ..core.model import Executor, ModelDescription
 from ..core.plan import DeviceMemory
 from ..core.planner import Planner
 from ..core.request import Request
+from ..core.restart import RestartPolicy
 from ..core.sequence import PlannerLimits, PlannerStatistics
 from ..core.trace import TraceChecker
 from . import messages as m
@@ -158,6 +159,7 @@ class Supervisor:
             worker=self.worker,
             make_executor=self.make_executor,
             close_seconds=self.config.stage_seconds,
+            restarts=RestartPolicy(self.config.restarts, self.config.restart_seconds),
             tell=self._tell,
         )
 

@@ -30,6 +30,7 @@ class Job(enum.Enum):
     ENCODE = "encode"
     FREE = "free"
     STEP = "step"
+    RESET = "reset"
     CLOSE = "close"
 
 

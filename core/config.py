@@ -19,8 +19,8 @@ COUNTS = (  # 1 or more
     "encoder_cache_bytes",
     "encode_batch_embeddings",
 )
-SIZES = ("threads", "self_kv_bytes", "cross_kv_bytes")  # 0 leaves the choice to the engine
-SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds")
+SIZES = ("threads", "self_kv_bytes", "cross_kv_bytes", "restarts")  # 0 or more
+SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds", "restart_seconds")
 
 
 @frozen(kw_only=True)
@@ -42,6 +42,9 @@ class EngineConfig:
         encoder_idle_seconds: an encoder output nobody holds is freed after this time.
         drain_seconds: how long the end of the block waits for running requests before it aborts them.
         stage_seconds: how long each further stage of the teardown may take before it is cut off.
+        restarts: how often within ``restart_seconds`` a runner that crashes is started anew; 0: its first crash ends
+            the engine.
+        restart_seconds: see ``restarts``.
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
         verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken one stops the
             engine, and its `InvariantViolation` leaves the block.
@@ -65,6 +68,8 @@ class EngineConfig:
     encoder_idle_seconds: float = 30.0
     drain_seconds: float = 30.0
     stage_seconds: float = 10.0
+    restarts: int = 3
+    restart_seconds: float = 60.0
     steps_in_flight: int = 2
     verify: bool = False
     observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)

@@ -16,6 +16,7 @@
         ├── EncodeFailed             500  the encoder failed on the request's input
         ├── DeviceOutOfMemory        500  a call needed more memory than the device has left
         ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
+        ├── DeviceLost               500  the device's context is broken for good; only a new process helps
         ├── RunnerCrashed            500  an actor stopped; the engine cannot go on
         ├── EngineTeardownError      500  a device call did not end in its time, or a release failed
         └── InvariantViolation       500  the engine broke one of its own promises: a bug of ours
@@ -99,6 +100,10 @@ class DeviceOutOfMemory(EngineError, MemoryError):
 
 class PoisonRequest(EngineError):
     """The request crashed the step each time it ran, in the end alone."""
+
+
+class DeviceLost(EngineError):
+    """A sticky error of the device (an illegal address, an assert on it): this process cannot use it any more."""
 
 
 class RunnerCrashed(EngineError):

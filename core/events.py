@@ -139,6 +139,28 @@ class StepEnded(Event):
 
 
 @frozen
+class RunnerRestarting(Event):
+    """The runner failed and starts anew in its place; ``error`` says why."""
+
+    generation: int
+    error: str
+
+
+@frozen
+class OutputsLost(Event):
+    """The encoder cache knows of the restart: nothing is resident any more, what is wanted is reserved again."""
+
+    generation: int
+
+
+@frozen
+class StepsLost(Event):
+    """The scheduler knows of the restart: no step is in flight any more."""
+
+    generation: int
+
+
+@frozen
 class ActorFailed(Event):
     """An actor ended though nobody had asked it to; the engine is being stopped."""
 

@@ -72,6 +72,9 @@ class Executor(Protocol):
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs. A key that is not resident is our bug: `AssertionError`."""
 
+    def reset(self) -> None:
+        """Forgets every sequence, encoder output and KV; the weights stay. After it the executor is as just opened."""
+
     def memory(self) -> DeviceMemory:
         """Bytes held now, by owner."""
 

@@ -132,6 +132,25 @@ class Planner:
                 failure.__cause__ = error.__cause__
                 self._end(sequence, Fail(sequence.request.id, failure))
 
+    def generation_lost(self) -> None:
+        """The runner has started anew: no step is in flight, no cross KV is written, no encoder output is there. Who
+        ran starts anew from its committed tokens; who held an entry waits for it, as its ask still stands."""
+        self._epoch += 1
+        for flight in self._flights:
+            for sequence, part in zip(flight.sequences, flight.plan.slices, strict=True):
+                sequence.in_flight -= 1
+                sequence.draws -= part.draw
+        self._flights.clear()
+        self._slots = CrossSlots(self.limits.cross_slots)
+        for sequence in list(self._sequences.values()):
+            sequence.id = sequence.slot = None
+            if sequence.entry is Entry.HELD:
+                sequence.entry = Entry.ASKED
+            if sequence.phase is Phase.RUNNING:
+                sequence.phase = Phase.LEAVING
+            self._settle(sequence)
+        self._to_forget.clear()
+
     def step_done(self, result: StepResult) -> None:
         """The oldest step in flight has been run."""
         flight = self._answered(result.step_id)

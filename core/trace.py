@@ -97,6 +97,8 @@ class TraceChecker:
     _flights: deque[events.StepBegun] = field(factory=deque, init=False)
     _stages: list[str] = field(factory=list, init=False)
     _opened: bool = field(default=False, init=False)
+    _outputs_generation: int = field(default=0, init=False)
+    _steps_generation: int = field(default=0, init=False)
     _orderly: bool = field(default=True, init=False)
     _told: int = field(default=0, init=False)
     _logs: dict[str, deque[tuple[int, events.Event]]] = field(factory=dict, init=False)  # by key or request id
@@ -251,6 +253,8 @@ class TraceChecker:
         for request_id in event.request_ids:
             if request_id not in self._requests:
                 self._fail(TERMINAL_ONCE, f"step {event.step_id} runs {request_id}, which has ended")
+        if self._steps_generation != self._outputs_generation:
+            return  # the scheduler does not know of the restart yet, and the runner will drop the step
         for key in event.reads:
             self._log(event, key)
             entry = self._entries.get(key)
@@ -269,6 +273,22 @@ class TraceChecker:
         for flight in self._flights:
             if key in flight.reads:
                 self._fail(FREE_FOLLOWS_COMPLETION, f"{what} while step {flight.step_id} reads it", [key])
+
+    # -- restart -----------------------------------------------------------------------------------------------------
+
+    def _outputs_lost(self, event: events.OutputsLost) -> None:
+        for key, entry in self._entries.items():
+            self._log(event, key)
+            entry.life = _Life.RESERVED
+            entry.readers.clear()
+        for ask in self._asks.values():
+            ask.granted = False
+
+        self._outputs_generation = event.generation
+
+    def _steps_lost(self, event: events.StepsLost) -> None:
+        self._flights.clear()
+        self._steps_generation = event.generation
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -343,6 +363,8 @@ _WHILE_ORDERLY: dict[type[events.Event], Check] = {
     events.EncodeBroke: TraceChecker._broke,
     events.FreeSent: TraceChecker._free_sent,
     events.EntryFreed: TraceChecker._freed,
+    events.OutputsLost: TraceChecker._outputs_lost,
+    events.StepsLost: TraceChecker._steps_lost,
     events.StepBegun: TraceChecker._step_begun,
     events.StepEnded: TraceChecker._step_ended,
 }

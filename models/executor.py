@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ..core.config import EngineConfig
-from ..core.errors import DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
+from ..core.errors import DeviceLost, DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
 from .checkpoint import Checkpoint, WeightFiles, read_checkpoint, resolve
@@ -33,12 +33,17 @@ _CROSS_KV_LIMIT = 2 << 30  # bytes, where the configuration leaves the size to u
 
 
 @contextmanager
-def _memory_errors(what: str, count: int, of: str) -> Iterator[None]:
-    """torch's out-of-memory error, as ours."""
+def _device_errors(what: str, count: int, of: str) -> Iterator[None]:
+    """torch's errors of the device, as ours."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise DeviceOutOfMemory(f"{what} {count} {of} does not fit the device's memory: {error}") from error
+    except torch.AcceleratorError as error:
+        raise DeviceLost(
+            f"the device broke down in {what} {count} {of}: {error}. Its context is lost for this process; start "
+            f"a new one"
+        ) from error
 
 
 @define(eq=False)
@@ -285,7 +290,7 @@ class TorchExecutor:
         assert not resident, f"encoder outputs {resident} are encoded although resident"
         if not jobs:
             return
-        with torch.inference_mode(), _memory_errors("an encode batch of", len(jobs), "items"):
+        with torch.inference_mode(), _device_errors("an encode batch of", len(jobs), "items"):
             samples = [_samples(job, now.window_samples) for job in jobs]
             encoded = now.model.encode(now.log_mel(now.log_mel.pad(samples)))
             finite = encoded.isfinite().flatten(1).all(1).tolist()
@@ -304,7 +309,7 @@ class TorchExecutor:
         fed, started = {part.sequence_id for part in plan.slices}, {start.sequence_id for start in plan.started}
         touched = (fed | started) - (started & self._records.keys())  # one that is started twice is an older step's
         try:
-            with torch.inference_mode(), _memory_errors("a step of", plan.tokens, "tokens"):
+            with torch.inference_mode(), _device_errors("a step of", plan.tokens, "tokens"):
                 return self._run(now, plan)
         except BaseException:
             for sequence in touched:
@@ -392,6 +397,11 @@ class TorchExecutor:
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""
         self._opened().outputs.free(keys)
+
+    def reset(self) -> None:
+        """Forgets sequences and encoder outputs. Pages and slots stay allocated: what is in them counts for nothing."""
+        self._records.clear()
+        self._opened().outputs.release()
 
     def memory(self) -> DeviceMemory:
         """Bytes held now, by owner; none before `open` and after `close`."""

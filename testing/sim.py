@@ -25,7 +25,14 @@ from ..core.config import EngineConfig
 from ..core.model import ModelDescription, WhisperTokens
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
 
-SECONDS: Mapping[Job, float] = {Job.OPEN: 1.0, Job.ENCODE: 0.3, Job.FREE: 0.001, Job.STEP: 0.02, Job.CLOSE: 0.1}
+SECONDS: Mapping[Job, float] = {
+    Job.OPEN: 1.0,
+    Job.ENCODE: 0.3,
+    Job.FREE: 0.001,
+    Job.STEP: 0.02,
+    Job.RESET: 0.01,
+    Job.CLOSE: 0.1,
+}
 EOS, START = 0, 1
 
 
@@ -186,6 +193,12 @@ class SimExecutor:
             self._slots[write.slot] = write.key
         self._check_no_page_is_shared(plan.slices)
         return StepResult(step_id=plan.step_id, drawn=tuple(self._run(part) for part in plan.slices))
+
+    def reset(self) -> None:
+        """See `Executor.reset`."""
+        self._call(Job.RESET, None)
+        for kept in (self.outputs, self._records, self._pages, self._slots):
+            kept.clear()
 
     def memory(self) -> DeviceMemory:
         """See `Executor.memory`."""

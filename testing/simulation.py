@@ -44,6 +44,7 @@ class FaultKind(enum.Enum):
     STALL = "a client stops reading"
     ENCODE_FAILS = "the next encode batch raises"
     STEP_FAILS = "the next step raises"
+    FREE_FAILS = "the next free raises, and the runner starts anew"
     OUT_OF_MEMORY = "the next call of the device runs out of memory"
     STEP_HANGS = "the next step never returns"
 
@@ -154,6 +155,8 @@ class _Injector(trio.abc.Instrument):
         if job is Job.ENCODE and self.happens(FaultKind.ENCODE_FAILS):
             return RuntimeError("injected")
         if job is Job.STEP and self.happens(FaultKind.STEP_FAILS):
+            return RuntimeError("injected")
+        if job is Job.FREE and self.happens(FaultKind.FREE_FAILS):
             return RuntimeError("injected")
         if job in {Job.ENCODE, Job.STEP} and self.happens(FaultKind.OUT_OF_MEMORY):
             return MemoryError("injected")
@@ -326,6 +329,7 @@ _ALLOWED_ENDS = {
     FaultKind.STALL: {"finished", "left"},
     FaultKind.ENCODE_FAILS: {"finished", "left", EncodeFailed.__name__},
     FaultKind.STEP_FAILS: {"finished", "left"},
+    FaultKind.FREE_FAILS: {"finished", "left"},
     FaultKind.OUT_OF_MEMORY: {"finished", "left", EncodeFailed.__name__},
 }
 

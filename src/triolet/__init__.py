@@ -16,6 +16,7 @@ from .core.config import EngineConfig
 from .core.errors import (
     CallerError,
     CheckpointError,
+    DeviceLost,
     DeviceOutOfMemory,
     EncodeFailed,
     EngineClosed,
@@ -40,6 +41,7 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "Delta",
+    "DeviceLost",
     "DeviceOutOfMemory",
     "EncodeFailed",
     "Engine",

@@ -1,0 +1,28 @@
+"""How often something that crashes may be started again: Erlang/OTP's restart intensity, with a growing pause."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from attrs import define, field
+
+
+@define(eq=False)
+class RestartPolicy:
+    """At most ``most`` restarts within any ``period`` seconds. The first is at once; each further one within the period
+    waits twice as long as the one before, from ``pause`` seconds on."""
+
+    most: int
+    period: float
+    pause: float = 0.1
+    _restarts: deque[float] = field(factory=deque, init=False)
+
+    def try_restart(self, now: float) -> float | None:
+        """The pause (s) before the restart that this is, or ``None`` where it would be one too many."""
+        while self._restarts and self._restarts[0] <= now - self.period:
+            self._restarts.popleft()
+        before = len(self._restarts)
+        if before >= self.most:
+            return None
+        self._restarts.append(now)
+        return self.pause * 2.0 ** (before - 1) if before else 0.0
