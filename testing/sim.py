@@ -119,7 +119,7 @@ class _Record:
     slot: int | None = None
 
 
-Fault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
+DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
 
 
 @define(eq=False)
@@ -131,11 +131,12 @@ class SimExecutor:
     """
 
     model: SimModel = field(factory=SimModel)
-    fault: Fault | None = None
+    fault: DeviceFault | None = None
     calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
     is_open: bool = field(default=False, init=False)
     misuses: list[str] = field(factory=list, init=False)
+    left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still there when it was closed
     _pages: dict[tuple[int, int], int] = field(factory=dict, init=False)  # (page, offset) -> fingerprint
     _slots: dict[int, str] = field(factory=dict, init=False)
     _records: dict[int, _Record] = field(factory=dict, init=False)
@@ -196,6 +197,7 @@ class SimExecutor:
         """See `Executor.close`."""
         self._call(Job.CLOSE, None)
         self.is_open = False
+        self.left = tuple(self.outputs)
         self.outputs.clear()
         self._records.clear()
 

@@ -127,7 +127,7 @@ class PlannerMachine(Machine):
         self.publish()
         if plan is None:
             return
-        names, _ = self.planner.reads_of(plan.step_id)
+        names = self.planner.requests_of(plan.step_id)
         if any(self.crashes(name, part) for name, part in zip(names, plan.slices, strict=True)):
             self.crashing.add(plan.step_id)
         assert plan.tokens <= self.limits.max_step_tokens, "the token budget is kept"
