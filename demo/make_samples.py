@@ -43,7 +43,7 @@ RECIPES = (
     Recipe("de-many.flac", "de", "de+linda", 173, 9, seed=715),
     Recipe("es-many.flac", "es", "es-419+m3", 148, 12, seed=316),
     Recipe("en-noisy.flac", "en", "en-us+m3", 150, 4, seed=617, snr=15.0),
-    Recipe("de-pause.mp3", "de", "de+Andy", 175, 5, seed=518, pause=8.0),
+    Recipe("de-pause.mp3", "de", "de+Andy", 175, 5, seed=518, pause=3.0),
     Recipe("es-noisy.mp3", "es", "es+victor", 148, 3, seed=919, snr=15.0),
     Recipe("silence.flac", None, seconds=12.0),
     Recipe("noise.flac", None, seconds=15.0, seed=20, snr=0.0),

@@ -221,6 +221,7 @@ class SimExecutor:
         assert len(pages) == len(set(pages)), "two sequences of a step have a page in common"
 
     def _run(self, part: Slice) -> Drawn:
+        assert part.sequence_id in self._records, f"sequence {part.sequence_id} is not known"
         record = self._records[part.sequence_id]
         key = None if part.cross_slot is None else self._slots[part.cross_slot]
         if part.start == 0:

@@ -29,7 +29,7 @@ from triolet import (
     RunnerCrashed,
     SamplingParams,
 )
-from triolet.actors.messages import Release
+from triolet.actors.messages import Encoded
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.audio import Samples, content_key
 from triolet.core import events
@@ -436,11 +436,11 @@ async def test_after_an_actors_crash_nobody_waits_for_the_drain(executor, config
             await ask(engine, 1, 60)
 
     async with trio.open_nursery() as nursery:
-        with pytest.raises(RunnerCrashed, match="released"):
+        with pytest.raises(RunnerCrashed, match="no such key"):
             async with sim_engine(executor, config=config(verify=False)) as engine:
                 nursery.start_soon(outsider, engine)
                 await trio.sleep(1.0)
-                engine._supervisor._to_encoder_cache.send_nowait(Release("nobody", "no such key"))
+                engine._supervisor._to_encoder_cache.send_nowait(Encoded(("no such key",)))
                 await trio.sleep(100)
     assert trio.current_time() < 10
     assert not executor.is_open

@@ -101,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="            self._evict_if_closing()\n",
         mistake="",
         killer=swept("shutdown while busy", FaultKind.CANCEL),
-        reason="encoder cache cut off",
+        reason=("encoder cache cut off", "encoder outputs are left"),
     ),
     Mutant(
         name="the ledger is not closed with the scheduler",
@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="            self._decide(self.ledger.close(now=trio.current_time()))\n",
         mistake="",
         killer=SIMULATION,
-        reason="encoder cache cut off",
+        reason=("encoder cache cut off", "encoder outputs are left"),
     ),
     Mutant(
         name="every item is a batch of its own",
@@ -214,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="while self._open_lanes or self._running:",
         mistake="while len(self._open_lanes) == 2:",
         killer=SIMULATION,
-        reason="the teardown went through",
+        reason=("the teardown went through", "encoder outputs are left"),
     ),
     Mutant(
         name="the books do not hear of what was freed",

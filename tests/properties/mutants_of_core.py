@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "    if pages is None or self._slots.used == self.limits.cross_slots and item is not None:\n"
         ),
         killer=PLANNER,
-        reason=("books balance", "does not fit the pages"),
+        reason=("books balance", "does not fit the pages", "pages are left"),
     ),
     Mutant(
         name="a holder that has released is remembered",
@@ -321,7 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="        self._epoch += 1\n",
         mistake="",
         killer=PLANNER,
-        reason="a request never ended",
+        reason=("a request never ended", "steps without end"),
     ),
     Mutant(
         name="a request goes on from where its failed step would have led",
@@ -329,7 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="            sequence.phase = Phase.LEAVING\n",
         mistake="            pass\n",
         killer=PLANNER,
-        reason="a request never ended",
+        reason=("a request never ended", "is not known"),
     ),
     Mutant(
         name="the token budget is not used up",

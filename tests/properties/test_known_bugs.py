@@ -174,7 +174,7 @@ def test_e5_an_entry_given_back_before_the_step_that_reads_it_has_run():
     at_planning = (
         "core.planner:Planner._take_slot",
         "    draft.writes.append(sequence)",
-        "    self._release_entry(sequence)",
+        "    draft.writes.append(sequence)\n    self._release_entry(sequence)",
     )
     assert_caught(lambda: simulate(SCENARIOS["plain"]), FREE_FOLLOWS_COMPLETION, at_planning)
 

@@ -16,7 +16,7 @@ ENCODED = [
     e.EncodeDone(("k",)),
     e.EntryHeld("k", "r/0"),
 ]
-STEP = e.StepBegun(0, ("r",), ("k",), 3)
+STEP = e.StepBegun(0, ("r",), ("k",), ("r/0",), 3)
 LIFE = [
     *ENCODED,
     STEP,
@@ -34,7 +34,7 @@ BROKEN = {
     "no use before ready": [*ENCODED[:4], STEP],
     "no phantom": [*ENCODED[:3], e.EntryHeld("k", "r/0")],
     "every acquire is answered": [*ENCODED, e.EntryHeld("k", "r/0")],
-    "books balance": [*ENCODED[:3], e.EntryReserved("large", 91)],
+    "books balance": [*ENCODED[:3], e.EntryWanted("large", "s/0"), e.EntryReserved("large", 91)],
     "encode once": [*ENCODED, e.EncodeDispatched(("k",), 5)],
     "terminal once": [*LIFE, e.RequestEnded("r", "finished")],
     "free follows completion": [*ENCODED, STEP, e.EntryReleased("k", "r/0")],
@@ -45,10 +45,13 @@ BROKEN = {
 MORE = {
     "an ask left without an answer": ("every acquire is answered", [*OPEN, *ENCODED[:2], LIFE[9], *CLOSE[:3]]),
     "a request that never ends": ("terminal once", [*OPEN, *ENCODED, *CLOSE[:2]]),
-    "a step of a request that has ended": ("terminal once", [*LIFE, e.StepBegun(1, ("r",), (), 1)]),
+    "a step of a request that has ended": ("terminal once", [*LIFE, e.StepBegun(1, ("r",), (), (), 1)]),
     "a request accepted twice": ("terminal once", [e.RequestAccepted("r"), e.RequestAccepted("r")]),
-    "a step of an entry nobody holds": ("no use before ready", [*LIFE[:9], e.StepBegun(1, ("r",), ("k",), 1)]),
-    "a third step in flight": ("steps in order", [e.StepBegun(n, (), (), 0) for n in range(3)]),
+    "a step of an entry nobody holds": (
+        "no use before ready",
+        [*LIFE[:9], e.StepBegun(1, ("r",), ("k",), ("r/0",), 1)],
+    ),
+    "a third step in flight": ("steps in order", [e.StepBegun(n, (), (), (), 0) for n in range(3)]),
     "a reservation of what is there": ("encode once", [*ENCODED, e.EntryReserved("k", 10)]),
     "freed, but not told to": ("books balance", [*LIFE[:10], e.EntryFreed(("k",))]),
     "freed twice": ("books balance", [*LIFE, e.EntryFreed(("k",))]),
