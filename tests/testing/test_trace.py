@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from triolet.core import events as e
@@ -113,6 +115,28 @@ def test_an_engine_that_does_not_reach_its_last_stage_is_told():
     checker = feed([*OPEN, *CLOSE[:5]])
     with pytest.raises(InvariantViolation, match="ordered teardown"):
         checker.end()
+
+
+def test_stages_that_were_left_out_are_told():
+    checker = feed([*OPEN, CLOSE[0], CLOSE[5]])
+    with pytest.raises(InvariantViolation, match=r"never reached \['scheduler stopped'"):
+        checker.end()
+
+
+def test_the_history_reaches_back_to_who_holds_it_however_often_it_was_read_since():
+    checker = feed(ENCODED)
+    for number in range(100):
+        for kind in (e.EntryWanted, e.EntryHeld, e.EntryReleased):
+            checker(kind("k", f"n{number}"))
+    with pytest.raises(InvariantViolation, match="no free while held") as caught:
+        checker(e.FreeSent(("k",)))
+    assert e.EntryHeld("k", "r/0") in caught.value.history
+
+
+def test_a_violation_travels_between_processes():
+    violation = InvariantViolation("books balance", "by 3", ("one", "two"))
+    copy = pickle.loads(pickle.dumps(violation))
+    assert (str(copy), copy.invariant, copy.history) == (str(violation), "books balance", ("one", "two"))
 
 
 def test_what_it_keeps_does_not_grow():
