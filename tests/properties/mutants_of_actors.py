@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from triolet.testing.schedule import Uniform
 from triolet.testing.simulation import FaultKind
 
 from ..actors import test_engine_sim as engine_tests
@@ -112,6 +113,14 @@ MUTANTS: tuple[Mutant, ...] = (
         reason=("encoder cache cut off", "encoder outputs are left"),
     ),
     Mutant(
+        name="a withdrawal that crosses a refusal is taken for a mistake of ours",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="case m.Release(holder, key) if not self.ledger.holds(holder, key):",
+        mistake="case m.Release(holder, key) if False:",
+        killer=swept("leaving while it is encoded", FaultKind.ENCODE_FAILS, schedule=Uniform(0)),
+        reason="every acquire is answered",
+    ),
+    Mutant(
         name="every item is a batch of its own",
         function="actors.encoder_cache:EncoderCache._dispatch",
         fragment="if self._encoding or self._runner_gone:",
@@ -215,6 +224,14 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="while len(self._open_lanes) == 2:",
         killer=SIMULATION,
         reason=("the teardown went through", "encoder outputs are left"),
+    ),
+    Mutant(
+        name="the device is never told to free",
+        function="actors.gpu_runner:GpuRunner._free",
+        fragment="    executor.free(keys)\n",
+        mistake="",
+        killer=simulation("idle time"),
+        reason="books balance",
     ),
     Mutant(
         name="the books do not hear of what was freed",
