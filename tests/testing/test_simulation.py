@@ -103,9 +103,7 @@ def test_a_sweep_reports_what_is_broken_and_goes_on(monkeypatch):
 
 def test_a_device_that_frees_nothing_is_told(monkeypatch):
     monkeypatch.setattr(SimExecutor, "free", lambda *_: None)
-    with pytest.raises(
-        InvariantViolation, match=r"books balance: not on the device: \[\]; on the device, and in no book"
-    ):
+    with pytest.raises(InvariantViolation, match=r"books balance: .*on the device, and in no book"):
         simulate(SCENARIOS["idle time"])
 
 
@@ -134,8 +132,8 @@ def test_an_engine_that_swallows_what_should_leave_it_is_told(monkeypatch, kind,
 
     raise_end = Supervisor._raise_end
     monkeypatch.setattr(Supervisor, "_raise_end", swallow)
-    report = sweep_scenario(SCENARIOS["plain"], kinds=[kind], most_failures=1)
-    assert says in report.failures[0].error
+    report = sweep_scenario(SCENARIOS["plain"], kinds=[kind], most_failures=60)
+    assert any(says in failure.error for failure in report.failures)
 
 
 def test_a_crash_that_comes_with_a_control_c_is_told(monkeypatch):
