@@ -55,10 +55,16 @@ class Scheduler:
     # -- in ----------------------------------------------------------------------------------------------------------
 
     async def _take_messages(self) -> None:
+        if self._deadline < math.inf:
+            await self._take_until_deadline()
+        else:  # no scope for every token
+            self._unread.extend(await take_all(self.inbox))
+        while self._unread:
+            self._handle(self._unread.popleft())
+
+    async def _take_until_deadline(self) -> None:
         with trio.move_on_at(self._deadline) as scope:
             self._unread.extend(await take_all(self.inbox))
-            while self._unread:
-                self._handle(self._unread.popleft())
         if scope.cancelled_caught:
             self._deadline = math.inf
             self.planner.abort_all()

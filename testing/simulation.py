@@ -68,7 +68,7 @@ class Client:
 
     audio: int = 0
     prompt: tuple[int, ...] = (START,)
-    max_tokens: int = 4
+    max_tokens: int = 3
     priority: int = 0
     arrives: float = 0.0
     patience: float = FOREVER
@@ -484,7 +484,7 @@ def _scenarios() -> tuple[Scenario, ...]:
         ),
         Scenario(
             name="idle time",
-            clients=(Client(audio=1), Client(audio=2, arrives=1.0), Client(audio=1, arrives=1.4)),
+            clients=tuple(Client(audio=1 + n % 2, max_tokens=2, arrives=0.5 * n) for n in range(3)),
             model=SimModel(cross_slots=1),
             config={"encoder_idle_seconds": 0.1},
         ),

@@ -23,11 +23,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="messages behind the one that breaks the scheduler are lost",
         function="actors.scheduler:Scheduler._take_messages",
         fragment="""\
-        self._unread.extend(await take_all(self.inbox))
-        while self._unread:
-            self._handle(self._unread.popleft())
+    while self._unread:
+        self._handle(self._unread.popleft())
 """,
-        mistake="        for message in await take_all(self.inbox):\n            self._handle(message)\n",
+        mistake="""\
+    unread, self._unread = self._unread, deque()
+    for message in unread:
+        self._handle(message)
+""",
         killer=test_promises.test_messages_behind_the_one_that_breaks_the_scheduler_are_answered,
         reason="behind waits for ever",
     ),
