@@ -72,6 +72,8 @@ class EncoderCache:
                         holder, item.key, size=item.size, embeddings=item.embeddings, payload=item.payload
                     )
                 )
+            case m.Release(holder, key) if not self.ledger.holds(holder, key):
+                pass  # it was refused while this was on its way; holders are new for every ask, so no other is meant
             case m.Release(holder, key):
                 self.tell(events.EntryReleased(key, holder))
                 self._decide(self.ledger.release(holder, key, now=trio.current_time()))

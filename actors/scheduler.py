@@ -12,6 +12,7 @@ from attrs import define, field
 
 from ..core import events
 from ..core.errors import EngineClosed
+from ..core.plan import StepPlan
 from ..core.planner import Planner
 from ..core.sequence import Abort, AcquireItem, Action, Commit, Fail, Finish, ReleaseItem
 from . import messages as m
@@ -55,10 +56,16 @@ class Scheduler:
     # -- in ----------------------------------------------------------------------------------------------------------
 
     async def _take_messages(self) -> None:
+        if self._deadline < math.inf:
+            await self._take_until_deadline()
+        else:  # no scope for every token
+            self._unread.extend(await take_all(self.inbox))
+        while self._unread:
+            self._handle(self._unread.popleft())
+
+    async def _take_until_deadline(self) -> None:
         with trio.move_on_at(self._deadline) as scope:
             self._unread.extend(await take_all(self.inbox))
-            while self._unread:
-                self._handle(self._unread.popleft())
         if scope.cancelled_caught:
             self._deadline = math.inf
             self.planner.abort_all()
@@ -126,10 +133,19 @@ class Scheduler:
     def _dispatch(self) -> None:
         while not self._runner_gone and (plan := self.planner.next_step()) is not None:
             self._publish()  # planning may have asked for entries or released some
-            request_ids, reads = self.planner.reads_of(plan.step_id)
-            self.tell(events.StepBegun(plan.step_id, request_ids, reads, plan.tokens))
+            self.tell(self._step_begun(plan))
             self.to_runner.send_nowait(m.Step(plan, self._generation))
         self._publish()
+
+    def _step_begun(self, plan: StepPlan) -> events.StepBegun:
+        reads = self.planner.reads_of(plan.step_id)
+        return events.StepBegun(
+            plan.step_id,
+            self.planner.requests_of(plan.step_id),
+            tuple(hold.key for hold in reads),
+            tuple(hold.holder for hold in reads),
+            plan.tokens,
+        )
 
     def _wind_up(self) -> None:
         """Closes both lanes; what the requests hold of the encoder cache goes back with that. After a crash or a hard

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import trio
@@ -99,22 +100,27 @@ class _Tell:
 
     def __call__(self, event: events.Event) -> None:
         if self.checker is not None:
-            self._check(self.checker, event)
+            self._check(partial(self.checker, event))
         if self.observer is None:
             return
         try:
             self.observer(event)
         except Exception as error:  # noqa: BLE001  (raised at the end of the block)
             error.add_note("raised by EngineConfig(observer=...), which must not raise")
-            self.error, self.observer = error, None
+            self.error, self.observer = self.error or error, None
 
-    def _check(self, checker: TraceChecker, event: events.Event) -> None:
+    def _check(self, check: Callable[[], None]) -> None:
         try:
-            checker(event)
+            check()
         except InvariantViolation as violation:
-            self.error, self.checker, self.observer = violation, None, None  # what follows is no news
+            self.error, self.checker = violation, None  # what follows is no news
             self.stop.set()
             self.body.cancel()
+
+    def end(self) -> None:
+        """The last event was told."""
+        if self.checker is not None:
+            self._check(self.checker.end)
 
 
 @define(eq=False)
@@ -341,6 +347,7 @@ class Supervisor:
             for inbox in (self._scheduler_inbox, self._encoder_cache_inbox, self._runner_inbox):
                 inbox.close()
             self._tell(events.StageReached("channels closed"))
+            self._tell.end()
             self._stopped.set()
 
     async def _stop_child(self, name: str, seconds: float) -> None:
@@ -357,9 +364,12 @@ class Supervisor:
         self._tell(events.StageReached(f"{name} stopped"))
 
     def _raise_end(self, body_error: BaseException | None) -> None:
-        """The one exception that leaves the block, the others told in its notes: the body's own, else ours."""
+        """The one exception that leaves the block, the others told in its notes: the body's own, else ours. A broken
+        promise goes before an error of the body, which may well come of it."""
         ours = self._our_error()
         try:
+            if isinstance(ours, InvariantViolation) and isinstance(body_error, Exception):
+                raise ours from body_error
             if body_error is not None and not (ours and _is_cancellation(body_error)):
                 if ours is not None:
                     body_error.add_note(f"the engine's end failed too: {type(ours).__name__}: {ours}")

@@ -125,4 +125,9 @@ class InvariantViolation(EngineError):
         told = "".join(f"\n  {number}. {event}" for number, event in enumerate(history, 1))
         super().__init__(f"{invariant}: {what}" + (f"; what happened:{told}" if told else ""))
         self.invariant = invariant
+        self.what = what
         self.history = history
+
+    def __reduce__(self) -> tuple[type[InvariantViolation], tuple[str, str, tuple[object, ...]]]:
+        """It travels between processes, as the sweep's do."""
+        return type(self), (self.invariant, self.what, self.history)

@@ -122,11 +122,12 @@ class EntryFreed(Event):
 
 @frozen
 class StepBegun(Event):
-    """A step was sent to the runner: which requests, which encoder outputs it reads."""
+    """A step was sent to the runner: which requests it runs, which encoder outputs it reads and for which holders."""
 
     step_id: int
     request_ids: tuple[str, ...]
     reads: tuple[str, ...]
+    readers: tuple[str, ...]  # the holder of each of ``reads``
     tokens: int
 
 

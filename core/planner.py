@@ -23,6 +23,7 @@ from collections import deque
 from attrs import define, field
 
 from .errors import PoisonRequest, RunnerCrashed
+from .ledger import Hold
 from .pages import CrossSlots, PageAllocator
 from .plan import CrossWrite, Drawn, SequenceStart, Slice, StepPlan, StepResult
 from .request import EncoderItem, FinishReason, Request
@@ -50,8 +51,7 @@ class _Flight:
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
-    writes: tuple[Sequence, ...]
-    reads: tuple[str, ...]
+    writes: tuple[Sequence, ...]  # of the plan's cross writes
 
 
 @define(eq=False)
@@ -235,10 +235,18 @@ class Planner:
         """No request is here and no step is in flight."""
         return not self._sequences and not self._flights
 
-    def reads_of(self, step_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Request ids of a step in flight and the keys of the encoder outputs that it reads."""
-        flight = next(flight for flight in self._flights if flight.plan.step_id == step_id)
-        return tuple(sequence.request.id for sequence in flight.sequences), flight.reads
+    def requests_of(self, step_id: int) -> tuple[str, ...]:
+        """Ids of the requests that a step in flight runs."""
+        return tuple(sequence.request.id for sequence in self._flight(step_id).sequences)
+
+    def reads_of(self, step_id: int) -> tuple[Hold, ...]:
+        """The encoder outputs that a step in flight reads, and their holders."""
+        flight = self._flight(step_id)
+        keys = (write.key for write in flight.plan.cross_writes)
+        return tuple(Hold(sequence.holder, key) for sequence, key in zip(flight.writes, keys, strict=True))
+
+    def _flight(self, step_id: int) -> _Flight:
+        return next(flight for flight in self._flights if flight.plan.step_id == step_id)
 
     def statistics(self) -> PlannerStatistics:
         """A snapshot."""
@@ -425,8 +433,7 @@ class Planner:
         self._next_step_id += 1
         self._to_forget = []
         self._tokens_fed += plan.tokens
-        reads = tuple(write.key for write in plan.cross_writes)
-        self._flights.append(_Flight(plan, tuple(draft.sequences), tuple(draft.writes), reads))
+        self._flights.append(_Flight(plan, tuple(draft.sequences), tuple(draft.writes)))
         return plan
 
     def _answered(self, step_id: int) -> _Flight:

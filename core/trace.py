@@ -1,7 +1,7 @@
 """`TraceChecker`: the engine's promises, checked on its events while it runs; in tests and in production the same.
 
-Each invariant has a name (`INVARIANTS`); what breaks one raises `InvariantViolation` with that name and the shortest
-history that shows it: the events of the entries, requests and steps concerned, and no others.
+Each invariant has a name (`INVARIANTS`); what breaks one raises `InvariantViolation` with that name and the history
+that shows it: the events of the entries and requests concerned and no others, or, where those are gone, the last ones.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class _Entry:
 @define(eq=False)
 class _Ask:
     key: str
+    log: list[tuple[int, events.Event]]
     granted: bool = False
 
 
@@ -97,9 +98,9 @@ class TraceChecker:
     _flights: deque[events.StepBegun] = field(factory=deque, init=False)
     _stages: list[str] = field(factory=list, init=False)
     _opened: bool = field(default=False, init=False)
-    _outputs_generation: int = field(default=0, init=False)
+    generation: int = field(default=0, init=False)  # of the runner, as the encoder cache knows it
     _steps_generation: int = field(default=0, init=False)
-    _orderly: bool = field(default=True, init=False)
+    orderly: bool = field(default=True, init=False)  # no actor has failed, nothing was cut off
     _told: int = field(default=0, init=False)
     _logs: dict[str, deque[tuple[int, events.Event]]] = field(factory=dict, init=False)  # by key or request id
     _recent: deque[tuple[int, events.Event]] = field(factory=lambda: deque(maxlen=HISTORY), init=False)
@@ -108,7 +109,7 @@ class TraceChecker:
         """The next event."""
         self._told += 1
         self._recent.append((self._told, event))
-        check = _ALWAYS.get(type(event)) or (_WHILE_ORDERLY.get(type(event)) if self._orderly else None)
+        check = _ALWAYS.get(type(event)) or (_WHILE_ORDERLY.get(type(event)) if self.orderly else None)
         if check is not None:
             check(self, event)
 
@@ -116,11 +117,23 @@ class TraceChecker:
         """The engine's block is over: everything must be back."""
         if self._requests:
             self._fail(TERMINAL_ONCE, f"requests that never ended: {sorted(self._requests)}", self._requests)
-        last = self._stages[-1] if self._stages else None
-        if self._opened and last != TEARDOWN[-1]:
-            self._fail(ORDERED_TEARDOWN, f"the teardown ended with {last!r}, not with {TEARDOWN[-1]!r}")
-        if self._orderly:
+        missing = [stage for stage in TEARDOWN if stage not in self._stages]
+        if not self.orderly:  # a device that hangs cannot be released
+            missing = [stage for stage in missing if stage != "device released"]
+        if self._opened and missing:
+            self._fail(ORDERED_TEARDOWN, f"the teardown went through {self._stages}; it never reached {missing}")
+        if self.orderly:
             self._check_nothing_is_left()
+
+    @property
+    def resident(self) -> frozenset[str]:
+        """The keys whose outputs the device must hold now."""
+        return frozenset(key for key, entry in self._entries.items() if entry.life is _Life.RESIDENT)
+
+    @property
+    def on_device(self) -> frozenset[str]:
+        """The keys whose outputs it may hold now: those, and what is on its way in or out."""
+        return frozenset(key for key, entry in self._entries.items() if entry.life is not _Life.RESERVED)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -128,6 +141,8 @@ class TraceChecker:
         self._log(event, event.request_id)
         if event.request_id in self._requests:
             self._fail(TERMINAL_ONCE, f"request {event.request_id} was accepted twice", [event.request_id])
+        if "scheduler stopped" in self._stages:
+            self._fail(ORDERED_TEARDOWN, f"request {event.request_id} was accepted by a scheduler that has stopped")
         self._requests.add(event.request_id)
 
     def _ended(self, event: events.RequestEnded) -> None:
@@ -143,7 +158,7 @@ class TraceChecker:
         self._log(event, event.key)
         if event.holder in self._asks:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} asks while an ask of it is open", [event.key])
-        self._asks[event.holder] = _Ask(event.key)
+        self._asks[event.holder] = _Ask(event.key, [(self._told, event)])
         self._asks_for[event.key] += 1
 
     def _refused(self, event: events.EntryRefused) -> None:
@@ -166,6 +181,10 @@ class TraceChecker:
         if event.key in self._entries:
             life = self._entries[event.key].life.value
             self._fail(ENCODE_ONCE, f"{event.key} is reserved while it is {life}", [event.key])
+        if not self._asks_for[event.key]:
+            self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.key} is reserved, and nobody asks for it", [event.key])
+        if event.size <= 0:
+            self._fail(BOOKS_BALANCE, f"{event.key} is reserved with {event.size} bytes", [event.key])
         self._entries[event.key] = _Entry(event.size)
         self.taken += event.size
         if self.capacity is not None and self.taken > self.capacity:
@@ -180,6 +199,7 @@ class TraceChecker:
             life = "absent" if entry is None else entry.life.value
             self._fail(NO_PHANTOM, f"{event.key} is offered to {event.holder} while it is {life}", [event.key])
         ask.granted = True
+        ask.log.append((self._told, event))
         entry.readers.add(event.holder)
 
     def _released(self, event: events.EntryReleased) -> None:
@@ -190,8 +210,7 @@ class TraceChecker:
         entry = self._entries.get(event.key)
         if ask.granted and entry is not None:
             entry.readers.discard(event.holder)
-            if not entry.readers:
-                self._check_no_step_reads(event.key, f"{event.holder} gave {event.key} back")
+            self._check_no_step_reads(event.key, event.holder, f"{event.holder} gave {event.key} back")
         self._forget(event.key)
 
     def _taken_back(self, event: events.EntryTakenBack) -> None:
@@ -223,7 +242,7 @@ class TraceChecker:
             readers = self._entries[key].readers
             if readers:
                 self._fail(NO_FREE_WHILE_HELD, f"{key} is to be freed while {sorted(readers)} may read it", [key])
-            self._check_no_step_reads(key, f"{key} is to be freed")
+            self._check_no_step_reads(key, None, f"{key} is to be freed")
 
     def _freed(self, event: events.EntryFreed) -> None:
         for key in event.keys:
@@ -252,15 +271,16 @@ class TraceChecker:
         self._flights.append(event)
         for request_id in event.request_ids:
             if request_id not in self._requests:
-                self._fail(TERMINAL_ONCE, f"step {event.step_id} runs {request_id}, which has ended")
-        if self._steps_generation != self._outputs_generation:
+                self._fail(TERMINAL_ONCE, f"step {event.step_id} runs {request_id}, which has ended", [request_id])
+        if self._steps_generation != self.generation:
             return  # the scheduler does not know of the restart yet, and the runner will drop the step
-        for key in event.reads:
+        for key, reader in zip(event.reads, event.readers, strict=True):
             self._log(event, key)
             entry = self._entries.get(key)
-            if entry is None or entry.life is not _Life.RESIDENT or not entry.readers:
-                life = "absent" if entry is None else entry.life.value if entry.readers else "held by nobody"
-                self._fail(NO_USE_BEFORE_READY, f"step {event.step_id} reads {key}, which is {life}", [key])
+            if entry is None or entry.life is not _Life.RESIDENT or reader not in entry.readers:
+                life = "absent" if entry is None else f"{entry.life.value}, held by {sorted(entry.readers)}"
+                what = f"step {event.step_id} reads {key} for {reader}; it is {life}"
+                self._fail(NO_USE_BEFORE_READY, what, [key])
 
     def _step_ended(self, event: events.StepEnded) -> None:
         if not self._flights or self._flights[0].step_id != event.step_id:
@@ -269,9 +289,10 @@ class TraceChecker:
         for key in self._flights.popleft().reads:
             self._log(event, key)
 
-    def _check_no_step_reads(self, key: str, what: str) -> None:
+    def _check_no_step_reads(self, key: str, reader: str | None, what: str) -> None:
+        """For ``reader``, or for anybody."""
         for flight in self._flights:
-            if key in flight.reads:
+            if any(key == read and reader in (by, None) for read, by in zip(flight.reads, flight.readers, strict=True)):
                 self._fail(FREE_FOLLOWS_COMPLETION, f"{what} while step {flight.step_id} reads it", [key])
 
     # -- restart -----------------------------------------------------------------------------------------------------
@@ -283,8 +304,7 @@ class TraceChecker:
             entry.readers.clear()
         for ask in self._asks.values():
             ask.granted = False
-
-        self._outputs_generation = event.generation
+        self.generation = event.generation
 
     def _steps_lost(self, event: events.StepsLost) -> None:
         self._flights.clear()
@@ -301,7 +321,7 @@ class TraceChecker:
         self._opened = self._opened or event.stage == "accepting"
         if not self._opened or event.stage not in TEARDOWN:
             return  # a start that was given up takes back what there is
-        if event.stage == "device released" and not self._orderly:
+        if event.stage == "device released" and not self.orderly:
             return  # a runner that failed gives the device back at once
         later = [stage for stage in self._stages if TEARDOWN.index(stage) >= TEARDOWN.index(event.stage)]
         if later:
@@ -309,11 +329,14 @@ class TraceChecker:
         self._stages.append(event.stage)
         if event.stage == "scheduler stopped" and self._requests:
             self._fail(TERMINAL_ONCE, f"the scheduler stopped with {sorted(self._requests)} running", self._requests)
-        if event.stage == "encoder cache stopped" and self._orderly:
+        if event.stage == "scheduler stopped" and self._flights:
+            waiting = [flight.step_id for flight in self._flights]
+            self._fail(STEPS_IN_ORDER, f"the scheduler stopped, and steps {waiting} were not answered")
+        if event.stage == "encoder cache stopped" and self.orderly:
             self._check_nothing_is_left()
 
     def _disorder(self) -> None:
-        self._orderly = False
+        self.orderly = False
         self._stages = [stage for stage in self._stages if stage != "device released"]
         self.taken = 0
         for state in (self._entries, self._asks, self._asks_for, self._flights):
@@ -325,8 +348,6 @@ class TraceChecker:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"asks that never ended: {sorted(self._asks)}", keys)
         if self._entries:
             self._fail(ALWAYS_FREED, f"entries that were never freed: {sorted(self._entries)}", self._entries)
-        if self.taken:
-            self._fail(BOOKS_BALANCE, f"{self.taken} bytes are taken by no entry")
 
     # -- history -----------------------------------------------------------------------------------------------------
 
@@ -342,7 +363,11 @@ class TraceChecker:
             del self._asks_for[key]
 
     def _fail(self, invariant: str, what: str, subjects: Iterable[str] = ()) -> NoReturn:
+        subjects = set(subjects)
         told = dict(entry for subject in subjects for entry in self._logs.get(subject, ()))
+        for ask in self._asks.values():  # however long ago it began
+            if ask.key in subjects:
+                told.update(ask.log)
         if not told:
             told = dict(self._recent)
         told[self._told] = self._recent[-1][1]

@@ -13,8 +13,9 @@ from .adapters import ADAPTER_INVARIANTS, check_model_adapter
 from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
 from .simulation import SCENARIOS, Client, Fault, FaultKind, Outcome, Scenario, simulate
-from .sweep import sweep_all, sweep_scenario
+from .sweep import Failure, Report, sweep_all, sweep_scenario
 from .trace import INVARIANTS, InvariantViolation, TraceChecker
+from .trio_hooks import TrioChanged
 
 if TYPE_CHECKING:
     from .conformance import Answer, Ask, Encoded, EncoderCache, Free, Release, Workload, check_encoder_cache, play
@@ -25,8 +26,10 @@ _CONFORMANCE = (
     "Ask",
     "Encoded",
     "EncoderCache",
+    "Failure",
     "Free",
     "Release",
+    "Report",
     "Workload",
     "check_encoder_cache",
     "play",
@@ -44,6 +47,7 @@ __all__ = [
     "Deadlock",
     "Encoded",
     "EncoderCache",
+    "Failure",
     "Fault",
     "FaultKind",
     "Free",
@@ -52,12 +56,14 @@ __all__ = [
     "Outcome",
     "Pct",
     "Release",
+    "Report",
     "Scenario",
     "Schedule",
     "SimExecutor",
     "SimModel",
     "SimWorker",
     "TraceChecker",
+    "TrioChanged",
     "Uniform",
     "Workload",
     "check_encoder_cache",
@@ -77,8 +83,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CONFORMANCE:
-        return getattr(importlib.import_module(".conformance", __name__), name)
-    if name in _STRATEGIES:
-        return getattr(importlib.import_module(".strategies", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = ".conformance" if name in _CONFORMANCE else ".strategies" if name in _STRATEGIES else None
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(module, __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ImportError(f"triolet.testing.{name} needs Hypothesis: pip install 'triolet[test]'") from error
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

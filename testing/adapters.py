@@ -7,15 +7,27 @@
 
 What breaks a promise is an `InvariantViolation` with the promise's name:
 
+- **payloads are heard**: one prompt does not give the very same tokens and log-probabilities on every payload.
 - **batched as alone**: a sequence gets the same tokens, whatever is encoded and decoded together with it.
 - **chunked as whole**: a prompt that is fed in pieces gives the same tokens as one that is fed at once.
 - **outputs are copies**: an encoder output does not change when its siblings are freed, nor when others are encoded.
-- **free gives back**: each free gives the bytes of its output back, by owner; a freed key can be encoded again and
-  gives the same tokens; work that has ended leaves nothing behind.
+- **slots are shared**: a sequence that joins a cross slot in a later step than the one that wrote it gets the same
+  tokens: while its writer runs, and when the writer has ended and the encoder output was freed.
+- **replayed as whole**: a sequence that was ended and is started again, under its old id and with the tokens that it
+  had drawn, goes on as if nothing had been.
+- **probes are answered**: once, by the slice that holds the probe's position, with a log-probability for each of its
+  tokens; and alike in any batch and in any pieces.
+- **memory is told**: an open adapter holds bytes, and with each encoding it holds more of them.
+- **free gives back**: each free gives the bytes of its output back; a freed key can be encoded again and gives the same
+  tokens; work that has ended leaves nothing behind, by owner; to free what is not there is an `AssertionError` (not
+  looked at under ``python -O``).
 - **instances apart**: two open adapters do not change each other, and one goes on when the other is closed.
 - **closed is empty**: after `Executor.close`, which may come twice, an adapter holds zero bytes.
 
-Tokens are drawn greedily and must be equal; log-probabilities must be close. Sampling is not checked.
+Tokens are drawn greedily and must be equal; log-probabilities must be close. Not checked: sampling, `LogitRules` and
+stop tokens, whether tokens that are told apart are the right ones, records of ended sequences that are kept unseen
+(only `Executor.memory` tells of them), what a call that raises half-way leaves behind, and `Executor.close` of an
+adapter that is half open.
 """
 
 from __future__ import annotations
@@ -23,26 +35,36 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ..core.errors import InvariantViolation
 from ..core.model import Executor, ModelDescription
 from ..core.plan import CrossWrite, Drawn, EncodeJob, SequenceStart, Slice, StepPlan
-from ..core.request import LogitRules, SamplingParams
+from ..core.request import LogitRules, Probe, SamplingParams
 
+PAYLOADS_ARE_HEARD = "payloads are heard"
 BATCHED_AS_ALONE = "batched as alone"
 CHUNKED_AS_WHOLE = "chunked as whole"
 OUTPUTS_ARE_COPIES = "outputs are copies"
+SLOTS_ARE_SHARED = "slots are shared"
+REPLAYED_AS_WHOLE = "replayed as whole"
+PROBES_ARE_ANSWERED = "probes are answered"
+MEMORY_IS_TOLD = "memory is told"
 FREE_GIVES_BACK = "free gives back"
 INSTANCES_APART = "instances apart"
 CLOSED_IS_EMPTY = "closed is empty"
 
 ADAPTER_INVARIANTS = (
+    PAYLOADS_ARE_HEARD,
     BATCHED_AS_ALONE,
     CHUNKED_AS_WHOLE,
     OUTPUTS_ARE_COPIES,
+    SLOTS_ARE_SHARED,
+    REPLAYED_AS_WHOLE,
+    PROBES_ARE_ANSWERED,
+    MEMORY_IS_TOLD,
     FREE_GIVES_BACK,
     INSTANCES_APART,
     CLOSED_IS_EMPTY,
@@ -61,6 +83,7 @@ class _Item:
     key: str
     payload: Any = field(repr=False)
     prompt: tuple[int, ...]
+    probe: Probe | None = None
 
 
 @define
@@ -71,6 +94,12 @@ class _Sequence:
     pages: tuple[int, ...]
     drawn: list[Drawn] = field(factory=list)
     fed: int = 0
+    probed: list[tuple[Slice, tuple[float, ...]]] = field(factory=list)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The prompt and what was drawn."""
+        return (*self.item.prompt, *(one.token_id for one in self.drawn if one.token_id is not None))
 
     @property
     def known(self) -> int:
@@ -100,17 +129,31 @@ class _Player:
         """Bytes by owner, of those that hold any."""
         return {owner: count for owner, count in self.adapter.memory().by_owner.items() if count}
 
+    def held(self) -> int:
+        """Bytes of all owners."""
+        return self.adapter.memory().total
+
     def decode(self, items: Sequence[_Item], *, chunk: int | None = None) -> list[tuple[Drawn, ...]]:
         """What each item draws when all go through common steps, ``chunk`` tokens of each in a step at most."""
-        running = self._begin(items)
-        first = True
-        while any(len(sequence.drawn) < self.max_tokens for sequence in running):
-            self._step(running, chunk, first=first)
-            first = False
-        self.adapter.step(self._plan(ended=tuple(sequence.id for sequence in running)))
-        return [tuple(sequence.drawn) for sequence in running]
+        return [tuple(sequence.drawn) for sequence in self.run(items, chunk=chunk)]
 
-    def _begin(self, items: Sequence[_Item]) -> list[_Sequence]:
+    def run(self, items: Sequence[_Item], *, chunk: int | None = None) -> list[_Sequence]:
+        """From the start of a sequence for each item to the end of all."""
+        running = self.begin(items)
+        self.step(running, chunk, started=running, written=running)
+        self.finish(running, chunk)
+        return running
+
+    def finish(self, running: list[_Sequence], chunk: int | None = None) -> None:
+        """Until all have drawn what they are to draw; then they are ended."""
+        while any(len(sequence.drawn) < self.max_tokens for sequence in running):
+            self.step(running, chunk)
+        self.end(running)
+
+    def end(self, running: list[_Sequence]) -> None:
+        self.adapter.step(self._plan(ended=tuple(sequence.id for sequence in running)))
+
+    def begin(self, items: Sequence[_Item]) -> list[_Sequence]:
         """Pages are dealt out one by one, so that no sequence has two in a row; the last pages come first."""
         each = max(-(-(len(item.prompt) + self.max_tokens) // self.description.page_size) for item in items)
         pages = range(self.description.pages - 1, -1, -1)
@@ -120,16 +163,28 @@ class _Player:
             for number, item in enumerate(items)
         ]
 
-    def _step(self, running: list[_Sequence], chunk: int | None, *, first: bool) -> None:
+    def step(
+        self,
+        running: list[_Sequence],
+        chunk: int | None = None,
+        *,
+        started: Sequence[_Sequence] = (),
+        written: Sequence[_Sequence] = (),
+    ) -> None:
+        """One step of all that are not done; those of ``written`` have their cross slots written."""
         active = [sequence for sequence in running if len(sequence.drawn) < self.max_tokens]
         slices = tuple(self._slice(sequence, chunk) for sequence in active)
-        started = tuple(self._start(sequence) for sequence in running) if first else ()
-        writes = tuple(CrossWrite(key=one.item.key, slot=one.slot) for one in running) if first else ()
-        plan = self._plan(started=started, cross_writes=writes, slices=slices)
+        plan = self._plan(
+            started=tuple(self._start(sequence) for sequence in started),
+            cross_writes=tuple(CrossWrite(key=one.item.key, slot=one.slot) for one in written),
+            slices=slices,
+        )
         for sequence, part, drawn in zip(active, slices, self.adapter.step(plan).drawn, strict=True):
             sequence.fed += part.length
             if part.draw:
                 sequence.drawn.append(drawn)
+            if drawn.probe is not None:
+                sequence.probed.append((part, drawn.probe))
 
     def _slice(self, sequence: _Sequence, chunk: int | None) -> Slice:
         left = sequence.known - sequence.fed
@@ -146,14 +201,13 @@ class _Player:
 
     @staticmethod
     def _start(sequence: _Sequence) -> SequenceStart:
-        prompt = sequence.item.prompt
         return SequenceStart(
             sequence_id=sequence.id,
-            token_ids=prompt,
-            prompt_length=len(prompt),
+            token_ids=sequence.tokens,
+            prompt_length=len(sequence.item.prompt),
             sampling=SamplingParams(),
             rules=LogitRules(),
-            probe=None,
+            probe=sequence.item.probe,
         )
 
     def _plan(
@@ -189,6 +243,7 @@ class _Check:
 
     def run(self) -> None:
         self.truth = [self.alone(item) for item in self.items]
+        self.payloads_are_heard()
         with _promise(BATCHED_AS_ALONE), self.open() as player:
             player.encode(self.items)
             self.compare(BATCHED_AS_ALONE, player.decode(self.items), "encoded and decoded in one batch")
@@ -198,7 +253,12 @@ class _Check:
                 drawn = player.decode(self.items, chunk=chunk)
                 self.compare(CHUNKED_AS_WHOLE, drawn, f"fed in pieces of {chunk}")
         self.outputs_are_copies()
+        self.slots_are_shared()
+        self.replayed_as_whole()
+        self.probes_are_answered()
+        self.memory_is_told()
         self.free_gives_back()
+        self.free_of_nothing()
         self.instances_apart()
         self.closed_is_empty()
 
@@ -215,6 +275,17 @@ class _Check:
         with self.open() as player:
             player.encode([item])
             return player.decode([item])[0]
+
+    def payloads_are_heard(self) -> None:
+        """Each payload with the first one's prompt; log-probabilities tell apart what the tokens do not."""
+        with _promise(PAYLOADS_ARE_HEARD):
+            others = [self.alone(evolve(item, prompt=self.items[0].prompt)) for item in self.items[1:]]
+        if all(drawn == self.truth[0] for drawn in others):
+            raise InvariantViolation(
+                PAYLOADS_ARE_HEARD,
+                f"all {len(self.items)} payloads give the prompt {self.items[0].prompt} the same tokens with the same "
+                "log-probabilities; are the payloads different?",
+            )
 
     def compare(self, invariant: str, drawn: list[tuple[Drawn, ...]], how: str, *, first: int = 0) -> None:
         """``drawn`` is what the items from the ``first`` on drew."""
@@ -241,31 +312,132 @@ class _Check:
             player.encode([first])
             self.compare(OUTPUTS_ARE_COPIES, player.decode(self.items), "after an output was encoded anew")
 
+    def slots_are_shared(self) -> None:
+        """A second sequence joins the slots while their writers run, a third one when the outputs are gone."""
+        with _promise(SLOTS_ARE_SHARED), self.open() as player:
+            player.encode(self.items)
+            for number, item in enumerate(self.items):
+                first, second = player.begin([item, item])
+                second.slot = first.slot
+                player.step([first], started=[first], written=[first])
+                player.step([first, second], started=[second])
+                player.finish([first, second])
+                player.free([item])
+                third = player.begin([item])[0]
+                third.slot = first.slot
+                player.step([third], started=[third])
+                player.finish([third])
+                for joined, how in ((second, "another sequence wrote"), (third, "a sequence wrote that has ended")):
+                    self.compare(SLOTS_ARE_SHARED, [tuple(joined.drawn)], f"in a slot that {how}", first=number)
+
+    def replayed_as_whole(self) -> None:
+        """Half of the tokens are drawn, all are ended, and start again in other places."""
+        if self.max_tokens == 1:
+            return
+        with _promise(REPLAYED_AS_WHOLE), self.open() as player:
+            player.encode(self.items)
+            running = player.begin(self.items)
+            player.step(running, started=running, written=running)
+            for _ in range(self.max_tokens // 2 - 1):
+                player.step(running)
+            player.end(running)
+            places = [(sequence.slot, sequence.pages) for sequence in running]
+            for sequence, (slot, pages) in zip(running, [*places[1:], places[0]], strict=True):
+                sequence.slot, sequence.pages, sequence.fed = slot, pages, 0
+            player.step(running, started=running, written=running)
+            player.finish(running)
+            drawn = [tuple(sequence.drawn) for sequence in running]
+            self.compare(REPLAYED_AS_WHOLE, drawn, "started again with what it had drawn")
+
+    def probes_are_answered(self) -> None:
+        """Each sequence has one in the middle of its prompt."""
+        with _promise(PROBES_ARE_ANSWERED), self.open() as player:
+            ids = (0, player.description.vocabulary_size - 1)
+            items = [evolve(item, probe=Probe(position=len(item.prompt) // 2, token_ids=ids)) for item in self.items]
+            player.encode(items)
+            alone = [_answer(player.run([item])[0]) for item in items]
+            for chunk in (None, 1, 2):
+                for sequence, true in zip(player.run(items, chunk=chunk), alone, strict=True):
+                    got = _answer(sequence)
+                    if not all(abs(one - other) <= self.tolerance for one, other in zip(got, true, strict=True)):
+                        raise InvariantViolation(
+                            PROBES_ARE_ANSWERED,
+                            f"the probe of {sequence.item.key} gets {got} in a batch, fed in pieces of {chunk or 'any'}"
+                            f" length; alone it gets {true}",
+                        )
+
+    def memory_is_told(self) -> None:
+        with _promise(MEMORY_IS_TOLD), self.open() as player:
+            before = player.held()
+            if before <= 0:
+                raise InvariantViolation(MEMORY_IS_TOLD, f"an open adapter holds {before} bytes")
+            for item in self.items:
+                player.encode([item])
+                after = player.held()
+                if after <= before:
+                    raise InvariantViolation(
+                        MEMORY_IS_TOLD, f"{before} bytes are held before {item.key} is encoded, {after} after it"
+                    )
+                before = after
+
     def free_gives_back(self) -> None:
         with _promise(FREE_GIVES_BACK), self.open() as player:
             self.round(player)  # for what is taken once, at the first use
             before = player.owned()
+            self.one_by_one(player)
             self.round(player)
             after = player.owned()
             if after != before:
                 raise InvariantViolation(FREE_GIVES_BACK, f"{before} bytes before a round of work, {after} after it")
 
     def round(self, player: _Player) -> None:
-        """Everything is encoded, decoded, and freed one by one, each with the share that its encoding alone took."""
-        empty = player.adapter.memory().total
+        """Everything is encoded in one batch, decoded, and freed one by one."""
         player.encode(self.items)
-        full = player.adapter.memory().total
         self.compare(FREE_GIVES_BACK, player.decode(self.items), "encoded again after it was freed")
-        base = player.adapter.memory().total - full  # what the steps have taken, at their first use
-        for number, item in enumerate(self.items, 1):
-            player.free([item])
-            held, share = player.adapter.memory().total - base, (full - empty) // len(self.items)
-            if held != full - number * share:
-                raise InvariantViolation(
-                    FREE_GIVES_BACK,
-                    f"{held} bytes are held after {number} of {len(self.items)} outputs were freed; allowed: "
-                    f"{full - number * share} ({share} of each output)",
-                )
+        for number in range(len(self.items)):
+            given = self.free_one(player, number)
+            if given <= 0:
+                self.fail_free(number, given, "more than 0, since they were encoded in one batch")
+
+    def one_by_one(self, player: _Player) -> None:
+        """Each output gives back what its encoding took."""
+        taken = []
+        for item in self.items:
+            before = player.held()
+            player.encode([item])
+            taken.append(player.held() - before)
+        for number, share in enumerate(taken):
+            given = self.free_one(player, number)
+            if given != share:
+                self.fail_free(number, given, f"{share}, which its encoding took")
+
+    def free_one(self, player: _Player, number: int) -> int:
+        """The bytes that it gave back."""
+        before = player.held()
+        player.free([self.items[number]])
+        return before - player.held()
+
+    def fail_free(self, number: int, given: int, allowed: str) -> NoReturn:
+        raise InvariantViolation(
+            FREE_GIVES_BACK,
+            f"when {number + 1} of {len(self.items)} outputs were freed, the last one gave {given} bytes back; "
+            f"allowed: {allowed}",
+        )
+
+    def free_of_nothing(self) -> None:
+        """A key that never was there, and one that was freed."""
+        if not __debug__:
+            return
+        never, once, *_ = self.items
+        with _promise(FREE_GIVES_BACK), self.open() as player:
+            player.encode([once])
+            player.free([once])
+            for item in (never, once):
+                try:
+                    player.free([item])
+                except AssertionError:
+                    continue
+                raise InvariantViolation(FREE_GIVES_BACK, f"{item.key} is not there, and is freed without a word")
 
     def instances_apart(self) -> None:
         with _promise(INSTANCES_APART), self.open() as one:
@@ -288,6 +460,26 @@ class _Check:
                 player.adapter.close()
 
 
+def _answer(sequence: _Sequence) -> tuple[float, ...]:
+    """What the sequence's probe was told."""
+    key, probe = sequence.item.key, sequence.item.probe
+    assert probe is not None, "only a sequence with a probe is asked for its answer"
+    if len(sequence.probed) != 1:
+        raise InvariantViolation(PROBES_ARE_ANSWERED, f"the probe of {key} is answered {len(sequence.probed)} times")
+    part, answer = sequence.probed[0]
+    if not part.start <= probe.position < part.start + part.length:
+        raise InvariantViolation(
+            PROBES_ARE_ANSWERED,
+            f"the probe of {key} at position {probe.position} is answered by a slice of {part.length} from "
+            f"{part.start}",
+        )
+    if len(answer) != len(probe.token_ids):
+        raise InvariantViolation(
+            PROBES_ARE_ANSWERED, f"the probe of {key} is told {answer}; allowed: one for each of {probe.token_ids}"
+        )
+    return answer
+
+
 def check_model_adapter(
     make_adapter: MakeAdapter,
     payloads: Sequence[Any],
@@ -300,7 +492,7 @@ def check_model_adapter(
 
     Args:
         make_adapter: makes an adapter that is not open yet; called often, so let its model be tiny.
-        payloads: what `Executor.encode` takes, three or more, as different as may be.
+        payloads: what `Executor.encode` takes, three or more, as different as may be: all the same is a violation.
         prompts: token ids, one prompt for each payload, of several lengths; by default Whisper's start token and after
             it some that are made up.
         max_tokens: tokens drawn for each; end-of-text ends nothing.

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field, frozen, validators
 
 from .trio_hooks import OneTaskPerTick, Pick, seeded_batches, virtual_clock
 
@@ -71,8 +71,12 @@ class Pct(Schedule):
     finding bugs", ASPLOS 2010)."""
 
     seed: int = 0
-    depth: int = 3
-    ticks: int = 400
+    depth: int = field(default=3, validator=validators.ge(1))
+    ticks: int = field(default=400, validator=validators.ge(1))
+
+    def __attrs_post_init__(self) -> None:
+        if self.depth > self.ticks:
+            raise ValueError(f"depth={self.depth}; allowed: at most ticks, {self.ticks}")
 
     def picker(self) -> Pick:
         """See `Schedule.picker`."""

@@ -126,7 +126,7 @@ class _Record:
     slot: int | None = None
 
 
-Fault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
+DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
 
 
 @define(eq=False)
@@ -138,11 +138,13 @@ class SimExecutor:
     """
 
     model: SimModel = field(factory=SimModel)
-    fault: Fault | None = None
+    fault: DeviceFault | None = None
     calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
     is_open: bool = field(default=False, init=False)
     misuses: list[str] = field(factory=list, init=False)
+    generation: int = field(default=0, init=False)  # how often it was reset
+    left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still there when it was closed
     _pages: dict[tuple[int, int], int] = field(factory=dict, init=False)  # (page, offset) -> fingerprint
     _slots: dict[int, str] = field(factory=dict, init=False)
     _records: dict[int, _Record] = field(factory=dict, init=False)
@@ -197,6 +199,7 @@ class SimExecutor:
     def reset(self) -> None:
         """See `Executor.reset`."""
         self._call(Job.RESET, None)
+        self.generation += 1
         for kept in (self.outputs, self._records, self._pages, self._slots):
             kept.clear()
 
@@ -209,6 +212,7 @@ class SimExecutor:
         """See `Executor.close`."""
         self._call(Job.CLOSE, None)
         self.is_open = False
+        self.left = tuple(self.outputs)
         self.outputs.clear()
         self._records.clear()
 
@@ -232,6 +236,7 @@ class SimExecutor:
         assert len(pages) == len(set(pages)), "two sequences of a step have a page in common"
 
     def _run(self, part: Slice) -> Drawn:
+        assert part.sequence_id in self._records, f"sequence {part.sequence_id} is not known"
         record = self._records[part.sequence_id]
         key = None if part.cross_slot is None else self._slots[part.cross_slot]
         if part.start == 0:

@@ -12,7 +12,6 @@ wrong token or no end, a page or a byte that does not come back, an exception th
 from __future__ import annotations
 
 import enum
-import math
 import signal
 from collections import Counter
 from collections.abc import Mapping
@@ -29,11 +28,13 @@ from ..core.config import EngineConfig
 from ..core.errors import EncodeFailed, EngineClosed, EngineTeardownError, InvariantViolation, TrioletError
 from ..core.request import SamplingParams
 from ..core.trace import TEARDOWN, TraceChecker
-from .schedule import Batches, Schedule, run_scheduled
+from .schedule import Schedule, Uniform, run_scheduled
 from .sim import EOS, START, SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
 
 PATIENCE = 60.0
 """Virtual seconds after which a scenario's body leaves the block, whatever its clients still wait for."""
+FOREVER = 1e9
+"""Virtual seconds that are never over."""
 
 
 class FaultKind(enum.Enum):
@@ -47,6 +48,9 @@ class FaultKind(enum.Enum):
     FREE_FAILS = "the next free raises, and the runner starts anew"
     OUT_OF_MEMORY = "the next call of the device runs out of memory"
     STEP_HANGS = "the next step never returns"
+
+    def __repr__(self) -> str:
+        return f"FaultKind.{self.name}"
 
 
 @frozen
@@ -65,22 +69,28 @@ class Client:
 
     audio: int = 0
     prompt: tuple[int, ...] = (START,)
-    max_tokens: int = 4
+    max_tokens: int = 3
     priority: int = 0
     arrives: float = 0.0
-    patience: float = math.inf
+    patience: float = FOREVER
     pause: float = 0.0
 
 
 @frozen(kw_only=True)
 class Scenario:
-    """Clients and the engine that they meet. ``leaves`` is when (s) the block ends though they are not done."""
+    """Clients and the engine that they meet.
+
+    ``leaves`` is when (s) the block ends though they are not done: they are cancelled first, or, where they are
+    ``outside`` of it, go on while the engine drains. ``refusal`` names an error that any of them may get.
+    """
 
     name: str
     clients: tuple[Client, ...]
     model: SimModel = field(factory=SimModel)
     config: Mapping[str, object] = field(factory=dict)
-    leaves: float = math.inf
+    leaves: float = FOREVER
+    outside: bool = False
+    refusal: str | None = None
 
 
 @frozen(kw_only=True)
@@ -108,8 +118,8 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
 
 
 def role(task: trio.lowlevel.Task) -> str:
-    """A task's name without the module and the class it comes from."""
-    return task.name.rsplit(".", 1)[-1]
+    """A task's name without the module and the class it comes from; trio's own begin with ``<``."""
+    return task.name if task.name.startswith("<") else task.name.rsplit(".", 1)[-1]
 
 
 @define(eq=False)
@@ -178,6 +188,7 @@ class _Run:
     trace: list[events.Event] = field(factory=list)
     ends: list[str] = field(init=False)
     error: BaseException | None = None
+    violation: InvariantViolation | None = None
     seconds: float = 0.0
     checker: TraceChecker = field(init=False)
 
@@ -192,28 +203,55 @@ class _Run:
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)
-        self.checker(event)
+        if self.violation is not None:
+            return
+        try:
+            self.checker(event)
+            self._compare_with_device(event)
+        except InvariantViolation as violation:
+            self.violation = violation
+
+    def _compare_with_device(self, event: events.Event) -> None:
+        """Books balance: what the engine says is on the device is there, and nothing else."""
+        if not (self.checker.orderly and isinstance(event, events.EncodeDone | events.EntryFreed)):
+            return
+        if self.executor.generation != self.checker.generation:
+            return  # the encoder cache has not heard of the restart yet
+        outputs = self.executor.outputs.keys()
+        if self.checker.resident <= outputs <= self.checker.on_device:
+            return
+        lost, kept = sorted(self.checker.resident - outputs), sorted(outputs - self.checker.on_device)
+        what = f"not on the device: {lost}; on the device, and in no book: {kept}"
+        raise InvariantViolation("books balance", what, tuple(self.trace[-8:]))
 
     async def main(self) -> None:
         begun = trio.current_time()
         with self.injector.scope:
-            try:
-                async with self.engine:
-                    await self._body()
-            except Exception as error:  # noqa: BLE001  (judged afterwards)
-                self.error = error
-            finally:
-                self.injector.over = True
-                self.seconds = trio.current_time() - begun
+            async with trio.open_nursery() as outside:
+                try:
+                    async with self.engine:
+                        await self._body(outside)
+                except Exception as error:  # noqa: BLE001  (judged afterwards)
+                    self.error = error
+                finally:
+                    self.injector.over = True
+                    self.seconds = trio.current_time() - begun
 
-    async def _body(self) -> None:
+    async def _body(self, outside: trio.Nursery) -> None:
         with trio.move_on_after(min(PATIENCE, self.scenario.leaves)) as scope:
+            if self.scenario.outside:
+                self._start_clients(outside)
+                await trio.sleep(self.scenario.leaves)
+                return
             async with trio.open_nursery() as nursery:
-                for number, client in enumerate(self.scenario.clients):
-                    nursery.start_soon(self._client, number, client, name=f"client {number}")
-        if scope.cancelled_caught and self.scenario.leaves == math.inf and not self._may_wait_for_ever():
+                self._start_clients(nursery)
+        if scope.cancelled_caught and self.scenario.leaves > PATIENCE and not self._may_wait_for_ever():
             unfinished = [number for number, end in enumerate(self.ends) if end in {"not started", "cancelled"}]
             raise InvariantViolation("terminal once", f"clients {unfinished} wait for ever", tuple(self.trace[-20:]))
+
+    def _start_clients(self, nursery: trio.Nursery) -> None:
+        for number, client in enumerate(self.scenario.clients):
+            nursery.start_soon(self._client, number, client, name=f"client {number}")
 
     def _may_wait_for_ever(self) -> bool:
         fault = self.injector.fault
@@ -254,23 +292,30 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
 
     Args:
         scenario: see `SCENARIOS` for those that are shipped.
-        schedule: which task runs next; trio's own batches by default.
+        schedule: which task runs next; one task a tick, by chance, by default.
         fault: what goes wrong, and when.
 
     Raises:
         InvariantViolation: a promise is broken; the note says how to run it again.
         AssertionError: a client got a wrong token, or the simulated device was misused (a page freed too early, say).
         Deadlock: all tasks wait for ever.
+        ValueError: a fault at a step that cannot be: the task is not there, or the step is below 1.
+        RuntimeError: ^C is to be injected where the program does not listen to it.
     """
-    schedule = schedule or Batches()
+    schedule = schedule or Uniform()
+    _check_fault(fault)
     injector = _Injector(fault)
     run = _Run(scenario, injector)
     try:
         interrupted = _run_to_its_end(run, schedule)
-        _judge(run, interrupted)
+        if run.violation is not None:
+            raise run.violation
+        _judge(run, interrupted=interrupted)
     except Exception as error:
-        error.add_note(f"run it again with simulate(SCENARIOS[{scenario.name!r}], {schedule!r}, {fault!r})")
+        error.add_note(f"run it again with {again(scenario, schedule, fault)}")
         raise
+    if fault is not None and not injector.met and fault.task not in injector.steps:
+        raise ValueError(f"{fault!r}: no such task; allowed: {', '.join(sorted(injector.steps))}")
     return Outcome(
         scenario=scenario.name,
         met=injector.met,
@@ -282,55 +327,81 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
     )
 
 
+def again(scenario: Scenario, schedule: Schedule, fault: Fault | None) -> str:
+    """The line of Python that runs it again."""
+    shipped = SCENARIOS.get(scenario.name) == scenario
+    return f"simulate({f'SCENARIOS[{scenario.name!r}]' if shipped else repr(scenario)}, {schedule!r}, {fault!r})"
+
+
+def _check_fault(fault: Fault | None) -> None:
+    if fault is None:
+        return
+    if fault.step < 1:
+        raise ValueError(f"{fault!r}: steps are counted from 1")
+    if fault.kind is FaultKind.INTERRUPT and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        raise RuntimeError("SIGINT is ignored or handled by others here, so that no ^C can be injected")
+
+
 def _run_to_its_end(run: _Run, schedule: Schedule) -> bool:
-    """Whether it ended with the ^C that was injected."""
+    """Whether it ended with the ^C that was injected, and nothing else."""
+    fault = run.injector.fault
     try:
         run_scheduled(run.main, schedule=schedule, instruments=[run.injector])
-    except BaseException as error:
-        fault = run.injector.fault
-        injected = fault is not None and fault.kind is FaultKind.INTERRUPT and run.injector.met
-        if not (injected and _is_interrupt(error)):
+    except (KeyboardInterrupt, BaseExceptionGroup) as error:
+        if not (fault is not None and fault.kind is FaultKind.INTERRUPT and run.injector.met):
             raise
+        others = error.split(KeyboardInterrupt)[1] if isinstance(error, BaseExceptionGroup) else None
+        if others is not None:
+            raise others from None
+        _judge_notes(error)
         return True
     return False
 
 
-def _is_interrupt(error: BaseException) -> bool:
-    """A ^C, or a group of nothing else."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(KeyboardInterrupt)[1] is None
-    return isinstance(error, KeyboardInterrupt)
+def _judge_notes(interrupt: BaseException) -> None:
+    """What else went wrong would be in the notes of the ^C."""
+    inside = interrupt.exceptions if isinstance(interrupt, BaseExceptionGroup) else (interrupt,)
+    notes = [note for error in (interrupt, *inside) for note in getattr(error, "__notes__", ())]
+    assert not notes, f"more than the ^C went wrong: {notes}"
 
 
-def _judge(run: _Run, interrupted: bool) -> None:
+def _judge(run: _Run, *, interrupted: bool) -> None:
     """Everything must be back, and everybody must have been told the truth."""
     if run.error is not None:
         _judge_error(run, run.error)
+    kind = run.injector.fault.kind if run.injector.fault is not None and run.injector.met else None
+    done = run.scenario.leaves < FOREVER or set(run.ends) <= {"finished", "left", run.scenario.refusal}
+    assert interrupted == (kind is FaultKind.INTERRUPT), "the ^C did not come out"
+    assert done or kind is not FaultKind.CANCEL or run.injector.scope.cancelled_caught, "the cancellation was swallowed"
+    failed = [event for event in run.trace if isinstance(event, events.ActorFailed)]
+    assert not failed or kind is FaultKind.STEP_HANGS, f"an actor failed: {failed[0]}"
     opened = events.StageReached("accepting") in run.trace
     run.checker.end()
     assert not run.executor.misuses, f"the device was misused: {run.executor.misuses[0]}"
     hung = events.StageReached("device call abandoned") in run.trace
     if not hung:
         assert not run.executor.is_open, "the device was not released"
-        assert not run.executor.outputs, f"encoder outputs are left: {sorted(run.executor.outputs)}"
+        assert not (opened and run.executor.left), f"encoder outputs are left: {sorted(run.executor.left)}"
     if opened and not hung:
         stages = tuple(e.stage for e in run.trace if isinstance(e, events.StageReached) and e.stage in TEARDOWN)
         assert stages == TEARDOWN, f"the teardown went through {stages}"
         cut_off = [e.stage for e in run.trace if isinstance(e, events.StageReached) and e.stage.endswith("cut off")]
         assert not cut_off, f"{cut_off}, though the device answered"
     _judge_books(run, opened=opened, hung=hung)
-    if not run.injector.met:
-        _judge_ends(run, allowed={"finished", "left"} if run.scenario.leaves == math.inf else None)
-    elif not (interrupted or run.injector.fault is None):
-        _judge_ends(run, allowed=_ALLOWED_ENDS.get(run.injector.fault.kind))
+    _judge_ends(run, kind)
 
 
-_ALLOWED_ENDS = {
-    FaultKind.STALL: {"finished", "left"},
-    FaultKind.ENCODE_FAILS: {"finished", "left", EncodeFailed.__name__},
-    FaultKind.STEP_FAILS: {"finished", "left"},
-    FaultKind.FREE_FAILS: {"finished", "left"},
-    FaultKind.OUT_OF_MEMORY: {"finished", "left", EncodeFailed.__name__},
+_WELL = {"finished", "left"}
+_MAY_END: Mapping[FaultKind | None, set[str]] = {
+    None: _WELL,
+    FaultKind.STALL: _WELL,
+    FaultKind.ENCODE_FAILS: _WELL | {EncodeFailed.__name__},
+    FaultKind.STEP_FAILS: _WELL,
+    FaultKind.FREE_FAILS: _WELL,
+    FaultKind.OUT_OF_MEMORY: _WELL | {EncodeFailed.__name__},
+    FaultKind.CANCEL: _WELL | {"cancelled", "not started"},
+    FaultKind.INTERRUPT: _WELL | {"cancelled", "not started"},
+    FaultKind.STEP_HANGS: _WELL | {"cancelled", "not started"},
 }
 
 
@@ -341,9 +412,12 @@ def _judge_error(run: _Run, error: BaseException) -> None:
     raise error
 
 
-def _judge_ends(run: _Run, allowed: set[str] | None) -> None:
-    if allowed is None or run.scenario.leaves != math.inf:
-        allowed = {"finished", "left", "cancelled", "not started", EngineClosed.__name__, EncodeFailed.__name__}
+def _judge_ends(run: _Run, kind: FaultKind | None) -> None:
+    allowed = _MAY_END[kind] | {run.scenario.refusal or "finished"}
+    if run.scenario.leaves < FOREVER and not run.scenario.outside:
+        allowed |= {"cancelled", "not started"}
+    if run.scenario.outside and kind is not None:  # the time to drain may be over before they are done
+        allowed |= {EngineClosed.__name__, "EngineStateError"}
     strange = {number: end for number, end in enumerate(run.ends) if end not in allowed}
     assert not strange, f"clients ended as {strange}; allowed: {sorted(allowed)}"
 
@@ -403,6 +477,28 @@ def _scenarios() -> tuple[Scenario, ...]:
             name="preemption",
             clients=tuple(Client(audio=1, prompt=(START, number), max_tokens=7) for number in range(3)),
             model=few_pages,
+        ),
+        Scenario(
+            name="leaving while it is encoded",  # 0.3 s: an answer and a withdrawal cross
+            clients=(Client(audio=1, patience=0.3), Client(audio=2, patience=0.31), Client(audio=1, arrives=0.1)),
+        ),
+        Scenario(
+            name="larger than the cache",
+            clients=tuple(Client(audio=number, patience=0.001 * number) for number in range(3)),
+            config={"encoder_cache_bytes": 50},
+            refusal="RequestTooLarge",
+        ),
+        Scenario(
+            name="idle time",
+            clients=tuple(Client(audio=1 + n % 2, max_tokens=2, arrives=0.5 * n) for n in range(3)),
+            model=SimModel(cross_slots=1),
+            config={"encoder_idle_seconds": 0.1},
+        ),
+        Scenario(
+            name="drain",
+            clients=(Client(audio=1, max_tokens=8), Client(audio=2, max_tokens=8)),
+            leaves=0.4,
+            outside=True,
         ),
         Scenario(
             name="shutdown while busy",

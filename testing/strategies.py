@@ -11,14 +11,12 @@ Everything that is drawn is a frozen value; its ``repr`` is the way to run it ag
 
 from __future__ import annotations
 
-import math
-
 import hypothesis.strategies as st
 
 from .conformance import workloads
 from .schedule import Listed, Pct, Schedule, Uniform
 from .sim import START, SimModel
-from .simulation import Client, Scenario
+from .simulation import FOREVER, Client, Scenario
 
 __all__ = ["requests", "scenarios", "schedules", "workloads"]
 
@@ -36,7 +34,7 @@ def requests(*, audios: int = 4) -> st.SearchStrategy[Client]:
         max_tokens=st.integers(1, MOST_TOKENS),
         priority=st.integers(0, 2),
         arrives=st.sampled_from(_MOMENTS),
-        patience=st.sampled_from((math.inf, math.inf, 1.0, 0.4, 0.32, 0.05)),
+        patience=st.sampled_from((FOREVER, FOREVER, 1.0, 0.4, 0.32, 0.05)),
         pause=st.sampled_from((0.0, 0.0, 0.01, 0.5)),
     )
 
@@ -67,7 +65,7 @@ def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
         cross_slots=draw(st.integers(1, 3)),
     )
     clients = draw(st.lists(requests(), min_size=1, max_size=most_clients).map(tuple))
-    leaves = draw(st.sampled_from((math.inf, math.inf, 0.36, 0.6)))
+    leaves = draw(st.sampled_from((FOREVER, FOREVER, 0.36, 0.6)))
     return Scenario(name="drawn", clients=clients, model=model, config=draw(_settings(model)), leaves=leaves)
 
 

@@ -11,28 +11,27 @@ of those steps. Whatever breaks a promise of the engine is reported with the one
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from attrs import define, field, frozen
 
 from .schedule import Batches, Pct, Schedule, Uniform
-from .simulation import SCENARIOS, Fault, FaultKind, Scenario, simulate
+from .simulation import SCENARIOS, Fault, FaultKind, Outcome, Scenario, again, simulate
 
 
-@frozen(kw_only=True)
+@frozen
 class Failure:
-    """A run in which a promise was broken."""
+    """A run in which a promise was broken: the line of Python that runs it again, and the error."""
 
-    scenario: str
-    schedule: Schedule
-    fault: Fault | None
+    again: str
     error: str
 
     def __str__(self) -> str:
-        return f"simulate(SCENARIOS[{self.scenario!r}], {self.schedule!r}, {self.fault!r}): {self.error}"
+        return f"{self.again}\n  {self.error}"
 
 
 @define(kw_only=True)
@@ -65,38 +64,39 @@ def sweep_scenario(
 ) -> Report:
     """Runs ``scenario`` with every fault of ``kinds`` at every step of every task; stops at ``most_failures``.
 
-    Never raises for a broken promise: see `Report.failures`. Raises what `simulate` does where the undisturbed run
-    fails already.
+    Never raises for a broken promise: see `Report.failures`.
     """
-    schedule = schedule or Batches()
+    schedule = schedule or Uniform()
     report, begun = Report(), time.process_time()
-    steps = simulate(scenario, schedule).steps
+    undisturbed = _run(report, scenario, schedule, None)
+    steps = undisturbed.steps if undisturbed is not None else {}
     for task, kind in itertools.product(steps, kinds):
         for step in range(1, steps[task] + 1):
             if len(report.failures) >= most_failures:
                 break
-            if not _run(report, scenario, schedule, Fault(kind, task, step)):
+            outcome = _run(report, scenario, schedule, Fault(kind, task, step))
+            if outcome is not None and not outcome.met:
                 break  # nothing was left that it could happen to; nor will there be at a later step
     report.seconds = time.process_time() - begun
     return report
 
 
-def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault) -> bool:
-    """Runs it once and counts it in; whether the fault happened to anything."""
+def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault | None) -> Outcome | None:
+    """Runs it once and counts it in; what it came to, ``None`` where a promise was broken."""
     report.runs += 1
     try:
         outcome = simulate(scenario, schedule, fault)
     except Exception as error:  # noqa: BLE001  (told in the report)
-        told = f"{type(error).__name__}: {error}"
-        report.failures.append(Failure(scenario=scenario.name, schedule=schedule, fault=fault, error=told))
-        return True
-    report.faults += outcome.met
-    report.by_kind[fault.kind.value] += outcome.met
+        report.failures.append(Failure(again(scenario, schedule, fault), f"{type(error).__name__}: {error}"))
+        return None
+    if fault is not None and outcome.met:
+        report.faults += 1
+        report.by_kind[fault.kind.value] += 1
     report.by_end.update(outcome.ends)
-    return outcome.met
+    return outcome
 
 
-def schedules(seed: int = 0) -> Iterator[Schedule]:
+def _schedules(seed: int) -> Iterator[Schedule]:
     """Schedules without end: trio's own, uniform, and two of PCT, then the same with the next seed."""
     for number in itertools.count(seed):
         yield from (Batches(number), Uniform(number), Pct(number), Pct(number, depth=5))
@@ -107,19 +107,35 @@ def _work(item: tuple[str, Schedule]) -> Report:
     return sweep_scenario(SCENARIOS[name], schedule)
 
 
-def sweep_all(least_faults: int, *, seed: int = 0, workers: int = 1) -> Report:
+def sweep_all(
+    least_faults: int, *, seed: int = 0, workers: int = 1, on_progress: Callable[[Report], None] = lambda _: None
+) -> Report:
     """Sweeps every scenario under one schedule after the other until ``least_faults`` faults have happened, or a
-    promise was broken."""
-    report = Report()
-    for schedule in schedules(seed):
-        items = [(name, schedule) for name in SCENARIOS]
-        if workers == 1:
-            reports = [_work(item) for item in items]
-        else:
-            with ProcessPoolExecutor(workers) as pool:
-                reports = list(pool.map(_work, items))
-        for part in reports:
-            report.add(part)
-        if report.failures or report.faults >= least_faults:
-            break
+    promise was broken.
+
+    Args:
+        least_faults: how many faults, at least.
+        seed: the first seed of the schedules.
+        workers: processes.
+        on_progress: called after each schedule with what there is so far.
+    """
+    report, pool = Report(), ProcessPoolExecutor(workers, initializer=_begin_worker) if workers > 1 else None
+    try:
+        for schedule in _schedules(seed):
+            items = [(name, schedule) for name in SCENARIOS]
+            for part in pool.map(_work, items) if pool is not None else map(_work, items):
+                report.add(part)
+            on_progress(report)
+            if report.failures or report.faults >= least_faults:
+                break
+    finally:
+        if pool is not None:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()  # a worker may take a ^C of the terminal for one of its own
+            pool.shutdown(wait=False, cancel_futures=True)
     return report
+
+
+def _begin_worker() -> None:
+    """A worker makes its own ^C, whatever the shell that began all this has it ignore."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -21,7 +21,18 @@ from attrs import define, field, frozen
 from triolet.core.ledger import Decisions, EncoderLedger, State
 
 DEPTH = 12
-EVENTS = ("ask", "release", "dispatch", "encoded", "encode failed", "freed", "idle time", "generation lost", "close")
+EVENTS = (
+    "ask",
+    "release",
+    "hears",
+    "dispatch",
+    "encoded",
+    "encode failed",
+    "freed",
+    "idle time",
+    "generation lost",
+    "close",
+)
 Event = tuple[str, int]  # what happens, and to which request; how many embeddings are dispatched at most
 
 
@@ -49,7 +60,7 @@ class Play:
 
     world: World
     ledger: EncoderLedger = field(init=False)
-    phases: dict[int, str] = field(factory=dict)  # of each request that has asked: "waits" or "reads"
+    phases: dict[int, str] = field(factory=dict)  # of each request that has asked: "waits", "reads" or "refused"
     device: dict[str, int] = field(factory=dict)
     encoding: list[tuple[str, ...]] = field(factory=list)
     freeing: list[tuple[str, ...]] = field(factory=list)
@@ -65,13 +76,14 @@ class Play:
         if not self.closed:
             events += [("ask", n) for n in range(len(self.world.asks)) if n not in self.phases]
             events += [("release", n) for n in self.phases]
+            events += [("hears", n) for n, phase in self.phases.items() if phase == "refused"]
             events += [("idle time", 0)] if self.ledger.oldest_idle is not None else []
             events += [("close", 0)]
         if any(state is State.RESERVED for state, _, _ in self.ledger.entries().values()):
             events += [("dispatch", 1), ("dispatch", 2)]
         events += [("encoded", 0), ("encode failed", 0)] if self.encoding else []
         events += [("freed", 0)] if self.freeing else []
-        events += [("generation lost", 0)] if self.device else []
+        events += [("generation lost", 0)]
         return events
 
     def happen(self, event: Event) -> None:
@@ -83,8 +95,11 @@ class Play:
                 size = self.world.sizes[key]
                 self.obey(self.ledger.acquire(f"r{request}", key, size=size, embeddings=1, payload=key))
             case "release":
-                del self.phases[request]
+                if self.phases.pop(request) == "refused":
+                    return  # the answer and this have crossed; the encoder-cache actor lets it pass
                 self.obey(self.ledger.release(f"r{request}", self.world.asks[request], now=0.0))
+            case "hears":
+                del self.phases[request]
             case "dispatch":
                 jobs = self.ledger.take_encode_batch(request)
                 assert 0 < len(jobs) <= request, "a batch keeps its budget"
@@ -105,7 +120,7 @@ class Play:
                 self.device.clear()
                 self.encoding.clear()
                 self.freeing.clear()
-                self.phases = dict.fromkeys(self.phases, "waits")
+                self.phases = {n: "waits" if phase == "reads" else phase for n, phase in self.phases.items()}
                 self.obey(self.ledger.generation_lost())
             case "close":
                 self.closed = True
@@ -130,7 +145,8 @@ class Play:
             self.phases[request] = "reads"
         for refusal in decisions.refused:
             request = int(refusal.holder[1:])
-            assert self.phases.pop(request) == "waits", "every acquire is answered once"
+            assert self.phases[request] == "waits", "every acquire is answered once"
+            self.phases[request] = "refused"
         readers = {self.world.asks[n] for n, phase in self.phases.items() if phase == "reads"}
         for key in decisions.free:
             assert key not in readers, "no free while held"

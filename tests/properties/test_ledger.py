@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import math
+import weakref
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.errors import EncodeFailed, RequestTooLarge
 from triolet.core.ledger import TRANSITIONS, Change, Decisions, EncoderLedger, State
 
+from .machines import Machine
+
 KEYS = ("a", "b", "c", "d")
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 9}
+EMBEDDINGS = {"a": 1, "b": 3, "c": 2, "d": 1}
 RESIDENT = {State.READY, State.IDLE, State.FREEING}
+IDLE_SECONDS = 10.0
 
 
-class LedgerMachine(RuleBasedStateMachine):
-    """A ledger, a device that obeys it, and clients who acquire and release as they please."""
+class LedgerMachine(Machine):
+    """A ledger, a device that obeys it, and clients who acquire, release and withdraw as they please.
+
+    Safety (no free while held, no use before ready, no phantom, encode once, books balance, every acquire is answered
+    at most once, nobody waits while there is room) is checked in every state. Liveness (every acquire is answered,
+    always freed eventually) is checked in `teardown`. It assumes fairness, and only this: the device answers every call
+    it was given, in order; who may read releases at some time; time passes.
+
+    Nobody closes it before its end, so that many things happen to each ledger: see `EarlyCloseMachine`.
+    """
 
     @initialize(capacity=st.integers(1, 6))
     def open(self, capacity: int) -> None:
@@ -30,18 +45,28 @@ class LedgerMachine(RuleBasedStateMachine):
         self.device: dict[str, int] = {}  # outputs that are resident, with their bytes
         self.closed = False
 
+    @property
+    def reserved(self) -> list[str]:
+        """What waits to be dispatched."""
+        return [key for key, (state, _, _) in self.ledger.entries().items() if state is State.RESERVED]
+
     def obey(self, decisions: Decisions) -> None:
         for hold in decisions.ready:
-            assert self.open_asks.pop(hold.holder) == hold.key, "every acquire is answered once"
+            self.answered(hold.holder, hold.key)
             self.held[hold.holder] = hold.key
             assert hold.key in self.device, "no phantom: what is offered was computed and is resident"
         for refusal in decisions.refused:
-            assert self.open_asks.pop(refusal.holder) == refusal.key
+            self.answered(refusal.holder, refusal.key)
         for key in decisions.free:
-            assert key not in self.held.values(), "no free while held"
-            assert key in self.device, "only what is resident is freed"
+            assert key not in self.held.values(), "no free while held: somebody may read what is to be freed"
+            assert key in self.device, "books balance: only what is resident is freed"
         if decisions.free:
             self.freeing.append(decisions.free)
+
+    def answered(self, holder: str, key: str) -> None:
+        assert self.open_asks.pop(holder, None) == key, f"every acquire is answered once, but {holder} did not wait"
+
+    # -- clients -----------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.closed)
     @rule(key=st.sampled_from(KEYS))
@@ -49,154 +74,202 @@ class LedgerMachine(RuleBasedStateMachine):
         holder = f"r{self.names}"
         self.names += 1
         self.open_asks[holder] = key
-        self.obey(self.ledger.acquire(holder, key, size=SIZES[key], embeddings=1, payload=key))
+        self.obey(self.ledger.acquire(holder, key, size=SIZES[key], embeddings=EMBEDDINGS[key], payload=key))
 
+    @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        if not self.held or self.closed:
-            return
-        holder = data.draw(st.sampled_from(sorted(self.held)))
-        key = self.held.pop(holder)
+        self.leave(data.draw(st.sampled_from(sorted(self.held))))
+
+    @precondition(lambda self: self.open_asks)
+    @rule(data=st.data(), really=st.sampled_from((False, False, True)))
+    def withdraw(self, data: st.DataObject, really: bool) -> None:
+        if really:
+            self.leave(data.draw(st.sampled_from(sorted(self.open_asks))))
+
+    def leave(self, holder: str) -> None:
+        """A holder releases what it reads, or withdraws what it waits for."""
+        key = self.held.pop(holder, None) or self.open_asks.pop(holder)
+        assert self.ledger.holds(holder, key), f"every acquire is answered: the ledger has forgotten {holder}"
         self.obey(self.ledger.release(holder, key, now=self.now))
 
-    @rule(data=st.data())
-    def withdraw(self, data: st.DataObject) -> None:
-        if not self.open_asks or self.closed:
-            return
-        holder = data.draw(st.sampled_from(sorted(self.open_asks)))
-        key = self.open_asks.pop(holder)
-        self.obey(self.ledger.release(holder, key, now=self.now))
+    # -- the device --------------------------------------------------------------------------------------------------
 
-    @rule(budget=st.integers(1, 3))
+    @precondition(lambda self: self.reserved)
+    @rule(budget=st.integers(1, 4))
     def dispatch(self, budget: int) -> None:
         jobs = self.ledger.take_encode_batch(budget)
-        assert len(jobs) <= budget, "an encode batch keeps its budget (every item here has one embedding)"
+        assert jobs, "every acquire is answered: what is reserved is dispatched, however small the budget"
+        embeddings = sum(EMBEDDINGS[job.key] for job in jobs)
+        assert len(jobs) == 1 or embeddings <= budget, "an encode batch keeps its budget; a larger item goes alone"
         for job in jobs:
-            assert job.payload == job.key, "what is dispatched still has its payload"
-        if jobs:
-            self.encoding.append(tuple(job.key for job in jobs))
+            assert job.payload == job.key, "what is dispatched has its payload"
+        self.encoding.append(tuple(job.key for job in jobs))
 
-    @rule()
+    @precondition(lambda self: self.encoding)
+    @rule(well=st.sampled_from((True, True, False)))
+    def device_answers(self, well: bool) -> None:
+        if well:
+            self.device_encodes()
+        else:
+            self.device_fails_to_encode()
+
     def device_encodes(self) -> None:
-        if not self.encoding:
-            return
         keys = self.encoding.pop(0)
         for key in keys:
             assert key not in self.device, "encode once: no output is computed while it is resident"
             self.device[key] = SIZES[key]
         self.obey(self.ledger.encoded(keys, now=self.now))
-        self.evict_if_closed()
+        if self.closed:  # as the actor does: what comes after the close is not kept
+            self.obey(self.ledger.evict_idle(now=math.inf, idle_seconds=0.0))
 
-    @rule()
     def device_fails_to_encode(self) -> None:
-        if not self.encoding:
-            return
         decisions = self.ledger.encode_failed(self.encoding.pop(0), RuntimeError("boom"))
         assert all(isinstance(refusal.error, EncodeFailed) for refusal in decisions.refused)
         self.obey(decisions)
 
+    @precondition(lambda self: self.freeing)
     @rule()
     def device_frees(self) -> None:
-        if not self.freeing:
-            return
         keys = self.freeing.pop(0)
         for key in keys:
             del self.device[key]
         self.obey(self.ledger.freed(keys))
 
-    @rule()
-    def device_is_lost(self) -> None:
+    @precondition(lambda self: self.device or self.encoding)
+    @rule(really=st.sampled_from((False, False, True)))
+    def device_is_lost(self, really: bool) -> None:
         """A new runner generation: everything computed is gone, calls in flight will not be answered."""
+        if not really:
+            return
         self.device.clear()
         self.encoding.clear()
         self.freeing.clear()
-        for holder, key in self.held.items():
-            self.open_asks[holder] = key
+        self.open_asks |= self.held
         self.held.clear()
         self.obey(self.ledger.generation_lost())
 
-    @rule(seconds=st.floats(0, 20))
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.closed or self.ledger.oldest_idle is not None)
+    @rule(seconds=st.sampled_from((0.0, 1.0, 9.0, 10.0, 11.0)))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.obey(self.ledger.evict_idle(now=self.now, idle_seconds=10.0))
+        self.obey(self.ledger.evict_idle(now=self.now, idle_seconds=IDLE_SECONDS))
         oldest = self.ledger.oldest_idle
-        assert oldest is None or oldest + 10.0 > self.now
+        assert oldest is None or oldest + IDLE_SECONDS > self.now, "always freed eventually: its idle time is over"
 
-    @rule()
     def close(self) -> None:
+        """No rule here: the end comes with `teardown`."""
         self.closed = True
         self.open_asks.clear()
         self.held.clear()
         self.obey(self.ledger.close(now=self.now))
 
-    def evict_if_closed(self) -> None:
-        if self.closed:
-            self.obey(self.ledger.evict_idle(now=float("inf"), idle_seconds=0.0))
-
-    # -- promises ----------------------------------------------------------------------------------------------------
+    # -- safety ------------------------------------------------------------------------------------------------------
 
     @invariant()
     def books_balance(self) -> None:
-        """Reserved, resident and freeing bytes are the sum of the entries, within capacity, and no less than what the
-        device holds."""
+        """Reserved, resident and freeing bytes are the sum of the entries, within capacity, and what is resident is
+        what the device holds."""
         entries = self.ledger.entries()
-        assert self.ledger.taken == sum(size for _, _, size in entries.values())
-        assert 0 <= self.ledger.taken <= self.ledger.capacity
+        assert self.ledger.taken == sum(size for _, _, size in entries.values()), "books balance: bytes of no entry"
+        assert 0 <= self.ledger.taken <= self.ledger.capacity, "books balance: over capacity"
         resident = {key: size for key, (state, _, size) in entries.items() if state in RESIDENT}
-        assert resident == self.device
+        assert resident == self.device, "books balance: the device holds what the ledger says"
+
+    @invariant()
+    def every_acquire_is_answered(self) -> None:
+        """Or still open: nobody who waits or reads is forgotten, nobody who has left is remembered."""
+        known = {hold.holder: hold.key for hold in self.ledger.holds_and_waits()}
+        assert known == self.open_asks | self.held, "every acquire is answered: the ledger knows who waits and reads"
+
+    @invariant()
+    def no_free_while_held(self) -> None:
+        """Nor the other way round: what is on its way out is handed to nobody."""
+        leaving = {key for keys in self.freeing for key in keys}
+        assert leaving.isdisjoint(self.held.values()), "no free while held: somebody reads what is being freed"
 
     @invariant()
     def no_use_before_ready(self) -> None:
         """Whoever was told to read can read now."""
+        entries = self.ledger.entries()
         for holder, key in self.held.items():
-            state, holders, _ = self.ledger.entries()[key]
-            assert state is State.READY
-            assert holder in holders
+            state, holders, _ = entries[key]
+            assert state is State.READY, f"no use before ready: {holder} reads what is {state.value}"
+            assert holder in holders, f"no use before ready: {holder} reads what it does not hold"
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
         """The front of the queue waits for bytes that are held, in work or on their way back, never for idle ones."""
         waiting = self.ledger.waiting()
-        if not waiting or self.closed:
+        if not waiting:
             return
         front = waiting[0]
         entries = self.ledger.entries()
         if front.key in entries:
-            assert entries[front.key][0] is State.FREEING
+            assert entries[front.key][0] is State.FREEING, "nobody waits while there is room: it could be joined"
             return
         idle = [key for key, (state, _, _) in entries.items() if state is State.IDLE]
         freeing = sum(size for state, _, size in entries.values() if state is State.FREEING)
         room = self.ledger.capacity - self.ledger.taken
-        assert room < SIZES[front.key]
-        assert not idle or room + freeing >= SIZES[front.key]
+        assert room < SIZES[front.key], "nobody waits while there is room"
+        assert not idle or room + freeing >= SIZES[front.key], "nobody waits while there is room: for idle bytes"
+
+    # -- liveness ----------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """Always freed eventually, and every acquire is answered: once clients release what they hold and the device
-        answers, nothing stays open; after close nothing is resident."""
-        if not hasattr(self, "ledger"):
+        """Every acquire is answered and always freed eventually, given the fairness that the class assumes."""
+        if self.failed:
             return
-        for _ in range(1000):
-            if not (self.open_asks or self.held or self.encoding or self.freeing):
-                break
-            self.dispatch(3)
-            self.device_encodes()
-            self.device_frees()
-            for holder, key in list(self.held.items()):
-                del self.held[holder]
-                self.obey(self.ledger.release(holder, key, now=self.now))
-        assert not self.open_asks, f"acquires without an answer: {self.open_asks}"
+        self.everybody_goes_on()
+        assert not self.open_asks, f"every acquire is answered: {self.open_asks} wait for ever"
         if not self.closed:
+            self.time_passes(IDLE_SECONDS)
+            self.everybody_goes_on()
+            assert not self.device, f"always freed eventually: {self.device} outlive their idle time"
             self.close()
-        while self.encoding or self.freeing:
-            self.device_encodes()
-            self.device_frees()
-        assert self.ledger.drained
-        assert self.ledger.taken == 0
-        assert not self.device
+        assert self.ledger.drained, f"always freed eventually: {self.ledger.entries()} are left after the close"
+        assert self.ledger.taken == 0, f"books balance: {self.ledger.taken} bytes are taken by nobody"
+        assert not self.device, f"always freed eventually: {self.device} are left on the device"
+
+    def everybody_goes_on(self) -> None:
+        """The device answers and readers leave, until there is nothing to answer and nobody reads."""
+        for _ in range(1000):
+            if not (self.reserved or self.encoding or self.freeing or self.held):
+                return
+            if self.reserved:
+                self.dispatch(3)
+            if self.encoding:
+                self.device_encodes()
+            if self.freeing:
+                self.device_frees()
+            for holder in list(self.held):
+                self.leave(holder)
+
+
+class EarlyCloseMachine(LedgerMachine):
+    """The same promises where the close may come at any time, whatever is going on."""
+
+    @precondition(lambda self: not self.closed)
+    @rule(really=st.sampled_from((False, False, True)))
+    def close_at_any_time(self, really: bool) -> None:
+        if really:
+            self.close()
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(stateful_step_count=40)
+TestLedger.settings = settings(stateful_step_count=50)
+TestEarlyClose = EarlyCloseMachine.TestCase
+TestEarlyClose.settings = settings(stateful_step_count=20)
+
+
+def resident(ledger: EncoderLedger, key: str, *, now: float, size: int = 1) -> None:
+    """``key`` is encoded for a holder of its own, who leaves at ``now``."""
+    ledger.acquire(f"first of {key}", key, size=size, embeddings=1, payload=key)
+    ledger.take_encode_batch(1)
+    ledger.encoded([key], now=now)
+    ledger.release(f"first of {key}", key, now=now)
 
 
 def test_an_item_larger_than_the_cache_is_refused_at_once_with_both_sizes():
@@ -248,3 +321,102 @@ def test_a_release_of_what_is_not_held_is_our_bug_and_said_so():
     ledger.acquire("r", "k", size=1, embeddings=1, payload=None)
     with pytest.raises(AssertionError, match="does not hold"):
         ledger.release("somebody else", "k", now=0.0)
+
+
+def test_an_item_that_just_fits_is_not_refused():
+    decisions = EncoderLedger(100).acquire("r", "k", size=100, embeddings=1, payload=None)
+    assert decisions.reserved == (("k", 100),), "an item as large as the cache fits it"
+
+
+def test_a_waiting_request_evicts_no_more_than_it_needs():
+    """What is on its way back already counts as room to come."""
+    ledger = EncoderLedger(3)
+    for key in "abc":
+        resident(ledger, key, now=0.0)
+    assert ledger.acquire("r", "d", size=1, embeddings=1, payload=None).free == ("a",)
+    again = ledger.acquire("s", "e", size=1, embeddings=1, payload=None)
+    assert again.free == (), "nothing more is evicted for the one that waits in front"
+
+
+def test_the_entry_that_is_idle_for_the_longest_time_is_evicted_first():
+    ledger = EncoderLedger(3)
+    for now, key in enumerate("bca"):
+        resident(ledger, key, now=float(now))
+    freed = ledger.acquire("r", "d", size=2, embeddings=1, payload=None).free
+    assert freed == ("b", "c"), "the oldest go first"
+
+
+def test_an_idle_entry_is_kept_for_its_time_since_its_last_use():
+    ledger = EncoderLedger(3)
+    resident(ledger, "a", now=1.0)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload=None)
+    ledger.release("r", "a", now=50.0)
+    assert not ledger.evict_idle(now=55.0, idle_seconds=10.0).free, "its time runs from the last use"
+    assert ledger.evict_idle(now=60.0, idle_seconds=10.0).free == ("a",), "when its time is over it goes"
+
+
+def test_an_encode_batch_keeps_its_budget_of_embeddings():
+    ledger = EncoderLedger(100)
+    for key, embeddings in (("a", 10), ("b", 10), ("c", 10), ("d", 40), ("e", 1)):
+        ledger.acquire("r" + key, key, size=1, embeddings=embeddings, payload=None)
+    batches = [[job.key for job in ledger.take_encode_batch(25)] for _ in range(4)]
+    assert batches == [["a", "b"], ["c"], ["d"], ["e"]], "up to 25 embeddings a batch; a larger item goes alone"
+
+
+def test_an_entry_that_nobody_wants_keeps_no_payload():
+    """R4: the samples of an audio window are two megabytes; they die with the last request that wants them encoded."""
+
+    class Payload:
+        pass
+
+    ledger, payload = EncoderLedger(3), Payload()
+    watched = weakref.ref(payload)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload=payload)
+    del payload
+    ledger.take_encode_batch(1)
+    ledger.encoded(["a"], now=0.0)
+    ledger.release("r", "a", now=0.0)
+    assert watched() is None, "an idle entry keeps its payload"
+
+
+def test_every_holder_hears_of_a_failed_encoding():
+    ledger = EncoderLedger(3)
+    for holder in ("r", "s"):
+        ledger.acquire(holder, "a", size=1, embeddings=1, payload="a")
+    ledger.take_encode_batch(1)
+    refused = ledger.encode_failed(["a"], RuntimeError("boom")).refused
+    assert [refusal.holder for refusal in refused] == ["r", "s"], "every acquire is answered"
+    assert refused[0].error is not refused[1].error, "two tasks must not raise the same error"
+
+
+def test_an_entry_that_was_idle_can_be_encoded_again_for_who_joins_it():
+    """It kept no payload while nobody wanted it: the one who joins brings it back, for a runner that loses all."""
+    ledger = EncoderLedger(3)
+    resident(ledger, "a", now=0.0)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload="the payload")
+    ledger.generation_lost()
+    (job,) = ledger.take_encode_batch(1)
+    assert job.payload == "the payload", "what is dispatched has its payload"
+
+
+def test_an_output_that_nobody_waits_for_any_more_is_idle():
+    """Always freed eventually: its last holder left while it was computed, and nobody will leave it again."""
+    ledger = EncoderLedger(3)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    ledger.take_encode_batch(1)
+    ledger.release("r", "a", now=0.0)
+    ledger.encoded(["a"], now=0.0)
+    assert ledger.state("a") is State.IDLE, "what nobody holds is idle"
+
+
+def test_who_waits_at_the_close_is_withdrawn():
+    """Always freed eventually: what is given back after the close is not taken anew."""
+    ledger = EncoderLedger(1)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload=None)
+    ledger.take_encode_batch(1)
+    ledger.acquire("s", "b", size=1, embeddings=1, payload=None)
+    ledger.close(now=0.0)
+    ledger.encoded(["a"], now=0.0)
+    freed = ledger.evict_idle(now=math.inf, idle_seconds=0.0).free or ("a",)
+    assert not ledger.freed(freed).reserved, "nothing is reserved after the close"
+    assert ledger.drained

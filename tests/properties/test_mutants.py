@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis.stateful import rule
 
 from triolet.core.ledger import EncoderLedger
 
-from .mutants import MUTANTS, Mutant, planted, verdict
+from . import mutants_of_actors, mutants_of_core
+from .machines import Machine
+from .mutants import Mutant, machine, planted, verdict
 
+MUTANTS = mutants_of_core.MUTANTS + mutants_of_actors.MUTANTS
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
     "core.ledger": 8,
@@ -48,6 +52,32 @@ def test_a_mutant_is_gone_after_its_block():
     with planted("core.ledger:EncoderLedger.drained", "return not self._entries", "return True"):
         assert vars(EncoderLedger)["drained"] is not original
     assert vars(EncoderLedger)["drained"] is original
+
+
+class Breaks(Machine):
+    @rule()
+    def breaks(self) -> None:
+        raise ValueError("the first error")
+
+    def teardown(self) -> None:
+        assert self.failed, "it is called because of an error"
+
+
+class Works(Machine):
+    @rule()
+    def works(self) -> None:
+        pass
+
+    def teardown(self) -> None:
+        assert not self.failed, "it is called because all went well"
+
+
+def test_the_end_of_a_machine_knows_whether_it_has_failed():
+    assert "the first error" in (verdict(machine(Breaks, examples=1)) or "")
+    try:
+        raise ValueError("an error around it is not its own")
+    except ValueError:
+        assert verdict(machine(Works, examples=1)) is None
 
 
 def test_a_fragment_that_is_not_there_is_said_so():

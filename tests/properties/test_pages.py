@@ -5,14 +5,16 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from triolet.core.pages import CrossSlots, PageAllocator
+
+from .machines import Machine
 
 KEYS = ("a", "b", "c", "d")
 
 
-class PagesMachine(RuleBasedStateMachine):
+class PagesMachine(Machine):
     """Sequences that take pages and give them back as they please."""
 
     @initialize(total=st.integers(1, 8))
@@ -38,8 +40,6 @@ class PagesMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_free_or_taken_once(self) -> None:
-        if not hasattr(self, "pages"):
-            return
         taken = [page for pages in self.taken for page in pages]
         assert len(taken) == len(set(taken)), "a page belongs to one sequence"
         assert self.pages.free + len(taken) == self.pages.total, "books balance"
@@ -47,13 +47,14 @@ class PagesMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever was taken can be taken again."""
-        if hasattr(self, "pages"):
-            for pages in self.taken:
-                self.pages.give_back(pages)
-            assert sorted(self.pages.try_take(self.pages.total) or ()) == list(range(self.pages.total))
+        if self.failed:
+            return
+        for pages in self.taken:
+            self.pages.give_back(pages)
+        assert sorted(self.pages.try_take(self.pages.total) or ()) == list(range(self.pages.total))
 
 
-class SlotsMachine(RuleBasedStateMachine):
+class SlotsMachine(Machine):
     """Users that join and leave keys, while some writes fail."""
 
     @initialize(total=st.integers(1, 3))
@@ -98,8 +99,6 @@ class SlotsMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         """Every slot is free, idle or used, and used ones are those that somebody uses."""
-        if not hasattr(self, "slots"):
-            return
         used = {slot for _, slot in self.users}
         assert self.slots.used == len(used)
         assert self.slots.used + self.slots.idle <= self.slots.total
@@ -108,7 +107,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Once all have left, every slot can be taken."""
-        if not hasattr(self, "slots"):
+        if self.failed:
             return
         for user in self.users:
             self.slots.leave(*user)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from triolet.core.errors import PoisonRequest
+from triolet.core.errors import PoisonRequest, RunnerCrashed
 from triolet.core.ledger import Decisions, EncoderLedger
 from triolet.core.plan import Slice, StepPlan
 from triolet.core.planner import Planner
@@ -20,11 +21,17 @@ from triolet.core.request import EncoderItem, Request
 from triolet.core.sequence import Abort, AcquireItem, Commit, Fail, Finish, Phase, PlannerLimits, ReleaseItem, Sequence
 from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens
 
+from .machines import Machine
+
 KEYS = ("a", "b", "c")
 
 
-class PlannerMachine(RuleBasedStateMachine):
-    """A planner and a ledger as the actors drive them, one message at a time, in any order."""
+class PlannerMachine(Machine):
+    """A planner and a ledger as the actors drive them, one message at a time, in any order.
+
+    Liveness is checked in `teardown`. It assumes fairness, and only this: from then on the device works, but for steps
+    that a poison request is in, and answers every call it was given, in order.
+    """
 
     @initialize(
         pages=st.integers(6, 14),
@@ -64,11 +71,11 @@ class PlannerMachine(RuleBasedStateMachine):
                 case ReleaseItem(holder, key):
                     self.obey(self.ledger.release(holder, key, now=0.0))
                 case Commit(request_id, drawn):
-                    assert request_id not in self.ends, "nothing is committed after the end"
+                    assert request_id not in self.ends, "terminal once: nothing is committed after the end"
                     if drawn.token_id is not None:
                         self.tokens[request_id].append(drawn.token_id)
                 case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
-                    assert request_id not in self.ends, "terminal once"
+                    assert request_id not in self.ends, f"terminal once: {request_id} ended twice"
                     self.ends[request_id] = action
 
     def obey(self, decisions: Decisions) -> None:
@@ -106,11 +113,11 @@ class PlannerMachine(RuleBasedStateMachine):
         self.planner.submit(request)
         self.publish()
 
+    @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        if self.requests:
-            self.planner.abort(data.draw(st.sampled_from(sorted(self.requests))))
-            self.publish()
+        self.planner.abort(data.draw(st.sampled_from(sorted(self.requests))))
+        self.publish()
 
     @rule()
     def plan(self) -> None:
@@ -120,14 +127,14 @@ class PlannerMachine(RuleBasedStateMachine):
         self.publish()
         if plan is None:
             return
-        names, _ = self.planner.reads_of(plan.step_id)
+        names = self.planner.requests_of(plan.step_id)
         if any(self.crashes(name, part) for name, part in zip(names, plan.slices, strict=True)):
             self.crashing.add(plan.step_id)
         assert plan.tokens <= self.limits.max_step_tokens, "the token budget is kept"
         assert len(plan.slices) <= self.limits.max_running, "no more sequences than places"
         assert len({part.sequence_id for part in plan.slices}) == len(plan.slices)
         self.flights.append(plan)
-        assert len(self.flights) <= self.limits.steps_in_flight
+        assert len(self.flights) <= self.limits.steps_in_flight, "steps in order: no more in flight than allowed"
 
     def first_come_first_served(self, plan: StepPlan | None, ready: list[Sequence]) -> None:
         """FIFO within a priority: nobody starts before an earlier one that needs nothing but room. (While a crashing
@@ -183,29 +190,24 @@ class PlannerMachine(RuleBasedStateMachine):
     @invariant()
     def pages_balance(self) -> None:
         """Every page is free or in exactly one sequence."""
-        if not hasattr(self, "planner"):
-            return
         taken = [page for sequence in self.planner._sequences.values() for page in sequence.pages]
-        assert len(taken) == len(set(taken))
-        assert len(taken) + self.planner.statistics().pages_free == self.limits.pages
+        assert len(taken) == len(set(taken)), "books balance: a page belongs to one sequence"
+        free = self.planner.statistics().pages_free
+        assert len(taken) + free == self.limits.pages, "books balance: a page is free or taken"
 
     @invariant()
     def a_waiting_request_holds_no_pages(self) -> None:
         """No hold-and-wait: whoever waits for a place has given back what it had."""
-        if not hasattr(self, "planner"):
-            return
         for sequence in self.planner._sequences.values():
             if sequence.phase is Phase.WAITING:
-                assert not sequence.pages
-                assert sequence.slot is None
+                assert not sequence.pages, "a waiting request holds no pages"
+                assert sequence.slot is None, "a waiting request holds no cross slot"
                 rolled_back = (sequence.id, sequence.dispatched, sequence.draws, sequence.in_flight)
                 assert rolled_back == (None, 0, 0, 0), "preemption rolls back all that the sequence had taken"
 
     @invariant()
     def committed_tokens_are_a_prefix_of_the_true_ones(self) -> None:
         """Whatever failed, was preempted or replayed: a client sees a prefix, never a gap or a duplicate."""
-        if not hasattr(self, "planner"):
-            return
         for name, request in self.requests.items():
             assert tuple(self.tokens[name]) == self.true_tokens(request)[: len(self.tokens[name])]
 
@@ -215,7 +217,7 @@ class PlannerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nobody starves: once the device works again, every request ends, and everything is given back."""
-        if not hasattr(self, "planner"):
+        if self.failed:
             return
         for _ in range(3000):
             if self.planner.idle:
@@ -223,25 +225,46 @@ class PlannerMachine(RuleBasedStateMachine):
             self.plan()
             self.device_encodes(broken=False)
             self.device_steps(broken=False)
-        assert self.planner.idle, "a request never ended"
-        assert set(self.ends) == set(self.requests)
+        assert self.planner.idle, "terminal once: a request never ended"
+        assert set(self.ends) == set(self.requests), "terminal once: a request was forgotten"
         for name, end in self.ends.items():
             assert not (name.startswith("poison") and isinstance(end, Finish)), "a crash counted as a success"
             if isinstance(end, Finish):
-                assert tuple(self.tokens[name]) == self.true_tokens(self.requests[name])
-                assert (self.tokens[name][-1] == EOS) == (end.reason.value == "stop")
+                assert tuple(self.tokens[name]) == self.true_tokens(self.requests[name]), "tokens are missing"
+                assert (self.tokens[name][-1] == EOS) == (end.reason.value == "stop"), "a wrong reason for the end"
+        self.everything_is_given_back()
+
+    def everything_is_given_back(self) -> None:
         statistics = self.planner.statistics()
-        assert statistics.pages_free == self.limits.pages
-        assert statistics.cross_slots_used == 0
-        assert self.ledger.statistics().held == 0
-        assert not self.ledger.waiting()
+        assert statistics.pages_free == self.limits.pages, "always freed eventually: pages are left"
+        assert statistics.cross_slots_used == 0, "always freed eventually: cross slots are left"
+        assert self.ledger.statistics().held == 0, "always freed eventually: encoder entries are left"
+        assert not self.ledger.waiting(), "every acquire is answered: somebody waits for nobody"
+        for _ in range(4):  # the news of ended sequences travels with a step of its own
+            self.plan()
+            self.device_steps(broken=False)
+        assert not self.executor._records, "the executor remembers a sequence that has ended"
+        assert not self.planner._holders, "the planner remembers a holder that has released"
+        assert self.planner.next_step() is None, "steps without end for nobody"
 
 
 TestPlanner = PlannerMachine.TestCase
 TestPlanner.settings = settings(stateful_step_count=50)
 
 
-def run_alone(planner: Planner, executor: SimExecutor) -> list[StepPlan]:
+def opened(
+    *, pages: int = 64, depth: int = 1, slots: int = 4, running: int = 4, budget: int = 100
+) -> tuple[Planner, SimExecutor]:
+    """A planner and its device, open."""
+    model = SimModel(pages=pages, cross_slots=slots)
+    limits = PlannerLimits.of(model.describe(), max_running=running, max_step_tokens=budget, steps_in_flight=depth)
+    executor = SimExecutor(model)
+    executor.open()
+    return Planner(limits), executor
+
+
+def run(planner: Planner, executor: SimExecutor) -> list[StepPlan]:
+    """Runs steps one by one until there is nothing to do."""
     plans = []
     while (plan := planner.next_step()) is not None:
         plans.append(plan)
@@ -249,29 +272,21 @@ def run_alone(planner: Planner, executor: SimExecutor) -> list[StepPlan]:
     return plans
 
 
-def limits() -> PlannerLimits:
-    return PlannerLimits.of(SimModel().describe(), max_running=8, max_step_tokens=100, steps_in_flight=1)
-
-
-def request(name: str, *, prompt: int = 3, max_tokens: int = 5, priority: int = 0) -> Request:
-    return Request(id=name, prompt_token_ids=(5,) * prompt, max_tokens=max_tokens, priority=priority)
+def request(name: str, *, prompt: int = 3, max_tokens: int = 5, **more: object) -> Request:
+    return Request(id=name, prompt_token_ids=(5,) * prompt, max_tokens=max_tokens, **more)
 
 
 def test_requests_start_by_priority_and_then_in_the_order_they_came():
-    planner = Planner(limits())
-    executor = SimExecutor()
-    executor.open()
+    planner, executor = opened(running=8)
     for name, priority in (("late", 1), ("first", 0), ("second", 0)):
         planner.submit(request(name, priority=priority, prompt=2 + priority))
-    (plan, *_) = run_alone(planner, executor)
+    (plan, *_) = run(planner, executor)
     assert [len(start.token_ids) for start in plan.started] == [2, 2, 3]
 
 
 def test_a_request_that_crashes_every_step_is_found_by_bisection_and_fails_alone():
     """S5: one exception in a step must not end the others."""
-    planner = Planner(limits())
-    executor = SimExecutor()
-    executor.open()
+    planner, executor = opened(running=8)
     for index in range(7):
         planner.submit(request(f"r{index}", prompt=3 + index))
     poisoned: set[int] = set()  # sequence ids under which request r4 runs
@@ -287,3 +302,123 @@ def test_a_request_that_crashes_every_step_is_found_by_bisection_and_fails_alone
     assert isinstance(ends.pop("r4").error, PoisonRequest)
     assert len(ends) == 6
     assert all(isinstance(end, Finish) for end in ends.values())
+
+
+def test_nothing_is_fed_beyond_the_last_token_that_is_wanted():
+    """With two steps in flight too: the last token is drawn, and never fed."""
+    planner, executor = opened(depth=2)
+    planner.submit(request("r", prompt=3, max_tokens=5))
+    flights = []
+    while (plan := planner.next_step()) is not None or flights:
+        flights += [plan] if plan is not None else []
+        if plan is None or len(flights) == 2:
+            planner.step_done(executor.step(flights.pop(0)))
+    assert planner.statistics().tokens_committed == 5
+    assert planner.statistics().tokens_fed == 3 + 5 - 1, "one position for each token but the last"
+
+
+def test_failures_far_apart_are_forgiven():
+    """A request is poison only where it fails alone and again, with no good step between."""
+    planner, executor = opened()
+    planner.submit(request("r", max_tokens=6))
+    ends = []
+    for number in range(12):
+        plan = planner.next_step()
+        if plan is None:
+            break
+        if number in {1, 4}:
+            executor.fault = lambda *_: RuntimeError("a cosmic ray")
+        try:
+            planner.step_done(executor.step(plan))
+        except RuntimeError as error:
+            planner.step_failed(plan.step_id, error)
+        executor.fault = None
+        ends += [action for action in planner.take_actions() if isinstance(action, Finish | Fail)]
+    assert [type(end) for end in ends] == [Finish], "two failures with good steps between are no poison"
+
+
+def test_a_runner_that_is_gone_leaves_nothing_taken():
+    planner, _ = opened(depth=2)
+    for name in ("r", "s"):
+        planner.submit(request(name))
+    planner.next_step()
+    planner.next_step()
+    planner.fail_all(RunnerCrashed("gone"))
+    assert planner.idle, "requests are left though the runner is gone"
+    assert planner.statistics().pages_free == planner.limits.pages, "pages are left though the runner is gone"
+
+
+def test_the_youngest_request_gives_way_where_pages_are_short():
+    planner, executor = opened(pages=4)
+    for name in ("old", "young"):
+        planner.submit(request(name, prompt=4, max_tokens=8))
+    ends = []
+    while (plan := planner.next_step()) is not None:
+        planner.step_done(executor.step(plan))
+        ends += [action.request_id for action in planner.take_actions() if isinstance(action, Finish)]
+    assert planner.statistics().preemptions == 1
+    assert ends == ["old", "young"], "the older request must not wait for the younger one"
+
+
+def test_nobody_starts_in_a_step_that_had_to_preempt():
+    """It would take the room of the one that had to give way, who came before it."""
+    planner, executor = opened(pages=4)
+    for name, prompt in (("old", 4), ("young", 8), ("newest", 5)):
+        planner.submit(request(name, prompt=prompt, max_tokens=4))
+    starts = [start.prompt_length for plan in run(planner, executor) for start in plan.started]
+    assert planner.statistics().preemptions == 1
+    assert starts == [4, 8, 8, 5], "who was preempted starts again before those who came later"
+
+
+def test_the_news_of_an_ended_sequence_survives_a_skipped_step():
+    planner, executor = opened(depth=2)
+    planner.submit(request("short", max_tokens=1))
+    planner.submit(request("long", max_tokens=5))
+    steps = [planner.next_step(), planner.next_step()]
+    planner.step_done(executor.step(steps[0]))
+    steps.append(planner.next_step())
+    assert steps[2].ended, "the third step carries the news"
+    executor.fault = lambda *_: RuntimeError("boom")
+    with pytest.raises(RuntimeError, match="boom") as caught:
+        executor.step(steps[1])
+    executor.fault = None
+    planner.step_failed(1, caught.value)
+    planner.step_failed(2, RuntimeError("skipped"), skipped=True)
+    run(planner, executor)
+    assert not executor._records, "the executor remembers a sequence that has ended"
+
+
+def item(key: str) -> EncoderItem:
+    return EncoderItem(key=key, payload=key, embeddings=1, size=1)
+
+
+def asks(planner: Planner) -> list[AcquireItem | ReleaseItem]:
+    return [action for action in planner.take_actions() if isinstance(action, AcquireItem | ReleaseItem)]
+
+
+def test_who_waits_asks_again_where_its_cross_kv_has_lost_its_place():
+    """Nobody starves: its key was resident when it came, so it had asked for nothing."""
+    planner, executor = opened(slots=1, running=1)
+    executor.outputs |= {"a": 1, "b": 1}
+    for name, key, priority in (("first", "a", 0), ("waits", "a", 1), ("overtakes", "b", 0)):
+        planner.submit(request(name, items=(item(key),), max_tokens=1, priority=priority))
+        for ask in asks(planner):
+            planner.encoder_ready(ask.holder)
+        if name != "waits":
+            run(planner, executor)
+        if name == "first":
+            assert planner.idle
+    asked = [ask.holder for ask in asks(planner) if isinstance(ask, AcquireItem)]
+    assert asked == ["waits/0"], "it asks as soon as it has something to ask for"
+
+
+def test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once():
+    """The bytes of an entry are for those who still have to read it."""
+    planner, _ = opened()
+    for name in ("writes", "joins"):
+        planner.submit(request(name, items=(item("a"),)))
+    for ask in asks(planner):
+        planner.encoder_ready(ask.holder)
+    planner.next_step()
+    released = [ask.holder for ask in asks(planner)]
+    assert released == ["joins/0"], "the one who writes holds it until its step is done, the other one no more"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from attrs import evolve
 
+from triolet.actors.worker import Job
 from triolet.core.errors import InvariantViolation
 from triolet.core.plan import DeviceMemory
 from triolet.models.executor import EncoderOutputs, TorchExecutor
@@ -18,7 +19,12 @@ from triolet.testing.adapters import (
     CLOSED_IS_EMPTY,
     FREE_GIVES_BACK,
     INSTANCES_APART,
+    MEMORY_IS_TOLD,
     OUTPUTS_ARE_COPIES,
+    PAYLOADS_ARE_HEARD,
+    PROBES_ARE_ANSWERED,
+    REPLAYED_AS_WHOLE,
+    SLOTS_ARE_SHARED,
     check_model_adapter,
 )
 from triolet.testing.sim import SimExecutor, SimModel
@@ -141,20 +147,196 @@ class Leaky(SimExecutor):
     def memory(self):
         by_owner = dict(super().memory().by_owner)
         return DeviceMemory(
-            device="sim", by_owner={**by_owner, "buffers": len(self.calls)} if self.is_open else by_owner
+            device="sim", by_owner={**by_owner, "buffers": self.calls.count(Job.STEP)} if self.is_open else by_owner
         )
 
 
-@pytest.mark.parametrize(
-    ("make_adapter", "invariant"),
-    [
-        (SharedOutputs, INSTANCES_APART),
-        (Kept, CLOSED_IS_EMPTY),
-        (Leaky, FREE_GIVES_BACK),
-    ],
-)
-def test_a_planted_fault_is_found_by_the_name_of_the_promise_it_breaks(make_adapter, invariant):
-    assert broken(make_adapter)[0] == invariant
+class Deaf(SimExecutor):
+    """Reads no cross slot."""
+
+    def _run(self, part):
+        return super()._run(evolve(part, cross_slot=None))
+
+
+class WritersOnly(SimExecutor):
+    """A slot is of use to the sequence that wrote it, and to nobody who comes later."""
+
+    def open(self):
+        self.__dict__["writers"] = {}
+        return super().open()
+
+    def _step(self, plan):
+        written = {write.slot for write in plan.cross_writes}
+        for part in plan.slices:
+            if part.cross_slot in written:
+                self.writers[part.cross_slot] = part.sequence_id
+            elif self.writers[part.cross_slot] != part.sequence_id:
+                self._slots[part.cross_slot] = "garbage"
+        return super()._step(plan)
+
+
+class OutputIsReadLater(SimExecutor):
+    """A slot is good only as long as the encoder output is there."""
+
+    def _run(self, part):
+        assert self._slots[part.cross_slot] in self.outputs
+        return super()._run(part)
+
+
+class RecordsStay(SimExecutor):
+    """The records of sequences that have ended are kept."""
+
+    def step(self, plan):
+        return super().step(evolve(plan, ended=()))
+
+
+class ForgetsWhatWasCommitted(SimExecutor):
+    """A sequence always starts with its prompt alone."""
+
+    def _step(self, plan):
+        started = tuple(evolve(one, token_ids=one.token_ids[: one.prompt_length]) for one in plan.started)
+        return super()._step(evolve(plan, started=started))
+
+
+class CountsThePromptAnew(SimExecutor):
+    """A replayed sequence draws as if its committed tokens were prompt: without a word, and wrongly."""
+
+    def _run(self, part):
+        drawn, start = super()._run(part), self._records[part.sequence_id].start
+        replayed = part.draw and len(start.token_ids) > start.prompt_length
+        return evolve(drawn, token_id=(drawn.token_id + 1) % 64) if replayed else drawn
+
+
+class NoProbe(SimExecutor):
+    """Probes are not answered."""
+
+    def _run(self, part):
+        return evolve(super()._run(part), probe=None)
+
+
+class EndlessProbe(SimExecutor):
+    """A probe is answered by every slice."""
+
+    def _run(self, part):
+        probe = self._records[part.sequence_id].start.probe
+        return evolve(super()._run(part), probe=probe and tuple(-1.0 for _ in probe.token_ids))
+
+
+class ProbeOfAnotherPlace(SimExecutor):
+    """A probe is answered by the slice that draws first."""
+
+    def _run(self, part):
+        record = self._records[part.sequence_id]
+        first, probe = part.draw and len(record.tokens) == record.start.prompt_length, record.start.probe
+        return evolve(super()._run(part), probe=tuple(-1.0 for _ in probe.token_ids) if probe and first else None)
+
+
+class HalfAProbe(SimExecutor):
+    """A probe gets one log-probability, whatever it asks for."""
+
+    def _run(self, part):
+        drawn = super()._run(part)
+        return evolve(drawn, probe=drawn.probe and drawn.probe[:1])
+
+
+class ProbeOfTheBatch(SimExecutor):
+    """A probe's answer depends on how many sequences are fed."""
+
+    def _step(self, plan):
+        result, count = super()._step(plan), len(plan.slices)
+        drawn = (evolve(one, probe=one.probe and tuple(value - count for value in one.probe)) for one in result.drawn)
+        return evolve(result, drawn=tuple(drawn))
+
+
+class FreesNothingSilently(SimExecutor):
+    """To free what is not there does nothing."""
+
+    def free(self, keys):
+        super().free(tuple(key for key in keys if key in self.outputs))
+
+
+class FreesTwiceSilently(SimExecutor):
+    """What was freed once may be freed again."""
+
+    def open(self):
+        self.__dict__["ever"] = set()
+        return super().open()
+
+    def free(self, keys):
+        super().free(tuple(key for key in keys if key in self.outputs or key not in self.ever))
+        self.ever.update(keys)
+
+
+class Silent(SimExecutor):
+    """Tells of no memory at all."""
+
+    def memory(self):
+        return DeviceMemory(device="sim", by_owner={})
+
+
+class WeightsOnly(SimExecutor):
+    """Tells of its weights, and of no output."""
+
+    def memory(self):
+        return DeviceMemory(device="sim", by_owner={"weights": 1000} if self.is_open else {})
+
+
+class GivesBackTheMean(SimExecutor):
+    """Outputs of three sizes, of which each free gives the mean back."""
+
+    def memory(self):
+        count, mean = len(self.outputs), 20
+        sizes = {0: 0, 1: mean - 10, 2: 2 * mean - 10, 3: 3 * mean} if "item 0" in self.outputs else {}
+        return DeviceMemory(
+            device="sim", by_owner={"weights": 1000, "outputs": sizes.get(count, count * mean)} if self.is_open else {}
+        )
+
+
+FAULTS = [
+    (Deaf, PAYLOADS_ARE_HEARD, "the same tokens with the same"),
+    (WritersOnly, SLOTS_ARE_SHARED, "garbage"),
+    (OutputIsReadLater, SLOTS_ARE_SHARED, "AssertionError"),
+    (RecordsStay, REPLAYED_AS_WHOLE, "was started twice"),
+    (ForgetsWhatWasCommitted, REPLAYED_AS_WHOLE, "beyond the tokens that are known"),
+    (CountsThePromptAnew, REPLAYED_AS_WHOLE, "started again with what it had drawn, gets"),
+    (NoProbe, PROBES_ARE_ANSWERED, "answered 0 times"),
+    (EndlessProbe, PROBES_ARE_ANSWERED, "answered 6 times"),
+    (ProbeOfAnotherPlace, PROBES_ARE_ANSWERED, "is answered by a slice of 1 from"),
+    (HalfAProbe, PROBES_ARE_ANSWERED, "allowed: one for each of"),
+    (ProbeOfTheBatch, PROBES_ARE_ANSWERED, "alone it gets"),
+    (Silent, MEMORY_IS_TOLD, "an open adapter holds 0 bytes"),
+    (WeightsOnly, MEMORY_IS_TOLD, "before item 0 is encoded"),
+    (GivesBackTheMean, FREE_GIVES_BACK, "which its encoding took"),
+    (FreesNothingSilently, FREE_GIVES_BACK, "item 0 is not there"),
+    (FreesTwiceSilently, FREE_GIVES_BACK, "item 1 is not there"),
+    (Leaky, FREE_GIVES_BACK, "before a round of work"),
+    (SharedOutputs, INSTANCES_APART, "though it is resident"),
+    (Kept, CLOSED_IS_EMPTY, "a closed adapter holds"),
+]
+
+
+@pytest.mark.parametrize(("make_adapter", "invariant", "told"), FAULTS, ids=[fault.__name__ for fault, *_ in FAULTS])
+def test_a_planted_fault_is_found_by_the_name_of_the_promise_it_breaks(make_adapter, invariant, told):
+    found, error = broken(make_adapter)
+    assert found == invariant
+    assert told in str(error)
+
+
+def test_outputs_of_several_sizes_pass():
+    """A free gives back what its own encoding took, which is not the mean of all."""
+
+    class SeveralSizes(SimExecutor):
+        def memory(self):
+            owned = {"weights": 1000, "outputs": sum(10 + int(key[-1]) for key in self.outputs)} if self.is_open else {}
+            return DeviceMemory(device="sim", by_owner=owned)
+
+    check_model_adapter(SeveralSizes, PAYLOADS)
+
+
+def test_one_token_each_is_enough():
+    """Nothing can be replayed, and all the rest is checked."""
+    check_model_adapter(SimExecutor, PAYLOADS, max_tokens=1)
+    assert broken(WritersOnly, max_tokens=1)[0] == SLOTS_ARE_SHARED
 
 
 def test_a_prompt_that_is_not_the_same_in_pieces_is_found():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
 from attrs import define, field
 from hypothesis import settings
+from hypothesis.errors import FlakyFailure
 
 from triolet.core.errors import InvariantViolation
 from triolet.core.ledger import Decisions, EncoderLedger, Hold, State
@@ -19,7 +21,18 @@ from triolet.core.trace import (
     NO_PHANTOM,
     NO_USE_BEFORE_READY,
 )
-from triolet.testing.conformance import Answer, Ask, Encoded, Free, Release, Workload, check_encoder_cache, play
+from triolet.testing import conformance
+from triolet.testing.conformance import (
+    Answer,
+    Ask,
+    Encoded,
+    Free,
+    Release,
+    Workload,
+    check_encoder_cache,
+    play,
+    workloads,
+)
 
 THOROUGH = settings(max_examples=600)
 BRIEF = settings(max_examples=300, print_blob=False)
@@ -173,7 +186,10 @@ class PlainCache:
                 self.evict(key)
 
 
-@pytest.mark.parametrize("make_cache", [LedgerCache, PlainCache])
+SOUND = [LedgerCache, PlainCache]
+
+
+@pytest.mark.parametrize("make_cache", SOUND)
 def test_a_sound_cache_passes(make_cache):
     check_encoder_cache(make_cache, settings=THOROUGH)
 
@@ -311,12 +327,62 @@ class FreedTwice(PlainCache):
             super().forget(key)
 
 
+class LateFailuresAreFreed(PlainCache):
+    """What fails after `close` is handed out, though it never was on the device."""
+
+    def encoded(self, key, stored):
+        super().encoded(key, stored or self.closed)
+
+
+class LateFailuresAreUnknown(PlainCache):
+    """What fails after `close` is no longer in the books."""
+
+    def encoded(self, key, stored):
+        super().encoded(key, stored)
+        if self.closed and not stored:
+            raise KeyError(key)
+
+
+class ThreeReaders(PlainCache):
+    """A fourth reader is not counted."""
+
+    def join(self, holder, key):
+        answer = super().join(holder, key)
+        if len(set(self.holders[key])) > 3:
+            self.holders[key].pop()
+        return answer
+
+
+class FourKeys(PlainCache):
+    """With four keys in the books, the oldest makes room: whoever reads it."""
+
+    def acquire(self, holder, key, size):
+        oldest = next(iter(self.sizes), None)
+        if len(self.sizes) >= 4 and oldest not in self.leaving and oldest not in self.encoding:
+            self.evict(oldest)
+        return super().acquire(holder, key, size)
+
+
+class SizesOf32Bits(PlainCache):
+    """Sizes wrap around."""
+
+    def acquire(self, holder, key, size):
+        return super().acquire(holder, key, size % 2**32)
+
+
+class SizesModulo6(PlainCache):
+    """Sizes wrap around, early."""
+
+    def acquire(self, holder, key, size):
+        return super().acquire(holder, key, size % 6)
+
+
 FAULTS = [  # with the promise that each breaks, and the workload that Hypothesis shrank it to
     (FreedWhileEncoded, BOOKS_BALANCE, Workload(1, {"a": 1}, [Ask("r0", "a")], hurried=True)),
     (
         BytesTakenTwice,
         EVERY_ACQUIRE_ANSWERED,
-        Workload(1, {"a": 1, "b": 1}, [Ask("r0", "a"), Ask("r0", "b"), Ask("r1", "b")]),
+        Workload(1, {"a": 1}, [Ask("r0", "a"), Release("r0", "a"), Ask("r0", "a")]),
     ),
     (AbortIsForgotten, EVERY_ACQUIRE_ANSWERED, Workload(1, {"a": 1}, [Ask("r0", "a"), Release("r0", "a")])),
     (FirstReaderFrees, NO_FREE_WHILE_HELD, Workload(1, {"a": 1}, [Ask("r0", "a"), Ask("r0", "a"), Release("r0", "a")])),
@@ -331,6 +397,23 @@ FAULTS = [  # with the promise that each breaks, and the workload that Hypothesi
     (LateEncodingsStay, ALWAYS_FREED, Workload(1, {"a": 1}, [Ask("r0", "a")], hurried=True)),
     (IdleIsNeverEvicted, EVERY_ACQUIRE_ANSWERED, Workload(1, {"a": 1}, [Ask("r0", "a")])),
     (FreedTwice, BOOKS_BALANCE, Workload(1, {})),
+    (
+        LateFailuresAreFreed,
+        BOOKS_BALANCE,
+        Workload(1, {"a": 1}, [Ask("r0", "a")], hurried=True, late=[Encoded("a", stored=False)]),
+    ),
+    (
+        ThreeReaders,
+        NO_FREE_WHILE_HELD,
+        Workload(1, {"a": 1}, [Ask("r0", "a"), Ask("r1", "a"), Ask("r2", "a"), Ask("r3", "a")]),
+    ),
+    (
+        FourKeys,
+        NO_FREE_WHILE_HELD,
+        Workload(4, dict.fromkeys("abcd", 1), [Ask("r0", "a"), Ask("r0", "b"), Ask("r0", "c"), Ask("r0", "d")]),
+    ),
+    (SizesOf32Bits, BOOKS_BALANCE, Workload(5_000_000_000, {"a": 5_000_000_000}, [Ask("r0", "a")])),
+    (SizesModulo6, BOOKS_BALANCE, Workload(7, {"a": 7}, [Ask("r0", "a")])),
 ]
 
 
@@ -350,10 +433,50 @@ def test_a_planted_fault_is_found_by_the_name_of_the_promise_it_breaks(broken, i
     play(PlainCache, shrunk)
 
 
+def test_a_cache_that_raises_where_an_encoding_fails_late_is_found():
+    with pytest.raises(KeyError) as found:
+        check_encoder_cache(LateFailuresAreUnknown, settings=BRIEF)
+    assert any("the encoding of a fails" in note for note in found.value.__notes__)
+
+
+def test_after_the_close_only_the_device_does_something():
+    """And what is said of encodings that nobody began is passed over."""
+    late = [Ask("r0", "b"), Release("r0", "a"), Encoded("b"), Encoded("a"), Free(), Encoded("a", stored=False), Free()]
+    for make_cache in SOUND:
+        play(make_cache, Workload(2, {"a": 1, "b": 1}, [Ask("r0", "a")], hurried=True, late=late))
+
+
+def test_a_slow_machine_is_no_finding(monkeypatch):
+    """Hypothesis complains of inputs that take more than a second to draw, and of a test that takes more than its
+    deadline."""
+
+    def slow(workload):
+        time.sleep(0.2)
+        return workload
+
+    monkeypatch.setattr(conformance, "workloads", lambda: workloads().map(slow))
+    check_encoder_cache(PlainCache, settings=settings(max_examples=11, deadline=1, suppress_health_check=[]))
+
+
+def test_a_cache_that_is_not_the_same_twice_is_flaky():
+    """As the docstring says."""
+    broken = [FreedTwice]
+
+    def make_cache(capacity):
+        return broken.pop()(capacity) if broken else PlainCache(capacity)
+
+    with pytest.raises(FlakyFailure):
+        check_encoder_cache(make_cache, settings=BRIEF)
+
+
 def test_a_workload_is_its_repr():
     """What a failure prints is what `play` takes."""
     workload = Workload(
-        2, {"a": 2}, [Ask("r0", "a"), Encoded("a", stored=False), Release("r0", "a"), Free()], hurried=True
+        2,
+        {"a": 2},
+        [Ask("r0", "a"), Encoded("a", stored=False), Release("r0", "a"), Free()],
+        hurried=True,
+        late=[Encoded("a")],
     )
     assert eval(repr(workload)) == workload
 

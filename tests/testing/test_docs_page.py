@@ -14,6 +14,7 @@ from triolet.testing import conformance
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapt_your_cache.md"
 CHECK = re.compile(r"^check_encoder_cache\((lambda capacity: Adapter\((\w+)\(capacity\)\))\)\n", re.MULTILINE)
+PRINTED = re.compile(r"InvariantViolation: (.*?)\n(Workload\(.*)\n", re.DOTALL)
 
 
 @frozen
@@ -61,20 +62,22 @@ def test_the_page_ends_with_managers_that_pass():
 
 @pytest.mark.parametrize("block", CHECKED, ids=lambda block: block.manager)
 def test_every_check_of_the_page_comes_out_as_it_says(page, block):
-    """Another release of Hypothesis may shrink to another workload: what is compared with the page's is the promise;
-    the workload that the page shows is played again, and must print the same to the letter."""
+    """Another release of Hypothesis may shrink to another workload, and meet another of the faults that the page has
+    not mended yet: what it finds must be a promise that the page says is broken here or further down. The workload that
+    the page shows is played again, and must print the same to the letter."""
     make_cache = eval(block.make_cache, page)
     chosen = settings(max_examples=400, print_blob=False)
     if not block.printed:
         conformance.check_encoder_cache(make_cache, settings=chosen)
         return
-    told, workload = re.fullmatch(r"InvariantViolation: (.*?)\n(Workload\(.*)\n", block.printed, re.DOTALL).groups()
+    told, workload = PRINTED.fullmatch(block.printed).groups()
     with pytest.raises(InvariantViolation) as shown:
         conformance.play(make_cache, eval(workload, page))
     assert str(shown.value) == told
     with pytest.raises(InvariantViolation) as found:
         conformance.check_encoder_cache(make_cache, settings=chosen)
-    assert found.value.invariant == shown.value.invariant
+    later = CHECKED[CHECKED.index(block) :]
+    assert any(one.printed.startswith(f"InvariantViolation: {found.value.invariant}: ") for one in later)
 
 
 def test_the_adapter_is_short():

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import signal
 
-from triolet.core.ledger import EncoderLedger
+import pytest
+import trio
+
+import triolet.testing
+from triolet import RunnerCrashed
+from triolet.actors.supervisor import Supervisor
+from triolet.core.ledger import Decisions, EncoderLedger
+from triolet.core.plan import StepPlan, StepResult
 from triolet.core.planner import Planner
 from triolet.testing.schedule import Batches, Deadlock, Pct, Uniform
+from triolet.testing.sim import SimExecutor
 from triolet.testing.simulation import SCENARIOS, Client, Fault, FaultKind, Scenario, simulate
 from triolet.testing.sweep import Report, sweep_all, sweep_scenario
 from triolet.testing.trace import InvariantViolation
@@ -77,7 +85,8 @@ def test_a_sweep_takes_every_step_of_every_task():
     report = sweep_scenario(TINY, kinds=[FaultKind.CANCEL])
     steps = simulate(TINY).steps
     assert report.failures == []
-    assert report.runs == report.faults == sum(steps.values())
+    assert report.faults == sum(steps.values())
+    assert report.runs == 1 + report.faults  # the undisturbed one
 
 
 def test_a_sweep_reports_what_is_broken_and_goes_on(monkeypatch):
@@ -85,7 +94,81 @@ def test_a_sweep_reports_what_is_broken_and_goes_on(monkeypatch):
     monkeypatch.setattr(Planner, "abort", lambda *_: 1 / 0)
     report = sweep_scenario(TINY, kinds=[FaultKind.CANCEL], most_failures=3)
     assert len(report.failures) == 3
-    assert "simulate(SCENARIOS['plain'], Batches(seed=0), Fault(" in str(report.failures[0])
+    with pytest.raises(RunnerCrashed, match="ZeroDivisionError"):
+        eval(report.failures[0].again, vars(triolet.testing))
+
+
+# -- what it must not overlook ---------------------------------------------------------------------------------------
+
+
+def test_a_device_that_frees_nothing_is_told(monkeypatch):
+    monkeypatch.setattr(SimExecutor, "free", lambda *_: None)
+    with pytest.raises(InvariantViolation, match=r"books balance: .*on the device, and in no book"):
+        simulate(SCENARIOS["idle time"])
+
+
+def test_a_misuse_of_the_device_is_told_even_where_a_retry_makes_it_good(monkeypatch):
+    steps = []
+
+    def misused_once(executor: SimExecutor, plan: StepPlan) -> StepResult:
+        steps.append(plan)
+        assert len(steps) != 3, "misused"
+        return step(executor, plan)
+
+    step = SimExecutor._step
+    monkeypatch.setattr(SimExecutor, "_step", misused_once)
+    with pytest.raises(AssertionError, match="the device was misused: AssertionError: misused"):
+        simulate(SCENARIOS["plain"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "swallowed", "says"),
+    [(FaultKind.INTERRUPT, KeyboardInterrupt, "did not come out"), (FaultKind.CANCEL, trio.Cancelled, "swallowed")],
+)
+def test_an_engine_that_swallows_what_should_leave_it_is_told(monkeypatch, kind, swallowed, says):
+    def swallow(supervisor: Supervisor, error: BaseException | None) -> None:
+        group = error.split(swallowed)[1] if isinstance(error, BaseExceptionGroup) else error
+        raise_end(supervisor, None if isinstance(error, swallowed) else group)
+
+    raise_end = Supervisor._raise_end
+    monkeypatch.setattr(Supervisor, "_raise_end", swallow)
+    report = sweep_scenario(SCENARIOS["plain"], kinds=[kind], most_failures=60)
+    assert any(says in failure.error for failure in report.failures)
+
+
+def test_a_crash_that_comes_with_a_control_c_is_told(monkeypatch):
+    def breaks(ledger: EncoderLedger, *, now: float) -> Decisions:
+        close(ledger, now=now)
+        raise RuntimeError("boom")
+
+    close = EncoderLedger.close
+    monkeypatch.setattr(EncoderLedger, "close", breaks)
+    with pytest.raises(AssertionError, match="boom"):
+        simulate(SCENARIOS["plain"], Uniform(0), Fault(FaultKind.INTERRUPT, "triolet scheduler", 3))
+
+
+def test_an_undisturbed_failure_is_a_finding_too(monkeypatch):
+    monkeypatch.setattr(Planner, "submit", lambda *_: 1 / 0)
+    (failure,) = sweep_scenario(TINY).failures
+    assert failure.again.endswith("None)")
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (Fault(FaultKind.CANCEL, "triolet runer", 3), r"no such task; allowed: .*triolet runner"),
+        (Fault(FaultKind.CANCEL, "triolet runner", 0), "counted from 1"),
+    ],
+)
+def test_a_fault_that_cannot_happen_is_an_error(fault, says):
+    with pytest.raises(ValueError, match=says):
+        simulate(SCENARIOS["plain"], Uniform(0), fault)
+
+
+def test_where_nobody_listens_to_control_c_none_is_injected(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+    with pytest.raises(RuntimeError, match="SIGINT is ignored"):
+        simulate(SCENARIOS["plain"], Uniform(0), Fault(FaultKind.INTERRUPT, "main", 1))
 
 
 def test_reports_add_up():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from triolet.core import events as e
@@ -16,7 +18,7 @@ ENCODED = [
     e.EncodeDone(("k",)),
     e.EntryHeld("k", "r/0"),
 ]
-STEP = e.StepBegun(0, ("r",), ("k",), 3)
+STEP = e.StepBegun(0, ("r",), ("k",), ("r/0",), 3)
 LIFE = [
     *ENCODED,
     STEP,
@@ -34,7 +36,7 @@ BROKEN = {
     "no use before ready": [*ENCODED[:4], STEP],
     "no phantom": [*ENCODED[:3], e.EntryHeld("k", "r/0")],
     "every acquire is answered": [*ENCODED, e.EntryHeld("k", "r/0")],
-    "books balance": [*ENCODED[:3], e.EntryReserved("large", 91)],
+    "books balance": [*ENCODED[:3], e.EntryWanted("large", "s/0"), e.EntryReserved("large", 91)],
     "encode once": [*ENCODED, e.EncodeDispatched(("k",), 5)],
     "terminal once": [*LIFE, e.RequestEnded("r", "finished")],
     "free follows completion": [*ENCODED, STEP, e.EntryReleased("k", "r/0")],
@@ -45,10 +47,13 @@ BROKEN = {
 MORE = {
     "an ask left without an answer": ("every acquire is answered", [*OPEN, *ENCODED[:2], LIFE[9], *CLOSE[:3]]),
     "a request that never ends": ("terminal once", [*OPEN, *ENCODED, *CLOSE[:2]]),
-    "a step of a request that has ended": ("terminal once", [*LIFE, e.StepBegun(1, ("r",), (), 1)]),
+    "a step of a request that has ended": ("terminal once", [*LIFE, e.StepBegun(1, ("r",), (), (), 1)]),
     "a request accepted twice": ("terminal once", [e.RequestAccepted("r"), e.RequestAccepted("r")]),
-    "a step of an entry nobody holds": ("no use before ready", [*LIFE[:9], e.StepBegun(1, ("r",), ("k",), 1)]),
-    "a third step in flight": ("steps in order", [e.StepBegun(n, (), (), 0) for n in range(3)]),
+    "a step of an entry nobody holds": (
+        "no use before ready",
+        [*LIFE[:9], e.StepBegun(1, ("r",), ("k",), ("r/0",), 1)],
+    ),
+    "a third step in flight": ("steps in order", [e.StepBegun(n, (), (), (), 0) for n in range(3)]),
     "a reservation of what is there": ("encode once", [*ENCODED, e.EntryReserved("k", 10)]),
     "freed, but not told to": ("books balance", [*LIFE[:10], e.EntryFreed(("k",))]),
     "freed twice": ("books balance", [*LIFE, e.EntryFreed(("k",))]),
@@ -110,6 +115,28 @@ def test_an_engine_that_does_not_reach_its_last_stage_is_told():
     checker = feed([*OPEN, *CLOSE[:5]])
     with pytest.raises(InvariantViolation, match="ordered teardown"):
         checker.end()
+
+
+def test_stages_that_were_left_out_are_told():
+    checker = feed([*OPEN, CLOSE[0], CLOSE[5]])
+    with pytest.raises(InvariantViolation, match=r"never reached \['scheduler stopped'"):
+        checker.end()
+
+
+def test_the_history_reaches_back_to_who_holds_it_however_often_it_was_read_since():
+    checker = feed(ENCODED)
+    for number in range(100):
+        for kind in (e.EntryWanted, e.EntryHeld, e.EntryReleased):
+            checker(kind("k", f"n{number}"))
+    with pytest.raises(InvariantViolation, match="no free while held") as caught:
+        checker(e.FreeSent(("k",)))
+    assert e.EntryHeld("k", "r/0") in caught.value.history
+
+
+def test_a_violation_travels_between_processes():
+    violation = InvariantViolation("books balance", "by 3", ("one", "two"))
+    copy = pickle.loads(pickle.dumps(violation))
+    assert (str(copy), copy.invariant, copy.history) == (str(violation), "books balance", ("one", "two"))
 
 
 def test_what_it_keeps_does_not_grow():

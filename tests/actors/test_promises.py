@@ -1,0 +1,173 @@
+"""Smaller promises of the engine, each under its own name. Most were found missing by a mutant that lived: see
+``tests/properties/mutants.py``."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import trio
+
+from triolet import Engine, EngineClosed, EngineConfig, RunnerCrashed, SamplingParams
+from triolet.actors.messages import Failed, StreamMessage, Submit
+from triolet.actors.worker import Job
+from triolet.api.audio import Samples
+from triolet.core import events
+from triolet.core.planner import Planner
+from triolet.core.request import Request
+from triolet.testing.schedule import Batches, Pct, Schedule, Uniform, run_scheduled
+from triolet.testing.sim import SimExecutor, sim_engine
+from triolet.testing.simulation import SCENARIOS, Outcome, simulate
+
+SCHEDULES: tuple[Schedule, ...] = (Batches(), Uniform(1), Pct(1), Pct(2))
+
+
+async def ask(engine: Engine, number: int, max_tokens: int = 5) -> None:
+    samples: Samples = np.full(1600, number / 100, np.float32)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    await engine.generate(prompt_token_ids=[1, 2 + number], audio=samples, sampling=sampling)
+
+
+def virtual_time(test):
+    """An async test, run alone on virtual time; one that deadlocks fails."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        run_scheduled(test, schedule=Batches())
+
+    return run
+
+
+def outcomes() -> Iterator[Outcome]:
+    """Of every scenario under a few schedules."""
+    for scenario in SCENARIOS.values():
+        for schedule in SCHEDULES:
+            yield simulate(scenario, schedule)
+
+
+def test_no_stage_of_a_teardown_is_cut_off_after_the_runners_crash():
+    """What the runner owed is not waited for."""
+    trace: list[events.Event] = []
+
+    async def crash() -> None:
+        executor = SimExecutor(fault=lambda job, _: SystemExit("dead") if job is Job.STEP else None)
+        with pytest.raises(RunnerCrashed):
+            async with sim_engine(executor, config=EngineConfig(observer=trace.append)) as engine:
+                await ask(engine, 1)
+
+    run_scheduled(crash, schedule=Batches())
+    cut = [e.stage for e in trace if isinstance(e, events.StageReached) and e.stage.endswith("cut off")]
+    assert not cut, f"{cut}, though the runner's end is known"
+
+
+def most_at_once(outcome: Outcome, begins: type[events.Event], ends: tuple[type[events.Event], ...]) -> int:
+    """Most ``begins`` that were not ended by one of ``ends`` yet."""
+    now = most = 0
+    for event in outcome.trace:
+        now += isinstance(event, begins) - isinstance(event, ends)
+        most = max(most, now)
+    return most
+
+
+def test_one_encode_batch_is_in_flight_at_a_time():
+    """What arrives meanwhile makes the next batch."""
+    for outcome in outcomes():
+        most = most_at_once(outcome, events.EncodeDispatched, (events.EncodeDone, events.EncodeBroke))
+        assert most <= 1, f"{most} encode batches at once in {outcome.scenario!r}"
+
+
+def test_two_steps_are_in_flight_while_requests_decode():
+    """The device never waits for Python."""
+    for outcome in outcomes():
+        if set(outcome.ends) <= {"left", SCENARIOS[outcome.scenario].refusal}:
+            continue
+        most = most_at_once(outcome, events.StepBegun, (events.StepEnded,))
+        assert most == 2, f"{most} steps at once in {outcome.scenario!r}"
+
+
+@virtual_time
+async def test_an_idle_output_is_kept_for_its_idle_time():
+    executor = SimExecutor()
+    async with sim_engine(executor, config=EngineConfig(encoder_idle_seconds=5.0)) as engine:
+        await trio.sleep(20)
+        await ask(engine, 1)
+        await trio.sleep(4)
+        assert executor.outputs, "an idle output is freed before its time"
+        await trio.sleep(2)
+        assert not executor.outputs, "an idle output outlives its time"
+
+
+@virtual_time
+async def test_the_device_holds_what_the_ledger_says():
+    """Books balance: whenever nothing is on its way, the device's bytes are the ledger's."""
+    async with sim_engine(SimExecutor(), config=EngineConfig(encoder_idle_seconds=5.0)) as engine:
+        for number, expected in ((1, 100), (2, 200)):
+            await ask(engine, number)
+            await trio.sleep(0.1)
+            books = engine.statistics()
+            assert books.device.by_owner["encoder_outputs"] == books.encoder_cache.taken == expected, "books balance"
+        await trio.sleep(10)
+        books = engine.statistics()
+        assert books.device.by_owner["encoder_outputs"] == books.encoder_cache.taken == 0, "books balance"
+
+
+@virtual_time
+async def test_a_more_patient_stop_does_not_prolong_an_impatient_one():
+    async def outsider(engine: Engine) -> None:
+        with pytest.raises(EngineClosed):
+            await ask(engine, 1, 60)
+
+    async with trio.open_nursery() as nursery:
+        async with sim_engine(SimExecutor(), config=EngineConfig(drain_seconds=math.inf)) as engine:
+            nursery.start_soon(outsider, engine)
+            await trio.sleep(0.4)
+            nursery.start_soon(engine.aclose, 0.1)
+            await trio.sleep(0.05)
+            begun = trio.current_time()
+            await engine.aclose(30.0)
+            assert trio.current_time() - begun < 0.5, "the earlier deadline holds"
+
+
+@virtual_time
+async def test_an_abort_after_the_end_is_no_error():
+    """`Supervisor.abort` never raises: it is called while leaving, also long after the engine has gone."""
+    async with sim_engine(SimExecutor()) as engine:
+        supervisor = engine._supervisor
+    supervisor.abort("no such request")
+
+
+class Reader:
+    """A request's stream: what the scheduler told it."""
+
+    def __init__(self) -> None:
+        self.told: list[StreamMessage] = []
+
+    def put(self, message: StreamMessage) -> None:
+        self.told.append(message)
+
+
+@virtual_time
+async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered():
+    """They were taken from the inbox together; their clients, in tasks outside the block, must not wait for ever."""
+    submit = Planner.submit
+
+    def breaking(self: Planner, request: Request) -> None:
+        if request.id == "breaks":
+            raise ZeroDivisionError("planted")
+        submit(self, request)
+
+    readers = {name: Reader() for name in ("before", "breaks", "behind", "last")}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunnerCrashed, match="planted"):
+        patch.setattr(Planner, "submit", breaking)
+        async with sim_engine(SimExecutor(), config=EngineConfig(verify=True)) as engine:
+            for name, reader in readers.items():  # without a checkpoint, so that they are read together
+                request = Request(id=name, prompt_token_ids=(1,), max_tokens=5)
+                engine._supervisor._to_scheduler.send_nowait(Submit(request, reader))
+            await trio.sleep_forever()
+    for name, reader in readers.items():
+        (end,) = reader.told or [None]
+        assert isinstance(end, Failed), f"{name} waits for ever"
+        assert isinstance(end.error, EngineClosed)

@@ -1,0 +1,358 @@
+"""The table of mutants: the actors and their supervisor."""
+
+from __future__ import annotations
+
+from triolet.testing.schedule import Uniform
+from triolet.testing.simulation import FaultKind
+
+from ..actors import test_engine_sim as engine_tests
+from ..actors import test_promises
+from .mutants import SIMULATION, Mutant, engine_test, simulation, swept
+
+MUTANTS: tuple[Mutant, ...] = (
+    # the scheduler
+    Mutant(
+        name="the scheduler ends while requests are still running",
+        function="actors.scheduler:Scheduler._finished",
+        fragment="(self._draining and self.planner.idle)",
+        mistake="self._draining",
+        killer=engine_test(engine_tests.test_requests_of_outside_tasks_are_drained_when_the_block_ends),
+        reason="EngineClosed",
+    ),
+    Mutant(
+        name="messages behind the one that breaks the scheduler are lost",
+        function="actors.scheduler:Scheduler._take_messages",
+        fragment="""\
+    while self._unread:
+        self._handle(self._unread.popleft())
+""",
+        mistake="""\
+    unread, self._unread = self._unread, deque()
+    for message in unread:
+        self._handle(message)
+""",
+        killer=test_promises.test_messages_behind_the_one_that_breaks_the_scheduler_are_answered,
+        reason="behind waits for ever",
+    ),
+    Mutant(
+        name="a broken scheduler does not wind up",
+        function="actors.scheduler:Scheduler.run",
+        fragment="    finally:\n",
+        mistake="    except ZeroDivisionError:\n        raise\n    else:\n",
+        killer=test_promises.test_messages_behind_the_one_that_breaks_the_scheduler_are_answered,
+        reason="terminal once",
+    ),
+    Mutant(
+        name="requests are not told that the runner is gone",
+        function="actors.scheduler:Scheduler._handle",
+        fragment="            self.planner.fail_all(error)\n",
+        mistake="",
+        killer=engine_test(engine_tests.test_requests_of_a_crashed_runner_hear_of_it),
+        reason="EngineClosed",
+    ),
+    Mutant(
+        name="one step for each batch of messages",
+        function="actors.scheduler:Scheduler._dispatch",
+        fragment="while not self._runner_gone",
+        mistake="if not self._runner_gone",
+        killer=test_promises.test_two_steps_are_in_flight_while_requests_decode,
+        reason="steps at once",
+    ),
+    Mutant(
+        name="a skipped step counts as a failed one",
+        function="actors.scheduler:Scheduler._handle",
+        fragment="skipped=skipped",
+        mistake="skipped=False",
+        killer=swept("plain", FaultKind.STEP_FAILS),
+        reason="PoisonRequest",
+    ),
+    Mutant(
+        name="a later order to drain puts the deadline off",
+        function="actors.scheduler:Scheduler._handle",
+        fragment="min(self._deadline, deadline)",
+        mistake="deadline",
+        killer=test_promises.test_a_more_patient_stop_does_not_prolong_an_impatient_one,
+        reason="DID NOT RAISE",
+    ),
+    Mutant(
+        name="an ended request's stream is kept",
+        function="actors.scheduler:Scheduler._end",
+        fragment="self._streams.pop(request_id)",
+        mistake="self._streams[request_id]",
+        killer=SIMULATION,
+        reason="terminal once",
+    ),
+    # the encoder cache
+    Mutant(
+        name="the encode lane stays busy after a batch",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="            self._encoding = False\n            self.tell(events.EncodeDone(keys))\n",
+        mistake="            self.tell(events.EncodeDone(keys))\n",
+        killer=SIMULATION,
+        reason="wait for ever",
+    ),
+    Mutant(
+        name="the encode lane stays busy after a failed batch",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="            self._encoding = False\n            self.tell(events.EncodeBroke(keys))\n",
+        mistake="            self.tell(events.EncodeBroke(keys))\n",
+        killer=swept("plain", FaultKind.ENCODE_FAILS),
+        reason="wait for ever",
+    ),
+    Mutant(
+        name="an output that comes after the close is kept",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="            self._evict_if_closing()\n",
+        mistake="",
+        killer=swept("shutdown while busy", FaultKind.CANCEL),
+        reason=("encoder cache cut off", "encoder outputs are left"),
+    ),
+    Mutant(
+        name="the ledger is not closed with the scheduler",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="            self._decide(self.ledger.close(now=trio.current_time()))\n",
+        mistake="",
+        killer=SIMULATION,
+        reason=("encoder cache cut off", "encoder outputs are left"),
+    ),
+    Mutant(
+        name="a withdrawal that crosses a refusal is taken for a mistake of ours",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="case m.Release(holder, key) if not self.ledger.holds(holder, key):",
+        mistake="case m.Release(holder, key) if False:",
+        killer=swept("leaving while it is encoded", FaultKind.ENCODE_FAILS, schedule=Uniform(0)),
+        reason="every acquire is answered",
+    ),
+    Mutant(
+        name="every item is a batch of its own",
+        function="actors.encoder_cache:EncoderCache._dispatch",
+        fragment="if self._encoding or self._runner_gone:",
+        mistake="if self._runner_gone:",
+        killer=test_promises.test_one_encode_batch_is_in_flight_at_a_time,
+        reason="encode batches at once",
+    ),
+    Mutant(
+        name="reserved before dropped",
+        function="actors.encoder_cache:EncoderCache._decide",
+        fragment="""    for key in decisions.dropped:  # first: what is reserved now may take their room
+        self.tell(events.EntryDropped(key))
+    for key, size in decisions.reserved:
+        self.tell(events.EntryReserved(key, size))
+""",
+        mistake="""    for key, size in decisions.reserved:
+        self.tell(events.EntryReserved(key, size))
+    for key in decisions.dropped:
+        self.tell(events.EntryDropped(key))
+""",
+        killer=swept("eviction pressure", FaultKind.ENCODE_FAILS),
+        reason="books balance",
+    ),
+    Mutant(
+        name="entries are idle since the start of time",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="self.ledger.release(holder, key, now=trio.current_time())",
+        mistake="self.ledger.release(holder, key, now=0.0)",
+        killer=test_promises.test_an_idle_output_is_kept_for_its_idle_time,
+        reason="freed before its time",
+    ),
+    Mutant(
+        name="nobody wakes up for an idle entry",
+        function="actors.encoder_cache:EncoderCache._next_idle_deadline",
+        fragment="return math.inf if oldest is None else oldest + self.idle_seconds",
+        mistake="return math.inf",
+        killer=test_promises.test_an_idle_output_is_kept_for_its_idle_time,
+        reason="outlives its time",
+    ),
+    # the runner and its worker
+    Mutant(
+        name="the device's release can be cancelled",
+        function="actors.gpu_runner:GpuRunner._close",
+        fragment="trio.move_on_after(self.close_seconds, shield=True)",
+        mistake="trio.move_on_after(self.close_seconds)",
+        killer=swept("plain", FaultKind.CANCEL),
+        reason="Deadlock",
+    ),
+    Mutant(
+        name="a hung call is waited for",
+        function="actors.gpu_runner:GpuRunner._close",
+        fragment="trio.move_on_after(self.close_seconds, shield=True)",
+        mistake="trio.CancelScope(shield=True)",
+        killer=swept("plain", FaultKind.STEP_HANGS),
+        reason="Deadlock",
+    ),
+    Mutant(
+        name="a hung worker is not abandoned",
+        function="actors.gpu_runner:GpuRunner._close",
+        fragment="        self.worker.abandon(self._close_executor)\n",
+        mistake="",
+        killer=swept("plain", FaultKind.STEP_HANGS),
+        reason="Deadlock",
+    ),
+    Mutant(
+        name="the worker is not stopped",
+        function="actors.gpu_runner:GpuRunner._close",
+        fragment="    self.worker.stop()\n",
+        mistake="",
+        killer=simulation("plain"),
+        reason="Deadlock",
+    ),
+    Mutant(
+        name="the encode lane forgets what waits behind a call",
+        function="actors.gpu_runner:GpuRunner._encode_lane_turn_over",
+        fragment="    self._advance_encode_lane()\n",
+        mistake="",
+        killer=SIMULATION,
+        reason="wait for ever",
+    ),
+    Mutant(
+        name="a failed encode blocks its lane",
+        function="actors.gpu_runner:GpuRunner._submit_encode",
+        fragment="        self._encode_lane_turn_over()\n",
+        mistake="            return\n        self._encode_lane_turn_over()\n",
+        killer=swept("plain", FaultKind.ENCODE_FAILS),
+        reason="wait for ever",
+    ),
+    Mutant(
+        name="a step planned before a failure was known is run",
+        function="actors.gpu_runner:GpuRunner._step",
+        fragment="plan.epoch == self._broken_epoch",
+        mistake="plan.epoch < self._broken_epoch",
+        killer=swept("plain", FaultKind.STEP_FAILS),
+        reason="the device was misused",
+    ),
+    Mutant(
+        name="the runner leaves with the first lane that closes",
+        function="actors.gpu_runner:GpuRunner.run",
+        fragment="while self._open_lanes or self._running:",
+        mistake="while len(self._open_lanes) == 2:",
+        killer=SIMULATION,
+        reason=("the teardown went through", "encoder outputs are left"),
+    ),
+    Mutant(
+        name="the device is never told to free",
+        function="actors.gpu_runner:GpuRunner._free",
+        fragment="    executor.free(keys)\n",
+        mistake="",
+        killer=simulation("idle time"),
+        reason="books balance",
+    ),
+    Mutant(
+        name="the books do not hear of what was freed",
+        function="actors.gpu_runner:GpuRunner._free",
+        fragment="    self.memory = executor.memory()\n",
+        mistake="    pass\n",
+        killer=test_promises.test_the_device_holds_what_the_ledger_says,
+        reason="books balance",
+    ),
+    Mutant(
+        name="an error keeps the frames that it came through",
+        function="actors.worker:_clear_frames",
+        fragment="traceback.clear_frames(current.__traceback__)",
+        mistake="pass",
+        killer=engine_test(engine_tests.test_a_kept_encode_error_keeps_no_payload),
+        reason="payload() is None",
+    ),
+    # the supervisor
+    Mutant(
+        name="actors are not shielded from the surroundings",
+        function="actors.supervisor:_Status.started",
+        fragment="        self.child.scope.shield = True\n",
+        mistake="",
+        killer=swept("plain", FaultKind.CANCEL),
+        reason="a part of the engine failed (Cancelled",
+    ),
+    Mutant(
+        name="a start that was cancelled counts as started",
+        function="actors.supervisor:_Status.started",
+        fragment="if not cancelled:",
+        mistake="if self.child is not None:",
+        killer=swept("plain", FaultKind.CANCEL),
+        reason="Deadlock",
+    ),
+    Mutant(
+        name="an actor that breaks is never done",
+        function="actors.supervisor:Supervisor._run_child",
+        fragment="    finally:\n",
+        mistake="    else:\n",
+        killer=swept("plain", FaultKind.CANCEL),
+        reason="Deadlock",
+    ),
+    Mutant(
+        name="the teardown can be cancelled",
+        function="actors.supervisor:Supervisor._supervise",
+        fragment="shield=True",
+        mistake="shield=False",
+        killer=swept("plain", FaultKind.CANCEL),
+        reason="Deadlock",
+    ),
+    Mutant(
+        name="a stage of the teardown has no bound",
+        function="actors.supervisor:Supervisor._stop_child",
+        fragment="trio.move_on_after(seconds)",
+        mistake="trio.CancelScope()",
+        killer=swept("plain", FaultKind.STEP_HANGS),
+        reason="Deadlock",
+    ),
+    Mutant(
+        name="the body goes on after an actor's crash",
+        function="actors.supervisor:Supervisor._child_ended",
+        fragment="    self._body.cancel()\n",
+        mistake="",
+        killer=engine_test(engine_tests.test_after_an_actors_crash_nobody_waits_for_the_drain),
+        reason="current_time() < 10",
+    ),
+    Mutant(
+        name="the encoder cache is not told that the runner is gone",
+        function="actors.supervisor:Supervisor._child_ended",
+        fragment="        self._to_encoder_cache.send_nowait(m.RunnerLost())\n",
+        mistake="",
+        killer=test_promises.test_no_stage_of_a_teardown_is_cut_off_after_the_runners_crash,
+        reason="cut off",
+    ),
+    Mutant(
+        name="the runner is stopped before the encoder cache",
+        function="actors.supervisor:Supervisor._supervise",
+        fragment="""        await self._stop_child("encoder cache", self.config.stage_seconds)
+        self._to_runner.send_nowait(m.EncodeLaneClosed())
+        await self._stop_child("runner", self.config.stage_seconds)
+""",
+        mistake="""        self._to_runner.send_nowait(m.EncodeLaneClosed())
+        await self._stop_child("runner", self.config.stage_seconds)
+        await self._stop_child("encoder cache", self.config.stage_seconds)
+""",
+        killer=SIMULATION,
+        reason="ordered teardown",
+    ),
+    Mutant(
+        name="after a crash the drain is waited for",
+        function="actors.supervisor:Supervisor.running",
+        fragment="if not (self._stop.is_set() or self._hurried):",
+        mistake="if not self._hurried:",
+        killer=engine_test(engine_tests.test_after_an_actors_crash_nobody_waits_for_the_drain),
+        reason="DID NOT RAISE",
+    ),
+    Mutant(
+        name="a drain does not notice that its surroundings were cancelled",
+        function="actors.supervisor:Supervisor._hasten",
+        fragment="            self._drain_within(0.0)\n",
+        mistake="            pass\n",
+        killer=engine_test(engine_tests.test_a_drain_ends_when_the_surroundings_are_cancelled),
+        reason="DID NOT RAISE",
+    ),
+    Mutant(
+        name="an abort after the end raises",
+        function="actors.supervisor:Supervisor.abort",
+        fragment="if not self._stopped.is_set():",
+        mistake="if self._stopped is not None:",
+        killer=test_promises.test_an_abort_after_the_end_is_no_error,
+        reason="ClosedResourceError",
+    ),
+    Mutant(
+        name="an error of the teardown hides behind a cancellation",
+        function="actors.supervisor:Supervisor._raise_end",
+        fragment=" and not (ours and _is_cancellation(body_error))",
+        mistake="",
+        killer=engine_test(engine_tests.test_an_error_of_the_teardown_is_not_lost_behind_a_cancellation),
+        reason="DID NOT RAISE",
+    ),
+)
