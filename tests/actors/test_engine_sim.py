@@ -17,6 +17,7 @@ import trio
 
 from triolet import (
     CheckpointError,
+    DeviceLost,
     EncodeFailed,
     Engine,
     EngineClosed,
@@ -263,11 +264,56 @@ async def test_a_request_that_crashes_its_step_fails_alone(config, trace, autoju
                 await ask(engine, 3)
 
 
+async def test_a_free_that_fails_once_starts_the_runner_anew_and_costs_nobody_a_token(config, trace, autojump_clock):
+    """The device's state is unknown then. What was computed is gone and computed again; streams show no gap."""
+    frees = iter([RuntimeError("for once")])
+    executor = SimExecutor(fault=lambda job, _: next(frees, None) if job is Job.FREE else None)
+    async with all_returned(executor, trace):
+        async with sim_engine(executor, config=config(encoder_cache_bytes=100, encoder_idle_seconds=0.1)) as engine:
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(ask, engine, number, 30)
+    assert [event.generation for event in trace.of(events.RunnerRestarting)] == [1]
+    assert Job.RESET in executor.calls
+
+
+async def test_restarts_too_close_together_end_the_engine(config, trace, autojump_clock):
+    executor = SimExecutor(fault=lambda job, _: RuntimeError("always") if job is Job.FREE else None)
+    settings = {"encoder_idle_seconds": 0.1, "restarts": 2, "restart_seconds": 60.0}
+    with pytest.raises(RunnerCrashed, match="always"):
+        async with sim_engine(executor, config=config(**settings)) as engine:
+            for number in range(9):
+                await ask(engine, number)
+                await trio.sleep(5)
+    assert len(trace.of(events.RunnerRestarting)) == 2
+    assert not executor.is_open
+
+
+async def test_restarts_far_apart_are_forgiven(config, trace, autojump_clock):
+    executor = SimExecutor(fault=lambda job, _: RuntimeError("always") if job is Job.FREE else None)
+    settings = {"encoder_idle_seconds": 0.1, "restarts": 1, "restart_seconds": 3.0}
+    async with sim_engine(executor, config=config(**settings)) as engine:
+        for number in range(5):
+            await ask(engine, number, 1)
+            await trio.sleep(5)
+    assert len(trace.of(events.RunnerRestarting)) == 5
+
+
+async def test_a_device_that_is_lost_is_not_started_anew(config, trace, autojump_clock):
+    """A sticky error: nothing in this process can use the device any more."""
+    executor = SimExecutor(fault=lambda job, _: DeviceLost("illegal address") if job is Job.STEP else None)
+    with pytest.raises(RunnerCrashed, match="illegal address"):
+        async with sim_engine(executor, config=config()) as engine:
+            await ask(engine, 1)
+    assert not trace.of(events.RunnerRestarting)
+    assert not executor.is_open
+
+
 async def test_a_failing_free_stops_the_engine_and_says_so(config, trace, autojump_clock):
-    """The device's state is unknown then: going on would serve wrong tokens."""
+    """With no restarts allowed: going on would serve wrong tokens."""
     executor = SimExecutor(fault=lambda job, _: RuntimeError("sticky") if job is Job.FREE else None)
     with pytest.raises(RunnerCrashed, match="sticky"):
-        async with sim_engine(executor, config=config(encoder_idle_seconds=1.0)) as engine:
+        async with sim_engine(executor, config=config(encoder_idle_seconds=1.0, restarts=0)) as engine:
             await ask(engine, 1)
             await trio.sleep(10)
     assert not executor.is_open
@@ -570,7 +616,8 @@ async def test_a_kept_encode_error_keeps_no_payload(executor, config, trace, aut
             for number in range(4):
                 nursery.start_soon(fail, engine, number)
         assert len(kept) == 4
-        assert [payload() is None for payload in payloads] == [True] * 4
+        assert len(payloads) == 4 + 4 + 4  # all together, in halves, alone
+        assert [payload() for payload in payloads] == [None] * len(payloads)
 
 
 @pytest.mark.parametrize("hung", [Job.OPEN, Job.STEP])

@@ -138,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an encode batch overshoots its budget by its last item",
         function="core.ledger:EncoderLedger.take_encode_batch",
-        fragment="if jobs and entry.embeddings > left:",
+        fragment="if jobs and self._entries[key].embeddings > left:",
         mistake="if jobs and left <= 0:",
         killer=LEDGER,
         reason="an encode batch keeps its budget",

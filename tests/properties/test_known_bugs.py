@@ -291,7 +291,7 @@ def test_e12_steps_without_progress():
     """
     rounded_down = (
         "core.planner:Planner._plan",
-        "budget = self.limits.max_step_tokens",
+        "budget = self._step_tokens",
         "budget = self.limits.max_step_tokens // self.limits.page_size * self.limits.page_size",
     )
     assert_caught(PLANNER, "a request never ended", rounded_down)
