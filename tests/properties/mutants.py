@@ -207,7 +207,6 @@ def without_collector() -> Iterator[None]:
 
 
 LEDGER = machine(LedgerMachine)
-EARLY_CLOSE = machine(EarlyCloseMachine)
 PLANNER = machine(PlannerMachine)
 PAGES = machine(PagesMachine)
 SIMULATION = simulation()
