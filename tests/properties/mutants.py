@@ -34,7 +34,7 @@ from triolet.testing.sweep import sweep_scenario
 
 from ..actors import test_engine_sim as engine_tests
 from ..actors.test_promises import SCHEDULES
-from .test_ledger import EarlyCloseMachine, LedgerMachine
+from .test_ledger import LedgerMachine
 from .test_pages import PagesMachine
 from .test_planner import PlannerMachine
 
