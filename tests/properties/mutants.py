@@ -34,7 +34,7 @@ from triolet.testing.sweep import sweep_scenario
 
 from ..actors import test_engine_sim as engine_tests
 from ..actors.test_promises import SCHEDULES
-from .test_ledger import EarlyCloseMachine, LedgerMachine
+from .test_ledger import LedgerMachine
 from .test_pages import PagesMachine
 from .test_planner import PlannerMachine
 
@@ -207,7 +207,6 @@ def without_collector() -> Iterator[None]:
 
 
 LEDGER = machine(LedgerMachine)
-EARLY_CLOSE = machine(EarlyCloseMachine)
 PLANNER = machine(PlannerMachine)
 PAGES = machine(PagesMachine)
 SIMULATION = simulation()

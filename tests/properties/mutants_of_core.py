@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import test_ledger, test_pages, test_planner
-from .mutants import EARLY_CLOSE, LEDGER, PAGES, PLANNER, Mutant, simulation
+from .mutants import LEDGER, PAGES, PLANNER, Mutant, simulation
 
 MUTANTS: tuple[Mutant, ...] = (
     # the ledger
@@ -132,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.ledger:EncoderLedger.close",
         fragment="    for key in list(self._idle):\n        self._evict(key, draft)\n",
         mistake="",
-        killer=EARLY_CLOSE,
+        killer=test_ledger.test_what_is_idle_at_the_close_is_freed,
         reason="always freed eventually",
     ),
     Mutant(

@@ -409,6 +409,12 @@ def test_an_output_that_nobody_waits_for_any_more_is_idle():
     assert ledger.state("a") is State.IDLE, "what nobody holds is idle"
 
 
+def test_what_is_idle_at_the_close_is_freed():
+    ledger = EncoderLedger(3)
+    resident(ledger, "a", now=0.0)
+    assert ledger.close(now=1.0).free == ("a",), "always freed eventually: at the close, if not before"
+
+
 def test_who_waits_at_the_close_is_withdrawn():
     """Always freed eventually: what is given back after the close is not taken anew."""
     ledger = EncoderLedger(1)
