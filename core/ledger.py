@@ -243,10 +243,15 @@ class EncoderLedger:
         while self._halves:
             half = [key for key in self._halves.popleft() if key in self._reserved]
             if half:
-                return tuple(self._dispatch(key) for key in half)
+                jobs = self._dispatch_within(half, budget)
+                self._halves.appendleft(tuple(half[len(jobs) :]))
+                return jobs
+        return self._dispatch_within(list(self._reserved), budget)
+
+    def _dispatch_within(self, keys: list[str], budget: int) -> tuple[EncodeJob, ...]:
         jobs: list[EncodeJob] = []
         left = budget
-        for key in list(self._reserved):
+        for key in keys:
             if jobs and self._entries[key].embeddings > left:
                 break
             jobs.append(self._dispatch(key))

@@ -137,7 +137,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an encode batch overshoots its budget by its last item",
-        function="core.ledger:EncoderLedger.take_encode_batch",
+        function="core.ledger:EncoderLedger._dispatch_within",
         fragment="if jobs and self._entries[key].embeddings > left:",
         mistake="if jobs and left <= 0:",
         killer=LEDGER,

@@ -198,6 +198,7 @@ class Play:
             tuple((e.key, e.state, tuple(e.holders), e.payload) for e in ledger._entries.values()),
             ledger.waiting(),
             tuple(ledger._reserved),
+            tuple(half for half in ledger._halves if half),
             tuple(ledger._idle),
             tuple(sorted(self.phases.items())),
             tuple(self.encoding),

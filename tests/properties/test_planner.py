@@ -172,6 +172,17 @@ class PlannerMachine(Machine):
             self.planner.step_done(self.executor.step(plan))
         self.publish()
 
+    @rule(really=st.sampled_from((False, False, False, True)))
+    def runner_restarts(self, really: bool) -> None:
+        """A new generation: nothing is in flight, nothing computed; whoever waits or runs loses no token by it."""
+        if not really:
+            return
+        self.flights.clear()
+        self.executor.reset()
+        self.planner.generation_lost()
+        self.obey(self.ledger.generation_lost())
+        self.publish()
+
     @rule(broken=st.sampled_from((False, False, False, True)))
     def device_encodes(self, broken: bool) -> None:
         jobs = self.ledger.take_encode_batch(2 * self.model.encoder_embeddings)
