@@ -154,8 +154,12 @@ class Supervisor:
         self._to_scheduler, self._scheduler_inbox = trio.open_memory_channel(math.inf)
         self._to_encoder_cache, self._encoder_cache_inbox = trio.open_memory_channel(math.inf)
         self._to_runner, self._runner_inbox = trio.open_memory_channel(math.inf)
-        checker = TraceChecker(capacity=self.config.encoder_cache_bytes, steps_in_flight=self.config.steps_in_flight)
-        self._tell = _Tell(self.config.observer, checker if self.config.verify else None, self._stop, self._body)
+        checker: TraceChecker | None = None
+        if self.config.verify:
+            checker = TraceChecker(
+                capacity=self.config.encoder_cache_bytes, steps_in_flight=self.config.steps_in_flight
+            )
+        self._tell = _Tell(self.config.observer, checker, self._stop, self._body)
         self._ledger = EncoderLedger(self.config.encoder_cache_bytes)
         self._runner = GpuRunner(
             inbox=self._runner_inbox,
@@ -180,6 +184,7 @@ class Supervisor:
             CheckpointError: the model cannot be loaded.
             RunnerCrashed: an actor failed while the body ran; the body was cancelled.
             EngineTeardownError: something could not be given back in time, or a release failed.
+            InvariantViolation: with ``EngineConfig(verify=True)``, the engine broke one of its promises.
         """
         body_error: BaseException | None = None
         try:

@@ -72,6 +72,11 @@ class Engine:
     Raises (on entering):
         CheckpointError: no checkpoint there, or one that cannot be loaded.
         EngineStateError: entered twice, or not in a trio loop.
+
+    Raises (on leaving, beside what the block raises):
+        RunnerCrashed: an actor failed; the block was cancelled.
+        EngineTeardownError: something could not be given back in time, or a release failed.
+        InvariantViolation: with ``EngineConfig(verify=True)``, the engine broke one of its promises.
     """
 
     def __init__(self, model: str | Path, *, config: EngineConfig | None = None) -> None:

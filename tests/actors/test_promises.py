@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import trio
 
-from triolet import Engine, EngineClosed, EngineConfig, RunnerCrashed, SamplingParams
+from triolet import Engine, EngineClosed, EngineConfig, InvariantViolation, RunnerCrashed, SamplingParams
 from triolet.actors.messages import Failed, StreamMessage, Submit
 from triolet.actors.worker import Job
 from triolet.api.audio import Samples
 from triolet.core import events
 from triolet.core.planner import Planner
 from triolet.core.request import Request
+from triolet.core.trace import TraceChecker
 from triolet.testing.schedule import Batches, Pct, Schedule, Uniform, run_scheduled
 from triolet.testing.sim import SimExecutor, sim_engine
 from triolet.testing.simulation import SCENARIOS, Outcome, simulate
@@ -171,3 +172,50 @@ async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered():
         (end,) = reader.told or [None]
         assert isinstance(end, Failed), f"{name} waits for ever"
         assert isinstance(end.error, EngineClosed)
+
+
+def every_ask_is_heard_twice(monkeypatch) -> None:
+    """Breaks "every acquire is answered" as soon as a request asks: the checker hears every ask twice."""
+    wanted = TraceChecker.__call__
+
+    def twice(checker: TraceChecker, event: events.Event) -> None:
+        wanted(checker, event)
+        if isinstance(event, events.EntryWanted):
+            wanted(checker, event)
+
+    monkeypatch.setattr(TraceChecker, "__call__", twice)
+
+
+def test_a_broken_promise_goes_before_an_error_of_the_body_and_the_observer_hears_the_end(monkeypatch):
+    """The body's error may well come of it; it is the violation's cause. Monitoring does not go blind."""
+    every_ask_is_heard_twice(monkeypatch)
+    trace: list[events.Event] = []
+
+    async def main() -> None:
+        async with sim_engine(SimExecutor(), config=EngineConfig(verify=True, observer=trace.append)) as engine:
+            with trio.CancelScope(shield=True), pytest.raises(EngineClosed):
+                await ask(engine, 1)
+            raise ValueError("the body's own")
+
+    with pytest.raises(InvariantViolation, match="every acquire is answered") as caught:
+        run_scheduled(main, schedule=Batches())
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert trace[-1] == events.StageReached("channels closed")
+
+
+def test_with_verify_a_teardown_that_leaves_a_stage_out_is_told(monkeypatch):
+    """`TraceChecker.end` runs in production too: nothing else would notice what does not happen."""
+    tell = TraceChecker.__call__
+
+    def deaf(checker: TraceChecker, event: events.Event) -> None:
+        if event != events.StageReached("scheduler stopped"):
+            tell(checker, event)
+
+    monkeypatch.setattr(TraceChecker, "__call__", deaf)
+
+    async def main() -> None:
+        async with sim_engine(SimExecutor(), config=EngineConfig(verify=True)) as engine:
+            await ask(engine, 1)
+
+    with pytest.raises(InvariantViolation, match=r"never reached \['scheduler stopped'\]"):
+        run_scheduled(main, schedule=Batches())
