@@ -617,7 +617,7 @@ async def test_a_kept_encode_error_keeps_no_payload(executor, config, trace, aut
                 nursery.start_soon(fail, engine, number)
         assert len(kept) == 4
         assert len(payloads) == 4 + 4 + 4  # all together, in halves, alone
-        assert [payload() for payload in payloads] == [None] * len(payloads)
+        assert all(payload() is None for payload in payloads)
 
 
 @pytest.mark.parametrize("hung", [Job.OPEN, Job.STEP])
