@@ -75,6 +75,15 @@ class Executor(Protocol):
     def reset(self) -> None:
         """Forgets every sequence, encoder output and KV; the weights stay. After it the executor is as just opened."""
 
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Gives the device back: all that `close` gives back, except that with ``keep_weights`` the weights are parked
+        in the host's memory. Until `wake` only `reset`, `memory` and `close` may be called."""
+
+    def wake(self) -> None:
+        """Takes the device again, exactly as `open` described it. Where it fails it sleeps on, and may be asked again.
+
+        Raises `CheckpointError` where the weights were dropped and their files are gone or have changed."""
+
     def memory(self) -> DeviceMemory:
         """Bytes held now, by owner."""
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 
 from attrs import define, field
 
@@ -131,6 +132,12 @@ class Planner:
                 failure = RunnerCrashed(str(error))  # one for each: two tasks must not raise the same object
                 failure.__cause__ = error.__cause__
                 self._end(sequence, Fail(sequence.request.id, failure))
+
+    def fail_waiting(self, make_error: Callable[[], Exception]) -> None:
+        """No device will be there for them: every request that is here fails, each with an error of its own."""
+        for sequence in list(self._sequences.values()):
+            if not sequence.ended:
+                self._end(sequence, Fail(sequence.request.id, make_error()))
 
     def generation_lost(self) -> None:
         """The runner has started anew: no step is in flight, no cross KV is written, no encoder output is there. Who

@@ -31,6 +31,8 @@ SECONDS: Mapping[Job, float] = {
     Job.FREE: 0.001,
     Job.STEP: 0.02,
     Job.RESET: 0.01,
+    Job.SLEEP: 0.05,
+    Job.WAKE: 0.5,
     Job.CLOSE: 0.1,
 }
 EOS, START = 0, 1
@@ -142,6 +144,8 @@ class SimExecutor:
     calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
     is_open: bool = field(default=False, init=False)
+    is_asleep: bool = field(default=False, init=False)
+    _parked: bool = field(default=False, init=False)
     misuses: list[str] = field(factory=list, init=False)
     generation: int = field(default=0, init=False)  # how often it was reset
     left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still there when it was closed
@@ -203,18 +207,36 @@ class SimExecutor:
         for kept in (self.outputs, self._records, self._pages, self._slots):
             kept.clear()
 
+    def sleep(self, *, keep_weights: bool) -> None:
+        """See `Executor.sleep`."""
+        self._call(Job.SLEEP, None)
+        self.generation += 1
+        self.is_asleep, self._parked = True, keep_weights
+        for kept in (self.outputs, self._records, self._pages, self._slots):
+            kept.clear()
+
+    def wake(self) -> None:
+        """See `Executor.wake`."""
+        assert self.is_asleep, "woken while it is awake"
+        self._call(Job.WAKE, None)
+        self.is_asleep = self._parked = False
+
     def memory(self) -> DeviceMemory:
         """See `Executor.memory`."""
         owned = {"weights": 1000, "encoder_outputs": sum(self.outputs.values())} if self.is_open else {}
+        if self.is_asleep:
+            owned = {"parked_weights": 1000} if self._parked else {}
         return DeviceMemory(device="sim", by_owner=owned)
 
     def close(self) -> None:
-        """See `Executor.close`."""
-        self._call(Job.CLOSE, None)
-        self.is_open = False
-        self.left = tuple(self.outputs)
-        self.outputs.clear()
-        self._records.clear()
+        """See `Executor.close`. What a fault raises is raised by one of the releases: all others are done."""
+        try:
+            self._call(Job.CLOSE, None)
+        finally:
+            self.is_open = self.is_asleep = False
+            self.left = tuple(self.outputs)
+            self.outputs.clear()
+            self._records.clear()
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -225,7 +247,10 @@ class SimExecutor:
             raise
 
     def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
-        assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"
+        with self._watched():
+            assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"
+            awake = not self.is_asleep or job in {Job.WAKE, Job.RESET, Job.CLOSE}
+            assert awake, f"{job.value} while the device is given back"
         self.calls.append(job)
         error = self.fault(job, argument) if self.fault is not None else None
         if error is not None:
@@ -269,18 +294,19 @@ class SimWorker:
 
     seconds: Mapping[Job, float] = field(factory=lambda: SECONDS)
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
-    _queue: deque[tuple[Job, Call]] = field(factory=deque, init=False)
+    _queue: deque[tuple[Job, int, Call]] = field(factory=deque, init=False)
     _wake: trio.Event = field(factory=trio.Event, init=False)
     _ended: bool = field(default=False, init=False)
+    _hanging: bool = field(default=False, init=False)
     _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         """See `Worker.start`."""
         nursery.start_soon(self._serve, deliver, name="sim worker")
 
-    def submit(self, job: Job, call: Call) -> None:
+    def submit(self, job: Job, ticket: int, call: Call) -> None:
         """See `Worker.submit`."""
-        self._queue.append((job, call))
+        self._queue.append((job, ticket, call))
         self._wake.set()
 
     def stop(self) -> None:
@@ -289,10 +315,11 @@ class SimWorker:
         self._wake.set()
 
     def abandon(self, last: Call) -> None:
-        """See `Worker.abandon`. The hung call never returns, so ``last`` is never run."""
-        del last
-        self._ended = True
-        self._scope.cancel()
+        """See `Worker.abandon`. A call that hangs never returns, so that nothing after it is ever run."""
+        self._queue.append((Job.CLOSE, -1, last))
+        self.stop()
+        if self._hanging:
+            self._scope.cancel()
 
     async def _serve(self, deliver: Deliver) -> None:
         with self._scope:
@@ -302,9 +329,10 @@ class SimWorker:
                         return
                     self._wake = trio.Event()
                     await self._wake.wait()
-                job, call = self._queue.popleft()
-                await trio.sleep(math.inf if self.hangs(job) else self.seconds[job])
-                deliver(run_call(call))
+                job, ticket, call = self._queue.popleft()
+                self._hanging = self.hangs(job)
+                await trio.sleep(math.inf if self._hanging else self.seconds[job])
+                deliver(run_call(ticket, call))
                 del call
 
 
