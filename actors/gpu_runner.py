@@ -49,8 +49,8 @@ class GpuRunner:
     on the worker at a time. The worker serves in order of arrival, so the lanes take turns: between two encode batches
     every waiting step runs, between two steps at most one encode batch.
 
-    ``make_executor`` runs on the worker, as does every call of the executor it makes. A call has a ticket; the report
-    that waits for it is forgotten where the runner starts anew, and then the call's end is nobody's business.
+    ``make_executor`` runs on the worker, as does every call of the executor it makes. A call has a ticket, by which its
+    end finds the report that waits for it.
 
     Asleep it has given the device back: nobody sends steps or encode batches, and waking is a call like any other.
     """
@@ -68,7 +68,7 @@ class GpuRunner:
     memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
     _executor: Executor | None = field(default=None, init=False)
     _tickets: Iterator[int] = field(factory=itertools.count, init=False)
-    _reports: dict[int, tuple[Job, Report]] = field(factory=dict, init=False)  # by ticket, in the order of the calls
+    _reports: dict[int, Report] = field(factory=dict, init=False)  # by ticket, in the order of the calls
     _encode_lane: deque[m.Encode | m.Free] = field(factory=deque, init=False)
     _encode_lane_busy: bool = field(default=False, init=False)
     _open_lanes: set[str] = field(factory=lambda: {"step", "encode"}, init=False)
@@ -111,17 +111,14 @@ class GpuRunner:
             error.add_note(str(further))
 
     async def _restart(self, error: Exception) -> None:
-        """Starts anew in place: the weights stay, everything else the device holds is forgotten, and so is what was
-        asked before, except to sleep or to wake. Raises ``error`` where that cannot help any more."""
+        """Starts anew in place, after the calls that run: the weights stay, everything else the device holds is
+        forgotten, and so is what is asked in ignorance of it. Raises ``error`` where that cannot help any more."""
         beyond_help = isinstance(error, DeviceLost | _NotGivenBack)
         pause = None if beyond_help else self.restarts.try_restart(trio.current_time())
         if pause is None:
             raise error
         generation = self._generation = self._generation + 1
         self.tell(events.RunnerRestarting(generation, f"{type(error).__name__}: {error}"))
-        self._reports = {
-            ticket: (job, report) for ticket, (job, report) in self._reports.items() if job in {Job.SLEEP, Job.WAKE}
-        }
         self._empty_encode_lane()
         await trio.sleep(pause)
         ends: list[m.JobDone] = []
@@ -202,8 +199,7 @@ class GpuRunner:
     def _handle(self, message: m.RunnerMessage) -> None:
         match message:
             case m.JobDone(ticket):
-                _, report = self._reports.pop(ticket, (None, _report_to_nobody))
-                report(message)
+                self._reports.pop(ticket)(message)
             case m.Step() | m.Encode() | m.Free() if message.generation != self._generation:
                 pass  # whoever sent it will hear of the restart, and asks again for what is still wanted
             case m.Step(plan):
@@ -300,7 +296,7 @@ class GpuRunner:
 
     def _submit(self, job: Job, call: Call, report: Report) -> int:
         ticket = next(self._tickets)
-        self._reports[ticket] = (job, report)
+        self._reports[ticket] = report
         self.worker.submit(job, ticket, call)
         return ticket
 

@@ -294,6 +294,7 @@ class SimWorker:
 
     seconds: Mapping[Job, float] = field(factory=lambda: SECONDS)
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
+    abandoned: bool = field(default=False, init=False)
     _queue: deque[tuple[Job, int, Call]] = field(factory=deque, init=False)
     _wake: trio.Event = field(factory=trio.Event, init=False)
     _ended: bool = field(default=False, init=False)
@@ -316,6 +317,7 @@ class SimWorker:
 
     def abandon(self, last: Call) -> None:
         """See `Worker.abandon`. A call that hangs never returns, so that nothing after it is ever run."""
+        self.abandoned = True
         self._queue.append((Job.CLOSE, -1, last))
         self.stop()
         if self._hanging:

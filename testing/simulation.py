@@ -222,6 +222,7 @@ class _Run:
     scenario: Scenario
     injector: _Injector
     executor: SimExecutor = field(init=False)
+    worker: SimWorker = field(init=False)
     engine: Engine = field(init=False)
     trace: list[events.Event] = field(factory=list)
     ends: list[str] = field(init=False)
@@ -238,7 +239,8 @@ class _Run:
         settings: dict[str, object] = {"drain_seconds": 1.0, "stage_seconds": 2.0, **scenario.config}
         config = EngineConfig(observer=self._observe, **settings)  # type: ignore[arg-type]
         self.checker = TraceChecker(capacity=config.encoder_cache_bytes, steps_in_flight=config.steps_in_flight)
-        self.engine = sim_engine(self.executor, config=config, worker=SimWorker(hangs=self.injector.hangs))
+        self.worker = SimWorker(hangs=self.injector.hangs)
+        self.engine = sim_engine(self.executor, config=config, worker=self.worker)
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)
@@ -450,6 +452,9 @@ def _judge(run: _Run, *, interrupted: bool) -> None:
     assert not run.executor.misuses, f"the device was misused: {run.executor.misuses[0]}"
     hung = events.StageReached("device call abandoned") in run.trace
     assert hung or not run.executor.is_open, "the device was not released"
+    assert not run.worker.abandoned or kind in {FaultKind.STEP_HANGS, FaultKind.CRASH}, (
+        "the way out did not wait for it"
+    )
     opened = events.StageReached("accepting") in run.trace
     failed = [event for event in run.trace if isinstance(event, events.ActorFailed)]
     assert not failed or kind in _FATAL, f"an actor failed: {failed[0]}"
