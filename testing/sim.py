@@ -323,6 +323,7 @@ class SimWorker:
         if self._hanging:
             self._scope.cancel()
 
+    @trio.lowlevel.enable_ki_protection  # ^C never comes to a thread
     async def _serve(self, deliver: Deliver) -> None:
         with self._scope:
             while True:
