@@ -31,6 +31,8 @@ class Job(enum.Enum):
     FREE = "free"
     STEP = "step"
     RESET = "reset"
+    SLEEP = "sleep"
+    WAKE = "wake"
     CLOSE = "close"
 
 

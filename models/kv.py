@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.plan import Slice
-from .resources import tensor_bytes
 
 
 @frozen(kw_only=True, eq=False)
@@ -116,9 +115,9 @@ class PagedKV:
         attended = scaled_dot_product_attention(split, keys, values, attn_mask=group.mask, scale=1.0)
         return attended.transpose(1, 2).reshape(queries.shape)
 
-    def nbytes(self) -> int:
-        """Bytes taken, the page of zeros included."""
-        return tensor_bytes((self._pool,))
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The pool, the page of zeros included."""
+        return (self._pool,)
 
     def release(self) -> None:
         """Forgets the pool."""
@@ -166,9 +165,9 @@ class CrossKV:
         split = part.view(run.slots, run.rows, keys.shape[1], -1).transpose(1, 2)
         return _attend_whole(split, keys, values).transpose(1, 2).reshape(part.shape)
 
-    def nbytes(self) -> int:
-        """Bytes taken."""
-        return tensor_bytes((self._pool,))
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The pool."""
+        return (self._pool,)
 
     def release(self) -> None:
         """Forgets the pool."""

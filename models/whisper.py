@@ -7,16 +7,15 @@ effect there, nor here. The query scale (head_dim ** -0.5) is folded into the qu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, fields, frozen, has
 from torch import Tensor
 from torch.nn import functional
 
 from ..core.errors import CheckpointError
 from .kv import CrossKV, PagedKV, StepLayout
-from .resources import tensor_bytes
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -347,11 +346,33 @@ class WhisperModel:
             return (self._decoder.head @ normed.T).T.float().contiguous()
         return functional.linear(normed, self._decoder.head).float()
 
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return tensor_bytes(self._tensors)
+    def to(self, device: torch.device) -> WhisperModel:
+        """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
+        moved = {id(tensor): tensor.to(device) for tensor in self._tensors}
+        return WhisperModel(
+            shape=self.shape,
+            encoder=_rebuilt(self._encoder, moved),
+            decoder=_rebuilt(self._decoder, moved),
+            tensors=list(moved.values()),
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The weights."""
+        return tuple(self._tensors)
 
     def release(self) -> None:
         """Forgets every tensor."""
         self._encoder = self._decoder = None
         self._tensors.clear()
+
+
+def _rebuilt(part: Any, moved: dict[int, Tensor]) -> Any:
+    """``part`` of a model with other tensors, which ``moved`` has by the identities of those they replace."""
+    if isinstance(part, Tensor):
+        return moved[id(part)]
+    if isinstance(part, tuple):
+        return tuple(_rebuilt(one, moved) for one in part)
+    if has(type(part)):
+        names = [each.name for each in fields(type(part))]
+        return evolve(part, **{name: _rebuilt(getattr(part, name), moved) for name in names})
+    return part

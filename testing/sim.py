@@ -31,9 +31,13 @@ SECONDS: Mapping[Job, float] = {
     Job.FREE: 0.001,
     Job.STEP: 0.02,
     Job.RESET: 0.01,
+    Job.SLEEP: 0.2,
+    Job.WAKE: 0.5,
     Job.CLOSE: 0.1,
 }
 EOS, START = 0, 1
+WEIGHTS = 1000  # bytes
+_ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # what may be called then
 
 
 class SimTokenizer:
@@ -141,7 +145,9 @@ class SimExecutor:
     fault: DeviceFault | None = None
     calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
-    is_open: bool = field(default=False, init=False)
+    is_open: bool = field(default=False, init=False)  # asleep it is open, too
+    is_asleep: bool = field(default=False, init=False)
+    parked: int = field(default=0, init=False)  # bytes of weights kept in host memory
     misuses: list[str] = field(factory=list, init=False)
     generation: int = field(default=0, init=False)  # how often it was reset
     left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still there when it was closed
@@ -200,21 +206,44 @@ class SimExecutor:
         """See `Executor.reset`."""
         self._call(Job.RESET, None)
         self.generation += 1
-        for kept in (self.outputs, self._records, self._pages, self._slots):
-            kept.clear()
+        self._forget()
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """See `Executor.sleep`. A fault that is an `ExceptionGroup` is of a release, and it sleeps all the same."""
+        try:
+            self._call(Job.SLEEP, None)
+        except ExceptionGroup:
+            self._fall_asleep(keep_weights)
+            raise
+        self._fall_asleep(keep_weights)
+
+    def _fall_asleep(self, keep_weights: bool) -> None:
+        self.is_asleep, self.parked = True, WEIGHTS if keep_weights else 0
+        self._forget()
+
+    def wake(self) -> None:
+        """See `Executor.wake`."""
+        self._call(Job.WAKE, None)
+        self.is_asleep, self.parked = False, 0
 
     def memory(self) -> DeviceMemory:
         """See `Executor.memory`."""
-        owned = {"weights": 1000, "encoder_outputs": sum(self.outputs.values())} if self.is_open else {}
+        if self.is_asleep:
+            return DeviceMemory(device="cpu", by_owner={"parked_weights": self.parked} if self.parked else {})
+        owned = {"weights": WEIGHTS, "encoder_outputs": sum(self.outputs.values())} if self.is_open else {}
         return DeviceMemory(device="sim", by_owner=owned)
 
     def close(self) -> None:
         """See `Executor.close`."""
         self._call(Job.CLOSE, None)
-        self.is_open = False
+        self.is_open = self.is_asleep = False
+        self.parked = 0
         self.left = tuple(self.outputs)
-        self.outputs.clear()
-        self._records.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        for kept in (self.outputs, self._records, self._pages, self._slots):
+            kept.clear()
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -226,6 +255,9 @@ class SimExecutor:
 
     def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
         assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"
+        with self._watched():
+            assert not self.is_asleep or job in _ASLEEP, f"{job.value} on an executor that is asleep"
+            assert self.is_asleep or job is not Job.WAKE, "wake of an executor that is awake"
         self.calls.append(job)
         error = self.fault(job, argument) if self.fault is not None else None
         if error is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -323,6 +324,15 @@ class Driver:
         return self._sequences
 
 
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What dies now dies by reference count."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def job() -> type[Job]:
     return Job
@@ -330,11 +340,11 @@ def job() -> type[Job]:
 
 @pytest.fixture
 def open_driver() -> Iterator[Callable[..., Driver]]:
-    """``open_driver(folder, **config_changes)``; closed after the test."""
+    """``open_driver(folder, make_executor, **config_changes)``; closed after the test."""
     opened: list[TorchExecutor] = []
 
-    def start(folder: Path, **changes: Any) -> Driver:
-        executor = TorchExecutor(folder, small_config(**changes))
+    def start(folder: Path, make_executor: Callable[..., TorchExecutor] = TorchExecutor, **changes: Any) -> Driver:
+        executor = make_executor(folder, small_config(**changes))
         opened.append(executor)
         return Driver(executor, executor.open())
 

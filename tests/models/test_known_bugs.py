@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 
 import numpy as np
@@ -12,14 +11,6 @@ import torch
 from triolet.models.executor import EncoderOutputs
 from triolet.models.kv import PagedKV
 from triolet.models.resources import ResourceStack
-
-
-@pytest.fixture
-def no_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def bytes_follow_freeing(driver, audio) -> bool:
@@ -81,8 +72,8 @@ def test_s4_the_first_failing_release_skips_the_later_ones(planted):
         raise RuntimeError("a sticky device error")
 
     stack, released = (Impatient if planted else ResourceStack)(), []
-    stack.register("weights", lambda: 1, lambda: released.append("weights"))
-    stack.register("pages", lambda: 1, fail)
+    stack.callback("weights", lambda: released.append("weights"))
+    stack.callback("pages", fail)
     with pytest.raises((RuntimeError, ExceptionGroup)):
         stack.close()
     assert (released == []) is planted
