@@ -8,7 +8,9 @@ import traceback
 def clear_frames(error: BaseException, *, outer: BaseException | None = None) -> None:
     """Drops the locals of the frames that ``error`` came through, and of those it was raised from.
 
-    A frame that still runs stays as it is; it drops its own names.
+    A frame that still runs stays as it is; it drops its own names. What a comprehension, lambda or inner function takes
+    from the function around it stays as well, since (in Python 3.11) its frame keeps the function and so the closure:
+    where tensors are about, hand them over as arguments.
 
     Args:
         outer: an error that was being handled before; it and what is behind it are somebody else's.

@@ -450,7 +450,7 @@ class TorchExecutor:
                 raise EncodeFailed(
                     f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity"
                 )
-            now.outputs.add({key: encoded[index].clone() for index, key in enumerate(keys)})
+            now.outputs.add({key: output.clone() for key, output in zip(keys, encoded, strict=True)})
 
     @_device_call
     def step(self, plan: StepPlan) -> StepResult:
@@ -513,7 +513,9 @@ class TorchExecutor:
         if not wanted.rows:
             return tuple(Drawn(token_id=None) for _ in slices)
         logits = now.model.logits(hidden[torch.tensor(wanted.rows, device=now.device)])
-        probes = {index: _probe(logits[row], records[index]) for index, row in wanted.probes.items()}
+        probed = [records[index] for index in wanted.probes]
+        answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), probed)
+        probes = dict(zip(wanted.probes, answers, strict=True))
         tokens, logprobs = self._choose(now, logits, wanted.draws, records)
         drawn = []
         for index, record in enumerate(records):

@@ -10,6 +10,7 @@ slots next to each other, are views::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -157,7 +158,7 @@ class CrossKV:
         """Attention of scaled ``queries`` [rows, width], ordered by slot, over their slots; [rows, width]."""
         if len(runs) == 1:
             return self._attend_run(layer, queries, runs[0])
-        return torch.cat([self._attend_run(layer, queries, run) for run in runs])
+        return torch.cat(list(map(partial(self._attend_run, layer, queries), runs)))
 
     def _attend_run(self, layer: int, queries: Tensor, run: SlotRun) -> Tensor:
         keys, values = self._pool[layer, :, run.slot : run.slot + run.slots]  # [slots, heads, embeddings, head_dim]
