@@ -374,9 +374,11 @@ class TorchExecutor:
             self._stack.callback("threads", partial(torch.set_num_threads, torch.get_num_threads()))
             torch.set_num_threads(self.config.threads)
 
-    def _release(self, *, handed_on: tuple[Tensor, ...] = ()) -> None:
-        """Gives back what `_take` took, whatever is raised on the way."""
+    def _release(self) -> None:
+        """Gives back what `_take` took, whatever is raised on the way. What is parked stays: on the CPU the weights are
+        the very same tensors."""
         self._open = None
+        handed_on = self._parked_model.tensors() if self._parked_model is not None else ()
         try:
             self._stack.close(handed_on=handed_on)
         finally:
@@ -394,10 +396,10 @@ class TorchExecutor:
         """
         model = self._opened().model
         if keep_weights:
-            with _device_errors("the weights"):
+            with _device_errors("a copy of the weights"):
                 self._parked_model = self._parked.own("parked_weights", model.to(_HOST))
         del model
-        self._release(handed_on=self._parked_model.tensors() if self._parked_model is not None else ())
+        self._release()
 
     @_device_call
     def wake(self) -> None:

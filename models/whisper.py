@@ -3,8 +3,8 @@
 Numbers follow transformers' `WhisperForConditionalGeneration`, including what it leaves out: `scale_embedding` has no
 effect there, nor here. The query scale (head_dim ** -0.5) is folded into the query projections when they are loaded.
 
-Loops that load are spelled with `map`: what a comprehension closes over would live as long as an error that came through
-it (see `core.frames`).
+Loops that load are spelled with `map`: what a comprehension closes over would live as long as an error that came
+through it (see `core.frames`).
 """
 
 from __future__ import annotations

@@ -392,7 +392,8 @@ class Books:
         return {key: nbytes for key, nbytes in _sizes(live_storages()).items() if key not in before}
 
     def check(self, executor: TorchExecutor) -> dict[str, int]:
-        """Nothing lives that nobody counts, nothing is counted that does not live, and nothing twice. Bytes by owner."""
+        """Nothing lives that nobody counts, nothing is counted that does not live, and nothing twice. Returns the bytes
+        by owner."""
         live = self.live()
         owners: dict[int, tuple[str, ...]] = {}
         for stack in (executor._stack, executor._parked):
