@@ -56,6 +56,15 @@ class Ids:
     vocabulary: int = 267 + 50 * CHUNK_SECONDS + 1
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The model is so small that more threads only wait for each other, long on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def ids() -> Ids:
     return Ids()

@@ -430,6 +430,27 @@ def test_s7_an_open_without_memory_for_any_of_its_storages_leaves_nothing(books,
     assert books.live() == {}
 
 
+def test_what_was_on_its_way_is_dead_before_the_last_release(
+    no_collector, checkpoint, config, read_once, watch, monkeypatch
+):
+    """The allocator's cache, and whatever else was taken first, is given back last: by then the weights that were read
+    half must be dead, though they had no owner yet."""
+    at_the_end, restore = [], torch.set_num_threads
+    before = torch.get_num_threads()
+    executor = TorchExecutor(checkpoint, config(threads=before + 1))
+    with watch(fail_at=60) as watched:
+
+        def set_num_threads(count):
+            restore(count)
+            if count == before:
+                at_the_end.append(watched.alive)
+
+        monkeypatch.setattr(torch, "set_num_threads", set_num_threads)
+        with pytest.raises(NO_MEMORY):
+            executor.open()
+    assert at_the_end == [0]
+
+
 # -- by the device's own count -----------------------------------------------------------------------------------------
 
 

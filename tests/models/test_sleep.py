@@ -97,6 +97,15 @@ def test_what_it_knew_is_forgotten(driver, audio, ids, job, keep_weights):
     assert driver.run(job(key="a", prompt=(ids.start,), max_tokens=2))[0].tokens
 
 
+def test_parked_weights_are_said_to_be_on_the_host(driver):
+    """Asleep, whatever the device is."""
+    driver.executor._device = "cuda:0"
+    driver.executor.sleep(keep_weights=True)
+    assert driver.executor.memory().device == "cpu"
+    driver.executor.wake()
+    assert driver.executor.memory().device == "cuda:0"
+
+
 def test_threads_are_given_back_while_it_sleeps(open_driver, checkpoint):
     """torch's thread count is the process's."""
     before = torch.get_num_threads()

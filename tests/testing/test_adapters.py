@@ -49,7 +49,7 @@ def tiny():
 @pytest.fixture(scope="module")
 def make_torch(tiny, tmp_path_factory):
     folder = tiny.save_checkpoint(tmp_path_factory.mktemp("checkpoint"), tiny.make_model())
-    return lambda: TorchExecutor(folder, tiny.small_config(max_running=3))
+    return lambda: TorchExecutor(folder, tiny.small_config(max_running=3, threads=1))
 
 
 @pytest.fixture(scope="module")
