@@ -210,7 +210,7 @@ class GpuRunner:
             case m.Sleep():
                 self._generation += 1
                 self._empty_encode_lane()
-                self._submit(Job.SLEEP, self._sleep, self._slept)
+                self._submit(Job.SLEEP, self._sleep, partial(self._slept, self._generation))
             case m.Wake():
                 self._submit(Job.WAKE, self._wake, self._woke)
             case m.StepLaneClosed():
@@ -268,13 +268,23 @@ class GpuRunner:
 
         self._submit(Job.FREE, partial(self._free, keys), report)
 
-    def _slept(self, done: m.JobDone) -> None:
-        if done.error is not None:
+    def _slept(self, generation: int, done: m.JobDone) -> None:
+        if isinstance(done.error, ExceptionGroup):  # of releases
             raise _NotGivenBack(f"{type(done.error).__name__}: {done.error}") from done.error
+        if done.error is not None:
+            self.to_scheduler.send_nowait(m.SleepFailed(_as_exception(done.error)))
+            # what was asked meanwhile was dropped
+            self._submit(Job.RESET, self._reset, partial(self._reset_after_sleep, generation))
+            return
         self._asleep = True
-        self.tell(events.RunnerAsleep(self._generation))
+        self.tell(events.RunnerAsleep(generation))
         if not self._restarting:  # else it is told when that is over
-            self.to_encoder_cache.send_nowait(m.RunnerRestarted(self._generation, asleep=True))
+            self.to_encoder_cache.send_nowait(m.RunnerRestarted(generation, asleep=True))
+
+    def _reset_after_sleep(self, generation: int, done: m.JobDone) -> None:
+        if done.error is not None:
+            raise done.error
+        self.to_encoder_cache.send_nowait(m.RunnerRestarted(generation))
 
     def _woke(self, done: m.JobDone) -> None:
         if isinstance(done.error, DeviceLost):

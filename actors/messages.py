@@ -140,6 +140,13 @@ class WakeFailed:
 
 
 @frozen
+class SleepFailed:
+    """From the runner: the weights could not be parked; it is awake."""
+
+    error: Exception
+
+
+@frozen
 class OrderSleep:
     """From the engine: give the device back, until `OrderWake`."""
 
@@ -170,6 +177,7 @@ SchedulerMessage = (
     | StepFailed
     | GenerationLost
     | Woke
+    | SleepFailed
     | WakeFailed
     | OrderSleep
     | OrderWake

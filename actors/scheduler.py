@@ -12,7 +12,7 @@ import trio
 from attrs import define, field
 
 from ..core import events
-from ..core.errors import EngineAsleep, EngineClosed, EngineStateError
+from ..core.errors import EngineAsleep, EngineClosed, EngineError, EngineStateError
 from ..core.plan import StepPlan
 from ..core.planner import Planner
 from ..core.request import Request
@@ -120,6 +120,10 @@ class Scheduler:
                 self.rest.woke()
                 _answer(self._wait_for_wake)
                 self._give_order()
+            case m.SleepFailed(error):
+                self.rest.sleep_failed()
+                _answer(self._wait_for_sleep, partial(_cannot_sleep, error))
+                _answer(self._wait_for_wake)
             case m.WakeFailed(error):
                 self._wake_failed(error)
             case m.OrderSleep(reply):
@@ -261,6 +265,12 @@ def _answer(replies: list[m.Reply], error: Callable[[], Exception | None] = lamb
     """Each gets an error of its own: two tasks must not raise the same object."""
     while replies:
         replies.pop().put(error())
+
+
+def _cannot_sleep(cause: Exception) -> EngineError:
+    error = EngineError(f"the device could not be given back, and is still held ({type(cause).__name__}: {cause})")
+    error.__cause__ = cause
+    return error
 
 
 def _cannot_wake(cause: Exception) -> EngineAsleep:

@@ -161,6 +161,7 @@ class Engine:
 
         Raises:
             EngineClosed: the engine ends meanwhile.
+            EngineError: the device could not be given back, for want of room for the weights say; it is still held.
             EngineStateError: not in its block, or woken before it slept.
         """
         await self._opened()[0].sleep()

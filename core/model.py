@@ -73,19 +73,34 @@ class Executor(Protocol):
         """Drops encoder outputs. A key that is not resident is our bug: `AssertionError`."""
 
     def reset(self) -> None:
-        """Forgets every sequence, encoder output and KV; the weights stay. After it the executor is as just opened."""
+        """Forgets every sequence, encoder output and KV; the weights stay. After it the executor is as just opened.
+        Asleep there is nothing to forget, and that is no error."""
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Gives the device back: all that `close` gives back, except that with ``keep_weights`` the weights are parked
-        in the host's memory. Until `wake` only `reset`, `memory` and `close` may be called."""
+        """Gives the device back. Sequences, encoder outputs and KV are forgotten; until `wake`, only `reset`, `memory`
+        and `close` may be called.
+
+        Args:
+            keep_weights: park the weights in host memory, so that `wake` need not read the checkpoint again.
+
+        Raises:
+            ExceptionGroup: what the releases raised. It sleeps all the same, and gave back what it could.
+            Exception: anything else, such as no room on the host: it is awake, and nothing has changed.
+        """
 
     def wake(self) -> None:
-        """Takes the device again, exactly as `open` described it. Where it fails it sleeps on, and may be asked again.
+        """Takes the device again. After it the executor is as just opened, and just as `open` has described it.
 
-        Raises `CheckpointError` where the weights were dropped and their files are gone or have changed."""
+        When it raises, it has given back what it had taken, and sleeps: it can be tried again.
+
+        Raises:
+            DeviceOutOfMemory: somebody else has the memory now.
+            CheckpointError: the weights were not kept, and the checkpoint is not what it was.
+        """
 
     def memory(self) -> DeviceMemory:
-        """Bytes held now, by owner."""
+        """Bytes held now, by owner; asleep, what is parked, and in which memory."""
 
     def close(self) -> None:
-        """Gives everything back, in reverse order of taking; idempotent; works on a half-open executor."""
+        """Gives everything back, in reverse order of taking; idempotent; works on an executor that is half open or
+        asleep."""

@@ -2,9 +2,11 @@
 
 ::
 
+      +--------+  it could not be given back
+      v        |
     AWAKE -> FALLING_ASLEEP -> ASLEEP -> WAKING -> AWAKE
                                  ^          |
-                                 +----------+  the device could not be taken
+                                 +----------+  it could not be taken
 
 What is wanted and what is so are two things, since either takes its time: the last wish counts. A sleep that was
 ordered ends by an order; one for want of work ends with the next work.
@@ -65,6 +67,11 @@ class Rest:
     def slept(self) -> None:
         """The device was given back."""
         self.power = Power.ASLEEP
+
+    def sleep_failed(self) -> None:
+        """The device could not be given back; it is tried again at the next wish."""
+        self.power = Power.AWAKE
+        self._wants_sleep = self._ordered = False
 
     def woke(self) -> None:
         """The device was taken again."""

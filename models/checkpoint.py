@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,19 @@ ARCHITECTURES = ("WhisperForConditionalGeneration", "WhisperModel")
 """The architectures with an adapter, as config.json names them."""
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_SETTINGS = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "normalizer.json",
+)
 _SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
 
 
@@ -220,6 +234,12 @@ class Checkpoint:
     begin_suppress_token_ids: tuple[int, ...]
     architecture: str
     tokenizer: Any = field(repr=False, eq=False)
+    stamps: Mapping[str, str] = field(repr=False)  # a hash of each file that all this was read from
+
+    def changed_files(self) -> tuple[str, ...]:
+        """The files beside the weights that are not what they were when this was read."""
+        now = _stamps(self.folder)
+        return tuple(name for name in _SETTINGS if now.get(name) != self.stamps.get(name))
 
     def identity(self, fingerprint: str, dtype: str) -> str:
         """A hash of all that an encoder output depends on beside the samples."""
@@ -235,6 +255,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         UnsupportedModel: an architecture, or an activation function, without an adapter.
     """
     plain = Settings(folder / "config.json", check_architecture(folder))
+    stamps = _stamps(folder)
     find_weights(folder)
     config = Settings(plain.path, _load(folder, "config.json", "WhisperConfig").to_dict())
     shape = _shape(config)
@@ -261,7 +282,13 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         begin_suppress_token_ids=tokens.suppressed("begin_suppress_tokens"),
         architecture=(plain.get("architectures") or ARCHITECTURES)[0],
         tokenizer=tokenizer,
+        stamps=stamps,
     )
+
+
+def _stamps(folder: Path) -> dict[str, str]:
+    paths = [folder / name for name in _SETTINGS]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
 
 
 def _load(folder: Path, file: str, loader: str) -> Any:

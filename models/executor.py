@@ -9,40 +9,90 @@ One step, in order::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ..core.config import EngineConfig
-from ..core.errors import DeviceLost, DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
+from ..core.errors import (
+    CheckpointError,
+    DeviceLost,
+    DeviceOutOfMemory,
+    EncodeFailed,
+    EngineError,
+    InvalidRequest,
+)
+from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
 from .checkpoint import Checkpoint, WeightFiles, read_checkpoint, resolve
 from .features import LogMel
 from .kv import CrossKV, PagedKV, StepLayout, lay_out
-from .resources import ResourceStack, tensor_bytes
+from .resources import ReleaseReport, ResourceStack
 from .sampling import Draw, RuleMasks, apply_rules, choose
 from .whisper import WhisperModel, WhisperShape
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _CROSS_KV_LIMIT = 2 << 30  # bytes, where the configuration leaves the size to us
+_HOST = torch.device("cpu")
+_Executor = TypeVar("_Executor")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _device_call(
+    method: Callable[Concatenate[_Executor, _Arguments], _Result],
+) -> Callable[Concatenate[_Executor, _Arguments], _Result]:
+    """A call that works with tensors: in inference mode; and what it raises keeps none of them alive, however long
+    somebody keeps the error."""
+
+    @wraps(method)
+    def call(self: _Executor, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        outer = sys.exception()
+        try:
+            with torch.inference_mode():
+                return method(self, *args, **kwargs)
+        except BaseException as error:
+            clear_frames(error, outer=outer)
+            del self, args, kwargs, outer  # this frame is in the traceback too, and still runs: nobody else clears it
+            raise
+
+    return call
 
 
 @contextmanager
-def _device_errors(what: str, count: int, of: str) -> Iterator[None]:
+def _device_errors(what: str) -> Iterator[None]:
     """torch's errors of the device, as ours."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise DeviceOutOfMemory(f"{what} {count} {of} does not fit the device's memory: {error}") from error
+        raise DeviceOutOfMemory(f"{what} does not fit the device's memory: {error}") from error
     except torch.AcceleratorError as error:
         raise DeviceLost(
-            f"the device broke down in {what} {count} {of}: {error}. Its context is lost for this process; start "
-            f"a new one"
+            f"the device broke down in {what}: {error}. Its context is lost for this process; start a new one"
+        ) from error
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):  # torch has no class of its own for it
+            raise
+        raise DeviceOutOfMemory(f"{what} does not fit the host's memory: {error}") from error
+
+
+@contextmanager
+def _still_the_same(folder: Path) -> Iterator[None]:
+    """The checkpoint is read again: what was described must still be true."""
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        raise CheckpointError(
+            f"the checkpoint in {folder} has changed since the executor was opened: {error}; put it back as it was, or "
+            f"open another executor"
         ) from error
 
 
@@ -72,9 +122,9 @@ class EncoderOutputs:
         for key in keys:
             del self._outputs[key]
 
-    def nbytes(self) -> int:
-        """Bytes of all outputs."""
-        return tensor_bytes(self._outputs.values())
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All outputs."""
+        return tuple(self._outputs.values())
 
     def release(self) -> None:
         """Drops everything."""
@@ -124,8 +174,93 @@ class _Budget:
 
 
 @frozen(kw_only=True, eq=False)
+class _Blueprint:
+    """What `TorchExecutor.open` finds out once, and builds from; so does `TorchExecutor.wake`. No tensors."""
+
+    config: EngineConfig
+    device: torch.device
+    dtype: torch.dtype
+    checkpoint: Checkpoint
+    budget: _Budget
+    fingerprint: str = ""  # of the weights, when they have been read
+
+    @classmethod
+    def draw(cls, model: str | Path, config: EngineConfig) -> _Blueprint:
+        device = _device(config.device)
+        dtype = _dtype(config.dtype, device)
+        checkpoint = read_checkpoint(resolve(model))
+        budget = _Budget.of(config, checkpoint.shape, dtype)
+        return cls(config=config, device=device, dtype=dtype, checkpoint=checkpoint, budget=budget)
+
+    def load(self, weights: WeightFiles) -> WhisperModel:
+        checkpoint = self.checkpoint
+        return WhisperModel.load(
+            weights,
+            checkpoint.shape,
+            encoder_inner=checkpoint.encoder_inner,
+            decoder_inner=checkpoint.decoder_inner,
+            activation=checkpoint.activation,
+            tied=checkpoint.tied,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    def allocate_pages(self) -> PagedKV:
+        shape = self.checkpoint.shape
+        return PagedKV.allocate(
+            layers=shape.decoder_layers,
+            pages=self.budget.pages,
+            page_size=self.config.page_size,
+            heads=shape.decoder_heads,
+            width=shape.width,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def allocate_slots(self) -> CrossKV:
+        shape = self.checkpoint.shape
+        return CrossKV.allocate(
+            layers=shape.decoder_layers,
+            slots=self.budget.slots,
+            heads=shape.decoder_heads,
+            embeddings=shape.embeddings,
+            width=shape.width,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def describe(self, name: str) -> ModelDescription:
+        checkpoint, shape = self.checkpoint, self.checkpoint.shape
+        dtype_name = str(self.dtype).removeprefix("torch.")
+        return ModelDescription(
+            name=name,
+            architecture=checkpoint.architecture,
+            device=str(self.device),
+            dtype=dtype_name,
+            vocabulary_size=shape.vocabulary,
+            max_positions=shape.positions,
+            eos_token_ids=checkpoint.eos_token_ids,
+            suppress_token_ids=checkpoint.suppress_token_ids,
+            begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
+            page_size=self.config.page_size,
+            pages=self.budget.pages,
+            cross_slots=self.budget.slots,
+            encoder_embeddings=shape.embeddings,
+            encoder_bytes=shape.embeddings * shape.width * self.dtype.itemsize,
+            sampling_rate=checkpoint.features.sampling_rate,
+            window_samples=checkpoint.features.window_samples,
+            processor_identity=checkpoint.identity(self.fingerprint, dtype_name),
+            whisper=checkpoint.tokens,
+            tokenizer=checkpoint.tokenizer,
+        )
+
+
+@frozen(kw_only=True, eq=False)
 class _Open:
-    """What an open executor works with. The executor and the resource stack hold it, nothing else."""
+    """What an open executor works with. The executor and the resource stack hold it, nothing else.
+
+    Whatever holds tensors here has an owner in the stack: `TorchExecutor._take` looks for what was forgotten.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -151,15 +286,25 @@ class TorchExecutor:
     pages and slots counts for nothing: the planner starts them again under new ids and writes the slots again. All
     other sequences go on undisturbed. For the same reason an id in ``ended`` may be unknown: there is nothing left to
     forget.
+
+    It is closed (as made), open or asleep. ``_blueprint`` is there while it is not closed, ``_open`` while it is open;
+    ``_parked`` holds what sleep keeps: ``_parked_model``, or nothing.
     """
 
     model: str | Path
     config: EngineConfig
+    released: ReleaseReport = field(init=False, factory=ReleaseReport, repr=False)
+    """What the last `sleep` or `close`, or failed `open` or `wake`, gave back, also where it raised: bytes by owner,
+    before and after."""
     _stack: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
+    _parked: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
+    _parked_model: WhisperModel | None = field(init=False, default=None, repr=False)
+    _blueprint: _Blueprint | None = field(init=False, default=None, repr=False)
     _open: _Open | None = field(init=False, default=None, repr=False)
     _records: dict[int, _Record] = field(init=False, factory=dict, repr=False)
     _device: str = field(init=False, default="", repr=False)
 
+    @_device_call
     def open(self) -> ModelDescription:
         """Loads the weights and takes all memory; gives everything back when it fails.
 
@@ -167,115 +312,123 @@ class TorchExecutor:
             CheckpointError: the checkpoint is missing, incomplete or damaged.
             UnsupportedModel: of an architecture without an adapter.
             InvalidRequest: a device that is not there, or sizes too small for one sequence.
+            DeviceOutOfMemory: the memory is not there.
         """
-        assert self._open is None, "the executor is open already"
+        assert self._blueprint is None, "the executor is open already"
+        blueprint = _Blueprint.draw(self.model, self.config)
+        self._device = str(blueprint.device)
+        with self._all_or_nothing():
+            fingerprint = self._take_and_load(blueprint)
+            blueprint = evolve(blueprint, fingerprint=fingerprint)
+            description = blueprint.describe(str(self.model))
+        self._blueprint = blueprint
+        return description
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """What is raised within finds everything given back that was taken within."""
+        outer = sys.exception()
         try:
-            with torch.inference_mode():
-                return self._load()
-        except BaseException:
-            self.close()
+            with _device_errors("the model"):
+                yield
+        except BaseException as error:
+            clear_frames(error, outer=outer)  # first: they hold what was on its way to an owner
+            del outer
+            try:
+                self._release()
+            except ExceptionGroup as failed:
+                error.add_note(f"when it was given back: {failed!r}")
             raise
 
-    def _load(self) -> ModelDescription:
-        device = _device(self.config.device)
-        dtype = _dtype(self.config.dtype, device)
-        self._device = str(device)
-        checkpoint = read_checkpoint(resolve(self.model))
-        shape, budget = checkpoint.shape, _Budget.of(self.config, checkpoint.shape, dtype)
+    def _take_and_load(self, blueprint: _Blueprint) -> str:
+        """Takes everything, with weights from the checkpoint's files; returns their fingerprint."""
+        weights = WeightFiles.open(blueprint.checkpoint.folder)
+        self._take(blueprint, partial(blueprint.load, weights))
+        return weights.fingerprint
+
+    def _take(self, blueprint: _Blueprint, load: Callable[[], WhisperModel]) -> None:
+        """Takes all that an open executor holds, each thing in the name of its owner."""
+        own, shape, device = self._stack.own, blueprint.checkpoint.shape, blueprint.device
+        self._stack.callback("records", self._records.clear)
         self._set_threads()
         if device.type == "cuda":
-            self._stack.register("workspace", lambda: 0, torch.cuda.empty_cache)
-        log_mel = LogMel.build(checkpoint.features, device)
-        self._stack.register("features", log_mel.nbytes, log_mel.release)
-        weights = WeightFiles.open(checkpoint.folder)
-        model = WhisperModel.load(
-            weights,
-            shape,
-            encoder_inner=checkpoint.encoder_inner,
-            decoder_inner=checkpoint.decoder_inner,
-            activation=checkpoint.activation,
-            tied=checkpoint.tied,
-            device=device,
-            dtype=dtype,
-        )
-        self._stack.register("weights", model.nbytes, model.release)
-        paged, cross = self._allocate(shape, budget, device, dtype)
-        outputs = EncoderOutputs()
-        self._stack.register("encoder_outputs", outputs.nbytes, outputs.release)
-        masks = RuleMasks(shape.vocabulary, device)
-        self._stack.register("rule_masks", masks.nbytes, masks.release)
+            self._stack.callback("workspace", torch.cuda.empty_cache)
         self._open = _Open(
             device=device,
-            dtype=dtype,
-            eos_token_ids=checkpoint.eos_token_ids,
-            window_samples=checkpoint.features.window_samples,
-            log_mel=log_mel,
-            model=model,
-            paged=paged,
-            cross=cross,
-            outputs=outputs,
-            masks=masks,
+            dtype=blueprint.dtype,
+            eos_token_ids=blueprint.checkpoint.eos_token_ids,
+            window_samples=blueprint.checkpoint.features.window_samples,
+            log_mel=own("features", LogMel.build(blueprint.checkpoint.features, device)),
+            model=own("weights", load()),
+            paged=own("self_kv", blueprint.allocate_pages()),
+            cross=own("cross_kv", blueprint.allocate_slots()),
+            outputs=own("encoder_outputs", EncoderOutputs()),
+            masks=own("rule_masks", RuleMasks(shape.vocabulary, device)),
         )
-        return self._describe(checkpoint, budget, weights.fingerprint)
+        forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
+        assert not forgotten, f"tensors of shapes {forgotten} have no owner: whoever holds them is to be own()ed"
 
     def _set_threads(self) -> None:
         """The thread count is the process's: it is only touched when asked for, and restored."""
         if self.config.threads:
-            before = torch.get_num_threads()
-            self._stack.register("threads", lambda: 0, lambda: torch.set_num_threads(before))
+            self._stack.callback("threads", partial(torch.set_num_threads, torch.get_num_threads()))
             torch.set_num_threads(self.config.threads)
 
-    def _allocate(
-        self, shape: WhisperShape, budget: _Budget, device: torch.device, dtype: torch.dtype
-    ) -> tuple[PagedKV, CrossKV]:
-        paged = PagedKV.allocate(
-            layers=shape.decoder_layers,
-            pages=budget.pages,
-            page_size=self.config.page_size,
-            heads=shape.decoder_heads,
-            width=shape.width,
-            dtype=dtype,
-            device=device,
-        )
-        self._stack.register("self_kv", paged.nbytes, paged.release)
-        cross = CrossKV.allocate(
-            layers=shape.decoder_layers,
-            slots=budget.slots,
-            heads=shape.decoder_heads,
-            embeddings=shape.embeddings,
-            width=shape.width,
-            dtype=dtype,
-            device=device,
-        )
-        self._stack.register("cross_kv", cross.nbytes, cross.release)
-        return paged, cross
+    def _release(self) -> None:
+        """Gives back what `_take` took, whatever is raised on the way. What is parked stays: on the CPU the weights are
+        the very same tensors."""
+        self._open = None
+        handed_on = self._parked_model.tensors() if self._parked_model is not None else ()
+        try:
+            self._stack.close(handed_on=handed_on)
+        finally:
+            self.released = self._stack.report
 
-    def _describe(self, checkpoint: Checkpoint, budget: _Budget, fingerprint: str) -> ModelDescription:
-        assert self._open is not None, "only an open executor is described"
-        shape, dtype = checkpoint.shape, self._open.dtype
-        dtype_name = str(dtype).removeprefix("torch.")
-        return ModelDescription(
-            name=str(self.model),
-            architecture=checkpoint.architecture,
-            device=self._device,
-            dtype=dtype_name,
-            vocabulary_size=shape.vocabulary,
-            max_positions=shape.positions,
-            eos_token_ids=checkpoint.eos_token_ids,
-            suppress_token_ids=checkpoint.suppress_token_ids,
-            begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
-            page_size=self.config.page_size,
-            pages=budget.pages,
-            cross_slots=budget.slots,
-            encoder_embeddings=shape.embeddings,
-            encoder_bytes=shape.embeddings * shape.width * dtype.itemsize,
-            sampling_rate=checkpoint.features.sampling_rate,
-            window_samples=checkpoint.features.window_samples,
-            processor_identity=checkpoint.identity(fingerprint, dtype_name),
-            whisper=checkpoint.tokens,
-            tokenizer=checkpoint.tokenizer,
-        )
+    @_device_call
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Gives the device back, as `close` does; the weights are parked in host memory, or dropped.
 
+        On the CPU parked weights stay where they are, in the name of another owner.
+
+        Raises:
+            DeviceOutOfMemory: the host has no room for the weights; the executor is awake and undisturbed.
+            ExceptionGroup: what the releases raised; the executor sleeps, and the others were released.
+        """
+        model = self._opened().model
+        if keep_weights:
+            with _device_errors("a copy of the weights"):
+                self._parked_model = self._parked.own("parked_weights", model.to(_HOST))
+        del model
+        self._release()
+
+    @_device_call
+    def wake(self) -> None:
+        """Takes the device again; gives it back and stays asleep when it fails.
+
+        Raises:
+            CheckpointError: the weights were dropped, and the checkpoint is not what it was.
+            DeviceOutOfMemory: the memory is not there now.
+        """
+        blueprint = self._blueprint
+        assert blueprint is not None, "the executor is not open"
+        assert self._open is None, "the executor is awake"
+        with self._all_or_nothing():
+            if self._parked_model is not None:
+                self._take(blueprint, partial(self._parked_model.to, blueprint.device))
+            else:
+                self._load_again(blueprint)
+        self._parked_model = None
+        self._parked.close(handed_on=self._opened().model.tensors())
+
+    def _load_again(self, blueprint: _Blueprint) -> None:
+        checkpoint = blueprint.checkpoint
+        with _still_the_same(checkpoint.folder):
+            if changed := checkpoint.changed_files():
+                raise CheckpointError(f"{', '.join(changed)} differ or are gone")
+            if self._take_and_load(blueprint) != blueprint.fingerprint:
+                raise CheckpointError("the weights are others")
+
+    @_device_call
     def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
         """Computes the encoder outputs of ``jobs`` in one batch: all are kept, or none.
 
@@ -290,7 +443,7 @@ class TorchExecutor:
         assert not resident, f"encoder outputs {resident} are encoded although resident"
         if not jobs:
             return
-        with torch.inference_mode(), _device_errors("an encode batch of", len(jobs), "items"):
+        with _device_errors(f"an encode batch of {len(jobs)} items"):
             samples = [_samples(job, now.window_samples) for job in jobs]
             encoded = now.model.encode(now.log_mel(now.log_mel.pad(samples)))
             finite = encoded.isfinite().flatten(1).all(1).tolist()
@@ -299,8 +452,9 @@ class TorchExecutor:
                 raise EncodeFailed(
                     f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity"
                 )
-            now.outputs.add({key: encoded[index].clone() for index, key in enumerate(keys)})
+            now.outputs.add({key: output.clone() for key, output in zip(keys, encoded, strict=True)})
 
+    @_device_call
     def step(self, plan: StepPlan) -> StepResult:
         """Runs one decoder step; see the class for what holds when it raises."""
         now = self._opened()
@@ -309,7 +463,7 @@ class TorchExecutor:
         fed, started = {part.sequence_id for part in plan.slices}, {start.sequence_id for start in plan.started}
         touched = (fed | started) - (started & self._records.keys())  # one that is started twice is an older step's
         try:
-            with torch.inference_mode(), _device_errors("a step of", plan.tokens, "tokens"):
+            with _device_errors(f"a step of {plan.tokens} tokens"):
                 return self._run(now, plan)
         except BaseException:
             for sequence in touched:
@@ -361,7 +515,9 @@ class TorchExecutor:
         if not wanted.rows:
             return tuple(Drawn(token_id=None) for _ in slices)
         logits = now.model.logits(hidden[torch.tensor(wanted.rows, device=now.device)])
-        probes = {index: _probe(logits[row], records[index]) for index, row in wanted.probes.items()}
+        probed = [records[index] for index in wanted.probes]
+        answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), probed)
+        probes = dict(zip(wanted.probes, answers, strict=True))
         tokens, logprobs = self._choose(now, logits, wanted.draws, records)
         drawn = []
         for index, record in enumerate(records):
@@ -400,21 +556,35 @@ class TorchExecutor:
 
     def reset(self) -> None:
         """Forgets sequences and encoder outputs. Pages and slots stay allocated: what is in them counts for nothing."""
+        assert self._blueprint is not None, "the executor is not open"
         self._records.clear()
-        self._opened().outputs.release()
+        if self._open is not None:
+            self._open.outputs.release()
 
     def memory(self) -> DeviceMemory:
-        """Bytes held now, by owner; none before `open` and after `close`."""
-        return DeviceMemory(device=self._device, by_owner=self._stack.bytes_by_owner())
+        """Bytes held now, by owner; asleep, what is parked in host memory. None before `open` and after `close`, unless
+        somebody else keeps what was released: that is told, too."""
+        by_owner = {**self._stack.bytes_by_owner(), **self._parked.bytes_by_owner()}
+        asleep = self._blueprint is not None and self._open is None
+        return DeviceMemory(device=str(_HOST) if asleep else self._device, by_owner=by_owner)
 
     def close(self) -> None:
-        """Gives everything back, in reverse order of taking; idempotent; works on a half-open executor."""
-        self._open = None
-        self._records.clear()
-        self._stack.close()
+        """Gives everything back, in reverse order of taking; idempotent; works on an executor that is half open or
+        asleep.
+
+        Raises:
+            ExceptionGroup: what the releases raised; all the others were released.
+        """
+        self._blueprint = self._parked_model = None
+        try:
+            self._release()
+        finally:
+            self._parked.close()
+            self.released = self.released.with_(self._parked.report)
 
     def _opened(self) -> _Open:
-        assert self._open is not None, "the executor is not open"
+        assert self._blueprint is not None, "the executor is not open"
+        assert self._open is not None, "the executor is asleep"
         return self._open
 
 

@@ -6,7 +6,6 @@ import torch
 from attrs import asdict, field, frozen, mutable
 from torch import Tensor
 
-from .resources import tensor_bytes
 from .settings import Settings
 
 _FLOOR = 1e-10  # power below which log10 is cut: digital silence becomes -10
@@ -113,9 +112,9 @@ class LogMel:
         loudest = log_mel.amax(dim=(1, 2), keepdim=True)
         return torch.maximum(log_mel, loudest - 8.0).add_(4.0).div_(4.0)
 
-    def nbytes(self) -> int:
-        """Bytes of the filters and the window."""
-        return tensor_bytes((self._filters, self._window))
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The filters and the window."""
+        return self._filters, self._window
 
     def release(self) -> None:
         """Forgets the tensors."""

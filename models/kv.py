@@ -10,6 +10,7 @@ slots next to each other, are views::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.plan import Slice
-from .resources import tensor_bytes
 
 
 @frozen(kw_only=True, eq=False)
@@ -116,9 +116,9 @@ class PagedKV:
         attended = scaled_dot_product_attention(split, keys, values, attn_mask=group.mask, scale=1.0)
         return attended.transpose(1, 2).reshape(queries.shape)
 
-    def nbytes(self) -> int:
-        """Bytes taken, the page of zeros included."""
-        return tensor_bytes((self._pool,))
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The pool, the page of zeros included."""
+        return (self._pool,)
 
     def release(self) -> None:
         """Forgets the pool."""
@@ -158,7 +158,7 @@ class CrossKV:
         """Attention of scaled ``queries`` [rows, width], ordered by slot, over their slots; [rows, width]."""
         if len(runs) == 1:
             return self._attend_run(layer, queries, runs[0])
-        return torch.cat([self._attend_run(layer, queries, run) for run in runs])
+        return torch.cat(list(map(partial(self._attend_run, layer, queries), runs)))
 
     def _attend_run(self, layer: int, queries: Tensor, run: SlotRun) -> Tensor:
         keys, values = self._pool[layer, :, run.slot : run.slot + run.slots]  # [slots, heads, embeddings, head_dim]
@@ -166,9 +166,9 @@ class CrossKV:
         split = part.view(run.slots, run.rows, keys.shape[1], -1).transpose(1, 2)
         return _attend_whole(split, keys, values).transpose(1, 2).reshape(part.shape)
 
-    def nbytes(self) -> int:
-        """Bytes taken."""
-        return tensor_bytes((self._pool,))
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The pool."""
+        return (self._pool,)
 
     def release(self) -> None:
         """Forgets the pool."""

@@ -60,9 +60,9 @@ class RuleMasks:
         mask[list(rules.suppress)] = True
         return mask.to(self.device)
 
-    def nbytes(self) -> int:
-        """Bytes of the masks kept."""
-        return sum(mask.numel() for mask in self._masks.values())
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The masks kept."""
+        return tuple(self._masks.values())
 
     def release(self) -> None:
         """Forgets the masks."""

@@ -2,21 +2,25 @@
 
 Numbers follow transformers' `WhisperForConditionalGeneration`, including what it leaves out: `scale_embedding` has no
 effect there, nor here. The query scale (head_dim ** -0.5) is folded into the query projections when they are loaded.
+
+Loops that load are spelled with `map`: what a comprehension closes over would live as long as an error that came
+through it (see `core.frames`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from itertools import repeat
+from typing import Any, Protocol
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, fields, frozen, has
 from torch import Tensor
 from torch.nn import functional
 
 from ..core.errors import CheckpointError
 from .kv import CrossKV, PagedKV, StepLayout
-from .resources import tensor_bytes
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -141,8 +145,10 @@ class _EncoderLayer:
     feed_forward: _FeedForward
 
     @classmethod
-    def load(cls, loader: _Loader, name: str, shape: WhisperShape, inner: int, activation: Activation) -> _EncoderLayer:
-        width, heads = shape.width, shape.encoder_heads
+    def load(
+        cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation, index: int
+    ) -> _EncoderLayer:
+        name, width, heads = f"encoder.layers.{index}", shape.width, shape.encoder_heads
         return cls(
             heads=heads,
             norm=loader.norm(f"{name}.self_attn_layer_norm", width),
@@ -182,8 +188,7 @@ class _Encoder:
             ),
             positions=loader.take("encoder.embed_positions.weight", shape.embeddings, width),
             layers=tuple(
-                _EncoderLayer.load(loader, f"encoder.layers.{index}", shape, inner, activation)
-                for index in range(shape.encoder_layers)
+                map(partial(_EncoderLayer.load, loader, shape, inner, activation), range(shape.encoder_layers))
             ),
             norm=loader.norm("encoder.layer_norm", width),
         )
@@ -216,7 +221,7 @@ class _DecoderLayer:
 
     @classmethod
     def load(
-        cls, loader: _Loader, index: int, shape: WhisperShape, inner: int, activation: Activation
+        cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation, index: int
     ) -> _DecoderLayer:
         name, width, heads = f"decoder.layers.{index}", shape.width, shape.decoder_heads
         return cls(
@@ -254,19 +259,20 @@ class _Decoder:
         width, layers = shape.width, range(shape.decoder_layers)
         embedding = loader.weights.get("decoder.embed_tokens.weight", shape.vocabulary, width)
         tokens = loader.place(embedding)
-        cross = [
-            loader.projections(f"decoder.layers.{index}.encoder_attn", "kv", width, shape.decoder_heads)
-            for index in layers
-        ]
-        weights, biases = zip(*cross, strict=True)
+        weights, biases = zip(*map(partial(_cross_projections, loader, shape), layers), strict=True)
         return cls(
             tokens=tokens,
             positions=loader.take("decoder.embed_positions.weight", shape.positions, width),
             cross_keys_values=_Linear(loader.place(torch.cat(weights)), loader.place(torch.cat(biases))),
-            layers=tuple(_DecoderLayer.load(loader, index, shape, inner, activation) for index in layers),
+            layers=tuple(map(partial(_DecoderLayer.load, loader, shape, inner, activation), layers)),
             norm=loader.norm("decoder.layer_norm", width),
             head=_head(loader, embedding, tied=tied, otherwise=tokens),
         )
+
+
+def _cross_projections(loader: _Loader, shape: WhisperShape, index: int) -> tuple[Tensor, Tensor]:
+    name = f"decoder.layers.{index}.encoder_attn"
+    return loader.projections(name, "kv", shape.width, shape.decoder_heads)
 
 
 def _head(loader: _Loader, embedding: Tensor, *, tied: bool, otherwise: Tensor) -> Tensor:
@@ -347,11 +353,34 @@ class WhisperModel:
             return (self._decoder.head @ normed.T).T.float().contiguous()
         return functional.linear(normed, self._decoder.head).float()
 
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return tensor_bytes(self._tensors)
+    def to(self, device: torch.device) -> WhisperModel:
+        """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
+        moved = {id(tensor): tensor.to(device) for tensor in self._tensors}
+        return WhisperModel(
+            shape=self.shape,
+            encoder=_rebuilt(self._encoder, moved),
+            decoder=_rebuilt(self._decoder, moved),
+            tensors=list(moved.values()),
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The weights."""
+        return tuple(self._tensors)
 
     def release(self) -> None:
         """Forgets every tensor."""
         self._encoder = self._decoder = None
         self._tensors.clear()
+
+
+def _rebuilt(part: Any, moved: dict[int, Tensor]) -> Any:
+    """``part`` of a model with other tensors, which ``moved`` has by the identities of those they replace."""
+    if isinstance(part, Tensor):
+        return moved[id(part)]
+    if isinstance(part, tuple):
+        return tuple(map(_rebuilt, part, repeat(moved)))
+    if has(type(part)):
+        names = [each.name for each in fields(type(part))]
+        rebuilt = map(_rebuilt, map(getattr, repeat(part), names), repeat(moved))
+        return evolve(part, **dict(zip(names, rebuilt, strict=True)))
+    return part

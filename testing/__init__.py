@@ -14,6 +14,7 @@ from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_sch
 from .sim import SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
 from .simulation import SCENARIOS, Client, Fault, FaultKind, Outcome, Scenario, simulate
 from .sweep import Failure, Report, sweep_all, sweep_scenario
+from .tensors import live_bytes
 from .trace import INVARIANTS, InvariantViolation, TraceChecker
 from .trio_hooks import TrioChanged
 
@@ -69,6 +70,7 @@ __all__ = [
     "check_encoder_cache",
     "check_model_adapter",
     "expected_tokens",
+    "live_bytes",
     "play",
     "requests",
     "run_scheduled",

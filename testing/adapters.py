@@ -23,15 +23,22 @@ What breaks a promise is an `InvariantViolation` with the promise's name:
   looked at under ``python -O``).
 - **instances apart**: two open adapters do not change each other, and one goes on when the other is closed.
 - **closed is empty**: after `Executor.close`, which may come twice, an adapter holds zero bytes.
+- **asleep is empty**: after `Executor.sleep` an adapter holds zero bytes, or its parked weights and no more than when
+  it was opened; then it may be reset and closed, and any other call is an `AssertionError`, as are a second sleep and a
+  wake of an adapter that is awake.
+- **wakes as opened**: after `Executor.wake` it holds the same bytes as when it was opened, by owner, and no sequence or
+  encoder output; everything gets the same tokens.
+- **bytes are true** (where ``live_bytes`` is given): what it tells is what lives, at rest, asleep and closed.
 
 Tokens are drawn greedily and must be equal; log-probabilities must be close. Not checked: sampling, `LogitRules` and
 stop tokens, whether tokens that are told apart are the right ones, records of ended sequences that are kept unseen
-(only `Executor.memory` tells of them), what a call that raises half-way leaves behind, and `Executor.close` of an
-adapter that is half open.
+(only `Executor.memory` tells of them), what a call that raises half-way leaves behind (a wake that fails included), and
+`Executor.close` of an adapter that is half open.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +62,9 @@ MEMORY_IS_TOLD = "memory is told"
 FREE_GIVES_BACK = "free gives back"
 INSTANCES_APART = "instances apart"
 CLOSED_IS_EMPTY = "closed is empty"
+ASLEEP_IS_EMPTY = "asleep is empty"
+WAKES_AS_OPENED = "wakes as opened"
+BYTES_ARE_TRUE = "bytes are true"
 
 ADAPTER_INVARIANTS = (
     PAYLOADS_ARE_HEARD,
@@ -68,6 +78,9 @@ ADAPTER_INVARIANTS = (
     FREE_GIVES_BACK,
     INSTANCES_APART,
     CLOSED_IS_EMPTY,
+    ASLEEP_IS_EMPTY,
+    WAKES_AS_OPENED,
+    BYTES_ARE_TRUE,
 )
 
 LEAST_PAYLOADS = 3
@@ -239,6 +252,7 @@ class _Check:
     items: tuple[_Item, ...]
     max_tokens: int
     tolerance: float
+    live_bytes: Callable[[], int] | None
     truth: list[tuple[Drawn, ...]] = field(factory=list)  # what each item draws alone, in an adapter of its own
 
     def run(self) -> None:
@@ -261,6 +275,11 @@ class _Check:
         self.free_of_nothing()
         self.instances_apart()
         self.closed_is_empty()
+        for keep_weights in (True, False):
+            self.asleep_is_empty(keep_weights)
+            self.wakes_as_opened(keep_weights)
+        if self.live_bytes is not None:
+            self.bytes_are_true(self.live_bytes)
 
     @contextmanager
     def open(self) -> Iterator[_Player]:
@@ -448,6 +467,82 @@ class _Check:
                 self.compare(INSTANCES_APART, other.decode(self.items[:1]), "in the second adapter")
             self.compare(INSTANCES_APART, one.decode(self.items), "after another adapter was closed")
 
+    def asleep_is_empty(self, keep_weights: bool) -> None:
+        with _promise(ASLEEP_IS_EMPTY), self.open() as player:
+            allowed = player.held() if keep_weights else 0
+            self.leave_in_the_middle(player)
+            if __debug__:
+                self.refused(player, "wake of an adapter that is awake", player.adapter.wake)
+            player.adapter.sleep(keep_weights=keep_weights)
+            self.holds_at_most(player, allowed, "an adapter that sleeps")
+            player.adapter.reset()
+            self.holds_at_most(player, allowed, "an adapter that sleeps and was reset")
+            if __debug__:
+                self.refused(player, "a second sleep", lambda: player.adapter.sleep(keep_weights=keep_weights))
+                self.refused(player, "to encode asleep", lambda: player.encode(self.items))
+                self.refused(player, "to free asleep", lambda: player.free(self.items))
+                self.refused(player, "a step asleep", lambda: player.run(self.items))
+            player.adapter.close()
+            self.holds_at_most(player, 0, "an adapter that was closed while it slept")
+
+    def leave_in_the_middle(self, player: _Player) -> None:
+        """Outputs are resident, sequences run."""
+        player.encode(self.items)
+        running = player.begin(self.items)
+        player.step(running, started=running, written=running)
+
+    @staticmethod
+    def refused(player: _Player, what: str, call: Callable[[], object]) -> None:
+        before = player.owned()
+        try:
+            call()
+        except AssertionError:
+            if player.owned() != before:
+                raise InvariantViolation(ASLEEP_IS_EMPTY, f"{what} is refused, and changes the bytes held") from None
+            return
+        raise InvariantViolation(ASLEEP_IS_EMPTY, f"{what} is done without a word")
+
+    @staticmethod
+    def holds_at_most(player: _Player, allowed: int, who: str) -> None:
+        if player.held() > allowed:
+            raise InvariantViolation(ASLEEP_IS_EMPTY, f"{who} holds {player.owned()} bytes; allowed: {allowed}")
+
+    def wakes_as_opened(self, keep_weights: bool) -> None:
+        """Twice: what is kept wrongly may be found only when it is kept again."""
+        with _promise(WAKES_AS_OPENED), self.open() as player:
+            opened = player.owned()
+            for _ in range(2):
+                self.leave_in_the_middle(player)
+                player.adapter.sleep(keep_weights=keep_weights)
+                player.adapter.wake()
+                if player.owned() != opened:
+                    raise InvariantViolation(
+                        WAKES_AS_OPENED, f"{opened} bytes when it was opened, {player.owned()} when it woke"
+                    )
+                player.encode(self.items)
+                self.compare(WAKES_AS_OPENED, player.decode(self.items), "after its adapter slept and woke")
+                player.free(self.items)
+
+    def bytes_are_true(self, live_bytes: Callable[[], int]) -> None:
+        def check(player: _Player, how: str) -> None:
+            told, live = player.held(), live_bytes() - before
+            if told != live:
+                raise InvariantViolation(BYTES_ARE_TRUE, f"{how} it tells of {told} bytes, and {live} live")
+
+        gc.collect()  # what others left in cycles must not die meanwhile
+        before = live_bytes()
+        with _promise(BYTES_ARE_TRUE), self.open() as player:
+            check(player, "as opened")
+            player.encode(self.items)
+            player.decode(self.items)
+            check(player, "at rest")
+            player.adapter.sleep(keep_weights=True)
+            check(player, "asleep")
+            player.adapter.wake()
+            check(player, "awake")
+            player.adapter.close()
+            check(player, "closed")
+
     def closed_is_empty(self) -> None:
         with _promise(CLOSED_IS_EMPTY):
             with self.open() as player:
@@ -487,6 +582,7 @@ def check_model_adapter(
     prompts: Sequence[tuple[int, ...]] | None = None,
     max_tokens: int = 6,
     tolerance: float = 1e-3,
+    live_bytes: Callable[[], int] | None = None,
 ) -> None:
     """Checks an adapter's promises on ``payloads``, of which each is encoded under a key of its own.
 
@@ -497,6 +593,8 @@ def check_model_adapter(
             it some that are made up.
         max_tokens: tokens drawn for each; end-of-text ends nothing.
         tolerance: how far (in nats) log-probabilities may be apart.
+        live_bytes: tells how many bytes of tensors live in this process, as `live_bytes` in `triolet.testing` does for
+            those that are Python objects; without it what an adapter tells is taken for true.
 
     Raises:
         InvariantViolation: a promise is broken; its cause is what the adapter raised, if it did.
@@ -518,7 +616,7 @@ def check_model_adapter(
         _Item(f"item {number}", payload, prompt)
         for number, (payload, prompt) in enumerate(zip(payloads, chosen, strict=True))
     )
-    _Check(make_adapter, items, max_tokens, tolerance).run()
+    _Check(make_adapter, items, max_tokens, tolerance, live_bytes).run()
 
 
 def _default_prompts(description: ModelDescription, count: int) -> list[tuple[int, ...]]:

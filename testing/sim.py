@@ -36,6 +36,8 @@ SECONDS: Mapping[Job, float] = {
     Job.CLOSE: 0.1,
 }
 EOS, START = 0, 1
+WEIGHTS = 1000  # bytes
+_ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # what may be called then
 
 
 class SimTokenizer:
@@ -143,11 +145,11 @@ class SimExecutor:
     fault: DeviceFault | None = None
     calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
-    is_open: bool = field(default=False, init=False)
+    is_open: bool = field(default=False, init=False)  # asleep it is open, too
     is_asleep: bool = field(default=False, init=False)
-    _parked: bool = field(default=False, init=False)
+    parked: int = field(default=0, init=False)  # bytes of weights kept in host memory
     misuses: list[str] = field(factory=list, init=False)
-    generation: int = field(default=0, init=False)  # how often it was reset
+    generation: int = field(default=0, init=False)  # how often it was reset, or slept
     left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still there when it was closed
     _pages: dict[tuple[int, int], int] = field(factory=dict, init=False)  # (page, offset) -> fingerprint
     _slots: dict[int, str] = field(factory=dict, init=False)
@@ -204,28 +206,32 @@ class SimExecutor:
         """See `Executor.reset`."""
         self._call(Job.RESET, None)
         self.generation += 1
-        for kept in (self.outputs, self._records, self._pages, self._slots):
-            kept.clear()
+        self._forget()
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """See `Executor.sleep`."""
-        self._call(Job.SLEEP, None)
+        """See `Executor.sleep`. A fault that is an `ExceptionGroup` is of a release, and it sleeps all the same."""
+        try:
+            self._call(Job.SLEEP, None)
+        except ExceptionGroup:
+            self._fall_asleep(keep_weights)
+            raise
+        self._fall_asleep(keep_weights)
+
+    def _fall_asleep(self, keep_weights: bool) -> None:
         self.generation += 1
-        self.is_asleep, self._parked = True, keep_weights
-        for kept in (self.outputs, self._records, self._pages, self._slots):
-            kept.clear()
+        self.is_asleep, self.parked = True, WEIGHTS if keep_weights else 0
+        self._forget()
 
     def wake(self) -> None:
         """See `Executor.wake`."""
-        assert self.is_asleep, "woken while it is awake"
         self._call(Job.WAKE, None)
-        self.is_asleep = self._parked = False
+        self.is_asleep, self.parked = False, 0
 
     def memory(self) -> DeviceMemory:
         """See `Executor.memory`."""
-        owned = {"weights": 1000, "encoder_outputs": sum(self.outputs.values())} if self.is_open else {}
         if self.is_asleep:
-            owned = {"parked_weights": 1000} if self._parked else {}
+            return DeviceMemory(device="cpu", by_owner={"parked_weights": self.parked} if self.parked else {})
+        owned = {"weights": WEIGHTS, "encoder_outputs": sum(self.outputs.values())} if self.is_open else {}
         return DeviceMemory(device="sim", by_owner=owned)
 
     def close(self) -> None:
@@ -234,9 +240,13 @@ class SimExecutor:
             self._call(Job.CLOSE, None)
         finally:
             self.is_open = self.is_asleep = False
+            self.parked = 0
             self.left = tuple(self.outputs)
-            self.outputs.clear()
-            self._records.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        for kept in (self.outputs, self._records, self._pages, self._slots):
+            kept.clear()
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -249,8 +259,8 @@ class SimExecutor:
     def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
         with self._watched():
             assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"
-            awake = not self.is_asleep or job in {Job.WAKE, Job.RESET, Job.CLOSE}
-            assert awake, f"{job.value} while the device is given back"
+            assert not self.is_asleep or job in _ASLEEP, f"{job.value} on an executor that is asleep"
+            assert self.is_asleep or job is not Job.WAKE, "wake of an executor that is awake"
         self.calls.append(job)
         error = self.fault(job, argument) if self.fault is not None else None
         if error is not None:

@@ -30,6 +30,7 @@ from ..core.errors import (
     EncodeFailed,
     EngineAsleep,
     EngineClosed,
+    EngineError,
     EngineStateError,
     EngineTeardownError,
     InvariantViolation,
@@ -62,6 +63,7 @@ class FaultKind(enum.Enum):
     FREE_FAILS = "the next free raises, and the runner starts anew"
     OUT_OF_MEMORY = "the next call of the device runs out of memory"
     DEVICE_LOST = "the next call of the device finds it lost"
+    SLEEP_FAILS = "the next sleep finds no room for the weights"
     WAKE_FAILS = "the next wake runs out of memory"
     STEP_HANGS = "the next step never returns"
 
@@ -152,6 +154,7 @@ _DEVICE_FAULTS: Mapping[FaultKind, tuple[set[Job], type[Exception]]] = {
     FaultKind.STEP_FAILS: ({Job.STEP}, RuntimeError),
     FaultKind.FREE_FAILS: ({Job.FREE}, RuntimeError),
     FaultKind.OUT_OF_MEMORY: ({Job.ENCODE, Job.STEP}, MemoryError),
+    FaultKind.SLEEP_FAILS: ({Job.SLEEP}, MemoryError),
     FaultKind.WAKE_FAILS: ({Job.WAKE}, MemoryError),
     FaultKind.DEVICE_LOST: ({Job.ENCODE, Job.STEP, Job.FREE}, DeviceLost),
 }
@@ -308,10 +311,19 @@ class _Run:
             await trio.sleep_until(begun + after)
             asleep = not asleep
             try:
-                await (self.engine.sleep() if asleep else self._wake())
+                await (self._sleep() if asleep else self._wake())
             except EngineClosed:
                 return
             assert self.executor.is_asleep is asleep, f"{'sleep' if asleep else 'wake'}() returned, and it did not"
+
+    async def _sleep(self) -> None:
+        try:
+            await self.engine.sleep()
+        except EngineClosed:
+            raise
+        except EngineError:
+            assert self._kind is FaultKind.SLEEP_FAILS, "the device could not be given back, and nobody held it"
+            await self.engine.sleep()
 
     async def _wake(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 import torch
 from attrs import define, field, frozen
 from tokenizers import AddedToken
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import (
     GenerationConfig,
     WhisperConfig,
@@ -28,6 +32,8 @@ from triolet.core.model import ModelDescription
 from triolet.core.plan import CrossWrite, Drawn, EncodeJob, SequenceStart, Slice, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams, TimestampRules
 from triolet.models.executor import TorchExecutor
+from triolet.models.resources import reachable_tensors, storages
+from triolet.testing.tensors import live_storages
 
 LANGUAGES = ("en", "de", "es")
 CHUNK_SECONDS = 2
@@ -48,6 +54,15 @@ class Ids:
     no_timestamps: int = 266
     timestamps: int = 267
     vocabulary: int = 267 + 50 * CHUNK_SECONDS + 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The model is so small that more threads only wait for each other, long on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -323,6 +338,101 @@ class Driver:
         return self._sequences
 
 
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What dies now dies by reference count."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Watch(TorchDispatchMode):
+    """Notes every storage that torch's operations make while it is entered.
+
+    Args:
+        fail_at: the storage at which memory runs out, counted from 1; never by default.
+    """
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        super().__init__()
+        self.made: dict[int, StorageWeakRef] = {}
+        self._older: dict[int, StorageWeakRef] = {}
+        self._fail_at = fail_at
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._note((args, kwargs), self._older)
+        result = func(*args, **kwargs)
+        self._note(result, self.made)
+        return result
+
+    def _note(self, values: Any, notes: dict[int, StorageWeakRef]) -> None:
+        for value in tree_leaves(values):
+            storage = value.untyped_storage() if isinstance(value, torch.Tensor) else None
+            if storage is not None and storage._cdata not in self.made and storage._cdata not in self._older:
+                notes[storage._cdata] = StorageWeakRef(storage)
+                if notes is self.made and len(notes) == self._fail_at:
+                    raise torch.OutOfMemoryError(f"no memory at storage {self._fail_at}")
+
+    @property
+    def alive(self) -> int:
+        """How many of the storages live now."""
+        return sum(not reference.expired() for reference in self.made.values())
+
+
+@pytest.fixture(scope="session")
+def watch() -> type[Watch]:
+    return Watch
+
+
+@define
+class Books:
+    """Compares what an executor counts with the tensors that have come into being since this was made."""
+
+    _before: dict[int, StorageWeakRef] = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._before = {identity: StorageWeakRef(storage) for identity, storage in live_storages().items()}
+
+    def live(self) -> dict[int, int]:
+        """Bytes of the storages that have come into being since, by identity."""
+        before = {identity for identity, reference in self._before.items() if not reference.expired()}
+        return {key: nbytes for key, nbytes in _sizes(live_storages()).items() if key not in before}
+
+    def check(self, executor: TorchExecutor) -> dict[str, int]:
+        """Nothing lives that nobody counts, nothing is counted that does not live, and nothing twice. Returns the bytes
+        by owner."""
+        live = self.live()
+        owners: dict[int, tuple[str, ...]] = {}
+        for stack in (executor._stack, executor._parked):
+            for identity, names in stack.owners().items():
+                owners[identity] = (*owners.get(identity, ()), *names)
+        twice = {identity: names for identity, names in owners.items() if len(names) > 1}
+        assert not twice, f"counted twice: {list(twice.values())}"
+        led_to = _sizes(storages(reachable_tensors(executor)))  # no tensors here: a failure would keep them
+        unowned = sorted(nbytes for identity, nbytes in led_to.items() if identity not in owners and nbytes)
+        assert not unowned, f"the executor leads to {unowned} bytes that nobody counts"
+        uncounted = sorted(nbytes for identity, nbytes in live.items() if identity not in owners)
+        assert not uncounted, f"{uncounted} bytes live that nobody counts"
+        counted = dict.fromkeys(executor.memory().by_owner, 0)
+        for identity, (owner,) in owners.items():
+            counted[owner] += live.get(identity, 0)
+        told = executor.memory().by_owner
+        assert told == counted, f"told {told}, but there live {counted}"
+        return counted
+
+
+def _sizes(found: dict[int, torch.UntypedStorage]) -> dict[int, int]:
+    return {identity: storage.nbytes() for identity, storage in found.items()}
+
+
+@pytest.fixture
+def books(no_collector: None) -> Books:
+    """Made before the executor is opened."""
+    return Books()
+
+
 @pytest.fixture(scope="session")
 def job() -> type[Job]:
     return Job
@@ -330,11 +440,11 @@ def job() -> type[Job]:
 
 @pytest.fixture
 def open_driver() -> Iterator[Callable[..., Driver]]:
-    """``open_driver(folder, **config_changes)``; closed after the test."""
+    """``open_driver(folder, make_executor, **config_changes)``; closed after the test."""
     opened: list[TorchExecutor] = []
 
-    def start(folder: Path, **changes: Any) -> Driver:
-        executor = TorchExecutor(folder, small_config(**changes))
+    def start(folder: Path, make_executor: Callable[..., TorchExecutor] = TorchExecutor, **changes: Any) -> Driver:
+        executor = make_executor(folder, small_config(**changes))
         opened.append(executor)
         return Driver(executor, executor.open())
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from triolet.models.executor import EncoderOutputs
-from triolet.models.kv import PagedKV
+from triolet.core.errors import DeviceOutOfMemory
+from triolet.core.request import LogitRules
+from triolet.models.executor import EncoderOutputs, TorchExecutor
+from triolet.models.kv import CrossKV, PagedKV
 from triolet.models.resources import ResourceStack
-
-
-@pytest.fixture
-def no_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def bytes_follow_freeing(driver, audio) -> bool:
@@ -56,33 +51,174 @@ def test_r4_payloads_kept_until_the_next_call(driver, monkeypatch, no_collector,
     assert (watched() is not None) is planted
 
 
-@pytest.mark.parametrize("planted", [False, True])
-def test_s1_pages_kept_after_close(open_driver, checkpoint, monkeypatch, no_collector, planted):
-    """S1: the KV cache survives an in-process shutdown: somebody else knows it too, and its release lets nothing go."""
+PLANTED = pytest.mark.parametrize("planted", [False, True])
+
+
+@PLANTED
+def test_s1_the_kv_pool_is_kept_after_close(open_driver, checkpoint, no_collector, planted):
+    """S1: the KV cache survives an in-process shutdown. Its owner has forgotten it; a registry of tensors to be sent to
+    other machines has not."""
+    registry = []
+
+    class Registers(TorchExecutor):
+        def open(self):
+            description = super().open()
+            registry.append(self._open.paged._pool[0])
+            return description
+
+    executor = open_driver(checkpoint, Registers if planted else TorchExecutor).executor
+    held = executor.memory().by_owner["self_kv"]
+    executor.close()
+    assert executor.released.kept == executor.memory().by_owner == ({"self_kv": held} if planted else {})
+    registry.clear()
+    assert executor.memory().by_owner == {}
+
+
+def keep_in_a_runner(executor):
+    """The runner's own handle on the model's layers."""
+    executor.model_state = executor._open.model._decoder
+
+
+def keep_in_a_speculator(executor):
+    """The draft model shares the embedding."""
+    executor.draft = {"embedding": executor._open.model._decoder.tokens}
+
+
+def keep_in_a_pooling_head(executor):
+    """A pooling runner that normalises as the encoder does."""
+    norm = executor._open.model._encoder.norm
+    executor.pool = lambda hidden: norm(hidden).mean(0)
+
+
+def keep_in_a_graph(executor):
+    """A captured graph reads the weights where they lie."""
+    executor.replay = partial(torch.matmul, executor._open.model._decoder.head)
+
+
+@PLANTED
+@pytest.mark.parametrize("keep", [keep_in_a_runner, keep_in_a_speculator, keep_in_a_pooling_head, keep_in_a_graph])
+def test_s2_the_model_is_kept_alive_by_what_was_built_on_it(open_driver, checkpoint, no_collector, keep, planted):
+    """S2: model state, speculator, pooling runner or graph hold what the model has given back. (Buffers of their own
+    are in `test_a_kind_of_buffer_that_is_not_registered_is_found`.)"""
+
+    class Builds(TorchExecutor):
+        def open(self):
+            description = super().open()
+            keep(self)
+            return description
+
+    executor = open_driver(checkpoint, Builds if planted else TorchExecutor).executor
+    executor.close()
+    assert set(executor.released.kept) == ({"weights"} if planted else set())
     if planted:
-        monkeypatch.setattr(PagedKV, "release", lambda self: None)
-    driver = open_driver(checkpoint)
-    keeper = driver.executor._open.paged
-    watched = weakref.ref(keeper._pool)
+        vars(executor).clear()
+
+
+def keep_outputs(executor, kept):
+    kept.append(dict(executor._open.outputs._outputs))
+
+
+def keep_masks(executor, kept):
+    kept.extend(executor._open.masks.tensors())
+
+
+def keep_intermediates(executor, kept):
+    kept.append(torch.zeros(5))
+
+
+@PLANTED
+@pytest.mark.parametrize(
+    ("keep", "found"),
+    [(keep_outputs, {"encoder_outputs"}), (keep_masks, {"rule_masks"}), (keep_intermediates, set())],
+)
+def test_s3_encoder_outputs_and_buffers_are_kept_after_close(
+    books, open_driver, checkpoint, audio, ids, job, keep, found, planted
+):
+    """S3: some were forgotten in the first mending of S2. What had an owner is in the report, under its name; what
+    never had one is among the tensors that live."""
+    driver, kept = open_driver(checkpoint), []
+    driver.encode(a=audio(1))
+    driver.run(job(key="a", prompt=(ids.start,), max_tokens=1, rules=LogitRules(suppress=(1,))))
+    if planted:
+        keep(driver.executor, kept)
     driver.executor.close()
-    assert (watched() is not None) is planted
+    assert set(driver.executor.released.kept) == (found if planted else set())
+    assert bool(books.live()) is planted
 
 
-@pytest.mark.parametrize("planted", [False, True])
-def test_s4_the_first_failing_release_skips_the_later_ones(planted):
-    """S4: a release that raises leaves the rest on the device."""
+@PLANTED
+def test_s4_the_first_failing_release_skips_the_later_ones(open_driver, checkpoint, monkeypatch, no_collector, planted):
+    """S4: a release that raises (a sticky device error at a synchronize) leaves the rest on the device."""
 
-    class Impatient(ResourceStack):
-        def close(self) -> None:
-            while self._resources:
-                self._resources.pop().release()
+    def impatient(self, *, handed_on=()):
+        while self._resources:
+            self._resources.pop().release()
 
-    def fail() -> None:
+    def fail(self):
         raise RuntimeError("a sticky device error")
 
-    stack, released = (Impatient if planted else ResourceStack)(), []
-    stack.register("weights", lambda: 1, lambda: released.append("weights"))
-    stack.register("pages", lambda: 1, fail)
-    with pytest.raises((RuntimeError, ExceptionGroup)):
-        stack.close()
-    assert (released == []) is planted
+    with monkeypatch.context() as patch:
+        patch.setattr(CrossKV, "release", fail)
+        if planted:
+            patch.setattr(ResourceStack, "close", impatient)
+        executor = open_driver(checkpoint).executor
+        with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
+            executor.close()
+    left = {owner for owner, count in executor.memory().by_owner.items() if count}
+    assert left == ({"features", "weights", "self_kv"} if planted else set())
+    if not planted:
+        assert caught.value.exceptions[0].__notes__ == ["while releasing 'cross_kv'"]
+
+
+@PLANTED
+@pytest.mark.parametrize("cyclic", [False, True])
+def test_s6_a_release_that_relies_on_the_collector(open_driver, checkpoint, no_collector, planted, cyclic):
+    """S6: release is left to `__del__`. That goes well until somebody closes a cycle; then the bytes stay until a
+    collection that may never come. `release` itself must let go."""
+
+    class LeavesItToDel(PagedKV):
+        def __del__(self):
+            PagedKV.release(self)
+
+        def release(self):
+            pass
+
+    executor = open_driver(checkpoint).executor
+    pages = executor._open.paged
+    held = pages.tensors()[0].nbytes
+    if planted:
+        executor._stack.close()
+        pages = LeavesItToDel(pages.page_size, pages.pages, pages.heads, torch.zeros(held, dtype=torch.uint8))
+        executor._stack.own("self_kv", pages)
+    if cyclic:
+        pages = [pages]
+        pages.append(pages)
+    del pages
+    executor.close()
+    assert executor.released.kept == ({"self_kv": held} if planted and cyclic else {})
+    gc.collect()
+    assert executor.memory().by_owner == {}
+
+
+@PLANTED
+def test_s7_a_start_that_failed_half_way_cannot_be_shut_down(books, checkpoint, config, monkeypatch, planted):
+    """S7: what was taken before the failure is known only to a start that came to its end. (Every stage of our own is
+    in `test_s7_an_open_that_fails_at_a_stage_leaves_nothing` and its neighbours.)"""
+    registered_at_the_end = []
+
+    def later(self, owner, holder):
+        registered_at_the_end.append((owner, holder))
+        return holder
+
+    def fail(**settings):
+        raise torch.OutOfMemoryError("no room for slots")
+
+    executor = TorchExecutor(checkpoint, config())
+    if planted:
+        monkeypatch.setattr(ResourceStack, "own", later)
+    monkeypatch.setattr(CrossKV, "allocate", fail)
+    with pytest.raises(DeviceOutOfMemory):
+        executor.open()
+    executor.close()
+    assert executor.memory().by_owner == {}, "it knows of nothing"
+    assert bool(books.live()) is planted

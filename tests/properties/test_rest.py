@@ -60,7 +60,10 @@ class RestMachine(RuleBasedStateMachine):
     @rule(works=st.booleans())
     def runner_answers(self, works: bool) -> None:
         order, self.under_way = self.under_way, None
-        if order is Order.SLEEP:
+        if order is Order.SLEEP and not works:
+            self.rest.sleep_failed()
+            self.last_order = None
+        elif order is Order.SLEEP:
             self.held = False
             self.rest.slept()
         elif works:

@@ -13,8 +13,12 @@ from triolet.actors.worker import Job
 from triolet.core.errors import InvariantViolation
 from triolet.core.plan import DeviceMemory
 from triolet.models.executor import EncoderOutputs, TorchExecutor
+from triolet.models.whisper import WhisperModel
+from triolet.testing import live_bytes
 from triolet.testing.adapters import (
+    ASLEEP_IS_EMPTY,
     BATCHED_AS_ALONE,
+    BYTES_ARE_TRUE,
     CHUNKED_AS_WHOLE,
     CLOSED_IS_EMPTY,
     FREE_GIVES_BACK,
@@ -25,6 +29,7 @@ from triolet.testing.adapters import (
     PROBES_ARE_ANSWERED,
     REPLAYED_AS_WHOLE,
     SLOTS_ARE_SHARED,
+    WAKES_AS_OPENED,
     check_model_adapter,
 )
 from triolet.testing.sim import SimExecutor, SimModel
@@ -44,7 +49,7 @@ def tiny():
 @pytest.fixture(scope="module")
 def make_torch(tiny, tmp_path_factory):
     folder = tiny.save_checkpoint(tmp_path_factory.mktemp("checkpoint"), tiny.make_model())
-    return lambda: TorchExecutor(folder, tiny.small_config(max_running=3))
+    return lambda: TorchExecutor(folder, tiny.small_config(max_running=3, threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,7 @@ def broken(make_adapter, payloads=PAYLOADS, **settings):
 
 
 def test_the_torch_executor_passes(make_torch, clips):
-    check_model_adapter(make_torch, clips)
+    check_model_adapter(make_torch, clips, live_bytes=live_bytes)
 
 
 def test_the_simulated_executor_passes():
@@ -89,17 +94,12 @@ def test_e10_outputs_that_are_views_of_a_buffer_are_found(make_torch, clips, mon
 
 
 def test_e10_outputs_that_pin_their_siblings_are_found(make_torch, clips, monkeypatch):
-    """E10: outputs are views of the batch's tensor, and bytes are counted by storage: a free gives nothing back."""
+    """E10: outputs are views of the batch's tensor: a free gives nothing back, since bytes are counted by storage."""
 
     def keep_views(self, outputs):
         self._outputs.update(zip(outputs, torch.stack(list(outputs.values())), strict=True))
 
-    def nbytes(self):
-        storages = {output.untyped_storage().data_ptr(): output.untyped_storage() for output in self._outputs.values()}
-        return sum(storage.nbytes() for storage in storages.values())
-
     monkeypatch.setattr(EncoderOutputs, "add", keep_views)
-    monkeypatch.setattr(EncoderOutputs, "nbytes", nbytes)
     invariant, error = broken(make_torch, clips)
     assert invariant == FREE_GIVES_BACK
     assert "1 of 3 outputs were freed" in str(error)
@@ -119,6 +119,37 @@ def test_probabilities_that_depend_on_the_batch_are_found(make_torch, clips, mon
     assert invariant == BATCHED_AS_ALONE
     assert "log-probabilities that are 0.02" in str(error)
     check_model_adapter(make_torch, clips, tolerance=0.03)
+
+
+def test_bytes_that_are_not_told_are_found(make_torch, clips, monkeypatch):
+    """A buffer beside the books, as large as may be."""
+    buffers = []
+
+    class Buffers(TorchExecutor):
+        def encode(self, jobs):
+            super().encode(jobs)
+            buffers.append(torch.zeros(10))
+
+    executor = make_torch()
+    invariant, error = broken(lambda: Buffers(executor.model, executor.config), clips, live_bytes=live_bytes)
+    assert invariant == BYTES_ARE_TRUE
+    assert "at rest it tells of" in str(error)
+
+
+def test_weights_that_come_back_changed_are_found(make_torch, clips, monkeypatch):
+    """Parked in a narrower type, say."""
+    to = WhisperModel.to
+
+    def lossy(self, device):
+        moved = to(self, device)
+        for tensor in moved.tensors():
+            tensor.copy_(tensor.to(torch.float8_e4m3fn))
+        return moved
+
+    monkeypatch.setattr(WhisperModel, "to", lossy)
+    invariant, error = broken(make_torch, clips)
+    assert invariant == WAKES_AS_OPENED
+    assert "after its adapter slept and woke" in str(error)
 
 
 # -- faults of the simulated one -------------------------------------------------------------------------------------
@@ -292,6 +323,112 @@ class GivesBackTheMean(SimExecutor):
         )
 
 
+class KeepsOutputsAsleep(SimExecutor):
+    """Encoder outputs stay on the device."""
+
+    def sleep(self, *, keep_weights):
+        kept = dict(self.outputs)
+        super().sleep(keep_weights=keep_weights)
+        self.outputs = kept
+
+    def memory(self):
+        told = super().memory()
+        return evolve(told, by_owner={**told.by_owner, "encoder_outputs": sum(self.outputs.values())})
+
+
+class KeepsDroppedWeights(SimExecutor):
+    """Weights are parked, whether they are to be kept or not."""
+
+    def sleep(self, *, keep_weights):
+        super().sleep(keep_weights=True)
+
+
+class KeepsParkedWeights(SimExecutor):
+    """Parked weights outlive the close of an adapter that sleeps."""
+
+    def close(self):
+        asleep, self.__dict__["left_over"] = self.is_asleep, self.parked
+        super().close()
+        if not asleep:
+            self.__dict__["left_over"] = 0
+
+    def memory(self):
+        left = self.__dict__.get("left_over", 0)
+        return DeviceMemory(device="cpu", by_owner={"parked_weights": left}) if left else super().memory()
+
+
+class WorksAsleep(SimExecutor):
+    """Encodes in its sleep."""
+
+    def encode(self, jobs):
+        asleep, self.is_asleep = self.is_asleep, False
+        super().encode(jobs)
+        self.is_asleep = asleep
+
+
+class SleepsTwice(SimExecutor):
+    """And says nothing."""
+
+    def sleep(self, *, keep_weights):
+        if not self.is_asleep:
+            super().sleep(keep_weights=keep_weights)
+
+
+class WakesTwice(SimExecutor):
+    """And says nothing."""
+
+    def wake(self):
+        if self.is_asleep:
+            super().wake()
+
+
+class CannotBeResetAsleep(SimExecutor):
+    """Thinks that there is nothing to reset."""
+
+    def reset(self):
+        assert not self.is_asleep, "nothing to reset"
+        super().reset()
+
+
+class WakesWithOutputs(SimExecutor):
+    """What was encoded before is still there."""
+
+    def sleep(self, *, keep_weights):
+        self.__dict__["kept"] = dict(self.outputs)
+        super().sleep(keep_weights=keep_weights)
+
+    def wake(self):
+        super().wake()
+        self.outputs.update(self.kept)
+
+
+class WakesWithSequences(SimExecutor):
+    """The sequences that ran are still known, under ids that come again."""
+
+    def sleep(self, *, keep_weights):
+        records = dict(self._records)
+        super().sleep(keep_weights=keep_weights)
+        self.__dict__["lost"] = len(records)
+
+    def memory(self):
+        told = super().memory()
+        lost = 0 if self.is_asleep else self.__dict__.get("lost", 0)
+        return evolve(told, by_owner={**told.by_owner, "records": lost}) if self.is_open else told
+
+
+class WakesWithOtherWeights(SimExecutor):
+    """The checkpoint was another when it was read again."""
+
+    def wake(self):
+        self.__dict__["other"] = not self.parked
+        super().wake()
+
+    def _run(self, part):
+        drawn = super()._run(part)
+        other = part.draw and self.__dict__.get("other", False)
+        return evolve(drawn, logprob=drawn.logprob - 1) if other else drawn
+
+
 FAULTS = [
     (Deaf, PAYLOADS_ARE_HEARD, "the same tokens with the same"),
     (WritersOnly, SLOTS_ARE_SHARED, "garbage"),
@@ -311,6 +448,20 @@ FAULTS = [
     (FreesTwiceSilently, FREE_GIVES_BACK, "item 1 is not there"),
     (Leaky, FREE_GIVES_BACK, "before a round of work"),
     (SharedOutputs, INSTANCES_APART, "though it is resident"),
+    (
+        KeepsOutputsAsleep,
+        ASLEEP_IS_EMPTY,
+        "an adapter that sleeps holds {'parked_weights': 1000, 'encoder_outputs': 300}",
+    ),
+    (KeepsDroppedWeights, ASLEEP_IS_EMPTY, "allowed: 0"),
+    (KeepsParkedWeights, ASLEEP_IS_EMPTY, "an adapter that was closed while it slept holds"),
+    (WorksAsleep, ASLEEP_IS_EMPTY, "to encode asleep is done without a word"),
+    (SleepsTwice, ASLEEP_IS_EMPTY, "a second sleep is done without a word"),
+    (WakesTwice, ASLEEP_IS_EMPTY, "wake of an adapter that is awake is done without a word"),
+    (CannotBeResetAsleep, ASLEEP_IS_EMPTY, "nothing to reset"),
+    (WakesWithOutputs, WAKES_AS_OPENED, "when it woke"),
+    (WakesWithSequences, WAKES_AS_OPENED, "when it woke"),
+    (WakesWithOtherWeights, WAKES_AS_OPENED, "after its adapter slept and woke"),
     (Kept, CLOSED_IS_EMPTY, "a closed adapter holds"),
 ]
 
@@ -322,13 +473,43 @@ def test_a_planted_fault_is_found_by_the_name_of_the_promise_it_breaks(make_adap
     assert told in str(error)
 
 
+def test_the_simulated_executor_remembers_misuse_of_a_sleeper():
+    """As of everything else; a fault of sleep or wake leaves it as it was, unless it is of a release."""
+    faults = {}
+    executor = SimExecutor(fault=lambda job, _: faults.pop(job, None))
+    executor.open()
+    with pytest.raises(AssertionError, match="wake of an executor that is awake"):
+        executor.wake()
+    executor.sleep(keep_weights=True)
+    with pytest.raises(AssertionError, match="free on an executor that is asleep"):
+        executor.free(())
+    assert [told.split(": ")[0] for told in executor.misuses] == ["AssertionError", "AssertionError"]
+    executor.misuses.clear()
+    faults[Job.WAKE] = RuntimeError("no memory")
+    with pytest.raises(RuntimeError, match="no memory"):
+        executor.wake()
+    assert executor.memory() == DeviceMemory(device="cpu", by_owner={"parked_weights": 1000})
+    executor.wake()
+    faults[Job.SLEEP] = RuntimeError("no room")
+    with pytest.raises(RuntimeError, match="no room"):
+        executor.sleep(keep_weights=False)
+    assert not executor.is_asleep
+    faults[Job.SLEEP] = ExceptionGroup("releases", [RuntimeError("stuck")])
+    with pytest.raises(ExceptionGroup):
+        executor.sleep(keep_weights=False)
+    assert executor.is_asleep
+    assert executor.memory().total == 0
+    assert executor.misuses == []
+
+
 def test_outputs_of_several_sizes_pass():
     """A free gives back what its own encoding took, which is not the mean of all."""
 
     class SeveralSizes(SimExecutor):
         def memory(self):
-            owned = {"weights": 1000, "outputs": sum(10 + int(key[-1]) for key in self.outputs)} if self.is_open else {}
-            return DeviceMemory(device="sim", by_owner=owned)
+            told = super().memory()
+            outputs = sum(10 + int(key[-1]) for key in self.outputs)
+            return evolve(told, by_owner={**told.by_owner, "encoder_outputs": outputs})
 
     check_model_adapter(SeveralSizes, PAYLOADS)
 

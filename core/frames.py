@@ -1,0 +1,28 @@
+"""Errors without the locals of the frames they came through: those would keep a failed call's tensors alive."""
+
+from __future__ import annotations
+
+import traceback
+
+
+def clear_frames(error: BaseException, *, outer: BaseException | None = None) -> None:
+    """Drops the locals of the frames that ``error`` came through, and of those it was raised from.
+
+    A frame that still runs stays as it is; it drops its own names. What a comprehension, lambda or inner function takes
+    from the function around it stays as well, since (in Python 3.11) its frame keeps the function and so the closure:
+    where tensors are about, hand them over as arguments.
+
+    Args:
+        outer: an error that was being handled before; it and what is behind it are somebody else's.
+    """
+    seen = {id(outer), id(None)}
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions

@@ -1,0 +1,541 @@
+"""Every byte has an owner: what the executor counts is what lives, no more and no less.
+
+The truth comes from elsewhere. On the CPU: from all tensors that the process knows of (`books`), from the storages that
+torch's operations make (`watch`), and from torch's allocator. On CUDA: from `torch.cuda.memory_allocated`.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError
+from triolet.core.plan import CrossWrite, SequenceStart, Slice, StepPlan
+from triolet.core.request import LogitRules, Probe, SamplingParams
+from triolet.models import executor as module
+from triolet.models.executor import TorchExecutor
+from triolet.models.kv import PagedKV
+from triolet.models.resources import ResourceStack
+from triolet.testing.tensors import live_bytes
+
+OWNERS = ("features", "weights", "self_kv", "cross_kv", "encoder_outputs", "rule_masks")
+NO_MEMORY = (DeviceOutOfMemory, ValueError)  # the latter from safetensors, where it is in the middle of a tensor
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+    ),
+]
+
+
+@pytest.fixture
+def work(audio, ids, job):
+    """``work(driver)`` encodes and decodes with rules, sampling, probes and shared batches, and leaves an output and
+    masks behind."""
+
+    def run(driver):
+        driver.encode(a=audio(1), b=audio(2, 0.5))
+        driver.encode(c=audio(3, 1.0))
+        driver.executor.free(("b",))
+        driver.encode(b=audio(2, 0.5))
+        settings = {
+            "rules": LogitRules(suppress=(1, 2), begin_suppress=(3,)),
+            "probe": Probe(position=0, token_ids=(ids.no_speech,)),
+            "max_tokens": 3,
+        }
+        sampling = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=1)
+        outcomes = driver.run(
+            job(key="a", prompt=(ids.start, ids.en, ids.transcribe), **settings),
+            job(key="b", prompt=(ids.start, ids.en), sampling=sampling, **settings, joins=1),
+            job(key="c", prompt=(ids.start,) * 9, chunk=4, **settings),
+        )
+        driver.executor.free(("a", "b"))
+        return outcomes
+
+    return run
+
+
+@pytest.fixture
+def drive(open_driver, checkpoint):
+    """``drive(make_executor, **config_changes)`` opens the tiny checkpoint."""
+    return lambda make_executor=TorchExecutor, **changes: open_driver(checkpoint, make_executor, **changes)
+
+
+def expected_bytes(driver, reference):
+    """From the checkpoint and the configuration, with one output and one mask left."""
+    description, width, layers = driver.description, 48, 2
+    position = layers * 2 * width * 4
+    weights = {parameter.data_ptr(): parameter.nbytes for parameter in reference.model.parameters()}
+    # The keys' projections have no bias: zeros are stored for them, in each of three attentions but the encoder's own.
+    zeros = (layers + 2 * layers) * width * 4
+    return {
+        "features": (80 * 201 + 401) * 4,  # torch makes a periodic window from one that is a sample longer
+        "weights": sum(weights.values()) + zeros,
+        "self_kv": (description.pages + 1) * description.page_size * position,
+        "cross_kv": description.cross_slots * description.encoder_embeddings * position,
+        "encoder_outputs": description.encoder_bytes,
+        "rule_masks": description.vocabulary_size,
+    }
+
+
+# -- at rest -----------------------------------------------------------------------------------------------------------
+
+
+def test_at_rest_every_byte_has_one_owner(books, drive, work, reference):
+    """Between calls nothing lives but what is counted: all that came into being since before `open`, and all that the
+    executor leads to. By owner it is, to the byte, what the checkpoint and the configuration say."""
+    driver = drive()
+    books.check(driver.executor)
+    work(driver)
+    assert books.check(driver.executor) == expected_bytes(driver, reference)
+    driver.executor.reset()
+    assert books.check(driver.executor)["encoder_outputs"] == 0
+    driver.executor.close()
+    assert books.check(driver.executor) == {}
+    assert books.live() == {}
+
+
+def test_torchs_own_allocator_agrees(drive, work, capfd):
+    """What C++ alone may hold is counted too: the allocator's balance is the executor's, and zero after `close`."""
+    work(drive())  # what the libraries take once is theirs
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as opened:
+        driver = drive()
+        work(driver)
+    assert balance(opened) == driver.executor.memory().total
+    driver.executor.close()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as closed:
+        driver = drive()
+        work(driver)
+        driver.executor.close()
+    assert balance(closed) == 0
+    capfd.readouterr()
+
+
+def balance(profiled):
+    events = profiled.profiler.kineto_results.events()
+    return sum(event.nbytes() for event in events if event.name() == "[memory]")
+
+
+class Static:
+    """A captured graph's buffers: in a closure, behind a bound method."""
+
+    def __init__(self):
+        inputs = torch.zeros(11)
+        self.replay = lambda: inputs
+
+
+class CapturesGraphs(TorchExecutor):
+    def open(self):
+        description = super().open()
+        self.graph = Static()
+        return description
+
+
+class Speculates(TorchExecutor):
+    """The draft's KV is taken with the first step."""
+
+    draft = None
+
+    def step(self, plan):
+        if self.draft is None:
+            self.draft = PagedKV.allocate(
+                layers=1, pages=3, page_size=4, heads=1, width=8, dtype=torch.float32, device=torch.device("cpu")
+            )
+        return super().step(plan)
+
+
+class Pools(TorchExecutor):
+    """A pooling head of its own weights."""
+
+    def open(self):
+        description = super().open()
+        self.head = torch.nn.Linear(7, 1)
+        return description
+
+
+class Pipelines(TorchExecutor):
+    """Buffers between the stages of a pipeline are in nobody's attribute."""
+
+    def encode(self, jobs):
+        super().encode(jobs)
+        PIPELINE.append(torch.zeros(13))
+
+
+PIPELINE: list[torch.Tensor] = []
+
+
+class Remembers(TorchExecutor):
+    """The last batch's output is kept until the next one."""
+
+    def encode(self, jobs):
+        super().encode(jobs)
+        self.last = self._open.outputs.get(jobs[0].key)[:1].clone()
+
+
+class Twice(TorchExecutor):
+    """One buffer under two names."""
+
+    def open(self):
+        description = super().open()
+        self._stack.own("pages", self._open.paged)
+        return description
+
+
+PLANTED = [
+    (CapturesGraphs, "leads to [44] bytes that nobody counts"),
+    (Speculates, "leads to [1024] bytes that nobody counts"),
+    (Pools, "leads to [4, 28] bytes that nobody counts"),
+    (Pipelines, "[52, 52, 52] bytes live that nobody counts"),
+    (Remembers, "leads to [192] bytes that nobody counts"),
+    (Twice, "counted twice: [('self_kv', 'pages')]"),
+]
+
+
+@pytest.mark.parametrize(("make_executor", "told"), PLANTED, ids=[planted.__name__ for planted, _ in PLANTED])
+def test_a_kind_of_buffer_that_is_not_registered_is_found(books, drive, work, make_executor, told):
+    """S2, S3: captured graphs, a speculator, a pooling head, buffers of a pipeline, the last batch."""
+    driver = drive(make_executor)
+    work(driver)
+    try:
+        with pytest.raises(AssertionError) as found:
+            books.check(driver.executor)
+    finally:
+        PIPELINE.clear()
+    assert told in str(found.value)
+
+
+@pytest.mark.parametrize("forgotten", OWNERS)
+def test_an_owner_that_is_forgotten_is_found(books, drive, work, monkeypatch, forgotten):
+    """Whichever it is: at once by `open` where it holds tensors then, else at rest."""
+    own = ResourceStack.own
+    monkeypatch.setattr(
+        ResourceStack, "own", lambda self, owner, holder: holder if owner == forgotten else own(self, owner, holder)
+    )
+    with pytest.raises(AssertionError) as found:
+        driver = drive()
+        work(driver)
+        books.check(driver.executor)
+    late = forgotten in {"encoder_outputs", "rule_masks"}
+    assert ("that nobody counts" if late else "have no owner: whoever holds them is to be own()ed") in str(found.value)
+
+
+# -- what a call leaves behind -----------------------------------------------------------------------------------------
+
+
+def step_of(ids):
+    """A first step of two sequences, of which one samples, with cross writes, rules and probes."""
+    rules = LogitRules(suppress=(1, 2))
+    starts = [
+        SequenceStart(
+            sequence_id=number,
+            token_ids=(ids.start, ids.en),
+            prompt_length=2,
+            sampling=SamplingParams(temperature=float(number), top_p=0.9),
+            rules=rules,
+            probe=Probe(position=0, token_ids=(1,)),
+        )
+        for number in (0, 1)
+    ]
+    return StepPlan(
+        step_id=0,
+        epoch=0,
+        started=tuple(starts),
+        ended=(),
+        cross_writes=(CrossWrite(key="a", slot=0), CrossWrite(key="b", slot=1)),
+        slices=tuple(
+            Slice(sequence_id=number, start=0, length=2, block_table=(number,), cross_slot=number, draw=True)
+            for number in (0, 1)
+        ),
+    )
+
+
+def storages_of(watch, call):
+    """How many storages a call makes."""
+    with watch() as watched:
+        call()
+    return len(watched.made)
+
+
+def test_what_a_step_makes_dies_with_it(books, driver, audio, ids, watch):
+    """A step that goes well leaves one mask, whoever holds its result. A step that runs out of memory, at whichever of
+    its storages, leaves nothing but that mask, although the error is kept."""
+    executor = driver.executor
+    driver.encode(a=audio(1), b=audio(2))
+    with watch() as watched:
+        result = executor.step(step_of(ids))
+    assert [drawn.token_id is not None for drawn in result.drawn] == [True, True]
+    assert watched.alive == 1
+    count = len(watched.made)
+    assert count > 50
+    for number in range(1, count):
+        executor.reset()
+        driver.encode(a=audio(1), b=audio(2))
+        executor._open.masks.release()
+        with watch(fail_at=number) as watched, pytest.raises(DeviceOutOfMemory) as kept:
+            executor.step(step_of(ids))
+        assert watched.alive == len(executor._open.masks.tensors()), f"storage {number}: {kept.value}"
+    books.check(executor)
+
+
+def test_what_an_encode_batch_makes_dies_with_it(books, driver, audio, watch):
+    """Its outputs stay. When it runs out of memory, at whichever of its storages, nothing stays, although the error is
+    kept."""
+    executor, batch = driver.executor, {"a": audio(1), "b": audio(2, 0.5)}
+    with watch() as watched:
+        driver.encode(**batch)
+    assert watched.alive == 2
+    executor.reset()
+    for number in range(1, len(watched.made) + 1):
+        with watch(fail_at=number) as failed, pytest.raises(DeviceOutOfMemory) as kept:
+            driver.encode(**batch)
+        assert failed.alive == 0, f"storage {number}: {kept.value}"
+    assert books.check(executor)["encoder_outputs"] == 0
+
+
+def test_an_error_of_ours_keeps_no_tensor_either(books, driver, audio, ids, monkeypatch):
+    """Not the encoder's refusal, not a step's own error, not one that was raised from another."""
+    executor, kept = driver.executor, []
+    with pytest.raises(EncodeFailed) as error:
+        driver.encode(a=np.full(1_000, np.nan, dtype=np.float32))
+    kept.append(error)
+    books.check(executor)
+    driver.encode(a=audio(1), b=audio(2))
+
+    def choose(logits, draws):
+        try:
+            raise ValueError(logits.sum())
+        except ValueError as first:
+            raise EngineError("chained") from first
+
+    monkeypatch.setattr(module, "choose", choose)
+    with pytest.raises(EngineError, match="chained") as error:
+        executor.step(step_of(ids))
+    kept.append(error)
+    kept[-1].value.__cause__.args = ()
+    books.check(executor)
+
+
+# -- half-open ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read_once(monkeypatch):
+    """The tokenizer takes longer to read than everything else: it is read once."""
+    read, known = module.read_checkpoint, {}
+
+    def read_checkpoint(folder):
+        if folder not in known:
+            known[folder] = read(folder)
+        return known[folder]
+
+    monkeypatch.setattr(module, "read_checkpoint", read_checkpoint)
+
+
+STAGES = [
+    (module, "read_checkpoint"),
+    (module.WeightFiles, "open"),
+    (module.WeightFiles, "get"),
+    (module.LogMel, "build"),
+    (module.WhisperModel, "load"),
+    (module.PagedKV, "allocate"),
+    (module.CrossKV, "allocate"),
+    (module.RuleMasks, "__init__"),
+    (module.EncoderOutputs, "__init__"),
+    (module._Open, "__init__"),
+    (module._Blueprint, "describe"),
+    (torch, "set_num_threads"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), STAGES, ids=[f"{owner.__name__}.{name}" for owner, name in STAGES])
+def test_s7_an_open_that_fails_at_a_stage_leaves_nothing(books, checkpoint, config, monkeypatch, owner, name):
+    """S7: half-way through its start. Nothing lives, though the error is kept; the threads are as they were; the same
+    executor opens when the fault is gone."""
+    executor, threads = TorchExecutor(checkpoint, config(threads=torch.get_num_threads() + 1)), torch.get_num_threads()
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        if owner is not torch:
+            patch.setattr(owner, name, fail)
+        else:  # only the call that sets, not the one that restores
+            restore = torch.set_num_threads
+            patch.setattr(owner, name, lambda count: restore(count) if count == threads else fail())
+        with pytest.raises(RuntimeError, match="planted") as kept:
+            executor.open()
+        assert books.live() == {}, f"{kept.value} keeps tensors"
+        assert executor.memory().by_owner == {}
+        assert executor.released.kept == {}
+        assert torch.get_num_threads() == threads
+    executor.open()
+    assert books.check(executor)["weights"] > 0
+    executor.close()
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("call", ["own", "callback"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_s7_an_open_that_fails_at_a_registration_leaves_nothing(
+    books, checkpoint, config, monkeypatch, read_once, call, when
+):
+    """S7: before the owner is known or after it, for every owner."""
+    register, calls = getattr(ResourceStack, call), []
+
+    def fail(number):
+        def registering(self, *args):
+            calls.append(args[0])
+            if len(calls) == number and when == "before":
+                raise RuntimeError("planted")
+            result = register(self, *args)
+            if len(calls) == number:
+                raise RuntimeError("planted")
+            return result
+
+        return registering
+
+    monkeypatch.setattr(ResourceStack, call, fail(0))
+    executor = TorchExecutor(checkpoint, config(threads=1))
+    executor.open()
+    executor.close()
+    expected = {"own": list(OWNERS), "callback": ["records", "threads"]}[call]
+    assert calls == expected
+    for number in range(1, len(expected) + 1):
+        calls.clear()
+        monkeypatch.setattr(ResourceStack, call, fail(number))
+        with pytest.raises(RuntimeError, match="planted") as kept:
+            executor.open()
+        assert calls == expected[:number]
+        assert books.live() == {}, f"{kept.value} at {expected[number - 1]} keeps tensors"
+        assert executor.memory().by_owner == {}
+
+
+def test_s7_an_open_without_memory_for_any_of_its_storages_leaves_nothing(books, checkpoint, config, read_once, watch):
+    """S7: however far it came, weights half read included; the error is kept."""
+    executor = TorchExecutor(checkpoint, config())
+    count = storages_of(watch, executor.open)
+    executor.close()
+    assert count > 100
+    for number in [*range(1, count, 3), count]:
+        with watch(fail_at=number) as watched, pytest.raises(NO_MEMORY) as kept:
+            executor.open()
+        assert watched.alive == 0, f"storage {number}: {kept.value}"
+        assert executor.memory().by_owner == {}
+    assert books.live() == {}
+
+
+def test_what_was_on_its_way_is_dead_before_the_last_release(
+    no_collector, checkpoint, config, read_once, watch, monkeypatch
+):
+    """The allocator's cache, and whatever else was taken first, is given back last: by then the weights that were read
+    half must be dead, though they had no owner yet."""
+    at_the_end, restore = [], torch.set_num_threads
+    before = torch.get_num_threads()
+    executor = TorchExecutor(checkpoint, config(threads=before + 1))
+    with watch(fail_at=60) as watched:
+
+        def set_num_threads(count):
+            restore(count)
+            if count == before:
+                at_the_end.append(watched.alive)
+
+        monkeypatch.setattr(torch, "set_num_threads", set_num_threads)
+        with pytest.raises(NO_MEMORY):
+            executor.open()
+    assert at_the_end == [0]
+
+
+# -- by the device's own count -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture
+def allocated(device, drive, work, no_collector):
+    """Tells the bytes that are allocated now: on CUDA the allocator's own count. What the libraries take once and keep
+    (the workspaces of cuBLAS) is taken before."""
+    driver = drive(device=device)
+    work(driver)
+    driver.executor.sleep(keep_weights=True)
+    driver.executor.wake()
+    work(driver)
+    driver.executor.close()
+    if device == "cuda":
+        return torch.cuda.memory_allocated
+    return live_bytes
+
+
+def test_close_gives_every_byte_back_in_time(device, allocated, drive, work):
+    """The count is as before `open`, exactly, when `close` returns."""
+    before = allocated()
+    driver = drive(device=device)
+    work(driver)
+    held = driver.executor.memory()
+    assert allocated() >= before + held.total  # CUDA rounds each up
+    driver.executor.close()
+    assert allocated() == before
+    assert driver.executor.released.before == held.by_owner
+    assert driver.executor.released.kept == {}
+
+
+def test_close_gives_every_byte_back_after_errors(device, allocated, drive, audio, ids, watch):
+    """Errors of encode batches and steps are kept by somebody; the count is as before all the same."""
+    before, kept = allocated(), []
+    driver = drive(device=device)
+    executor, batch = driver.executor, {"a": audio(1), "b": audio(2, 0.5)}
+    driver.encode(**batch)
+    rest = allocated()
+    calls = [partial(driver.encode, c=audio(3), d=audio(4)), partial(executor.step, step_of(ids))]
+    for call, number in itertools.product(calls, (1, 5, 15, 30)):
+        with watch(fail_at=number), pytest.raises(DeviceOutOfMemory) as error:
+            call()
+        kept.append(error.value)
+        executor._open.masks.release()
+        assert allocated() == rest
+    assert len(kept) == 8
+    executor.close()
+    assert allocated() == before
+
+
+def test_an_open_that_fails_gives_every_byte_back(device, allocated, checkpoint, config, read_once, watch):
+    """S7, by the device's count, after each failure: weights, pages or slots do not fit, and the error is kept."""
+    before = allocated()
+    executor = TorchExecutor(checkpoint, config(device=device))
+    count = storages_of(watch, executor.open)
+    executor.close()
+    for number in [*range(1, count, 97), *range(count - 6, count + 1)]:
+        with watch(fail_at=number), pytest.raises(NO_MEMORY) as kept:
+            executor.open()
+        assert allocated() == before, f"storage {number}: {kept.value}"
+
+
+@pytest.mark.parametrize("keep_weights", [True, False])
+def test_an_executor_that_sleeps_holds_nothing_of_the_device(device, allocated, drive, work, keep_weights):
+    """CUDA's count is as before `open`, whether the weights are parked or not; on the CPU parked weights are all that
+    is left. After `wake` and `close` nothing is."""
+    before = allocated()
+    driver = drive(device=device)
+    work(driver)
+    weights = driver.executor.memory().by_owner["weights"]
+    driver.executor.sleep(keep_weights=keep_weights)
+    assert driver.executor.memory().by_owner == ({"parked_weights": weights} if keep_weights else {})
+    assert driver.executor.memory().device == "cpu"
+    assert allocated() == before + (weights if device == "cpu" and keep_weights else 0)
+    driver.executor.wake()
+    work(driver)
+    driver.executor.close()
+    assert allocated() == before
+
+
+def test_the_collector_is_off(no_collector):
+    """Else these tests would prove nothing of reference counts."""
+    assert not gc.isenabled()
