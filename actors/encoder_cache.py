@@ -35,6 +35,7 @@ class EncoderCache:
     tell: Tell
     _encoding: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
+    _asleep: bool = field(default=False, init=False)  # the runner, as far as is known
     _runner_gone: bool = field(default=False, init=False)
     _generation: int = field(default=0, init=False)  # of the runner, as far as is known
 
@@ -94,12 +95,16 @@ class EncoderCache:
                 for hold in self.ledger.holds_and_waits():
                     self.tell(events.EntryTakenBack(hold.key, hold.holder))
                 self._decide(self.ledger.close(now=trio.current_time()))
-            case m.RunnerRestarted(generation):
+            case m.RunnerRestarted(generation, asleep):
                 self._generation = generation
+                self._asleep = asleep
                 self._encoding = False
                 self.tell(events.OutputsLost(generation))
-                self.to_scheduler.send_nowait(m.GenerationLost(generation))
+                self.to_scheduler.send_nowait(m.GenerationLost(generation, asleep))
                 self._decide(self.ledger.generation_lost())
+            case m.RunnerWoke():
+                self._asleep = False
+                self.to_scheduler.send_nowait(m.Woke())
             case m.RunnerLost():
                 self._runner_gone = True
             case _:
@@ -125,7 +130,7 @@ class EncoderCache:
             self.to_runner.send_nowait(m.Free(decisions.free, self._generation))
 
     def _dispatch(self) -> None:
-        if self._encoding or self._runner_gone:
+        if self._encoding or self._asleep or self._runner_gone:
             return
         jobs: tuple[EncodeJob, ...] = self.ledger.take_encode_batch(self.encode_batch_embeddings)
         if not jobs:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,10 @@ class StepSkipped(Exception):
     """The step was not run: the one before it failed, or the runner is stopping."""
 
 
+class _NotGivenBack(Exception):
+    """The device could not be given back whole: nobody knows what it still holds, and no restart can help."""
+
+
 @define(eq=False)
 class GpuRunner:
     """Two lanes onto one worker.
@@ -44,7 +49,10 @@ class GpuRunner:
     on the worker at a time. The worker serves in order of arrival, so the lanes take turns: between two encode batches
     every waiting step runs, between two steps at most one encode batch.
 
-    ``make_executor`` runs on the worker, as does every call of the executor it makes.
+    ``make_executor`` runs on the worker, as does every call of the executor it makes. A call has a ticket, by which its
+    end finds the report that waits for it.
+
+    Asleep it has given the device back: nobody sends steps or encode batches, and waking is a call like any other.
     """
 
     inbox: trio.MemoryReceiveChannel[m.RunnerMessage]
@@ -55,16 +63,20 @@ class GpuRunner:
     make_executor: Callable[[], Executor]
     close_seconds: float
     restarts: RestartPolicy
+    keep_weights: bool
     tell: Tell
     memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
     _executor: Executor | None = field(default=None, init=False)
-    _running: deque[Report] = field(factory=deque, init=False)
+    _tickets: Iterator[int] = field(factory=itertools.count, init=False)
+    _reports: dict[int, Report] = field(factory=dict, init=False)  # by ticket, in the order of the calls
     _encode_lane: deque[m.Encode | m.Free] = field(factory=deque, init=False)
     _encode_lane_busy: bool = field(default=False, init=False)
     _open_lanes: set[str] = field(factory=lambda: {"step", "encode"}, init=False)
     _broken_epoch: int = field(default=-1, init=False)  # read and written on the worker only
     _stopping: bool = field(default=False, init=False)
     _generation: int = field(default=0, init=False)
+    _asleep: bool = field(default=False, init=False)
+    _restarting: bool = field(default=False, init=False)
 
     @trio.lowlevel.enable_ki_protection
     async def run(
@@ -78,43 +90,67 @@ class GpuRunner:
         try:
             task_status.started(await self._open())
             self.tell(events.StageReached("device taken"))
-            while self._open_lanes or self._running:
+            while self._open_lanes or self._reports:
+                message = await self.inbox.receive()
                 try:
-                    self._handle(await self.inbox.receive())
+                    self._handle(message)
                 except Exception as error:  # noqa: BLE001  (raised again where a restart cannot help)
                     await self._restart(error)
-        finally:
+        except BaseException as error:
+            await self._close_after(error)
+            raise
+        await self._close()
+
+    async def _close_after(self, error: BaseException) -> None:
+        """What goes wrong in closing is told by the error that led to it; a cancellation tells nothing."""
+        try:
             await self._close()
+        except EngineTeardownError as further:
+            if not isinstance(error, Exception):
+                raise
+            error.add_note(str(further))
 
     async def _restart(self, error: Exception) -> None:
-        """Starts anew in place: the weights stay, everything else the device holds is forgotten, and so is what was
-        asked before. Raises ``error`` where that cannot help any more."""
-        pause = None if isinstance(error, DeviceLost) else self.restarts.try_restart(trio.current_time())
+        """Starts anew in place, after the calls that run: the weights stay, everything else the device holds is
+        forgotten, and so is what is asked in ignorance of it. Raises ``error`` where that cannot help any more."""
+        beyond_help = isinstance(error, DeviceLost | _NotGivenBack)
+        pause = None if beyond_help else self.restarts.try_restart(trio.current_time())
         if pause is None:
             raise error
-        self._generation += 1
-        self.tell(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
-        self._running = deque(_report_to_nobody for _ in self._running)
-        self._encode_lane.clear()
-        self._encode_lane_busy = False
+        generation = self._generation = self._generation + 1
+        self.tell(events.RunnerRestarting(generation, f"{type(error).__name__}: {error}"))
+        self._empty_encode_lane()
         await trio.sleep(pause)
         ends: list[m.JobDone] = []
+        self._restarting = True
         self._submit(Job.RESET, self._reset, ends.append)
         while not ends:
             self._handle(await self.inbox.receive())
+        self._restarting = False
         if ends[0].error is not None:
             raise ends[0].error from error
-        self.to_encoder_cache.send_nowait(m.RunnerRestarted(self._generation))
+        # not a later one: an order to sleep that has come meanwhile is about to end this one too
+        self.to_encoder_cache.send_nowait(m.RunnerRestarted(generation, self._asleep))
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _open(self) -> ModelDescription:
-        self._submit(Job.OPEN, self._open_executor, _report_to_nobody)
-        done = await self._next_done()
+        done = await self._call(Job.OPEN, self._open_executor)
         if done.error is not None:
             raise done.error
         assert isinstance(done.value, ModelDescription), "an executor describes its model when it opens"
         return done.value
+
+    async def _call(self, job: Job, call: Call) -> m.JobDone:
+        """Runs it after those that run already, and listens to nothing else: while opening and closing nobody waits
+        for another report."""
+        ticket = self._submit(job, call, _report_to_nobody)
+        while True:
+            message = await self.inbox.receive()
+            if isinstance(message, m.JobDone):
+                self._reports.pop(message.ticket, None)
+                if message.ticket == ticket:
+                    return message
 
     def _open_executor(self) -> ModelDescription:
         self._executor = self.make_executor()
@@ -129,13 +165,14 @@ class GpuRunner:
         worker closes the executor as soon as the load returns.
         """
         self._stopping = True
-        with trio.move_on_after(self.close_seconds, shield=True) as scope:
-            while self._running:
-                await self._next_done()
-            self._submit(Job.CLOSE, self._close_executor, _report_to_nobody)
-            done = await self._next_done()
-        if scope.cancelled_caught:
-            self.worker.abandon(self._close_executor)
+        done: m.JobDone | None = None
+        try:
+            with trio.move_on_after(self.close_seconds, shield=True):
+                done = await self._call(Job.CLOSE, self._close_executor)
+        finally:
+            if done is None:  # it hangs, or we failed: the device is given back whatever becomes of us
+                self.worker.abandon(self._close_executor)
+        if done is None:
             self.tell(events.StageReached("device call abandoned"))
             if self.memory.device == "":
                 return  # it hangs in its load
@@ -144,9 +181,9 @@ class GpuRunner:
                 f"release the device if the call ever returns; a new process is the safe way on"
             )
         self.worker.stop()
+        self.tell(events.StageReached("device released"))
         if done.error is not None:
             raise EngineTeardownError(f"the device was released, but a release failed: {done.error}") from done.error
-        self.tell(events.StageReached("device released"))
 
     def _close_executor(self) -> None:
         if self._executor is None:
@@ -157,21 +194,12 @@ class GpuRunner:
             self.memory = self._executor.memory()
             self._executor = None
 
-    async def _next_done(self) -> m.JobDone:
-        """The end of the oldest call on the worker. While opening and closing nothing else is listened to, and nobody
-        waits for a report."""
-        while True:
-            message = await self.inbox.receive()
-            if isinstance(message, m.JobDone):
-                self._running.popleft()
-                return message
-
     # -- serving -----------------------------------------------------------------------------------------------------
 
     def _handle(self, message: m.RunnerMessage) -> None:
         match message:
-            case m.JobDone():
-                self._running.popleft()(message)
+            case m.JobDone(ticket):
+                self._reports.pop(ticket)(message)
             case m.Step() | m.Encode() | m.Free() if message.generation != self._generation:
                 pass  # whoever sent it will hear of the restart, and asks again for what is still wanted
             case m.Step(plan):
@@ -179,6 +207,12 @@ class GpuRunner:
             case m.Encode() | m.Free():
                 self._encode_lane.append(message)
                 self._advance_encode_lane()
+            case m.Sleep():
+                self._generation += 1
+                self._empty_encode_lane()
+                self._submit(Job.SLEEP, self._sleep, self._slept)
+            case m.Wake():
+                self._submit(Job.WAKE, self._wake, self._woke)
             case m.StepLaneClosed():
                 self._open_lanes.discard("step")
             case m.EncodeLaneClosed():
@@ -234,13 +268,37 @@ class GpuRunner:
 
         self._submit(Job.FREE, partial(self._free, keys), report)
 
+    def _slept(self, done: m.JobDone) -> None:
+        if done.error is not None:
+            raise _NotGivenBack(f"{type(done.error).__name__}: {done.error}") from done.error
+        self._asleep = True
+        self.tell(events.RunnerAsleep(self._generation))
+        if not self._restarting:  # else it is told when that is over
+            self.to_encoder_cache.send_nowait(m.RunnerRestarted(self._generation, asleep=True))
+
+    def _woke(self, done: m.JobDone) -> None:
+        if isinstance(done.error, DeviceLost):
+            raise done.error
+        if done.error is not None:
+            self.to_scheduler.send_nowait(m.WakeFailed(_as_exception(done.error)))
+            return
+        self._asleep = False
+        self.tell(events.RunnerAwake())
+        self.to_encoder_cache.send_nowait(m.RunnerWoke())
+
+    def _empty_encode_lane(self) -> None:
+        self._encode_lane.clear()
+        self._encode_lane_busy = False
+
     def _encode_lane_turn_over(self) -> None:
         self._encode_lane_busy = False
         self._advance_encode_lane()
 
-    def _submit(self, job: Job, call: Call, report: Report) -> None:
-        self._running.append(report)
-        self.worker.submit(job, call)
+    def _submit(self, job: Job, call: Call, report: Report) -> int:
+        ticket = next(self._tickets)
+        self._reports[ticket] = report
+        self.worker.submit(job, ticket, call)
+        return ticket
 
     # -- on the worker -----------------------------------------------------------------------------------------------
 
@@ -268,6 +326,18 @@ class GpuRunner:
     def _reset(self) -> None:
         executor = self._ready_executor()
         executor.reset()
+        self.memory = executor.memory()
+
+    def _sleep(self) -> None:
+        executor = self._ready_executor()
+        try:
+            executor.sleep(keep_weights=self.keep_weights)
+        finally:
+            self.memory = executor.memory()
+
+    def _wake(self) -> None:
+        executor = self._ready_executor()
+        executor.wake()
         self.memory = executor.memory()
 
     def _free(self, keys: tuple[str, ...]) -> None:

@@ -54,6 +54,13 @@ class Stream(Protocol):
         business."""
 
 
+class Reply(Protocol):
+    """Where the answer to an order is put, once."""
+
+    def put(self, error: Exception | None) -> None:
+        """Done, or why not. Never waits, never raises."""
+
+
 # -- to the scheduler ------------------------------------------------------------------------------------------------
 
 
@@ -112,10 +119,38 @@ class StepFailed:
 
 @frozen
 class GenerationLost:
-    """From the encoder cache, to which the runner said it: the runner has started anew as ``generation``. What was
-    computed and what was in flight is gone. It comes this way so that no `EncoderReady` overtakes it."""
+    """From the encoder cache, to which the runner said it: the runner has started anew as ``generation``, or has given
+    the device back (``asleep``). What was computed and what was in flight is gone. It comes this way so that no
+    `EncoderReady` overtakes it."""
 
     generation: int
+    asleep: bool = False
+
+
+@frozen
+class Woke:
+    """From the encoder cache, to which the runner said it: the device is taken again."""
+
+
+@frozen
+class WakeFailed:
+    """From the runner: the device could not be taken; it sleeps on."""
+
+    error: Exception
+
+
+@frozen
+class OrderSleep:
+    """From the engine: give the device back, until `OrderWake`."""
+
+    reply: Reply = field(repr=False)
+
+
+@frozen
+class OrderWake:
+    """From the engine: take the device again."""
+
+    reply: Reply = field(repr=False)
 
 
 @frozen
@@ -134,6 +169,10 @@ SchedulerMessage = (
     | StepDone
     | StepFailed
     | GenerationLost
+    | Woke
+    | WakeFailed
+    | OrderSleep
+    | OrderWake
     | RunnerStopped
 )
 
@@ -185,10 +224,16 @@ class SchedulerClosed:
 
 @frozen
 class RunnerRestarted:
-    """From the runner: it has started anew as ``generation``; every encoder output is gone, and every call that was
-    asked of it before."""
+    """From the runner: it has started anew as ``generation``, or has given the device back (``asleep``); every encoder
+    output is gone, and every call that was asked of it before."""
 
     generation: int
+    asleep: bool = False
+
+
+@frozen
+class RunnerWoke:
+    """From the runner: it has taken the device again."""
 
 
 @frozen
@@ -197,7 +242,7 @@ class RunnerLost:
 
 
 EncoderCacheMessage = (
-    Acquire | Release | Encoded | EncodeBroken | Freed | SchedulerClosed | RunnerRestarted | RunnerLost
+    Acquire | Release | Encoded | EncodeBroken | Freed | SchedulerClosed | RunnerRestarted | RunnerWoke | RunnerLost
 )
 
 # -- to the runner ---------------------------------------------------------------------------------------------------
@@ -239,10 +284,21 @@ class StepLaneClosed:
 
 @frozen
 class JobDone:
-    """From the runner's worker: the oldest job handed to it is done. ``value`` is what it returned."""
+    """From the runner's worker: the call with this ticket is done. ``value`` is what it returned."""
 
+    ticket: int
     value: object
     error: BaseException | None
 
 
-RunnerMessage = Encode | Free | EncodeLaneClosed | Step | StepLaneClosed | JobDone
+@frozen
+class Sleep:
+    """From the scheduler: give the device back, after what runs."""
+
+
+@frozen
+class Wake:
+    """From the scheduler: take the device again."""
+
+
+RunnerMessage = Encode | Free | EncodeLaneClosed | Step | StepLaneClosed | Sleep | Wake | JobDone

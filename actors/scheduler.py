@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 import trio
 from attrs import define, field
 
 from ..core import events
-from ..core.errors import EngineClosed
+from ..core.errors import EngineAsleep, EngineClosed, EngineStateError
 from ..core.plan import StepPlan
 from ..core.planner import Planner
+from ..core.request import Request
+from ..core.rest import Order, Power, Rest
 from ..core.sequence import Abort, AcquireItem, Action, Commit, Fail, Finish, ReleaseItem
 from . import messages as m
 from .inbox import drain, take_all
@@ -33,7 +36,12 @@ class Scheduler:
     to_encoder_cache: trio.MemorySendChannel[m.EncoderCacheMessage]
     to_runner: trio.MemorySendChannel[m.RunnerMessage]
     planner: Planner
+    rest: Rest
+    idle_sleep: float  # seconds
+    refuses_while_asleep: bool
     tell: Tell
+    _wait_for_sleep: list[m.Reply] = field(factory=list, init=False)
+    _wait_for_wake: list[m.Reply] = field(factory=list, init=False)
     _streams: dict[str, m.Stream] = field(factory=dict, init=False)
     _unread: deque[m.SchedulerMessage] = field(factory=deque, init=False)  # taken from the inbox
     _deadline: float = field(default=math.inf, init=False)
@@ -56,27 +64,36 @@ class Scheduler:
     # -- in ----------------------------------------------------------------------------------------------------------
 
     async def _take_messages(self) -> None:
-        if self._deadline < math.inf:
-            await self._take_until_deadline()
-        else:  # no scope for every token
+        dozes_at = self._dozes_at()
+        if self._deadline == dozes_at == math.inf:  # no scope for every token
             self._unread.extend(await take_all(self.inbox))
+        else:
+            await self._take_until(dozes_at)
         while self._unread:
             self._handle(self._unread.popleft())
 
-    async def _take_until_deadline(self) -> None:
-        with trio.move_on_at(self._deadline) as scope:
+    async def _take_until(self, dozes_at: float) -> None:
+        with trio.move_on_at(min(self._deadline, dozes_at)) as scope:
             self._unread.extend(await take_all(self.inbox))
-        if scope.cancelled_caught:
-            self._deadline = math.inf
-            self.planner.abort_all()
-            self.tell(events.StageReached("drain deadline"))
+        if not scope.cancelled_caught:
+            return
+        if dozes_at < self._deadline:
+            self.rest.doze()
+            self._give_order()
+            return
+        self._deadline = math.inf
+        self.planner.abort_all()
+        self.tell(events.StageReached("drain deadline"))
+
+    def _dozes_at(self) -> float:
+        """When there will have been nothing to do for long enough."""
+        idle = self.planner.idle and self.rest.power is Power.AWAKE and not self._draining
+        return trio.current_time() + self.idle_sleep if idle else math.inf
 
     def _handle(self, message: m.SchedulerMessage) -> None:
         match message:
             case m.Submit(request, stream):
-                self._streams[request.id] = stream
-                self.tell(events.RequestAccepted(request.id))
-                self.planner.submit(request)
+                self._accept(request, stream)
             case m.AbortRequest(request_id):
                 self.planner.abort(request_id)
             case m.EncoderReady(holder):
@@ -92,10 +109,23 @@ class Scheduler:
             case m.Drain(deadline):
                 self._draining = True
                 self._deadline = min(self._deadline, deadline)
-            case m.GenerationLost(generation):
+                self._give_up_what_nobody_will_run()
+            case m.GenerationLost(generation, asleep):
                 self._generation = generation
                 self.tell(events.StepsLost(generation))
                 self.planner.generation_lost()
+                if asleep and self.rest.power is Power.FALLING_ASLEEP:
+                    self._slept()
+            case m.Woke():
+                self.rest.woke()
+                _answer(self._wait_for_wake)
+                self._give_order()
+            case m.WakeFailed(error):
+                self._wake_failed(error)
+            case m.OrderSleep(reply):
+                self._order_sleep(reply)
+            case m.OrderWake(reply):
+                self._order_wake(reply)
             case m.RunnerStopped(error):
                 self._runner_gone = True
                 self.planner.fail_all(error)
@@ -104,6 +134,70 @@ class Scheduler:
 
     def _finished(self) -> bool:
         return self._runner_gone or (self._draining and self.planner.idle)
+
+    def _accept(self, request: Request, stream: m.Stream) -> None:
+        if self.rest.ordered and self.refuses_while_asleep:
+            stream.put(
+                m.Failed(
+                    EngineAsleep(
+                        "the engine is asleep and takes no requests; await engine.wake() first, or let them wait with "
+                        "EngineConfig(while_asleep='wait')"
+                    )
+                )
+            )
+            return
+        self._streams[request.id] = stream
+        self.tell(events.RequestAccepted(request.id))
+        self.planner.submit(request)
+        self.rest.work_came()
+        self._give_order()
+
+    # -- sleep -------------------------------------------------------------------------------------------------------
+
+    def _order_sleep(self, reply: m.Reply) -> None:
+        self.rest.order_sleep()
+        if self.rest.power is not Power.WAKING:  # there the wish to wake is being fulfilled, and will be answered
+            _answer(self._wait_for_wake, partial(EngineStateError, "the engine was put to sleep again before it woke"))
+        self._wait_for_sleep.append(reply)
+        if self.rest.power is Power.ASLEEP:
+            _answer(self._wait_for_sleep)
+        self._give_order()
+
+    def _order_wake(self, reply: m.Reply) -> None:
+        self.rest.order_wake()
+        if self.rest.power is not Power.FALLING_ASLEEP:
+            _answer(self._wait_for_sleep, partial(EngineStateError, "the engine was woken before it fell asleep"))
+        self._wait_for_wake.append(reply)
+        if self.rest.power is Power.AWAKE:
+            _answer(self._wait_for_wake)
+        self._give_order()
+
+    def _slept(self) -> None:
+        self.rest.slept()
+        _answer(self._wait_for_sleep)
+        self._give_order()
+        self._give_up_what_nobody_will_run()
+
+    def _wake_failed(self, error: Exception) -> None:
+        """Requests that woke it up fail; those that wait for the end of an ordered sleep wait on."""
+        self.rest.wake_failed()
+        _answer(self._wait_for_wake, partial(_cannot_wake, error))
+        _answer(self._wait_for_sleep)
+        if not self.rest.ordered:
+            self.planner.fail_waiting(partial(_cannot_wake, error))
+        self._give_up_what_nobody_will_run()
+
+    def _give_order(self) -> None:
+        match self.rest.next_order():
+            case Order.SLEEP:
+                self.to_runner.send_nowait(m.Sleep())
+            case Order.WAKE:
+                self.to_runner.send_nowait(m.Wake())
+
+    def _give_up_what_nobody_will_run(self) -> None:
+        """A drain while the device is given back, and no order to wake can come any more."""
+        if self._draining and not self.rest.will_wake:
+            self.planner.abort_all()
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
@@ -131,7 +225,7 @@ class Scheduler:
         self.tell(events.RequestEnded(request_id, outcome))
 
     def _dispatch(self) -> None:
-        while not self._runner_gone and (plan := self.planner.next_step()) is not None:
+        while not self._runner_gone and self.rest.may_work and (plan := self.planner.next_step()) is not None:
             self._publish()  # planning may have asked for entries or released some
             self.tell(self._step_begun(plan))
             self.to_runner.send_nowait(m.Step(plan, self._generation))
@@ -152,12 +246,31 @@ class Scheduler:
         cancel there are streams that the planner can no longer end, and submits that were never read: they are told."""
         for request_id in list(self._streams):
             self._end(request_id, m.Failed(_stopped()), "failed")
+        _answer(self._wait_for_sleep, _stopped)
+        _answer(self._wait_for_wake, _stopped)
         for message in (*self._unread, *drain(self.inbox)):
             if isinstance(message, m.Submit):
                 message.stream.put(m.Failed(_stopped()))
+            elif isinstance(message, m.OrderSleep | m.OrderWake):
+                message.reply.put(_stopped())
         self.to_runner.send_nowait(m.StepLaneClosed())
         self.to_encoder_cache.send_nowait(m.SchedulerClosed())
 
 
+def _answer(replies: list[m.Reply], error: Callable[[], Exception | None] = lambda: None) -> None:
+    """Each gets an error of its own: two tasks must not raise the same object."""
+    while replies:
+        replies.pop().put(error())
+
+
+def _cannot_wake(cause: Exception) -> EngineAsleep:
+    error = EngineAsleep(
+        f"the engine sleeps, and the device could not be taken again ({type(cause).__name__}: {cause}); free some of "
+        f"it and try again"
+    )
+    error.__cause__ = cause
+    return error
+
+
 def _stopped() -> EngineClosed:
-    return EngineClosed("the engine stopped before the request ended; open a new one and retry")
+    return EngineClosed("the engine stopped before it was done; open a new one and retry")

@@ -30,6 +30,7 @@ from ..core.model import Executor, ModelDescription
 from ..core.plan import DeviceMemory
 from ..core.planner import Planner
 from ..core.request import Request
+from ..core.rest import Power, Rest
 from ..core.restart import RestartPolicy
 from ..core.sequence import PlannerLimits, PlannerStatistics
 from ..core.trace import TraceChecker
@@ -80,11 +81,25 @@ class _Status:
 
 @frozen(kw_only=True)
 class EngineStatistics:
-    """A snapshot of a running engine: the queue and the pages, the encoder ledger, the device's bytes by owner."""
+    """A snapshot of a running engine: whether it has its device, the queue and the pages, the encoder ledger, the
+    device's bytes by owner."""
 
+    power: Power
     requests: PlannerStatistics
     encoder_cache: LedgerStatistics
     device: DeviceMemory
+
+
+@define(eq=False)
+class _Reply:
+    """See `messages.Reply`."""
+
+    done: trio.Event = field(factory=trio.Event)
+    error: Exception | None = None
+
+    def put(self, error: Exception | None) -> None:
+        self.error = error
+        self.done.set()
 
 
 @define(eq=False)
@@ -132,6 +147,7 @@ class Supervisor:
     worker: Worker
     _accepting: bool = field(default=False, init=False)
     _planner: Planner | None = field(default=None, init=False)
+    _rest: Rest = field(factory=Rest, init=False)
     _tell: _Tell = field(init=False)
     _ledger: EncoderLedger = field(init=False)
     _runner: GpuRunner = field(init=False)
@@ -170,6 +186,7 @@ class Supervisor:
             make_executor=self.make_executor,
             close_seconds=self.config.stage_seconds,
             restarts=RestartPolicy(self.config.restarts, self.config.restart_seconds),
+            keep_weights=self.config.sleep_keeps_weights,
             tell=self._tell,
         )
 
@@ -227,10 +244,32 @@ class Supervisor:
         if not self._stopped.is_set():
             self._to_scheduler.send_nowait(m.AbortRequest(request_id))
 
+    async def sleep(self) -> None:
+        """Gives the device back; returns when it is."""
+        await self._order(m.OrderSleep)
+
+    async def wake(self) -> None:
+        """Takes the device again; returns when it is taken."""
+        await self._order(m.OrderWake)
+
+    async def _order(self, order: type[m.OrderSleep | m.OrderWake]) -> None:
+        if not self._accepting or self._stop.is_set():
+            raise EngineClosed("the engine is stopping: its device is given back for good")
+        reply = _Reply()
+        self._to_scheduler.send_nowait(order(reply))
+        await reply.done.wait()
+        if reply.error is not None:
+            error, reply.error = reply.error, None
+            try:
+                raise error
+            finally:
+                del error  # a frame in its own error's traceback would be a reference cycle
+
     def statistics(self) -> EngineStatistics:
         """A snapshot."""
         assert self._planner is not None, "statistics before the start"
         return EngineStatistics(
+            power=self._rest.power,
             requests=self._planner.statistics(),
             encoder_cache=self._ledger.statistics(),
             device=self._runner.memory,
@@ -265,6 +304,9 @@ class Supervisor:
             to_encoder_cache=self._to_encoder_cache,
             to_runner=self._to_runner,
             planner=self._planner,
+            rest=self._rest,
+            idle_sleep=self.config.idle_sleep,
+            refuses_while_asleep=self.config.while_asleep == "refuse",
             tell=self._tell,
         )
         await self._start_child(nursery, "scheduler", scheduler.run)
@@ -297,11 +339,12 @@ class Supervisor:
         """An actor's end is a fault unless it was asked to end. The others must not wait for what it owed them."""
         if child.error is None and self._stop.is_set():
             return
+        if isinstance(child.error, EngineTeardownError):
+            self._teardown_errors.append(child.error)
+            return
         cause = child.error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")
         self._tell(events.ActorFailed(child.name, f"{type(cause).__name__}: {cause}"))
-        if isinstance(cause, EngineTeardownError):
-            self._teardown_errors.append(cause)
-        elif self._fault is None:
+        if self._fault is None:
             self._fault = cause
         if child.name == "runner":
             error = RunnerCrashed(

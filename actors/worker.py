@@ -42,8 +42,8 @@ class Worker(Protocol):
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         """Begins to serve; ``deliver`` is called in the trio loop."""
 
-    def submit(self, job: Job, call: Call) -> None:
-        """Queues ``call``; never waits."""
+    def submit(self, job: Job, ticket: int, call: Call) -> None:
+        """Queues ``call``; never waits. Its `JobDone` carries ``ticket``."""
 
     def stop(self) -> None:
         """Ends the worker, whose calls have all been delivered."""
@@ -56,7 +56,7 @@ class Worker(Protocol):
 class ThreadWorker:
     """One persistent daemon thread: daemon, so that a hung device call cannot keep the process from ending."""
 
-    _calls: queue.SimpleQueue[Call | None] = field(factory=queue.SimpleQueue, init=False)
+    _calls: queue.SimpleQueue[tuple[int, Call] | None] = field(factory=queue.SimpleQueue, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:  # noqa: ARG002  (a thread needs no nursery)
@@ -67,9 +67,9 @@ class ThreadWorker:
         )
         self._thread.start()
 
-    def submit(self, job: Job, call: Call) -> None:  # noqa: ARG002  (the kind of job matters to simulated workers)
+    def submit(self, job: Job, ticket: int, call: Call) -> None:  # noqa: ARG002  (the job matters to simulated workers)
         """See `Worker.submit`."""
-        self._calls.put(call)
+        self._calls.put((ticket, call))
 
     def stop(self) -> None:
         """See `Worker.stop`. The thread is idle, so joining it takes microseconds."""
@@ -79,28 +79,28 @@ class ThreadWorker:
 
     def abandon(self, last: Call) -> None:
         """See `Worker.abandon`."""
-        self._calls.put(last)
+        self._calls.put((-1, last))
         self._calls.put(None)
 
 
-def _serve(calls: queue.SimpleQueue[Call | None], token: trio.lowlevel.TrioToken, deliver: Deliver) -> None:
+def _serve(calls: queue.SimpleQueue[tuple[int, Call] | None], token: trio.lowlevel.TrioToken, deliver: Deliver) -> None:
     """The thread's life. No name here may outlive its call: it would pin device tensors until the next call."""
-    while (call := calls.get()) is not None:
-        done = run_call(call)
-        del call
+    while (job := calls.get()) is not None:
+        done = run_call(*job)
+        del job
         with contextlib.suppress(trio.RunFinishedError):  # abandoned, and the loop has ended since: nobody to tell
             token.run_sync_soon(deliver, done)
         del done
 
 
-def run_call(call: Call) -> JobDone:
+def run_call(ticket: int, call: Call) -> JobDone:
     """Runs one call; what it raises comes back without the locals of the frames it came through."""
     try:
-        return JobDone(call(), None)
+        return JobDone(ticket, call(), None)
     except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)
         del call  # this frame is in the traceback too, and is still running: nobody else can clear it
         _clear_frames(error)
-        return JobDone(None, error)
+        return JobDone(ticket, None, error)
 
 
 def _clear_frames(error: BaseException) -> None:

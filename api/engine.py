@@ -154,6 +154,27 @@ class Engine:
         await supervisor.stop(seconds)
         self._state = _State.CLOSED
 
+    async def sleep(self) -> None:
+        """Gives the device back; returns when it is. The weights are parked in the host's memory or dropped
+        (``EngineConfig.sleep_keeps_weights``). Requests that run stop within a step and go on after `wake` where they
+        were; new ones wait as well, or are refused (``EngineConfig.while_asleep``).
+
+        Raises:
+            EngineClosed: the engine ends meanwhile.
+            EngineStateError: not in its block, or woken before it slept.
+        """
+        await self._opened()[0].sleep()
+
+    async def wake(self) -> None:
+        """Takes the device again after `sleep`; returns when it is taken.
+
+        Raises:
+            EngineAsleep: the device could not be taken, for want of memory say (the cause is attached); it sleeps on.
+            EngineClosed: the engine ends meanwhile.
+            EngineStateError: not in its block, or put to sleep before it woke.
+        """
+        await self._opened()[0].wake()
+
     @property
     def model(self) -> ModelDescription:
         """The loaded model's limits, vocabulary and tokenizer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import UnionType
 
@@ -20,7 +21,8 @@ COUNTS = (  # 1 or more
     "encode_batch_embeddings",
 )
 SIZES = ("threads", "self_kv_bytes", "cross_kv_bytes", "restarts")  # 0 or more
-SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds", "restart_seconds")
+SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds", "restart_seconds", "idle_sleep")
+WHILE_ASLEEP = ("wait", "refuse")
 
 
 @frozen(kw_only=True)
@@ -45,6 +47,11 @@ class EngineConfig:
         restarts: how often within ``restart_seconds`` a runner that crashes is started anew; 0: its first crash ends
             the engine.
         restart_seconds: see ``restarts``.
+        idle_sleep: after so many seconds without a request the device is given back; the next request takes it again.
+        sleep_keeps_weights: asleep, the weights are parked in the host's memory; else they are dropped, and waking
+            reads the checkpoint again.
+        while_asleep: what becomes of requests after `Engine.sleep`, until `Engine.wake`: ``"wait"`` or ``"refuse"``
+            (`EngineAsleep`).
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
         verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken one stops the
             engine, and its `InvariantViolation` leaves the block.
@@ -70,6 +77,9 @@ class EngineConfig:
     stage_seconds: float = 10.0
     restarts: int = 3
     restart_seconds: float = 60.0
+    idle_sleep: float = math.inf
+    sleep_keeps_weights: bool = True
+    while_asleep: str = "wait"
     steps_in_flight: int = 2
     verify: bool = False
     observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)
@@ -85,6 +95,8 @@ class EngineConfig:
             self._check_number(name, 0, int)
         for name in SECONDS:
             self._check_number(name, 0, int | float)
+        if self.while_asleep not in WHILE_ASLEEP:
+            raise InvalidRequest(f"while_asleep={self.while_asleep!r}; allowed: {' or '.join(map(repr, WHILE_ASLEEP))}")
         if self.steps_in_flight not in (1, 2):
             raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
 

@@ -13,6 +13,7 @@
     │   └── EngineStateError         409  used outside its block, entered twice
     └── EngineError                  ours, or the device's
         ├── EngineClosed             503  the block ended before the request did
+        ├── EngineAsleep             503  the engine was put to sleep and refuses requests until it is woken
         ├── EncodeFailed             500  the encoder failed on the request's input
         ├── DeviceOutOfMemory        500  a call needed more memory than the device has left
         ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
@@ -85,6 +86,12 @@ class EngineError(TrioletError):
 
 class EngineClosed(EngineError):
     """The engine's block ended before the request did."""
+
+    http_status = 503
+
+
+class EngineAsleep(EngineError):
+    """The engine was put to sleep, and is set to refuse requests until it is woken."""
 
     http_status = 503
 

@@ -148,15 +148,28 @@ class RunnerRestarting(Event):
 
 
 @frozen
+class RunnerAsleep(Event):
+    """The device was given back: nothing is on it but weights that are parked there."""
+
+    generation: int
+
+
+@frozen
+class RunnerAwake(Event):
+    """The device was taken again."""
+
+
+@frozen
 class OutputsLost(Event):
-    """The encoder cache knows of the restart: nothing is resident any more, what is wanted is reserved again."""
+    """The encoder cache knows of the restart, or of the sleep: nothing is resident any more, what is wanted is reserved
+    again."""
 
     generation: int
 
 
 @frozen
 class StepsLost(Event):
-    """The scheduler knows of the restart: no step is in flight any more."""
+    """The scheduler knows of the restart, or of the sleep: no step is in flight any more."""
 
     generation: int
 

@@ -19,10 +19,12 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 
 from attrs import define, field
 
 from .errors import PoisonRequest, RunnerCrashed
+from .evidence import Evidence
 from .ledger import Hold
 from .pages import CrossSlots, PageAllocator
 from .plan import CrossWrite, Drawn, SequenceStart, Slice, StepPlan, StepResult
@@ -78,6 +80,7 @@ class Planner:
     _preemptions: int = field(default=0, init=False)
     _failed_steps: int = field(default=0, init=False)
     _step_tokens: int = field(init=False)  # what a step may feed now; less than the limit after one was too large
+    _evidence: Evidence = field(factory=Evidence, init=False)
     _good_steps: int = field(default=0, init=False)  # since it last changed
 
     def __attrs_post_init__(self) -> None:
@@ -132,6 +135,12 @@ class Planner:
                 failure.__cause__ = error.__cause__
                 self._end(sequence, Fail(sequence.request.id, failure))
 
+    def fail_waiting(self, make_error: Callable[[], Exception]) -> None:
+        """No device will be there for them: every request that is here fails, each with an error of its own."""
+        for sequence in list(self._sequences.values()):
+            if not sequence.ended:
+                self._end(sequence, Fail(sequence.request.id, make_error()))
+
     def generation_lost(self) -> None:
         """The runner has started anew: no step is in flight, no cross KV is written, no encoder output is there. Who
         ran starts anew from its committed tokens; who held an entry waits for it, as its ask still stands."""
@@ -155,6 +164,7 @@ class Planner:
         """The oldest step in flight has been run."""
         flight = self._answered(result.step_id)
         assert len(result.drawn) == len(flight.sequences), "a step result must answer every slice"
+        self._evidence.step_done()
         self._grow_steps()
         for sequence in flight.writes:
             self._cross_written += 1
@@ -178,6 +188,8 @@ class Planner:
         if too_large:
             self._step_tokens = min(self._step_tokens, flight.plan.tokens) // 2
             self._good_steps = 0
+        if not (skipped or too_large):
+            self._evidence.step_failed(sequence.request.id for sequence in flight.sequences)
         if not skipped:
             self._failed_steps += 1
             self._epoch += 1
@@ -460,7 +472,8 @@ class Planner:
     def _suspect(self, sequence: Sequence, *, alone: bool, error: Exception) -> None:
         sequence.suspicion += 1
         sequence.crashes_alone += alone
-        if sequence.ended or sequence.crashes_alone < self.limits.crashes_alone:
+        enough = self._evidence.crashes_to_blame(sequence.request.id, self.limits.crashes_alone)
+        if sequence.ended or sequence.crashes_alone < enough:
             return
         poison = PoisonRequest(
             f"request {sequence.request.id} crashed its step {sequence.crashes_alone} times, alone in it; the other "

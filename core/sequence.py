@@ -166,7 +166,7 @@ class PlannerLimits:
     cross_slots: int
     eos_token_ids: frozenset[int]
     steps_in_flight: int = 2
-    crashes_alone: int = 2  # a request whose step fails this often, alone, is poison
+    crashes_alone: int = 2  # a request whose step fails this often, alone, is poison; more where the device is flaky
 
     @classmethod
     def of(

@@ -31,7 +31,7 @@ SECONDS: Mapping[Job, float] = {
     Job.FREE: 0.001,
     Job.STEP: 0.02,
     Job.RESET: 0.01,
-    Job.SLEEP: 0.2,
+    Job.SLEEP: 0.05,
     Job.WAKE: 0.5,
     Job.CLOSE: 0.1,
 }
@@ -149,7 +149,7 @@ class SimExecutor:
     is_asleep: bool = field(default=False, init=False)
     parked: int = field(default=0, init=False)  # bytes of weights kept in host memory
     misuses: list[str] = field(factory=list, init=False)
-    generation: int = field(default=0, init=False)  # how often it was reset
+    generation: int = field(default=0, init=False)  # how often it was reset or put to sleep
     left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still there when it was closed
     _pages: dict[tuple[int, int], int] = field(factory=dict, init=False)  # (page, offset) -> fingerprint
     _slots: dict[int, str] = field(factory=dict, init=False)
@@ -219,6 +219,7 @@ class SimExecutor:
 
     def _fall_asleep(self, keep_weights: bool) -> None:
         self.is_asleep, self.parked = True, WEIGHTS if keep_weights else 0
+        self.generation += 1
         self._forget()
 
     def wake(self) -> None:
@@ -234,12 +235,14 @@ class SimExecutor:
         return DeviceMemory(device="sim", by_owner=owned)
 
     def close(self) -> None:
-        """See `Executor.close`."""
-        self._call(Job.CLOSE, None)
-        self.is_open = self.is_asleep = False
-        self.parked = 0
-        self.left = tuple(self.outputs)
-        self._forget()
+        """See `Executor.close`. What a fault raises is raised by one of the releases: all others are done."""
+        try:
+            self._call(Job.CLOSE, None)
+        finally:
+            self.is_open = self.is_asleep = False
+            self.parked = 0
+            self.left = tuple(self.outputs)
+            self._forget()
 
     def _forget(self) -> None:
         for kept in (self.outputs, self._records, self._pages, self._slots):
@@ -254,8 +257,8 @@ class SimExecutor:
             raise
 
     def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
-        assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"
         with self._watched():
+            assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"
             assert not self.is_asleep or job in _ASLEEP, f"{job.value} on an executor that is asleep"
             assert self.is_asleep or job is not Job.WAKE, "wake of an executor that is awake"
         self.calls.append(job)
@@ -301,18 +304,20 @@ class SimWorker:
 
     seconds: Mapping[Job, float] = field(factory=lambda: SECONDS)
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
-    _queue: deque[tuple[Job, Call]] = field(factory=deque, init=False)
+    abandoned: bool = field(default=False, init=False)
+    _queue: deque[tuple[Job, int, Call]] = field(factory=deque, init=False)
     _wake: trio.Event = field(factory=trio.Event, init=False)
     _ended: bool = field(default=False, init=False)
+    _hanging: bool = field(default=False, init=False)
     _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         """See `Worker.start`."""
         nursery.start_soon(self._serve, deliver, name="sim worker")
 
-    def submit(self, job: Job, call: Call) -> None:
+    def submit(self, job: Job, ticket: int, call: Call) -> None:
         """See `Worker.submit`."""
-        self._queue.append((job, call))
+        self._queue.append((job, ticket, call))
         self._wake.set()
 
     def stop(self) -> None:
@@ -321,11 +326,14 @@ class SimWorker:
         self._wake.set()
 
     def abandon(self, last: Call) -> None:
-        """See `Worker.abandon`. The hung call never returns, so ``last`` is never run."""
-        del last
-        self._ended = True
-        self._scope.cancel()
+        """See `Worker.abandon`. A call that hangs never returns, so that nothing after it is ever run."""
+        self.abandoned = True
+        self._queue.append((Job.CLOSE, -1, last))
+        self.stop()
+        if self._hanging:
+            self._scope.cancel()
 
+    @trio.lowlevel.enable_ki_protection  # ^C never comes to a thread
     async def _serve(self, deliver: Deliver) -> None:
         with self._scope:
             while True:
@@ -334,9 +342,10 @@ class SimWorker:
                         return
                     self._wake = trio.Event()
                     await self._wake.wait()
-                job, call = self._queue.popleft()
-                await trio.sleep(math.inf if self.hangs(job) else self.seconds[job])
-                deliver(run_call(call))
+                job, ticket, call = self._queue.popleft()
+                self._hanging = self.hangs(job)
+                await trio.sleep(math.inf if self._hanging else self.seconds[job])
+                deliver(run_call(ticket, call))
                 del call
 
 

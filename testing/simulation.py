@@ -25,11 +25,22 @@ from ..api.audio import Samples, content_key
 from ..api.engine import Engine
 from ..core import events
 from ..core.config import EngineConfig
-from ..core.errors import EncodeFailed, EngineClosed, EngineTeardownError, InvariantViolation, TrioletError
+from ..core.errors import (
+    DeviceLost,
+    EncodeFailed,
+    EngineAsleep,
+    EngineClosed,
+    EngineStateError,
+    EngineTeardownError,
+    InvariantViolation,
+    RunnerCrashed,
+    TrioletError,
+)
 from ..core.request import SamplingParams
 from ..core.trace import TEARDOWN, TraceChecker
 from .schedule import Schedule, Uniform, run_scheduled
 from .sim import EOS, START, SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
+from .trio_hooks import throw_into
 
 PATIENCE = 60.0
 """Virtual seconds after which a scenario's body leaves the block, whatever its clients still wait for."""
@@ -41,16 +52,28 @@ class FaultKind(enum.Enum):
     """What goes wrong."""
 
     CANCEL = "the surroundings are cancelled"
+    CANCEL_RELEASE_FAILS = "the surroundings are cancelled, and a release raises"
     INTERRUPT = "^C"
+    CRASH = "the actor raises, or the next client to read something"
+    OBSERVER_FAILS = "the observer raises"
     STALL = "a client stops reading"
     ENCODE_FAILS = "the next encode batch raises"
     STEP_FAILS = "the next step raises"
     FREE_FAILS = "the next free raises, and the runner starts anew"
     OUT_OF_MEMORY = "the next call of the device runs out of memory"
+    DEVICE_LOST = "the next call of the device finds it lost"
+    WAKE_FAILS = "the next wake runs out of memory"
     STEP_HANGS = "the next step never returns"
 
     def __repr__(self) -> str:
         return f"FaultKind.{self.name}"
+
+
+class Injected(Exception):
+    """Raised where a fault has something raise."""
+
+
+_ACTORS = {"triolet scheduler", "triolet encoder cache", "triolet runner"}
 
 
 @frozen
@@ -81,7 +104,8 @@ class Scenario:
     """Clients and the engine that they meet.
 
     ``leaves`` is when (s) the block ends though they are not done: they are cancelled first, or, where they are
-    ``outside`` of it, go on while the engine drains. ``refusal`` names an error that any of them may get.
+    ``outside`` of it, go on while the engine drains. ``refusal`` names an error that any of them may get. ``naps`` are
+    when (s) an operator puts the engine to sleep and wakes it, in turn.
     """
 
     name: str
@@ -91,6 +115,7 @@ class Scenario:
     leaves: float = FOREVER
     outside: bool = False
     refusal: str | None = None
+    naps: tuple[float, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -122,6 +147,16 @@ def role(task: trio.lowlevel.Task) -> str:
     return task.name if task.name.startswith("<") else task.name.rsplit(".", 1)[-1]
 
 
+_DEVICE_FAULTS: Mapping[FaultKind, tuple[set[Job], type[Exception]]] = {
+    FaultKind.ENCODE_FAILS: ({Job.ENCODE}, RuntimeError),
+    FaultKind.STEP_FAILS: ({Job.STEP}, RuntimeError),
+    FaultKind.FREE_FAILS: ({Job.FREE}, RuntimeError),
+    FaultKind.OUT_OF_MEMORY: ({Job.ENCODE, Job.STEP}, MemoryError),
+    FaultKind.WAKE_FAILS: ({Job.WAKE}, MemoryError),
+    FaultKind.DEVICE_LOST: ({Job.ENCODE, Job.STEP, Job.FREE}, DeviceLost),
+}
+
+
 @define(eq=False)
 class _Injector(trio.abc.Instrument):
     """Counts the steps of every task, and makes the fault happen."""
@@ -131,6 +166,8 @@ class _Injector(trio.abc.Instrument):
     steps: Counter[str] = field(factory=Counter)
     met: bool = False
     over: bool = False
+    release_failed: bool = False
+    _releases_fail: bool = False
     _armed: FaultKind | None = None  # waits for the call or the client that it happens to
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
@@ -141,12 +178,15 @@ class _Injector(trio.abc.Instrument):
         self.steps[name] += 1
         fault = self.fault
         if fault is not None and name == fault.task and self.steps[name] == fault.step:
-            self._fire(fault.kind)
+            self._fire(task, fault.kind)
 
-    def _fire(self, kind: FaultKind) -> None:
-        if kind is FaultKind.CANCEL:
-            self.met = True
+    def _fire(self, task: trio.lowlevel.Task, kind: FaultKind) -> None:
+        if kind in {FaultKind.CANCEL, FaultKind.CANCEL_RELEASE_FAILS}:
+            self.met, self._releases_fail = True, kind is FaultKind.CANCEL_RELEASE_FAILS
             self.scope.cancel()
+        elif kind is FaultKind.CRASH and role(task) in _ACTORS:
+            self.met = True
+            throw_into(task, Injected(f"in {role(task)}"))
         elif kind is FaultKind.INTERRUPT:
             self.met = True
             signal.raise_signal(signal.SIGINT)
@@ -162,14 +202,12 @@ class _Injector(trio.abc.Instrument):
 
     def on_device(self, job: Job, _: object) -> BaseException | None:
         """See `SimExecutor.fault`."""
-        if job is Job.ENCODE and self.happens(FaultKind.ENCODE_FAILS):
-            return RuntimeError("injected")
-        if job is Job.STEP and self.happens(FaultKind.STEP_FAILS):
-            return RuntimeError("injected")
-        if job is Job.FREE and self.happens(FaultKind.FREE_FAILS):
-            return RuntimeError("injected")
-        if job in {Job.ENCODE, Job.STEP} and self.happens(FaultKind.OUT_OF_MEMORY):
-            return MemoryError("injected")
+        for kind, (jobs, error) in _DEVICE_FAULTS.items():
+            if job in jobs and self.happens(kind):
+                return error(f"injected into {job.value}")
+        if job is Job.CLOSE and self._releases_fail:
+            self.release_failed = True
+            return Injected("into close")
         return None
 
     def hangs(self, job: Job) -> bool:
@@ -184,11 +222,13 @@ class _Run:
     scenario: Scenario
     injector: _Injector
     executor: SimExecutor = field(init=False)
+    worker: SimWorker = field(init=False)
     engine: Engine = field(init=False)
     trace: list[events.Event] = field(factory=list)
     ends: list[str] = field(init=False)
     error: BaseException | None = None
     violation: InvariantViolation | None = None
+    blind: bool = False  # the observer has raised: what happened afterwards is not known
     seconds: float = 0.0
     checker: TraceChecker = field(init=False)
 
@@ -199,10 +239,14 @@ class _Run:
         settings: dict[str, object] = {"drain_seconds": 1.0, "stage_seconds": 2.0, **scenario.config}
         config = EngineConfig(observer=self._observe, **settings)  # type: ignore[arg-type]
         self.checker = TraceChecker(capacity=config.encoder_cache_bytes, steps_in_flight=config.steps_in_flight)
-        self.engine = sim_engine(self.executor, config=config, worker=SimWorker(hangs=self.injector.hangs))
+        self.worker = SimWorker(hangs=self.injector.hangs)
+        self.engine = sim_engine(self.executor, config=config, worker=self.worker)
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)
+        if self.injector.happens(FaultKind.OBSERVER_FAILS):
+            self.blind = True
+            raise Injected("into the observer")
         if self.violation is not None:
             return
         try:
@@ -245,6 +289,8 @@ class _Run:
                 return
             async with trio.open_nursery() as nursery:
                 self._start_clients(nursery)
+                if self.scenario.naps:
+                    nursery.start_soon(self._operate, name="operator")
         if scope.cancelled_caught and self.scenario.leaves > PATIENCE and not self._may_wait_for_ever():
             unfinished = [number for number, end in enumerate(self.ends) if end in {"not started", "cancelled"}]
             raise InvariantViolation("terminal once", f"clients {unfinished} wait for ever", tuple(self.trace[-20:]))
@@ -254,10 +300,39 @@ class _Run:
             nursery.start_soon(self._client, number, client, name=f"client {number}")
 
     def _may_wait_for_ever(self) -> bool:
-        fault = self.injector.fault
-        return fault is not None and fault.kind is FaultKind.STEP_HANGS
+        return self._kind is FaultKind.STEP_HANGS
+
+    async def _operate(self) -> None:
+        asleep, begun = False, trio.current_time()
+        for after in self.scenario.naps:
+            await trio.sleep_until(begun + after)
+            asleep = not asleep
+            try:
+                await (self.engine.sleep() if asleep else self._wake())
+            except EngineClosed:
+                return
+            assert self.executor.is_asleep is asleep, f"{'sleep' if asleep else 'wake'}() returned, and it did not"
+
+    async def _wake(self) -> None:
+        try:
+            await self.engine.wake()
+        except EngineAsleep:
+            assert self._kind is FaultKind.WAKE_FAILS, "the device could not be taken, and nobody had taken it"
+            await self.engine.wake()
+
+    @property
+    def _kind(self) -> FaultKind | None:
+        return None if self.injector.fault is None else self.injector.fault.kind
 
     async def _client(self, number: int, client: Client) -> None:
+        try:
+            await self._ask(number, client)
+        except Injected:
+            self.ends[number] = "crashed"
+            if not self.scenario.outside:
+                raise
+
+    async def _ask(self, number: int, client: Client) -> None:
         await trio.sleep(client.arrives)
         self.ends[number] = "cancelled"
         try:
@@ -279,6 +354,8 @@ class _Run:
             async for delta in deltas:
                 got += delta.token_ids
                 assert got == true[: len(got)], f"{client} got the tokens {got}, not {true}"
+                if self.injector.happens(FaultKind.CRASH):
+                    raise Injected("in a client")
                 if self.injector.happens(FaultKind.STALL):
                     await trio.sleep(PATIENCE / 2)
                     return
@@ -367,68 +444,95 @@ def _judge_notes(interrupt: BaseException) -> None:
 
 def _judge(run: _Run, *, interrupted: bool) -> None:
     """Everything must be back, and everybody must have been told the truth."""
-    if run.error is not None:
-        _judge_error(run, run.error)
     kind = run.injector.fault.kind if run.injector.fault is not None and run.injector.met else None
-    done = run.scenario.leaves < FOREVER or set(run.ends) <= {"finished", "left", run.scenario.refusal}
+    _judge_error(run, kind)
     assert interrupted == (kind is FaultKind.INTERRUPT), "the ^C did not come out"
+    done = run.scenario.leaves < FOREVER or set(run.ends) <= {"finished", "left", run.scenario.refusal}
     assert done or kind is not FaultKind.CANCEL or run.injector.scope.cancelled_caught, "the cancellation was swallowed"
-    failed = [event for event in run.trace if isinstance(event, events.ActorFailed)]
-    assert not failed or kind is FaultKind.STEP_HANGS, f"an actor failed: {failed[0]}"
-    opened = events.StageReached("accepting") in run.trace
-    run.checker.end()
     assert not run.executor.misuses, f"the device was misused: {run.executor.misuses[0]}"
     hung = events.StageReached("device call abandoned") in run.trace
-    if not hung:
-        assert not run.executor.is_open, "the device was not released"
-        assert not (opened and run.executor.left), f"encoder outputs are left: {sorted(run.executor.left)}"
-    if opened and not hung:
-        stages = tuple(e.stage for e in run.trace if isinstance(e, events.StageReached) and e.stage in TEARDOWN)
-        assert stages == TEARDOWN, f"the teardown went through {stages}"
-        cut_off = [e.stage for e in run.trace if isinstance(e, events.StageReached) and e.stage.endswith("cut off")]
-        assert not cut_off, f"{cut_off}, though the device answered"
-    _judge_books(run, opened=opened, hung=hung)
+    assert hung or not run.executor.is_open, "the device was not released"
+    assert not run.worker.abandoned or kind in {FaultKind.STEP_HANGS, FaultKind.CRASH}, (
+        "the way out did not wait for it"
+    )
+    opened = events.StageReached("accepting") in run.trace
+    failed = [event for event in run.trace if isinstance(event, events.ActorFailed)]
+    assert not failed or kind in _FATAL, f"an actor failed: {failed[0]}"
+    if not run.blind:
+        run.checker.end()
+    if opened and not (hung or failed or run.blind):
+        _judge_teardown(run)
+    _judge_books(run, opened=opened, whole=not (hung or failed))
     _judge_ends(run, kind)
 
 
+_FATAL = {FaultKind.CRASH, FaultKind.DEVICE_LOST, FaultKind.STEP_HANGS}
 _WELL = {"finished", "left"}
+_STOPPED = {"cancelled", "not started"}
+_BROKEN = _STOPPED | {"crashed", RunnerCrashed.__name__, EngineClosed.__name__, EngineStateError.__name__}
 _MAY_END: Mapping[FaultKind | None, set[str]] = {
-    None: _WELL,
-    FaultKind.STALL: _WELL,
     FaultKind.ENCODE_FAILS: _WELL | {EncodeFailed.__name__},
-    FaultKind.STEP_FAILS: _WELL,
-    FaultKind.FREE_FAILS: _WELL,
     FaultKind.OUT_OF_MEMORY: _WELL | {EncodeFailed.__name__},
-    FaultKind.CANCEL: _WELL | {"cancelled", "not started"},
-    FaultKind.INTERRUPT: _WELL | {"cancelled", "not started"},
-    FaultKind.STEP_HANGS: _WELL | {"cancelled", "not started"},
+    FaultKind.WAKE_FAILS: _WELL | {EngineAsleep.__name__},
+    FaultKind.CANCEL: _WELL | _STOPPED,
+    FaultKind.CANCEL_RELEASE_FAILS: _WELL | _STOPPED,
+    FaultKind.INTERRUPT: _WELL | _STOPPED,
+    FaultKind.STEP_HANGS: _WELL | _STOPPED,
+    FaultKind.CRASH: _WELL | _BROKEN,
+    FaultKind.DEVICE_LOST: _WELL | _BROKEN,
 }
 
 
-def _judge_error(run: _Run, error: BaseException) -> None:
-    fault = run.injector.fault
-    if isinstance(error, EngineTeardownError) and fault is not None and fault.kind is FaultKind.STEP_HANGS:
-        return
-    raise error
+def _judge_error(run: _Run, kind: FaultKind | None) -> None:
+    """What left the block must be the one error that tells of the fault, and of nothing else."""
+    error = run.error
+    if kind is FaultKind.CRASH and error is None:
+        assert run.scenario.outside, "the crash was swallowed"
+    elif kind in {FaultKind.CRASH, FaultKind.OBSERVER_FAILS}:
+        assert _tells_of(error, Injected), f"the crash was swallowed; what left the block is {error!r}"
+    elif kind is FaultKind.DEVICE_LOST:
+        assert isinstance(error, RunnerCrashed), f"the lost device was swallowed; what left the block is {error!r}"
+        assert _tells_of(error, DeviceLost), "nobody says why"
+    elif run.injector.release_failed:
+        assert isinstance(error, EngineTeardownError), f"the release that failed was swallowed: {error!r}"
+    elif error is not None and not (kind is FaultKind.STEP_HANGS and isinstance(error, EngineTeardownError)):
+        raise error
+
+
+def _tells_of(error: BaseException | None, kind: type[Exception]) -> bool:
+    """Whether it is of ``kind``, holds one, or was caused by one."""
+    if error is None:
+        return False
+    inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return isinstance(error, kind) or any(_tells_of(other, kind) for other in (*inside, error.__cause__))
+
+
+def _judge_teardown(run: _Run) -> None:
+    assert not run.executor.left, f"encoder outputs are left: {sorted(run.executor.left)}"
+    reached = [event.stage for event in run.trace if isinstance(event, events.StageReached)]
+    stages = tuple(stage for stage in reached if stage in TEARDOWN)
+    assert stages == TEARDOWN, f"the teardown went through {stages}"
+    cut_off = [stage for stage in reached if stage.endswith("cut off")]
+    assert not cut_off, f"{cut_off}, though the device answered"
 
 
 def _judge_ends(run: _Run, kind: FaultKind | None) -> None:
-    allowed = _MAY_END[kind] | {run.scenario.refusal or "finished"}
+    allowed = _MAY_END.get(kind, _WELL) | {run.scenario.refusal or "finished"}
     if run.scenario.leaves < FOREVER and not run.scenario.outside:
-        allowed |= {"cancelled", "not started"}
+        allowed |= _STOPPED
     if run.scenario.outside and kind is not None:  # the time to drain may be over before they are done
-        allowed |= {EngineClosed.__name__, "EngineStateError"}
+        allowed |= {EngineClosed.__name__, EngineStateError.__name__}
     strange = {number: end for number, end in enumerate(run.ends) if end not in allowed}
     assert not strange, f"clients ended as {strange}; allowed: {sorted(allowed)}"
 
 
-def _judge_books(run: _Run, *, opened: bool, hung: bool) -> None:
+def _judge_books(run: _Run, *, opened: bool, whole: bool) -> None:
     """No request holds a permit, a place, a page, a slot or an entry; a step that hangs keeps what it was given."""
     engine = run.engine
     pending = engine._config.max_pending - engine._admission.value
     assert not pending, f"{pending} permits of the queue did not come back"
     supervisor = engine._supervisor
-    if not opened or hung or supervisor is None:
+    if not (opened and whole) or supervisor is None:
         return
     books = supervisor.statistics()
     requests = books.requests
@@ -437,9 +541,8 @@ def _judge_books(run: _Run, *, opened: bool, hung: bool) -> None:
     assert requests.pages_free == requests.pages, f"{requests.pages - requests.pages_free} pages did not come back"
     cache = books.encoder_cache
     assert not (held := cache.held + cache.waiting), f"{held} holders or waiters are left: {cache}"
-    if not any(isinstance(event, events.ActorFailed) for event in run.trace):
-        assert not cache.entries, f"the ledger still has entries: {cache}"
-        assert cache.taken == 0, f"the ledger's bytes do not balance: {cache}"
+    assert not cache.entries, f"the ledger still has entries: {cache}"
+    assert cache.taken == 0, f"the ledger's bytes do not balance: {cache}"
 
 
 # -- scenarios -------------------------------------------------------------------------------------------------------
@@ -505,6 +608,28 @@ def _scenarios() -> tuple[Scenario, ...]:
             clients=(Client(audio=1, max_tokens=40), Client(audio=2, max_tokens=40), Client(audio=3, arrives=0.5)),
             config={"drain_seconds": 0.1},
             leaves=0.55,
+        ),
+        Scenario(
+            name="sleep by order",
+            clients=(Client(audio=1, max_tokens=8), Client(audio=1), Client(audio=2, arrives=0.6)),
+            model=SimModel(cross_slots=1),
+            config=small_cache | {"encoder_idle_seconds": 0.1},
+            naps=(0.37, 1.0, 1.9215, 2.5),  # the second comes as the entry that the first one cost is freed
+        ),
+        Scenario(
+            name="sleep for want of work",
+            clients=(
+                Client(audio=1, max_tokens=2),
+                Client(audio=1, max_tokens=2, arrives=0.9, patience=0.2),
+                Client(audio=2, max_tokens=2, arrives=1.5),
+            ),
+            config={"idle_sleep": 0.2},
+        ),
+        Scenario(
+            name="shutdown while asleep",
+            clients=(Client(audio=1, max_tokens=40), Client(audio=2, arrives=0.6)),
+            naps=(0.4,),
+            leaves=0.8,
         ),
         Scenario(
             name="slow reader",

@@ -97,9 +97,9 @@ def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault | 
 
 
 def _schedules(seed: int) -> Iterator[Schedule]:
-    """Schedules without end: trio's own, uniform, and two of PCT, then the same with the next seed."""
+    """Schedules without end: two of PCT, uniform, and trio's own, then the same with the next seed."""
     for number in itertools.count(seed):
-        yield from (Batches(number), Uniform(number), Pct(number), Pct(number, depth=5))
+        yield from (Pct(number), Uniform(number), Pct(number, depth=5), Batches(number))
 
 
 def _work(item: tuple[str, Schedule]) -> Report:

@@ -36,8 +36,9 @@ def _run_module() -> Any:
     for name in _NEEDED:
         if not hasattr(run, name):
             raise TrioChanged(f"trio._core._run.{name} is gone")
-    if not hasattr(trio.lowlevel.Task, "_counter"):
-        raise TrioChanged("trio.lowlevel.Task._counter is gone")
+    for name in ("_counter", "_next_send", "_next_send_fn"):
+        if not hasattr(trio.lowlevel.Task, name):
+            raise TrioChanged(f"trio.lowlevel.Task.{name} is gone")
     if not isinstance(run._r, random.Random):
         raise TrioChanged("trio._core._run._r is no random.Random")
     return run
@@ -121,6 +122,13 @@ def seeded_batches(seed: int) -> Iterator[None]:
         run._r.setstate(state)
 
 
+def throw_into(task: trio.lowlevel.Task, error: Exception) -> None:
+    """``task``, which is about to run, finds ``error`` raised where it waited; what it waited for is lost. To be called
+    from `trio.abc.Instrument.before_task_step`."""
+    hidden: Any = task
+    hidden._next_send_fn, hidden._next_send = task.coro.throw, error
+
+
 # -- the self-test ---------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +142,8 @@ def self_test() -> None:
             orders.append(_order("abcdefgh"))
     if orders[0] != orders[1] or len(set(orders)) == 1:
         raise TrioChanged("trio's batches do not follow the seed")
+    if not _is_thrown_into():
+        raise TrioChanged("an error does not come out where it was thrown in")
     if not _tells_of_a_deadlock():
         raise TrioChanged("the virtual clock does not tell of a deadlock")
 
@@ -157,6 +167,28 @@ def _order(names: str, *, later: str = "") -> str:
 
     trio.run(main, instruments=[OneTaskPerTick(pick)] if later else [])
     return "".join(order)
+
+
+def _is_thrown_into() -> bool:
+    class Thrower(trio.abc.Instrument):
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            if task.name == "victim" and task.coro.cr_await is not None:
+                throw_into(task, LookupError("thrown"))
+
+    caught: list[Exception] = []
+
+    async def wait() -> None:
+        try:
+            await trio.lowlevel.checkpoint()
+        except LookupError as error:
+            caught.append(error)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, name="victim")
+
+    trio.run(main, instruments=[Thrower()])
+    return len(caught) == 1
 
 
 def _tells_of_a_deadlock() -> bool:

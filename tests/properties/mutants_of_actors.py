@@ -126,8 +126,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="every item is a batch of its own",
         function="actors.encoder_cache:EncoderCache._dispatch",
-        fragment="if self._encoding or self._runner_gone:",
-        mistake="if self._runner_gone:",
+        fragment="self._encoding or ",
+        mistake="",
         killer=test_promises.test_one_encode_batch_is_in_flight_at_a_time,
         reason="encode batches at once",
     ),
@@ -183,8 +183,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a hung worker is not abandoned",
         function="actors.gpu_runner:GpuRunner._close",
-        fragment="        self.worker.abandon(self._close_executor)\n",
-        mistake="",
+        fragment="            self.worker.abandon(self._close_executor)\n",
+        mistake="            pass\n",
         killer=swept("plain", FaultKind.STEP_HANGS),
         reason="Deadlock",
     ),
@@ -223,7 +223,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the runner leaves with the first lane that closes",
         function="actors.gpu_runner:GpuRunner.run",
-        fragment="while self._open_lanes or self._running:",
+        fragment="while self._open_lanes or self._reports:",
         mistake="while len(self._open_lanes) == 2:",
         killer=SIMULATION,
         reason=("the teardown went through", "encoder outputs are left"),

@@ -9,11 +9,11 @@ from hypothesis.stateful import rule
 
 from triolet.core.ledger import EncoderLedger
 
-from . import mutants_of_actors, mutants_of_core
+from . import mutants_of_actors, mutants_of_core, mutants_of_recovery
 from .machines import Machine
 from .mutants import Mutant, machine, planted, verdict
 
-MUTANTS = mutants_of_core.MUTANTS + mutants_of_actors.MUTANTS
+MUTANTS = mutants_of_core.MUTANTS + mutants_of_actors.MUTANTS + mutants_of_recovery.MUTANTS
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
     "core.ledger": 8,

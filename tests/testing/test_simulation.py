@@ -56,7 +56,7 @@ def test_scenarios_meet_what_they_are_named_after(name, meets):
 @pytest.mark.parametrize("kind", FaultKind)
 def test_every_kind_of_fault_happens(kind):
     """Armed at the scheduler's second step, each fault finds something to happen to."""
-    assert simulate(SCENARIOS["plain"], Uniform(2), Fault(kind, "triolet scheduler", 2)).met
+    assert simulate(SCENARIOS["sleep by order"], Uniform(2), Fault(kind, "triolet scheduler", 2)).met
 
 
 def test_a_broken_promise_tells_how_to_run_it_again(monkeypatch):

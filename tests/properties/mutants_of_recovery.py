@@ -1,0 +1,153 @@
+"""The table of mutants: sleep, restart in place, and the ways out of a crash."""
+
+from __future__ import annotations
+
+from triolet.testing.simulation import FaultKind
+
+from ..actors import test_engine_sim as engine_tests
+from ..actors import test_sleep as sleep_tests
+from . import test_recovery
+from .mutants import Mutant, engine_test, machine, simulation, swept
+from .test_rest import RestMachine
+
+MUTANTS: tuple[Mutant, ...] = (
+    # sleep
+    Mutant(
+        name="work ends a sleep that was ordered",
+        function="core.rest:Rest.work_came",
+        fragment="if not self._ordered:",
+        mistake="if True:",
+        killer=machine(RestMachine),
+        reason="ends no sleep",
+    ),
+    Mutant(
+        name="an order to wake is forgotten while it falls asleep",
+        function="core.rest:Rest.slept",
+        fragment="self.power = Power.ASLEEP",
+        mistake="self.power, self._wants_sleep = Power.ASLEEP, True",
+        killer=machine(RestMachine),
+        reason=("the_last_wish_counts", "AssertionError"),
+    ),
+    Mutant(
+        name="a wake that failed is tried again at once, for ever",
+        function="core.rest:Rest.wake_failed",
+        fragment="    self._wants_sleep = True\n",
+        mistake="",
+        killer=machine(RestMachine),
+        reason="tries again at once",
+    ),
+    Mutant(
+        name="steps are sent to a device that is given back",
+        function="actors.scheduler:Scheduler._dispatch",
+        fragment="and self.rest.may_work ",
+        mistake="",
+        killer=engine_test(sleep_tests.test_from_the_order_to_sleep_on_no_step_is_begun),
+        reason="StepBegun",
+    ),
+    Mutant(
+        name="batches are encoded on a device that is given back",
+        function="actors.encoder_cache:EncoderCache._dispatch",
+        fragment="self._asleep or ",
+        mistake="",
+        killer=simulation("sleep by order"),
+        reason="misused",
+    ),
+    Mutant(
+        name="the encoder cache sleeps on",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="            self._asleep = False\n",
+        mistake="",
+        killer=simulation("sleep by order"),
+        reason=("wait for ever", "Deadlock"),
+    ),
+    Mutant(
+        name="what was sent before the sleep is done after it",
+        function="actors.gpu_runner:GpuRunner._handle",
+        fragment="            self._generation += 1\n",
+        mistake="",
+        killer=simulation("sleep by order"),
+        reason=("encode once", "books balance", "misused", "AssertionError"),
+    ),
+    Mutant(
+        name="batches that wait for the device survive its sleep",
+        function="actors.gpu_runner:GpuRunner._handle",
+        fragment="            self._empty_encode_lane()\n",
+        mistake="",
+        killer=engine_test(sleep_tests.test_what_waits_for_the_device_does_not_outlive_it),
+        reason="misused",
+    ),
+    Mutant(
+        name="who cannot be woken waits for ever",
+        function="actors.scheduler:Scheduler._wake_failed",
+        fragment="    self.planner.fail_waiting(partial(_cannot_wake, error))\n",
+        mistake="    pass\n",
+        killer=engine_test(sleep_tests.test_requests_that_cannot_wake_the_engine_hear_why_and_the_next_one_may),
+        reason=("Deadlock", "wait for ever"),
+    ),
+    Mutant(
+        name="a drain waits for a device that nobody will take again",
+        function="actors.scheduler:Scheduler._handle",
+        fragment="            self._give_up_what_nobody_will_run()\n",
+        mistake="",
+        killer=engine_test(sleep_tests.test_leaving_asleep_does_not_wait_for_a_drain_that_cannot_be),
+        reason="begun < 1",
+    ),
+    Mutant(
+        name="the end answers no order",
+        function="actors.scheduler:Scheduler._wind_up",
+        fragment="    _answer(self._wait_for_sleep, _stopped)\n",
+        mistake="",
+        killer=engine_test(sleep_tests.test_leaving_while_it_falls_asleep_or_wakes_answers_the_order),
+        reason="Deadlock",
+    ),
+    # restart
+    Mutant(
+        name="messages of before the restart are obeyed",
+        function="actors.gpu_runner:GpuRunner._handle",
+        fragment="if message.generation != self._generation",
+        mistake="if False",
+        killer=engine_test(engine_tests.test_a_free_that_fails_once_starts_the_runner_anew_and_costs_nobody_a_token),
+        reason=("EngineClosed", "RunnerCrashed"),
+    ),
+    Mutant(
+        name="a lost device is started anew",
+        function="actors.gpu_runner:GpuRunner._restart",
+        fragment="DeviceLost | _NotGivenBack",
+        mistake="_NotGivenBack",
+        killer=swept("plain", FaultKind.DEVICE_LOST),
+        reason="the lost device was swallowed",
+    ),
+    # ways out
+    Mutant(
+        name="a runner that fails in closing leaves the device taken",
+        function="actors.gpu_runner:GpuRunner._close",
+        fragment="            self.worker.abandon(self._close_executor)\n",
+        mistake="            pass\n",
+        killer=swept("plain", FaultKind.CRASH),
+        reason=("the device was not released", "Deadlock"),
+    ),
+    Mutant(
+        name="a release that fails is not told",
+        function="actors.supervisor:Supervisor._child_ended",
+        fragment="        self._teardown_errors.append(child.error)\n",
+        mistake="        pass\n",
+        killer=swept("plain", FaultKind.CANCEL_RELEASE_FAILS),
+        reason="the release that failed was swallowed",
+    ),
+    Mutant(
+        name="an observer that raises ends a stage",
+        function="actors.supervisor:_Tell.__call__",
+        fragment="    self.error, self.observer = self.error or error, None\n",
+        mistake="    raise\n",
+        killer=swept("plain", FaultKind.OBSERVER_FAILS),
+        reason=("Deadlock", "terminal once", "was not released", "AssertionError", "Injected"),
+    ),
+    Mutant(
+        name="a failed encode batch fails all its items",
+        function="core.ledger:EncoderLedger.encode_failed",
+        fragment="if entry.holders and not alone:",
+        mistake="if alone and not alone:",
+        killer=test_recovery.test_an_encode_failure_fails_only_its_items,
+        reason="AssertionError",
+    ),
+)

@@ -1,0 +1,94 @@
+"""Sleeping and waking: the last wish counts, and what is so follows it as soon as what is under way has ended."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from triolet.core.rest import Order, Power, Rest
+
+
+class RestMachine(RuleBasedStateMachine):
+    """The runner answers when it likes; orders never cross."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = Rest()
+        self.under_way: Order | None = None
+        self.held = True  # whether the runner has the device
+        self.last_order: str | None = None  # of the users
+        self.failed = False  # the last wake did, and nobody has wished for anything since
+
+    def follow(self) -> None:
+        order = self.rest.next_order()
+        if order is None:
+            return
+        assert self.under_way is None, "an order while another is under way"
+        assert self.held is (order is Order.SLEEP), "an order for what is so already"
+        self.under_way = order
+
+    @rule()
+    def order_sleep(self) -> None:
+        self.rest.order_sleep()
+        self.last_order, self.failed = "sleep", False
+        self.follow()
+
+    @rule()
+    def order_wake(self) -> None:
+        self.rest.order_wake()
+        self.last_order, self.failed = "wake", False
+        self.follow()
+
+    @precondition(lambda self: self.rest.power is Power.AWAKE)
+    @rule()
+    def doze(self) -> None:
+        self.rest.doze()
+        self.last_order = None
+        self.follow()
+
+    @rule()
+    def work_comes(self) -> None:
+        ordered = self.rest.ordered
+        self.rest.work_came()
+        assert self.rest.ordered is ordered, "work ends no sleep that was ordered"
+        if not ordered:
+            self.failed = False
+            assert self.rest.will_wake
+        self.follow()
+
+    @precondition(lambda self: self.under_way is not None)
+    @rule(works=st.booleans())
+    def runner_answers(self, works: bool) -> None:
+        order, self.under_way = self.under_way, None
+        if order is Order.SLEEP:
+            self.held = False
+            self.rest.slept()
+        elif works:
+            self.held = True
+            self.rest.woke()
+        else:
+            self.rest.wake_failed()
+            self.failed = True
+        self.follow()
+        assert not (self.failed and self.under_way), "it tries again at once, and for ever"
+
+    @invariant()
+    def work_is_done_only_where_the_device_is_held(self) -> None:
+        assert self.rest.may_work == (self.held and self.under_way is None)
+
+    @invariant()
+    def the_last_wish_counts(self) -> None:
+        if self.last_order == "sleep":
+            assert self.rest.ordered
+            assert not self.rest.will_wake
+        if self.last_order == "wake" and not self.failed:
+            assert self.rest.will_wake
+
+    @invariant()
+    def nothing_is_left_undone(self) -> None:
+        """Where nothing is under way, what is so is what is wanted."""
+        if self.under_way is None:
+            assert self.held is self.rest.will_wake
+
+
+TestRest = RestMachine.TestCase
