@@ -149,7 +149,7 @@ class SimExecutor:
     is_asleep: bool = field(default=False, init=False)
     parked: int = field(default=0, init=False)  # bytes of weights kept in host memory
     misuses: list[str] = field(factory=list, init=False)
-    generation: int = field(default=0, init=False)  # how often it was reset, or slept
+    generation: int = field(default=0, init=False)  # how often it was reset or put to sleep
     left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still there when it was closed
     _pages: dict[tuple[int, int], int] = field(factory=dict, init=False)  # (page, offset) -> fingerprint
     _slots: dict[int, str] = field(factory=dict, init=False)
@@ -218,8 +218,8 @@ class SimExecutor:
         self._fall_asleep(keep_weights)
 
     def _fall_asleep(self, keep_weights: bool) -> None:
-        self.generation += 1
         self.is_asleep, self.parked = True, WEIGHTS if keep_weights else 0
+        self.generation += 1
         self._forget()
 
     def wake(self) -> None:

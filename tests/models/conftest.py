@@ -454,6 +454,18 @@ def open_driver() -> Iterator[Callable[..., Driver]]:
         assert executor.memory().total == 0
 
 
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param(
+            "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+        ),
+    ]
+)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
 def driver(open_driver: Callable[..., Driver], checkpoint: Path) -> Driver:
     return open_driver(checkpoint)

@@ -91,6 +91,16 @@ def test_books_equal_the_tensors(driver, audio):
     assert driver.executor.memory().by_owner["encoder_outputs"] == description.encoder_bytes
 
 
+def test_every_tensor_is_one_of_inference(driver, job, audio, ids):
+    """Opening, encoding and stepping happen in inference mode: nothing is recorded for a gradient."""
+    run_a_little(driver, job, audio, ids)
+    tensors = [reference() for reference in tensors_of(driver.executor)]
+    assert all(tensor.is_inference() for tensor in tensors)
+    driver.executor.sleep(keep_weights=False)
+    driver.executor.wake()
+    assert all(reference().is_inference() for reference in tensors_of(driver.executor))
+
+
 def test_freeing_one_output_frees_its_storage(driver, audio, no_collector):
     """Outputs of one batch share no storage, so freeing one gives its bytes back at once."""
     driver.encode(a=audio(1), b=audio(2), c=audio(3))

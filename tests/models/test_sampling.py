@@ -179,7 +179,7 @@ def test_rule_masks_are_kept_and_bounded():
     assert masks.mask(LogitRules(suppress=(1,), begin_suppress=(2,))) is first
     for token in range(5):
         masks.mask(LogitRules(suppress=(token, 2)))
-    assert masks.nbytes() == 2 * VOCABULARY
+    assert [tensor.nbytes for tensor in masks.tensors()] == [VOCABULARY] * 2
     assert masks.mask(LogitRules(suppress=(1,))) is not first
     masks.release()
-    assert masks.nbytes() == 0
+    assert masks.tensors() == ()

@@ -49,9 +49,9 @@ def transcribe(audio, ids, job):
 
 
 @BOTH_WAYS
-def test_the_same_tokens_before_and_after(books, open_driver, checkpoint, transcribe, keep_weights):
+def test_the_same_tokens_before_and_after(books, open_driver, checkpoint, transcribe, device, keep_weights):
     """Twice over: the same tokens, log-probabilities and probes, bit for bit, and the same bytes by owner."""
-    driver = open_driver(checkpoint)
+    driver = open_driver(checkpoint, device=device)
     opened = books.check(driver.executor)
     before = transcribe(driver)
     for _ in range(2):
