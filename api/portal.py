@@ -357,24 +357,24 @@ class PortalStream(Generic[T, View]):
         return self
 
     async def __anext__(self) -> T:
-        if not self._kept:
+        while not self._kept:
             await self._fetch()
         item, self._view = unwrapped(self._kept.popleft())
         return item
 
     async def _fetch(self) -> None:
-        """Gets at least one outcome into ``_kept``."""
+        """Waits until the trio side has put something into ``_kept``."""
         call = self._portal.submit(self._on_trio_next)
         cancelled = await outlast(partial(self._portal.cancel, call), call.answer)
         answer = call.answer.result()
         try:
-            if answer is not None:
-                self._kept.append(answer)
-            elif cancelled is None and self._holder is not None:  # the engine has ended: what is left is on its way
-                cancelled = await outlast(_nothing, self._holder.answer)
+            if answer is None and cancelled is None and self._holder is not None:
+                cancelled = await outlast(_nothing, self._holder.answer)  # the engine has ended: the rest is on its way
             if cancelled is not None:
                 raise cancelled
-            if not self._kept:
+            if isinstance(answer, outcome.Error):
+                unwrapped(answer)
+            if answer is None and not self._kept:
                 raise self._portal.refuse()
         finally:
             del call, cancelled, answer
@@ -393,20 +393,24 @@ class PortalStream(Generic[T, View]):
             await self._on_trio_hand_over()
 
     async def _on_trio_hand_over(self) -> None:
-        over = False
-        while not over:
-            answer = await _captured(self._on_trio_next)
-            over = isinstance(answer, outcome.Error)
-            self._portal.call_back(partial(self._kept.append, answer))
+        while await self._on_trio_next():
+            pass
 
-    async def _on_trio_next(self) -> tuple[T, View]:
-        assert self._on_trio_source is not None, "read before it is open"
+    async def _on_trio_next(self) -> bool:
+        """Takes the next outcome and sends it off in the same step, so that none overtakes another. Whether there may
+        be more."""
         self._on_trio_readers += 1
         try:
-            return await anext(self._on_trio_source), self._look(self._on_trio_source)
+            answer = await _captured(self._on_trio_take)
         finally:
             self._on_trio_readers -= 1
             self._on_trio_quiet.set()
+        self._portal.call_back(partial(self._kept.append, answer))
+        return isinstance(answer, outcome.Value)
+
+    async def _on_trio_take(self) -> tuple[T, View]:
+        assert self._on_trio_source is not None, "read before it is open"
+        return await anext(self._on_trio_source), self._look(self._on_trio_source)
 
 
 class StreamBlock(AbstractAsyncContextManager[Presented], Generic[T, View, Presented]):

@@ -113,6 +113,11 @@ class TrioEngine:
         """Requests that hold a permit of ``max_pending``."""
         return self.config.max_pending - self._admission.value
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for such a permit."""
+        return self._admission.statistics().tasks_waiting
+
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`."""
         return self._opened()[0].statistics()
