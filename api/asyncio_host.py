@@ -31,8 +31,10 @@ class AsyncioHost:
 
     def __init__(self, engine: TrioEngine) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._cancelling = 0 if self._task is None else self._task.cancelling()  # by others, before
+        task = asyncio.current_task()
+        assert task is not None, "an engine is entered by a task"
+        self._task = weakref.ref(task)  # an engine that somebody keeps must not keep the task of a loop that is gone
+        self._cancelling = task.cancelling()  # by others, before
         self._leaving = False
         self._failed = False  # the engine did, and ``_task`` was cancelled for it
         seconds = engine.config.stage_seconds
@@ -84,7 +86,6 @@ class AsyncioHost:
         ours, cancelled = await self._portal.close(drain=drain)
         self._thrown_away.detach()
         others = self._take_back()
-        self._task = None
         try:
             if cancelled is not None and (body_error is None or isinstance(body_error, Exception)):
                 body_error = cancelled
@@ -99,15 +100,16 @@ class AsyncioHost:
 
     def _engine_failed(self) -> None:
         """Called by the portal, in the loop, while the body runs."""
-        if not self._leaving and self._task is not None:
-            self._failed = self._task.cancel("the engine failed")
+        task = self._task()
+        if not self._leaving and task is not None:
+            self._failed = task.cancel("the engine failed")
 
     def _take_back(self) -> bool:
         """Takes our cancellation back. Whether there was one, and others have cancelled the task as well."""
-        if not self._failed or self._task is not asyncio.current_task():
+        task = asyncio.current_task()
+        if not self._failed or task is None or task is not self._task():
             return False
-        assert self._task is not None, "there is a task to take it back from"
-        return self._task.uncancel() > self._cancelling
+        return task.uncancel() > self._cancelling
 
     # -- what callers ask --------------------------------------------------------------------------------------------
 

@@ -437,7 +437,8 @@ def test_cancelling_again_and_again_does_not_leave_before_the_device_is_released
 def test_cancelling_while_it_drains_ends_the_drain_and_not_the_order(bench: Bench) -> None:
     async def main() -> None:
         held = bench.hold(until_teardown=False)
-        entered, leave, closing = bench.host.signal(), bench.host.signal(), bench.stage("intake closed")
+        entered, leave = bench.host.signal(), bench.host.signal()
+        closing, hurried = bench.stage("intake closed"), bench.stage("drain deadline")
         engines: list[Engine] = []
 
         async def body() -> None:
@@ -458,6 +459,7 @@ def test_cancelling_while_it_drains_ends_the_drain_and_not_the_order(bench: Benc
             leave.set()
             await closing.wait()
             handle.cancel()
+            await hurried.wait()
             bench.worker.end_hold(held)
             await handle.ended()
             assert handle.cancelled
