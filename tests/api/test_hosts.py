@@ -366,6 +366,25 @@ def release_is_stuck(bench: Bench) -> None:
     bench.executor.fault = fault
 
 
+def test_an_exception_in_the_body_does_not_wait_for_a_drain(bench: Bench) -> None:
+    async def main() -> None:
+        held = bench.hold()
+
+        async def outsider(engine: Engine) -> None:
+            with pytest.raises(EngineClosed):
+                await ask(engine, 1)
+
+        async with bench.host.group() as group:
+            with pytest.raises(KeyError):
+                async with bench.engine(drain_seconds=1e6) as engine:
+                    group.start(outsider, engine)
+                    await held.reached.wait()
+                    raise KeyError("mine")
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted"]
+
+
 def test_an_error_of_the_release_is_in_the_notes_of_the_bodys_own(bench: Bench) -> None:
     async def main() -> None:
         with pytest.raises(KeyError) as caught:
