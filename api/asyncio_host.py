@@ -46,14 +46,13 @@ class AsyncioHost:
             end_seconds=seconds,
             exit_seconds=4 * seconds,  # three actors and the calls
         )
+        self._thrown_away = weakref.finalize(self, self._portal.stop)  # nobody is left to leave the block
+        self._thrown_away.atexit = False  # the portal waits itself then
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> object:
         await anyio.lowlevel.checkpoint()  # who is cancelled already loads nothing
-        # where nobody is left to leave the block: its task was thrown away, or its loop
-        self._thrown_away = weakref.finalize(self, self._portal.stop)
-        self._thrown_away.atexit = False  # the portal waits itself then
         is_open, cancelled = await self._portal.open()
         if is_open:
             return self
@@ -66,17 +65,14 @@ class AsyncioHost:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         if isinstance(error, GeneratorExit):  # the coroutine is thrown away, and must not wait
             self._portal.stop()
-            return None
+            return
         left = await self._close(error, drain=error is None and not self._failed)
         try:
-            if left is error:
-                return None
-            if left is not None:
+            if left is not None and left is not error:
                 raise left
-            return True
         finally:
             del error, traceback, left
 
@@ -90,7 +86,10 @@ class AsyncioHost:
             if cancelled is not None and (body_error is None or isinstance(body_error, Exception)):
                 body_error = cancelled
             if others and body_error is not None and is_cancellation(body_error, asyncio.CancelledError):
-                await anyio.lowlevel.checkpoint_if_cancelled()  # anyio must see its own cancellation, not that of ours
+                try:
+                    await anyio.lowlevel.checkpoint_if_cancelled()
+                except asyncio.CancelledError as anyios:  # it must see its own cancellation, not that of ours
+                    body_error = anyios
                 if ours is not None:
                     body_error.add_note(f"the engine failed too: {type(ours).__name__}: {ours}")
                 return body_error

@@ -256,13 +256,19 @@ def test_a_crash_in_a_cancelled_scope_of_anyio_is_a_cancellation_for_anyio(bench
     bench.executor.fault = crash
 
     async def main() -> None:
+        notes: list[str] = []
         with anyio.CancelScope() as scope:
-            async with bench.engine() as engine:
-                try:
-                    await engine.generate(**query(1))
-                finally:
-                    scope.cancel()
+            try:
+                async with bench.engine() as engine:
+                    try:
+                        await engine.generate(**query(1))
+                    finally:
+                        scope.cancel()
+            except asyncio.CancelledError as error:
+                notes += error.__notes__
+                raise
         assert scope.cancelled_caught
+        assert "RunnerCrashed" in notes[0]
         await asyncio.sleep(0)
 
     bench.run(main)
