@@ -311,6 +311,10 @@ class GatedWorker:
         """From any thread."""
         self._token.run_sync_soon(hold.gate.set)
 
+    def crash_loop(self) -> None:
+        """What trio calls must not raise."""
+        self._token.run_sync_soon(lambda: 1 // 0)
+
     def teardown_begins(self) -> None:
         """In the engine's loop."""
         for hold in self.holds:

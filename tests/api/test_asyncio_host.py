@@ -432,6 +432,28 @@ def test_a_call_that_does_not_end_with_the_engine_is_cut_off() -> None:
     assert not engine_threads()
 
 
+def test_a_trio_loop_that_crashes_is_told_to_the_body_and_to_every_caller(bench: Bench) -> None:
+    """It would be a bug of ours or of trio's, and nobody could give the device back. Nobody must hang either."""
+
+    async def main() -> None:
+        held = bench.hold()
+        async with asyncio.TaskGroup() as group:
+            with pytest.raises(trio.TrioInternalError):
+                async with bench.engine() as engine:
+                    call = group.create_task(refused(engine))
+                    await held.reached.wait()
+                    bench.worker.crash_loop()
+                    await asyncio.get_running_loop().create_future()
+            await call
+
+    async def refused(engine: Engine) -> None:
+        with pytest.raises(EngineClosed):
+            await engine.generate(**query(1))
+
+    asyncio.run(main())
+    assert not engine_threads()
+
+
 # -- who enters, and who leaves --------------------------------------------------------------------------------------
 
 
