@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -19,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from triolet import demo
+from triolet import Engine, EngineConfig, Event, demo
+from triolet.core.events import RequestAccepted
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 300
@@ -144,6 +147,38 @@ def test_fastapi_app_transcribes_and_answers_errors_with_their_status(serve):
             head = f"POST /transcribe HTTP/1.1\r\nHost: a\r\nContent-Length: {len(audio)}\r\n\r\n"
             client.sendall(head.encode() + audio)
         assert post(port, audio)[0] == 200
+
+
+def test_fastapi_app_withdraws_the_request_of_a_client_that_hangs_up():
+    """Called as a server calls it, so that the client hangs up when its request runs."""
+    app = runpy.run_path(str(ROOT / "examples" / "fastapi_app.py"))["app"]
+    recording = max(demo.samples(), key=lambda sample: sample.duration).path.read_bytes()
+    messages = [{"type": "http.request", "body": recording, "more_body": False}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await accepted.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        def observe(event: Event) -> None:
+            if isinstance(event, RequestAccepted):
+                loop.call_soon_threadsafe(accepted.set)
+
+        loop = asyncio.get_running_loop()
+        async with Engine(demo.checkpoint(), config=EngineConfig(observer=observe)) as engine:
+            scope = {"type": "http", "method": "POST", "path": "/transcribe", "headers": [], "query_string": b""}
+            await app(scope | {"state": {"engine": engine}}, receive, send)
+            assert not engine.inside.pending
+
+    accepted = asyncio.Event()
+    asyncio.run(main())
+    assert sent[0]["status"] == 499
 
 
 def test_trio_service_transcribes_what_it_is_sent(serve):
