@@ -263,13 +263,12 @@ class Portal:
             self._on_trio_calls.start_soon(self._on_trio_serve, operation, call, name="triolet call")
 
     async def _on_trio_serve(self, operation: Callable[[], Awaitable[Any]], call: Call[Any]) -> None:
-        answer: outcome.Outcome[Any] | None = None
+        answer: outcome.Outcome[Any] | None = outcome.Error(self.cut_off())
         try:
             with call.scope:
                 answer = await _captured(operation)
-        except trio.Cancelled:
-            answer = outcome.Error(self.cut_off())
-            raise
+            if call.scope.cancelled_caught:
+                answer = None
         finally:
             self._on_trio_pending.discard(call)
             self.tell(call.answer, answer)

@@ -22,7 +22,7 @@ import trio
 
 from triolet import Engine, EngineClosed, EngineStateError, RunnerCrashed
 from triolet.actors.worker import Job
-from triolet.api.portal import Portal, outlast
+from triolet.api.portal import Portal, PortalStream, outlast
 
 from .hosts import HOSTS, AsyncioHost, Bench, audio, expected, query
 
@@ -218,6 +218,29 @@ def test_a_process_ends_though_a_call_of_the_device_hangs() -> None:
     assert "device call abandoned" in done.stdout
 
 
+def test_a_process_ends_though_the_engines_loop_stands_still() -> None:
+    """An observer that blocks, which it must not do: the exit waits its time and goes on."""
+    done = run(
+        """
+        def block(event):
+            if event == StageReached("intake closed"):
+                print("blocked", flush=True)
+                threading.Event().wait()
+
+        config = EngineConfig(observer=block, stage_seconds=0.05)
+        engine = Engine.from_parts(SimExecutor, ThreadWorker, config=config)
+
+        async def main():
+            await engine.__aenter__()
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main())
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "blocked\n"
+
+
 # -- cancellation ----------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +352,7 @@ def test_an_item_that_was_taken_when_its_reader_was_cancelled_is_kept(bench: Ben
 
             await turn()
             task = asyncio.create_task(turn())
+            await asyncio.sleep(0)  # it waits for its turn
             await held.reached.wait()
             bench.worker.end_hold(held)
             while engine.statistics().requests.tokens_committed < 5:  # this loop stands still meanwhile
@@ -336,6 +360,7 @@ def test_an_item_that_was_taken_when_its_reader_was_cancelled_is_kept(bench: Ben
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            assert len(found) == 1
             async for delta in deltas:
                 found += delta.token_ids
         assert tuple(found) == expected(1)
@@ -403,23 +428,66 @@ def test_a_wait_in_a_cancelled_scope_of_anyio_does_not_spin() -> None:
     assert anyio.run(main, backend="asyncio") == 2
 
 
-def test_a_call_that_does_not_end_with_the_engine_is_cut_off() -> None:
+def bare_portal(failed: Callable[[], object], end_seconds: float = 0.0) -> Portal:
+    """A portal that holds nothing."""
+    return Portal(
+        resource=contextlib.nullcontext(),
+        refuse=lambda: EngineStateError("closed"),
+        cut_off=lambda: EngineClosed("cut off"),
+        failed=failed,
+        end_seconds=end_seconds,
+        exit_seconds=SECONDS,
+    )
+
+
+def test_what_is_left_of_a_stream_is_handed_over_behind_the_turn_that_still_runs() -> None:
+    """As a transcription's windows, which must be asked for one after another."""
+
+    class Source:
+        def __init__(self) -> None:
+            self.items = iter(range(5))
+            self.busy = False
+
+        def __aiter__(self) -> Source:
+            return self
+
+        async def __anext__(self) -> int:
+            assert not self.busy, "two turns at once"
+            self.busy = True
+            await portal.on_trio_ending.wait()
+            for _ in range(5):
+                await trio.lowlevel.checkpoint()
+            self.busy = False
+            for item in self.items:
+                return item
+            raise StopAsyncIteration
+
+    async def main() -> list[int]:
+        nonlocal portal
+        portal = bare_portal(lambda: None, SECONDS)
+        await portal.open()
+        stream: PortalStream[int, None] = PortalStream(portal, lambda _: None)
+        await stream.open(lambda: contextlib.nullcontext(Source()))
+        first = asyncio.create_task(anext(stream))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await portal.close(drain=True)
+        return [await first, *[item async for item in stream]]
+
+    portal: Portal
+    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_call_that_does_not_end_with_the_engine_is_cut_off(drain: bool) -> None:
     """No call of an engine is like that; should one be, its caller must not hang."""
     failures: list[str] = []
 
     async def main() -> None:
-        portal = Portal(
-            resource=contextlib.nullcontext(),
-            refuse=lambda: EngineStateError("closed"),
-            cut_off=lambda: EngineClosed("cut off"),
-            failed=lambda: failures.append("failed"),
-            end_seconds=0.0,
-            exit_seconds=SECONDS,
-        )
+        portal = bare_portal(lambda: failures.append("failed"))
         assert await portal.open() == (True, None)
         call = asyncio.create_task(portal.call(trio.sleep_forever))
         await asyncio.sleep(0)
-        assert await portal.close(drain=True) == (None, None)
+        assert await portal.close(drain=drain) == (None, None)
         with pytest.raises(EngineClosed, match="cut off"):
             await call
         with pytest.raises(EngineStateError, match="closed"):

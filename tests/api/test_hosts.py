@@ -32,6 +32,7 @@ from triolet import (
     Transcript,
 )
 from triolet.actors.worker import Job
+from triolet.core import events
 from triolet.testing.sim import SimExecutor
 
 from .hosts import HOSTS, Bench, Handle, Host, SpeakingModel, TrioHost, audio, expected, query
@@ -506,6 +507,27 @@ def test_cancelling_the_start_closes_what_was_opened(bench: Bench) -> None:
 
     bench.run(main)
     assert bench.executor.calls == [Job.OPEN, Job.CLOSE]
+
+
+def test_a_start_whose_load_hangs_can_be_cancelled(bench: Bench) -> None:
+    """The load is left behind, as a thread cannot be stopped."""
+
+    async def main() -> None:
+        loading = bench.hold(Job.OPEN, until_teardown=False)
+
+        async def body() -> None:
+            async with bench.engine(stage_seconds=0.01):
+                raise AssertionError("entered")
+
+        async with bench.host.group() as group:
+            handle = group.start(body)
+            await loading.reached.wait()
+            handle.cancel()
+            await handle.ended()
+            assert handle.cancelled
+
+    bench.run(main)
+    assert events.StageReached("device call abandoned") in bench.trace
 
 
 def test_entering_while_cancelled_loads_nothing(bench: Bench) -> None:
