@@ -98,9 +98,9 @@ class AsyncioHost:
             del body_error, ours, cancelled
 
     def _engine_failed(self) -> None:
-        """Called by the portal, in the loop, while the body runs."""
+        """Called by the portal, in the loop, while the body runs. One cancellation is taken back, so one is made."""
         task = self._task()
-        if not self._leaving and task is not None:
+        if task is not None and not (self._leaving or self._failed):
             self._failed = task.cancel("the engine failed")
 
     def _take_back(self) -> bool:

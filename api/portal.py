@@ -125,7 +125,6 @@ class Portal:
     _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
     # of the trio side
     _on_trio_calls: trio.Nursery | None = field(default=None, init=False)  # None: calls are refused
-    _on_trio_pending: set[Call[Any]] = field(factory=set, init=False)
     _on_trio_leave: trio.Event = field(factory=trio.Event, init=False)
     _on_trio_surroundings: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     on_trio_ending: trio.Event = field(factory=trio.Event, init=False)
@@ -227,8 +226,6 @@ class Portal:
             ended = outcome.Error(error)
             tokens.put(None)  # where it never came to its own
             self._to_loop(self.failed)
-            for call in self._on_trio_pending:
-                self._to_loop(_resolve, call.answer, outcome.Error(self.cut_off()))
         atexit.unregister(self._finish)
         if not self._to_loop(_resolve, self._ended, ended):
             unwrapped(ended)  # nobody is there to hear of an error but the thread's hook
@@ -259,7 +256,6 @@ class Portal:
         if self._on_trio_calls is None:
             self.tell(call.answer, None)
         else:
-            self._on_trio_pending.add(call)
             self._on_trio_calls.start_soon(self._on_trio_serve, operation, call, name="triolet call")
 
     async def _on_trio_serve(self, operation: Callable[[], Awaitable[Any]], call: Call[Any]) -> None:
@@ -270,7 +266,6 @@ class Portal:
             if call.scope.cancelled_caught:
                 answer = None
         finally:
-            self._on_trio_pending.discard(call)
             self.tell(call.answer, answer)
             del answer
 

@@ -394,5 +394,18 @@ class Bench:
         return [event.outcome for event in self.trace if isinstance(event, events.RequestEnded)]
 
 
+def release_is_stuck(bench: Bench) -> None:
+    """The device is given back all the same, as a real one is, and says that something is wrong."""
+
+    def fault(job: Job, _: object) -> Exception | None:
+        if job is not Job.CLOSE:
+            return None
+        bench.executor.is_open = False
+        bench.executor.outputs.clear()
+        return RuntimeError("stuck")
+
+    bench.executor.fault = fault
+
+
 def _threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name in {"triolet-loop", "triolet-runner"}}

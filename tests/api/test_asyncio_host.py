@@ -20,11 +20,11 @@ import anyio
 import pytest
 import trio
 
-from triolet import Engine, EngineClosed, EngineStateError, RunnerCrashed
+from triolet import Engine, EngineClosed, EngineStateError, EngineTeardownError, RunnerCrashed
 from triolet.actors.worker import Job
 from triolet.api.portal import Portal, PortalStream, outlast
 
-from .hosts import HOSTS, AsyncioHost, Bench, audio, expected, query
+from .hosts import HOSTS, AsyncioHost, Bench, audio, expected, query, release_is_stuck
 
 SECONDS = 60
 
@@ -97,21 +97,49 @@ def test_a_loop_that_is_closed_under_the_engine_takes_it_along(bench: Bench, bus
     gc.collect()
 
 
-def test_an_engine_whose_program_forgets_it_is_stopped(bench: Bench) -> None:
+def enter_and_forget(bench: Bench) -> None:
     """Entered by hand, and neither left nor kept."""
 
     async def main() -> None:
-        engine = bench.engine()
-        await engine.__aenter__()
+        await bench.engine().__aenter__()
 
     asyncio.run(main())
-    bench_engine, bench.made = bench.made, None
+    bench.made = None
     (thread,) = engine_threads()
-    del bench_engine
     gc.collect()
     thread.join(SECONDS)
     assert not thread.is_alive()
+
+
+def test_an_engine_whose_program_forgets_it_is_stopped(bench: Bench) -> None:
+    enter_and_forget(bench)
     bench.check()
+
+
+def test_an_error_that_nobody_is_left_to_hear_goes_to_the_hook_of_threads(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: heard.append(told.exc_value))
+    release_is_stuck(bench)
+    enter_and_forget(bench)
+    assert [type(error) for error in heard] == [EngineTeardownError]
+
+
+def test_a_trio_loop_that_does_not_start_raises_its_own_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError("no more descriptors")
+
+    def run(*_: object) -> None:
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(OSError) as caught:
+            async with bench.engine():
+                raise AssertionError("entered")
+        assert caught.value is error
+
+    monkeypatch.setattr(trio, "run", run)
+    bench.run(main)
 
 
 # -- programs of their own -------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.testing.sim import SimExecutor
 
-from .hosts import HOSTS, Bench, Handle, Host, SpeakingModel, TrioHost, audio, expected, query
+from .hosts import HOSTS, Bench, Handle, Host, SpeakingModel, TrioHost, audio, expected, query, release_is_stuck
 
 
 @pytest.fixture(params=HOSTS, ids=lambda host: host.name)
@@ -352,19 +352,6 @@ def test_an_exception_in_the_body_leaves_unchanged(bench: Bench) -> None:
         assert error.__cause__ is None
 
     bench.run(main)
-
-
-def release_is_stuck(bench: Bench) -> None:
-    """The device is given back all the same, as a real one is, and says that something is wrong."""
-
-    def fault(job: Job, _: object) -> Exception | None:
-        if job is not Job.CLOSE:
-            return None
-        bench.executor.is_open = False
-        bench.executor.outputs.clear()
-        return RuntimeError("stuck")
-
-    bench.executor.fault = fault
 
 
 def test_an_exception_in_the_body_does_not_wait_for_a_drain(bench: Bench) -> None:
