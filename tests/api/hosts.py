@@ -45,6 +45,18 @@ def expected(number: int, max_tokens: int = 20) -> tuple[int, ...]:
     return tokens[:-1] if tokens[-1] == EOS else tokens
 
 
+async def ask(engine: Engine, number: int, max_tokens: int = 20, **more: Any) -> None:
+    """One request, whose tokens must be those it would have had alone."""
+    completion = await engine.generate(**query(number, max_tokens), **more)
+    assert completion.token_ids == expected(number, max_tokens)
+
+
+async def read(engine: Engine, number: int, into: list[int]) -> None:
+    async with engine.stream(**query(number)) as deltas:
+        async for delta in deltas:
+            into += delta.token_ids
+
+
 # -- hosts -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """What only asyncio can do to an engine: loops that end under it, ^C, edge-triggered cancellation.
 
-What holds on every host is in test_hosts.py.
+What holds on every host is in test_hosts.py and test_hosts_ends.py.
 """
 
 from __future__ import annotations
@@ -151,6 +151,8 @@ PROGRAM = """
     from triolet.api.engine import Engine
     from triolet.core.events import StageReached
     from triolet.testing.sim import SimExecutor
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
 
     def tell(event):
         if isinstance(event, StageReached):
