@@ -412,20 +412,13 @@ class Supervisor:
         self._tell(events.StageReached(f"{name} stopped"))
 
     def _raise_end(self, body_error: BaseException | None) -> None:
-        """The one exception that leaves the block, the others told in its notes: the body's own, else ours. A broken
-        promise goes before an error of the body, which may well come of it."""
-        ours = self._our_error()
+        """Raises what leaves the block."""
+        error = leaving(body_error, self._our_error(), trio.Cancelled)
         try:
-            if isinstance(ours, InvariantViolation) and isinstance(body_error, Exception):
-                raise ours from body_error
-            if body_error is not None and not (ours and _is_cancellation(body_error)):
-                if ours is not None:
-                    body_error.add_note(f"the engine's end failed too: {type(ours).__name__}: {ours}")
-                raise body_error
-            if ours is not None:
-                raise ours
+            if error is not None:
+                raise error
         finally:
-            del ours, body_error  # a frame in its own error's traceback would be a reference cycle
+            del error, body_error  # a frame in its own error's traceback would be a reference cycle
 
     def _our_error(self) -> Exception | None:
         """What went wrong in the engine itself, and no longer kept here."""
@@ -462,8 +455,30 @@ def _more_urgent(body_error: BaseException | None, nursery_error: BaseException)
     return rest
 
 
-def _is_cancellation(error: BaseException) -> bool:
-    """A group of nothing but `trio.Cancelled` counts as one."""
+def leaving(
+    body_error: BaseException | None, ours: BaseException | None, cancelled: type[BaseException]
+) -> BaseException | None:
+    """The one exception that leaves an engine's block, the others told in its notes: the body's own, else ours. A
+    broken promise goes before an error of the body, which may well come of it. ``cancelled`` is how the host's library
+    cancels: a cancelled body does not hide what went wrong in the engine."""
+    try:
+        if ours is None:
+            return body_error
+        if body_error is None:
+            return ours
+        if isinstance(ours, InvariantViolation) and isinstance(body_error, Exception):
+            ours.__cause__ = body_error
+            return ours
+        if is_cancellation(body_error, cancelled):
+            return ours
+        body_error.add_note(f"the engine's end failed too: {type(ours).__name__}: {ours}")
+        return body_error
+    finally:
+        del body_error, ours
+
+
+def is_cancellation(error: BaseException, cancelled: type[BaseException]) -> bool:
+    """A group of nothing but ``cancelled`` counts as one."""
     if isinstance(error, BaseExceptionGroup):
-        return error.split(trio.Cancelled)[1] is None
-    return isinstance(error, trio.Cancelled)
+        return error.split(cancelled)[1] is None
+    return isinstance(error, cancelled)

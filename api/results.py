@@ -69,6 +69,16 @@ class Segment:
 
 
 @frozen(kw_only=True)
+class Progress:
+    """Where a transcription is: what is known of its language (see `Transcript`), and seconds of all and done."""
+
+    language: str | None
+    language_probability: float | None
+    duration: float
+    position: float
+
+
+@frozen(kw_only=True)
 class Transcript:
     """What was said in one audio.
 

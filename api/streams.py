@@ -1,9 +1,10 @@
-"""The client's end of one request: what the scheduler commits arrives here, up to the request's one end."""
+"""The client's end of a request, `Mailbox`: what the scheduler commits arrives here, up to the request's one end. And
+what clients iterate over: `Deltas` of a request, `SegmentStream` of a transcription."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import trio
@@ -13,7 +14,8 @@ from ..actors.messages import Aborted, Failed, Finished, StreamMessage, Tokens
 from ..core.errors import EngineClosed
 from ..core.plan import Drawn
 from ..core.request import FinishReason
-from .results import Delta
+from .results import Delta, Progress, Segment
+from .transcription import Transcription
 
 
 class Mailbox:
@@ -86,3 +88,88 @@ class TextDeltas:
     def _advance(self, text: str) -> str:
         new, self._text = text[len(self._text) :], text
         return new
+
+
+class Deltas:
+    """Async iterator of `Delta` over one request."""
+
+    def __init__(self, mailbox: Mailbox, texts: TextDeltas, stop_ids: frozenset[int]) -> None:
+        self._mailbox = mailbox
+        self._texts = texts
+        self._stop_ids = stop_ids
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._mailbox.ended:
+            raise StopAsyncIteration
+        async for drawn in self._mailbox:
+            if drawn.token_id is not None and drawn.token_id not in self._stop_ids:
+                return self._texts.add(drawn.token_id)
+        rest = self._texts.rest()
+        if not rest:
+            raise StopAsyncIteration
+        return Delta(text=rest, token_ids=())
+
+
+class Segments:
+    """Async iterator of `Segment` over one transcription."""
+
+    def __init__(self, transcription: Transcription) -> None:
+        self._transcription = transcription
+        self._pending: list[Segment] = []
+
+    def progress(self) -> Progress:
+        """Where the transcription is."""
+        return Progress(
+            language=self._transcription.language,
+            language_probability=self._transcription.language_probability,
+            duration=self._transcription.duration,
+            position=self._transcription.position,
+        )
+
+    def __aiter__(self) -> AsyncIterator[Segment]:
+        return self
+
+    async def __anext__(self) -> Segment:
+        while not self._pending:
+            segments = await self._transcription.next_window()
+            if segments is None:
+                raise StopAsyncIteration
+            self._pending = segments
+        return self._pending.pop(0)
+
+
+class SegmentStream:
+    """Async iterator of `Segment`; ``language``, ``language_probability`` and ``duration`` are known from the start."""
+
+    def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[], Progress]) -> None:
+        self._segments = segments
+        self.progress = progress
+
+    @property
+    def language(self) -> str | None:
+        """The code of the spoken language."""
+        return self.progress().language
+
+    @property
+    def language_probability(self) -> float | None:
+        """The model's certainty, 0 to 1; ``None`` where the language was given."""
+        return self.progress().language_probability
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the audio."""
+        return self.progress().duration
+
+    @property
+    def position(self) -> float:
+        """Seconds that are done."""
+        return self.progress().position
+
+    def __aiter__(self) -> AsyncIterator[Segment]:
+        return self
+
+    async def __anext__(self) -> Segment:
+        return await anext(self._segments)

@@ -55,7 +55,8 @@ class EngineConfig:
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
         verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken one stops the
             engine, and its `InvariantViolation` leaves the block.
-        observer: called with every `Event` of the engine, in order, from the engine's loop; it must not block or raise.
+        observer: called with every `Event` of the engine, in order, from the engine's loop (on asyncio that is another
+            thread); it must not block or raise.
 
     Raises:
         InvalidRequest: a value out of its range.

@@ -541,9 +541,9 @@ def _judge_ends(run: _Run, kind: FaultKind | None) -> None:
 def _judge_books(run: _Run, *, opened: bool, whole: bool) -> None:
     """No request holds a permit, a place, a page, a slot or an entry; a step that hangs keeps what it was given."""
     engine = run.engine
-    pending = engine._config.max_pending - engine._admission.value
+    pending = engine.inside.pending
     assert not pending, f"{pending} permits of the queue did not come back"
-    supervisor = engine._supervisor
+    supervisor = engine.inside.supervisor
     if not (opened and whole) or supervisor is None:
         return
     books = supervisor.statistics()

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
+import runpy
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from triolet import demo
+from triolet import Engine, EngineConfig, Event, demo
+from triolet.core.events import RequestAccepted
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 300
@@ -63,6 +75,125 @@ def test_stream_tokens_writes_the_text_and_what_was_held(run):
     assert counts, summary
     assert int(counts[1]) > 1
     assert float(counts[2]) > 1
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_anyio_group_gives_a_line_for_each_file_on_either_backend(run, backend):
+    samples = demo.samples()[:3]
+    lines, errors = run(ROOT / "examples" / "anyio_group.py", backend, *(sample.path for sample in samples))
+    assert not errors
+    assert sorted(line.split(" ")[0] for line in lines) == sorted(sample.path.name for sample in samples)
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Starts an example that serves, on a free port; interrupts it at the end, and it must end well."""
+
+    @contextmanager
+    def serve(example: str, announcement: str) -> Iterator[int]:
+        process = subprocess.Popen(
+            [sys.executable, ROOT / "examples" / example, "0"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        watchdog = threading.Timer(SECONDS, process.kill)
+        watchdog.start()
+        lines: list[str] = []
+        try:
+            port = None
+            for line in process.stdout:
+                lines.append(line)
+                if port := re.search(announcement, line):
+                    break
+            assert port, lines
+            yield int(port[1])
+            process.send_signal(signal.SIGINT)
+            lines += process.stdout
+            assert process.wait(SECONDS) in {0, -signal.SIGINT}, lines
+            assert not any("Traceback" in line for line in lines), lines
+        finally:
+            watchdog.cancel()
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    return serve
+
+
+def post(port: int, body: bytes) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/transcribe", body)
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_fastapi_app_transcribes_and_answers_errors_with_their_status(serve):
+    sample = demo.samples()[0]
+    audio = sample.path.read_bytes()
+    with serve("fastapi_app.py", r"running on http://127\.0\.0\.1:(\d+)") as port:
+        status, found = post(port, audio)
+        assert status == 200
+        assert (found["language"], round(found["duration"], 1)) == (sample.language, round(sample.duration, 1))
+        assert found["text"] == "".join(segment["text"] for segment in found["segments"]).strip()
+        status, found = post(port, b"no audio at all, " * 20)
+        assert (status, found["error"]) == (415, "UnsupportedAudio")
+        with socket.create_connection(("127.0.0.1", port)) as client:  # hangs up
+            head = f"POST /transcribe HTTP/1.1\r\nHost: a\r\nContent-Length: {len(audio)}\r\n\r\n"
+            client.sendall(head.encode() + audio)
+        assert post(port, audio)[0] == 200
+
+
+def test_fastapi_app_withdraws_the_request_of_a_client_that_hangs_up():
+    """Called as a server calls it, so that the client hangs up when its request runs."""
+    app = runpy.run_path(str(ROOT / "examples" / "fastapi_app.py"))["app"]
+    recording = max(demo.samples(), key=lambda sample: sample.duration).path.read_bytes()
+    messages = [{"type": "http.request", "body": recording, "more_body": False}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await accepted.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        def observe(event: Event) -> None:
+            if isinstance(event, RequestAccepted):
+                loop.call_soon_threadsafe(accepted.set)
+
+        loop = asyncio.get_running_loop()
+        async with Engine(demo.checkpoint(), config=EngineConfig(observer=observe)) as engine:
+            scope = {"type": "http", "method": "POST", "path": "/transcribe", "headers": [], "query_string": b""}
+            await app(scope | {"state": {"engine": engine}}, receive, send)
+            assert not engine.inside.pending
+
+    accepted = asyncio.Event()
+    asyncio.run(main())
+    assert sent[0]["status"] == 499
+
+
+def test_trio_service_transcribes_what_it_is_sent(serve):
+    sample = demo.samples()[0]
+
+    def ask(port: int, data: bytes) -> dict[str, Any]:
+        with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as client:
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+            with client.makefile("rb") as answer:
+                return json.load(answer)
+
+    with serve("trio_service.py", r"listening on port (\d+)") as port:
+        assert ask(port, b"")["error"] == "UnsupportedAudio"
+        assert ask(port, sample.path.read_bytes())["language"] == sample.language
 
 
 def test_the_example_of_the_readme_runs(run):

@@ -36,8 +36,9 @@ FOREIGN = {  # what a room must not know of the outside
         "pathlib",
     },
     "models": {"trio", "asyncio", "anyio"},
-    "actors": {"torch", "transformers", "numpy"},
+    "actors": {"torch", "transformers", "numpy", "asyncio", "anyio"},
 }
+ASYNCIO = {"portal", "asyncio_host"}  # of api/: the only modules that know asyncio; programs on trio do not import it
 ACTORS = {"scheduler", "encoder_cache", "gpu_runner"}
 SCRIPTS = {"train", "evaluate", "make_samples", "speech", "grammar"}  # of demo/: run by hand, not imported
 
@@ -75,6 +76,14 @@ def test_a_room_knows_only_its_own_outside(room: str) -> None:
     for path in modules(room):
         for target in imports(path, room):
             assert target[0] not in FOREIGN[room], f"{room}/{path.name} imports {'.'.join(target)}"
+
+
+def test_asyncio_stays_behind_the_portal() -> None:
+    known = {path.stem for path in modules("api") for target in imports(path, "api") if target[0] == "asyncio"}
+    assert known == ASYNCIO
+    code = "import triolet, sys; print(sorted({'asyncio', 'anyio'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_actors_know_messages_and_not_each_other_and_only_the_runner_reaches_models() -> None:

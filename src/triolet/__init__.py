@@ -9,8 +9,9 @@ torch and transformers are imported when an engine starts, not before.
 """
 
 from .actors.supervisor import EngineStatistics
-from .api.engine import Engine, SegmentStream
+from .api.engine import Engine
 from .api.results import Completion, Delta, Segment, Transcript, Usage
+from .api.streams import SegmentStream
 from .api.transcription import TranscribeOptions
 from .core.config import EngineConfig
 from .core.errors import (

@@ -98,7 +98,7 @@ def test_a_control_c_at_any_line_gives_everything_back():
         told = error
         while isinstance(told, BaseExceptionGroup) and len(told.exceptions) == 1:
             told = told.exceptions[0]
-        pending = engine._config.max_pending - engine._admission.value
+        pending = engine.inside.pending
         if type(told) is not KeyboardInterrupt or hasattr(told, "__notes__") or executor.is_open or pending:
             where = f"{Path(line[0]).name}:{line[1]}, time {time}"
             broken.append(f"{where}: {error!r}, device held: {executor.is_open}, permits not back: {pending}")

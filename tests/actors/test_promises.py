@@ -136,7 +136,7 @@ async def test_a_more_patient_stop_does_not_prolong_an_impatient_one():
 async def test_an_abort_after_the_end_is_no_error():
     """`Supervisor.abort` never raises: it is called while leaving, also long after the engine has gone."""
     async with sim_engine(SimExecutor()) as engine:
-        supervisor = engine._supervisor
+        supervisor = engine.inside.supervisor
     supervisor.abort("no such request")
 
 
@@ -166,7 +166,7 @@ async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered():
         async with sim_engine(SimExecutor(), config=EngineConfig(verify=True)) as engine:
             for name, reader in readers.items():  # without a checkpoint, so that they are read together
                 request = Request(id=name, prompt_token_ids=(1,), max_tokens=5)
-                engine._supervisor._to_scheduler.send_nowait(Submit(request, reader))
+                engine.inside.supervisor._to_scheduler.send_nowait(Submit(request, reader))
             await trio.sleep_forever()
     for name, reader in readers.items():
         (end,) = reader.told or [None]

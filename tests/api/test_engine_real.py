@@ -334,13 +334,6 @@ async def test_an_engine_is_used_inside_its_block_and_entered_once() -> None:
         await enter(engine)
 
 
-def test_under_asyncio_the_error_says_what_is_allowed() -> None:
-    import asyncio
-
-    with pytest.raises(EngineStateError, match=r"asyncio.*trio"):
-        asyncio.run(enter(Engine(triolet.demo.checkpoint(), config=CONFIG)))
-
-
 def test_under_anyio_on_trio_it_runs() -> None:
     import anyio
 

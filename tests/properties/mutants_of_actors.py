@@ -349,9 +349,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an error of the teardown hides behind a cancellation",
-        function="actors.supervisor:Supervisor._raise_end",
-        fragment=" and not (ours and _is_cancellation(body_error))",
-        mistake="",
+        function="actors.supervisor:leaving",
+        fragment="if is_cancellation(body_error, cancelled):",
+        mistake="if not cancelled:",
         killer=engine_test(engine_tests.test_an_error_of_the_teardown_is_not_lost_behind_a_cancellation),
         reason="DID NOT RAISE",
     ),

@@ -1,0 +1,439 @@
+"""A portal from one asyncio loop to a trio loop in a thread of its own.
+
+::
+
+    asyncio side, the user's thread                       trio side, the thread "triolet-loop"
+    -------------------------------                       ------------------------------------
+    Portal.open                        starts  --------->  enters the resource
+    await portal.call(operation)       submits --------->  a task of its own runs it in a scope of its own
+      cancelled? cancels the scope, and waits on
+      future <------------------------ tells ------------  its outcome
+    await portal.close(...)            leaves  --------->  leaves the resource, lets the calls end
+
+What is asked goes by ``TrioToken.run_sync_soon``, what is answered by ``loop.call_soon_threadsafe``, each in order.
+Nothing is locked: a name that begins with ``_on_trio`` belongs to the trio side, everything else to the asyncio side.
+
+Calls run outside of the resource's block, as tasks of other nurseries would on trio, so that a drain can wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import queue
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import anyio
+import outcome
+import trio
+from attrs import define, field
+
+T = TypeVar("T")
+View = TypeVar("View")
+Presented = TypeVar("Presented")
+
+
+async def outlast(hurry: Callable[[], object], *futures: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Waits until one of ``futures`` is done, however often the waiting task is cancelled.
+
+    The first cancellation calls ``hurry``, which must see to it that a future gets done, and is returned: the caller
+    raises it when all is over. It must be that very object, since anyio knows its own cancellations by their message.
+    """
+    try:
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError as error:
+        hurry()
+        cancelled = error
+    except BaseException:  # the coroutine is thrown away, or ^C in its very step: it cannot wait any more
+        hurry()
+        raise
+    else:
+        return None
+    try:
+        with anyio.CancelScope(shield=True):  # else a cancelled scope of anyio would cancel every wait anew
+            while not any(future.done() for future in futures):
+                with suppress(asyncio.CancelledError):  # counted in `Task.cancelling`
+                    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        return cancelled
+    finally:
+        del cancelled  # a frame in its own error's traceback would be a reference cycle
+
+
+def unwrapped(answer: outcome.Outcome[T]) -> T:
+    """The value, or raises the error. Callers must not keep ``answer``: an error's traceback would refer to it."""
+    try:
+        return answer.unwrap()
+    finally:
+        del answer
+
+
+async def _captured(operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
+    """Runs ``operation`` on the trio side; a cancellation is no outcome."""
+    try:
+        return outcome.Value(await operation())
+    except trio.Cancelled:
+        raise
+    except BaseException as error:  # noqa: BLE001  (raised on the other side)
+        return outcome.Error(error)
+
+
+def _nothing() -> None:
+    """Closing is under way already and cannot be hurried."""
+
+
+@define(eq=False)
+class Call(Generic[T]):
+    """One operation on its way. The answer is ``None`` where it was cancelled by ``scope``, or not even begun.
+
+    It does not refer to the operation, which may refer to whoever keeps the call.
+    """
+
+    answer: asyncio.Future[outcome.Outcome[T] | None]
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+
+@define(eq=False)
+class Portal:
+    """Holds ``resource`` open in a trio loop of its own, and runs operations there.
+
+    Args:
+        resource: entered and left on the trio side.
+        refuse: makes the error of calls that come when the resource is not open; called on the asyncio side.
+        cut_off: makes the error of calls that do not end with the resource; called on the trio side.
+        failed: called on the asyncio side where the resource ends before it was asked to. It must not keep its owner
+            alive: the running thread keeps it.
+        end_seconds: how long calls may take to end when the resource has.
+        exit_seconds: how long the interpreter's exit waits for a thread that still runs then.
+    """
+
+    resource: AbstractAsyncContextManager[object]
+    refuse: Callable[[], Exception]
+    cut_off: Callable[[], Exception]
+    failed: Callable[[], None]
+    end_seconds: float
+    exit_seconds: float
+    _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop, init=False)
+    _opened: asyncio.Future[None] = field(init=False)
+    _ended: asyncio.Future[outcome.Outcome[None]] = field(init=False)
+    _thread: threading.Thread = field(init=False)
+    _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
+    # of the trio side
+    _on_trio_calls: trio.Nursery | None = field(default=None, init=False)  # None: calls are refused
+    _on_trio_leave: trio.Event = field(factory=trio.Event, init=False)
+    _on_trio_surroundings: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    on_trio_ending: trio.Event = field(factory=trio.Event, init=False)
+    """The resource has been left; streams hand over what they still hold."""
+
+    def __attrs_post_init__(self) -> None:
+        self._opened, self._ended = self._loop.create_future(), self._loop.create_future()
+
+    # -- the asyncio side --------------------------------------------------------------------------------------------
+
+    async def open(self) -> tuple[bool, asyncio.CancelledError | None]:
+        """Enters the resource. Whether that went well; if not, `close` tells why. A cancellation makes it not go well,
+        and is returned."""
+        tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(tokens,), name="triolet-loop", daemon=True)
+        self._thread.start()
+        self._token = tokens.get()  # the time of an empty trio.run
+        atexit.register(self._finish)
+        cancelled = await outlast(self.stop, self._opened, self._ended)
+        return cancelled is None and not self._ended.done(), cancelled
+
+    async def close(self, *, drain: bool) -> tuple[BaseException | None, asyncio.CancelledError | None]:
+        """Leaves the resource, in peace or as if its surroundings were cancelled, and waits until the thread has ended.
+        The resource's error, and the cancellation that came meanwhile: it ends the drain, not the waiting."""
+        if drain:
+            self._post(self._on_trio_leave.set)
+        else:
+            self.stop()
+        cancelled = await outlast(self.stop, self._ended)
+        self._thread.join()  # it has nothing left to do
+        ended = self._ended.result()
+        return ended.error if isinstance(ended, outcome.Error) else None, cancelled
+
+    def stop(self) -> None:
+        """Makes the resource end as if its surroundings were cancelled. Never waits, may be called from any thread."""
+        self._post(self._on_trio_surroundings.cancel)
+
+    async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Runs ``operation`` on the trio side. Where the calling task is cancelled, so is the operation, and the
+        cancellation is raised when it has ended."""
+        call = self.submit(operation)
+        try:
+            cancelled = await outlast(partial(self.cancel, call), call.answer)
+            answer = call.answer.result()
+        finally:
+            del call
+        try:
+            if cancelled is not None:
+                raise cancelled
+            if answer is None:
+                raise self.refuse()
+            return unwrapped(answer)
+        finally:
+            del answer, cancelled
+
+    def submit(self, operation: Callable[[], Awaitable[T]]) -> Call[T]:
+        """Begins a call."""
+        call: Call[T] = Call(self._loop.create_future())
+        if not self._post(partial(self._on_trio_begin, operation, call)):
+            call.answer.set_result(None)
+        return call
+
+    def cancel(self, call: Call[Any]) -> None:
+        """Cancels a call; what it comes to is in its answer."""
+        self._post(call.scope.cancel)
+
+    def read(self, function: Callable[[], T]) -> T:
+        """The result of ``function``, called on the trio side while this thread waits: it must be quick."""
+        answers: queue.SimpleQueue[outcome.Outcome[T]] = queue.SimpleQueue()
+        if not self._post(lambda: answers.put(outcome.capture(function))):
+            raise self.refuse()
+        return unwrapped(answers.get())
+
+    def new_future(self) -> asyncio.Future[Any]:
+        """A future for the trio side to resolve by `tell`."""
+        return self._loop.create_future()
+
+    def _post(self, function: Callable[[], object]) -> bool:
+        """Has ``function`` called on the trio side. False: that has ended, and nothing will come of it."""
+        try:
+            if self._token is not None:
+                self._token.run_sync_soon(function)
+        except trio.RunFinishedError:
+            return False
+        return self._token is not None
+
+    def _finish(self) -> None:
+        """At the interpreter's exit, where the block was never left."""
+        self.stop()
+        self._thread.join(min(self.exit_seconds, threading.TIMEOUT_MAX))
+
+    # -- the trio side -----------------------------------------------------------------------------------------------
+
+    def _run(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> None:
+        """The thread's life."""
+        try:
+            ended = trio.run(self._on_trio_main, tokens)
+        except BaseException as error:  # noqa: BLE001  (ours or trio's bug: raised where the block is left)
+            ended = outcome.Error(error)
+            tokens.put(None)  # where it never came to its own
+            self._to_loop(self.failed)
+        atexit.unregister(self._finish)
+        if not self._to_loop(_resolve, self._ended, ended):
+            unwrapped(ended)  # nobody is there to hear of an error but the thread's hook
+
+    async def _on_trio_main(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> outcome.Outcome[None]:
+        tokens.put(trio.lowlevel.current_trio_token())
+        async with trio.open_nursery() as calls:
+            ended = await _captured(partial(self._on_trio_hold, calls))
+            self._on_trio_calls = None
+            self.on_trio_ending.set()
+            calls.cancel_scope.deadline = trio.current_time() + self.end_seconds
+        return ended
+
+    async def _on_trio_hold(self, calls: trio.Nursery) -> None:
+        """The resource's life."""
+        with self._on_trio_surroundings:
+            async with self.resource:
+                self._on_trio_calls = calls
+                self.tell(self._opened, None)
+                try:
+                    await self._on_trio_leave.wait()
+                except trio.Cancelled:
+                    if not self._on_trio_surroundings.cancel_called:  # its own doing
+                        self.call_back(self.failed)
+                    raise
+
+    def _on_trio_begin(self, operation: Callable[[], Awaitable[Any]], call: Call[Any]) -> None:
+        if self._on_trio_calls is None:
+            self.tell(call.answer, None)
+        else:
+            self._on_trio_calls.start_soon(self._on_trio_serve, operation, call, name="triolet call")
+
+    async def _on_trio_serve(self, operation: Callable[[], Awaitable[Any]], call: Call[Any]) -> None:
+        answer: outcome.Outcome[Any] | None = outcome.Error(self.cut_off())
+        try:
+            with call.scope:
+                answer = await _captured(operation)
+            if call.scope.cancelled_caught:
+                answer = None
+        finally:
+            self.tell(call.answer, answer)
+            del answer
+
+    def tell(self, future: asyncio.Future[Any], value: object) -> None:
+        """Resolves ``future``, unless it is."""
+        self.call_back(partial(_resolve, future, value))
+
+    def call_back(self, function: Callable[[], object]) -> None:
+        """Has ``function`` called on the asyncio side. Where that loop is closed, nobody is left to leave the resource:
+        it ends."""
+        if not self._to_loop(function):
+            self._on_trio_surroundings.cancel()
+
+    def _to_loop(self, function: Callable[..., object], *arguments: object) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+
+def _resolve(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+class PortalStream(Generic[T, View]):
+    """Async iterator over a source on the trio side. ``view`` is what ``look`` saw of the source, at the beginning and
+    after each item.
+
+    An item that was taken when the waiting task was cancelled is kept for the next turn. What is left when the engine
+    ends is handed over then, so that it can still be read.
+    """
+
+    def __init__(self, portal: Portal, look: Callable[[Any], View]) -> None:
+        self._portal = portal
+        self._look = look
+        self._kept: deque[outcome.Outcome[tuple[T, View]]] = deque()
+        self._holder: Call[None] | None = None
+        self._view: View | None = None
+        self._on_trio_source: AsyncIterator[T] | None = None
+        self._on_trio_readers = 0
+        self._on_trio_quiet = trio.Event()
+
+    def view(self) -> View:
+        """See above."""
+        assert self._view is not None, "a stream is looked at before it is open"
+        return self._view
+
+    # -- the asyncio side --------------------------------------------------------------------------------------------
+
+    async def open(self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]) -> None:
+        """Enters the block that ``open_block`` makes; a task of the trio side stays in it."""
+        opened = self._portal.new_future()
+        self._holder = holder = self._portal.submit(partial(self._on_trio_hold, open_block, opened))
+        cancelled = await outlast(partial(self._portal.cancel, holder), opened, holder.answer)
+        try:
+            if cancelled is not None:
+                await outlast(_nothing, holder.answer)
+                raise cancelled
+            if opened.done():
+                self._view = opened.result()
+                return
+            answer, self._holder = holder.answer.result(), None
+            del holder
+            if answer is None:
+                raise self._portal.refuse()
+            try:
+                unwrapped(answer)
+            finally:
+                del answer
+        finally:
+            del cancelled
+
+    async def close(self, error: BaseException | None) -> None:
+        """Leaves the block, which ended with ``error``."""
+        assert self._holder is not None, "left before entered"
+        self._portal.cancel(self._holder)
+        if isinstance(error, GeneratorExit):
+            return  # the coroutine is thrown away and cannot wait
+        cancelled = await outlast(_nothing, self._holder.answer)
+        try:
+            if cancelled is not None:
+                raise cancelled
+        finally:
+            del cancelled, error
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._kept:
+            await self._fetch()
+        item, self._view = unwrapped(self._kept.popleft())
+        return item
+
+    async def _fetch(self) -> None:
+        """Waits until the trio side has put something into ``_kept``."""
+        call = self._portal.submit(self._on_trio_next)
+        cancelled = await outlast(partial(self._portal.cancel, call), call.answer)
+        answer = call.answer.result()
+        try:
+            if answer is None and cancelled is None and self._holder is not None:
+                cancelled = await outlast(_nothing, self._holder.answer)  # the engine has ended: the rest is on its way
+            if cancelled is not None:
+                raise cancelled
+            if isinstance(answer, outcome.Error):
+                unwrapped(answer)
+            if answer is None and not self._kept:
+                raise self._portal.refuse()
+        finally:
+            del call, cancelled, answer
+
+    # -- the trio side -----------------------------------------------------------------------------------------------
+
+    async def _on_trio_hold(
+        self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]], opened: asyncio.Future[View]
+    ) -> None:
+        async with open_block() as self._on_trio_source:
+            self._portal.tell(opened, self._look(self._on_trio_source))
+            await self._portal.on_trio_ending.wait()
+            while self._on_trio_readers:
+                self._on_trio_quiet = trio.Event()
+                await self._on_trio_quiet.wait()
+            await self._on_trio_hand_over()
+
+    async def _on_trio_hand_over(self) -> None:
+        while await self._on_trio_next():
+            pass
+
+    async def _on_trio_next(self) -> bool:
+        """Takes the next outcome and sends it off in the same step, so that none overtakes another. Whether there may
+        be more."""
+        self._on_trio_readers += 1
+        try:
+            answer = await _captured(self._on_trio_take)
+        finally:
+            self._on_trio_readers -= 1
+            self._on_trio_quiet.set()
+        self._portal.call_back(partial(self._kept.append, answer))
+        return isinstance(answer, outcome.Value)
+
+    async def _on_trio_take(self) -> tuple[T, View]:
+        assert self._on_trio_source is not None, "read before it is open"
+        return await anext(self._on_trio_source), self._look(self._on_trio_source)
+
+
+class StreamBlock(AbstractAsyncContextManager[Presented], Generic[T, View, Presented]):
+    """The block of a `PortalStream`; ``present`` makes of the stream what users get."""
+
+    def __init__(
+        self,
+        stream: PortalStream[T, View],
+        open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]],
+        present: Callable[[PortalStream[T, View]], Presented],
+    ) -> None:
+        self._stream = stream
+        self._open_block = open_block
+        self._present = present
+
+    async def __aenter__(self) -> Presented:
+        await self._stream.open(self._open_block)
+        return self._present(self._stream)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._stream.close(error)
+        finally:
+            del error, traceback

@@ -1,0 +1,77 @@
+"""A web service on FastAPI, which is asyncio: the engine lives as long as the app and runs in a thread of its own.
+
+    python examples/fastapi_app.py [PORT]
+    curl --data-binary @speech.wav http://127.0.0.1:8000/transcribe
+
+A client that hangs up cancels its request. When the server stops, requests that run are drained, then the device is
+released.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
+
+import triolet
+from triolet import demo
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, triolet.Engine]]:
+    """What it yields is in every request's ``state``."""
+    async with triolet.Engine(demo.checkpoint()) as engine:
+        yield {"engine": engine}
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/transcribe")
+async def transcribe(request: Request, language: str | None = None) -> dict[str, Any]:
+    """The body is a whole audio file, in any format that FFmpeg reads."""
+    engine: triolet.Engine = request.state.engine
+    audio = await request.body()
+    transcript = await while_connected(request, engine.transcribe(audio, language=language, wait=False))
+    return {
+        "text": transcript.text,
+        "language": transcript.language,
+        "duration": transcript.duration,
+        "segments": [{"start": part.start, "end": part.end, "text": part.text} for part in transcript.segments],
+    }
+
+
+@app.exception_handler(triolet.TrioletError)
+async def explain(_: Request, error: triolet.TrioletError) -> JSONResponse:
+    """Every error of the engine knows its status: 415 for what is no audio, 429 where the queue is full, and so on."""
+    return JSONResponse({"error": type(error).__name__, "message": str(error)}, status_code=error.http_status)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Awaits ``work``, and cancels it when the client hangs up."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(watch())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not watcher.done():
+            raise  # not the client: the server stops
+        raise HTTPException(499, "the client hung up") from None
+    finally:
+        watcher.cancel()
+
+
+if __name__ == "__main__":
+    uvicorn.run(app, port=int(sys.argv[1]) if sys.argv[1:] else 8000)

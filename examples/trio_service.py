@@ -1,0 +1,56 @@
+"""A TCP service on trio: whoever connects sends an audio file and closes its sending half, and gets a line of JSON.
+
+    python examples/trio_service.py [PORT]
+    nc -N 127.0.0.1 8000 < speech.wav
+
+The engine runs in the service's own loop. ^C stops the service: connections are closed, then the device is released.
+"""
+
+import json
+import sys
+from functools import partial
+
+import trio
+
+import triolet
+from triolet import demo
+
+MOST_BYTES = 64 * 2**20  # of one file: it is held in memory
+
+
+async def answer(engine: triolet.Engine, stream: trio.SocketStream) -> dict[str, object]:
+    """What the client is told, an error too: the next one is served."""
+    audio = bytearray()
+    async for chunk in stream:
+        audio += chunk
+        if len(audio) > MOST_BYTES:
+            return {"error": "RequestTooLarge", "message": f"more than {MOST_BYTES} bytes"}
+    try:
+        transcript = await engine.transcribe(bytes(audio))
+    except triolet.TrioletError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"text": transcript.text, "language": transcript.language, "duration": transcript.duration}
+
+
+async def serve(engine: triolet.Engine, stream: trio.SocketStream) -> None:
+    """One connection."""
+    try:
+        line = json.dumps(await answer(engine, stream))
+        await stream.send_all(line.encode() + b"\n")
+    except trio.BrokenResourceError:
+        print("a client hung up", file=sys.stderr)
+
+
+async def main(port: int) -> None:
+    """The nursery of the connections is inside the engine's block."""
+    async with triolet.Engine(demo.checkpoint()) as engine, trio.open_nursery() as nursery:
+        listen = partial(trio.serve_tcp, partial(serve, engine), port, host="127.0.0.1")
+        listeners = await nursery.start(listen)
+        print(f"listening on port {listeners[0].socket.getsockname()[1]}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        trio.run(main, int(sys.argv[1]) if sys.argv[1:] else 8000)
+    except* KeyboardInterrupt:
+        print("stopped")

@@ -1,0 +1,423 @@
+"""Four hosts behind one face, so that a test's body is written once; and a device that waits to be told.
+
+Nothing here depends on time: a test that wants something to happen in the middle of a request holds a call of the
+device, waits until it is held, and lets it go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+import anyio
+import numpy as np
+import trio
+from attrs import define, evolve, field, frozen
+
+from triolet import Engine, EngineConfig, SamplingParams
+from triolet.actors.worker import Call, Deliver, Job, run_call
+from triolet.api.audio import Samples, content_key
+from triolet.core import events
+from triolet.core.model import ModelDescription
+from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens
+
+PATIENCE = 60.0
+"""Seconds after which a test that hangs fails; nothing is expected to take long."""
+
+Main = Callable[[], Awaitable[Any]]
+
+
+def audio(number: int) -> Samples:
+    return np.full(1600, number / 100, np.float32)
+
+
+def query(number: int, max_tokens: int = 20) -> dict[str, Any]:
+    """Arguments of `Engine.generate` and `Engine.stream`."""
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return {"prompt_token_ids": [1, 2 + number], "audio": audio(number), "sampling": sampling}
+
+
+def expected(number: int, max_tokens: int = 20) -> tuple[int, ...]:
+    tokens = expected_tokens([1, 2 + number], content_key(audio(number), "sim"), max_tokens)
+    return tokens[:-1] if tokens[-1] == EOS else tokens
+
+
+async def ask(engine: Engine, number: int, max_tokens: int = 20, **more: Any) -> None:
+    """One request, whose tokens must be those it would have had alone."""
+    completion = await engine.generate(**query(number, max_tokens), **more)
+    assert completion.token_ids == expected(number, max_tokens)
+
+
+async def read(engine: Engine, number: int, into: list[int]) -> None:
+    async with engine.stream(**query(number)) as deltas:
+        async for delta in deltas:
+            into += delta.token_ids
+
+
+# -- hosts -----------------------------------------------------------------------------------------------------------
+
+
+class Signal(Protocol):
+    """An event that any thread may set."""
+
+    def set(self) -> None: ...
+
+    async def wait(self) -> None: ...
+
+
+class Handle(Protocol):
+    """A task of a group."""
+
+    cancelled: bool  # it ended with its cancellation
+
+    def cancel(self) -> None: ...
+
+    async def ended(self) -> None: ...
+
+
+class Group(Protocol):
+    def start(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Handle: ...
+
+
+class Host(Protocol):
+    """An event loop and its native ways."""
+
+    name: str
+
+    def run(self, main: Main) -> Any:
+        """Runs ``main`` in a loop of its own; afterwards no task is left."""
+
+    def signal(self) -> Signal: ...
+
+    def group(self) -> AbstractAsyncContextManager[Group]:
+        """Tasks that have ended when the block is left. An error of one cancels the others."""
+
+    async def within(self, seconds: float, function: Main) -> bool:
+        """Runs ``function`` under the host's timeout. Whether it ended in time."""
+
+
+@define(eq=False)
+class _Signal:
+    """``event`` belongs to the loop that ``call`` reaches from any thread."""
+
+    call: Callable[[Callable[[], object]], object]
+    event: trio.Event | asyncio.Event
+
+    def set(self) -> None:
+        self.call(self.event.set)
+
+    async def wait(self) -> None:
+        await self.event.wait()
+
+
+@define(eq=False)
+class _ScopedHandle:
+    """A task in a cancel scope of its own, on trio and anyio."""
+
+    scope: Any
+    event: Any
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.scope.cancel()
+
+    async def ended(self) -> None:
+        await self.event.wait()
+
+    async def run(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        try:
+            with self.scope:
+                await function(*arguments)
+            self.cancelled = self.scope.cancelled_caught
+        finally:
+            self.event.set()
+
+
+@define(eq=False)
+class _ScopedGroup:
+    start_soon: Callable[..., object]
+    library: Any
+
+    def start(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Handle:
+        handle = _ScopedHandle(self.library.CancelScope(), self.library.Event())
+        self.start_soon(handle.run, function, *arguments)
+        return handle
+
+
+class TrioHost:
+    name = "trio"
+
+    def run(self, main: Main) -> Any:
+        async def guarded() -> Any:
+            with trio.fail_after(PATIENCE):
+                return await main()
+
+        return trio.run(guarded)
+
+    def signal(self) -> Signal:
+        return _Signal(trio.lowlevel.current_trio_token().run_sync_soon, trio.Event())
+
+    @asynccontextmanager
+    async def group(self) -> AsyncIterator[Group]:
+        async with trio.open_nursery() as nursery:
+            yield _ScopedGroup(nursery.start_soon, trio)
+
+    async def within(self, seconds: float, function: Main) -> bool:
+        with trio.move_on_after(seconds) as scope:
+            await function()
+        return not scope.cancelled_caught
+
+
+class AnyioOnTrioHost(TrioHost):
+    name = "anyio/trio"
+
+    def run(self, main: Main) -> Any:
+        return anyio.run(_anyio_guarded, main, backend="trio")
+
+    @asynccontextmanager
+    async def group(self) -> AsyncIterator[Group]:
+        async with anyio.create_task_group() as tasks:
+            yield _ScopedGroup(tasks.start_soon, anyio)
+
+    async def within(self, seconds: float, function: Main) -> bool:
+        with anyio.move_on_after(seconds) as scope:
+            await function()
+        return not scope.cancelled_caught
+
+
+@define(eq=False)
+class _TaskHandle:
+    task: asyncio.Task[Any]
+
+    @property
+    def cancelled(self) -> bool:
+        return self.task.cancelled()
+
+    def cancel(self) -> None:
+        self.task.cancel()
+
+    async def ended(self) -> None:
+        await asyncio.wait([self.task])
+
+
+@define(eq=False)
+class _TaskGroup:
+    group: asyncio.TaskGroup
+
+    def start(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Handle:
+        return _TaskHandle(self.group.create_task(function(*arguments)))
+
+
+class AsyncioHost:
+    name = "asyncio"
+
+    def run(self, main: Main) -> Any:
+        async def guarded() -> Any:
+            async with asyncio.timeout(PATIENCE):
+                result = await main()
+            _no_task_is_left()
+            return result
+
+        return asyncio.run(guarded())
+
+    def signal(self) -> Signal:
+        return _Signal(asyncio.get_running_loop().call_soon_threadsafe, asyncio.Event())
+
+    @asynccontextmanager
+    async def group(self) -> AsyncIterator[Group]:
+        async with asyncio.TaskGroup() as group:
+            yield _TaskGroup(group)
+
+    async def within(self, seconds: float, function: Main) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await function()
+        except TimeoutError:
+            return False
+        return True
+
+
+class AnyioOnAsyncioHost(AnyioOnTrioHost):
+    name = "anyio/asyncio"
+
+    def run(self, main: Main) -> Any:
+        async def counted() -> Any:
+            result = await main()
+            _no_task_is_left()
+            return result
+
+        return anyio.run(_anyio_guarded, counted, backend="asyncio")
+
+    def signal(self) -> Signal:
+        return _Signal(asyncio.get_running_loop().call_soon_threadsafe, asyncio.Event())
+
+
+async def _anyio_guarded(main: Main) -> Any:
+    with anyio.fail_after(PATIENCE):
+        return await main()
+
+
+def _no_task_is_left() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"tasks are left: {left}"
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling(), "a cancellation was not taken back"
+
+
+HOSTS: tuple[Host, ...] = (TrioHost(), AnyioOnTrioHost(), AsyncioHost(), AnyioOnAsyncioHost())
+
+
+# -- the device ------------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class SpeakingModel(SimModel):
+    """Most of its tokens are text, so that transcripts have words."""
+
+    def describe(self) -> ModelDescription:
+        described = SimModel.describe(self)
+        assert described.whisper is not None
+        return evolve(described, whisper=evolve(described.whisper, start_id=60))
+
+
+@define(eq=False)
+class Hold:
+    """Calls of ``job`` wait, but for the first ``after``; ``reached`` is set when one does. `GatedWorker.end_hold` lets
+    them go, and so does the beginning of the teardown, if it may."""
+
+    job: Job
+    reached: Signal
+    after: int
+    until_teardown: bool
+    gate: trio.Event = field(factory=trio.Event)
+
+
+@define(eq=False)
+class GatedWorker:
+    """Implements `triolet.actors.worker.Worker`: takes no time, but for the calls that are held."""
+
+    holds: list[Hold] = field(factory=list)
+    _calls: trio.MemorySendChannel[tuple[Job, Call]] = field(init=False)
+    _token: trio.lowlevel.TrioToken = field(init=False)
+    _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
+
+    def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._calls, calls = trio.open_memory_channel[tuple[Job, Call]](2**31)
+        nursery.start_soon(self._serve, calls, deliver, name="gated worker")
+
+    def submit(self, job: Job, call: Call) -> None:
+        self._calls.send_nowait((job, call))
+
+    def stop(self) -> None:
+        self._calls.close()
+
+    def abandon(self, last: Call) -> None:
+        self._scope.cancel()
+
+    def end_hold(self, hold: Hold) -> None:
+        """From any thread."""
+        self._token.run_sync_soon(hold.gate.set)
+
+    def crash_loop(self) -> None:
+        """What trio calls must not raise."""
+        self._token.run_sync_soon(lambda: 1 // 0)
+
+    def teardown_begins(self) -> None:
+        """In the engine's loop."""
+        for hold in self.holds:
+            if hold.until_teardown:
+                hold.gate.set()
+
+    async def _serve(self, calls: trio.MemoryReceiveChannel[tuple[Job, Call]], deliver: Deliver) -> None:
+        with self._scope, calls:
+            async for job, call in calls:
+                await trio.lowlevel.checkpoint()
+                for hold in self.holds:
+                    if hold.job is job:
+                        await self._wait(hold)
+                deliver(run_call(call))
+                del call
+
+    async def _wait(self, hold: Hold) -> None:
+        if hold.after > 0:
+            hold.after -= 1
+        elif not hold.gate.is_set():
+            hold.reached.set()
+            await hold.gate.wait()
+
+
+@define(eq=False)
+class Bench:
+    """One engine on one host over a gated device, and the checks that everything came back."""
+
+    host: Host
+    executor: SimExecutor = field(factory=SimExecutor)
+    worker: GatedWorker = field(factory=GatedWorker)
+    trace: list[events.Event] = field(factory=list)
+    made: Engine | None = None
+    stages: dict[str, Signal] = field(factory=dict)
+
+    def engine(self, **settings: Any) -> Engine:
+        config = EngineConfig(**{"verify": True, "observer": self._observe, **settings})
+        self.made = Engine.from_parts(lambda: self.executor, lambda: self.worker, config=config)
+        return self.made
+
+    def _observe(self, event: events.Event) -> None:
+        self.trace.append(event)
+        if isinstance(event, events.StageReached) and event.stage in self.stages:
+            self.stages[event.stage].set()
+        if event == events.StageReached("intake closed"):
+            self.worker.teardown_begins()
+
+    def hold(self, job: Job = Job.STEP, *, after: int = 0, until_teardown: bool = True) -> Hold:
+        """Call it in the host's loop, before the engine is entered."""
+        hold = Hold(job, self.host.signal(), after, until_teardown)
+        self.worker.holds.append(hold)
+        return hold
+
+    def stage(self, name: str) -> Signal:
+        """Set when the engine gets there. Call it in the host's loop, before that."""
+        return self.stages.setdefault(name, self.host.signal())
+
+    def run(self, main: Main) -> Any:
+        before = _threads()
+        result = self.host.run(main)
+        assert _threads() == before, "a thread of ours is left"
+        self.check()
+        return result
+
+    def check(self) -> None:
+        """Everything came back, and everybody heard an end."""
+        assert not self.executor.is_open, "the device was not released"
+        assert not self.executor.outputs
+        assert not self.executor.misuses
+        assert self.made is None or not self.made.inside.pending, "permits of the queue did not come back"
+        accepted = [event.request_id for event in self.trace if isinstance(event, events.RequestAccepted)]
+        ends = [event.request_id for event in self.trace if isinstance(event, events.RequestEnded)]
+        assert sorted(ends) == sorted(accepted)
+
+    def outcomes(self) -> list[str]:
+        """How requests ended, in order."""
+        return [event.outcome for event in self.trace if isinstance(event, events.RequestEnded)]
+
+
+def release_is_stuck(bench: Bench) -> None:
+    """The device is given back all the same, as a real one is, and says that something is wrong."""
+
+    def fault(job: Job, _: object) -> Exception | None:
+        if job is not Job.CLOSE:
+            return None
+        bench.executor.is_open = False
+        bench.executor.outputs.clear()
+        return RuntimeError("stuck")
+
+    bench.executor.fault = fault
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name in {"triolet-loop", "triolet-runner"}}

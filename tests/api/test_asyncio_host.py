@@ -1,0 +1,595 @@
+"""What only asyncio can do to an engine: loops that end under it, ^C, edge-triggered cancellation.
+
+What holds on every host is in test_hosts.py and test_hosts_ends.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from triolet import Engine, EngineClosed, EngineStateError, EngineTeardownError, RunnerCrashed
+from triolet.actors.worker import Job
+from triolet.api.portal import Portal, PortalStream, outlast
+
+from .hosts import HOSTS, AsyncioHost, Bench, audio, expected, query, release_is_stuck
+
+SECONDS = 60
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(AsyncioHost())
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "triolet-loop"]
+
+
+async def hold_open(engine: Engine, entered: Callable[[], object]) -> None:
+    async with engine:
+        entered()
+        await asyncio.get_running_loop().create_future()
+
+
+# -- loops that end --------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_ends_while_the_engines_task_still_runs_closes_it_in_order(bench: Bench) -> None:
+    """`asyncio.run` cancels what is left, and waits for it."""
+
+    async def main() -> None:
+        entered = asyncio.Event()
+        tasks.append(asyncio.create_task(hold_open(bench.engine(), entered.set)))
+        await entered.wait()
+
+    tasks: list[asyncio.Task[None]] = []
+    asyncio.run(main())
+    assert tasks[0].cancelled()
+    assert not engine_threads()
+    bench.check()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_loop_that_is_closed_under_the_engine_takes_it_along(bench: Bench, busy: bool) -> None:
+    """Busy: the engine hears of it where it wants to answer. Idle: when its block is thrown away unfinished."""
+    loop = asyncio.new_event_loop()
+
+    async def body(engine: Engine, entered: Callable[[], object]) -> None:
+        async with engine:
+            entered()
+            await engine.generate(**query(1))
+
+    async def main() -> None:
+        held = bench.hold(until_teardown=False)
+        entered = asyncio.Event()
+        coroutine = (body if busy else hold_open)(bench.engine(), entered.set)
+        tasks.append(loop.create_task(coroutine))
+        await (held.reached if busy else entered).wait()
+        holds.append(held)
+
+    holds: list[Any] = []
+    tasks: list[asyncio.Task[None]] = []
+    loop.run_until_complete(main())
+    loop.close()
+    (thread,) = engine_threads()
+    bench.worker.end_hold(holds[0])
+    if not busy:
+        tasks.clear()
+        gc.collect()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    bench.check()
+    tasks.clear()
+    gc.collect()
+
+
+def enter_and_forget(bench: Bench) -> None:
+    """Entered by hand, and neither left nor kept."""
+
+    async def main() -> None:
+        await bench.engine().__aenter__()
+
+    asyncio.run(main())
+    bench.made = None
+    (thread,) = engine_threads()
+    gc.collect()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+def test_an_engine_whose_program_forgets_it_is_stopped(bench: Bench) -> None:
+    enter_and_forget(bench)
+    bench.check()
+
+
+def test_an_error_that_nobody_is_left_to_hear_goes_to_the_hook_of_threads(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: heard.append(told.exc_value))
+    release_is_stuck(bench)
+    enter_and_forget(bench)
+    assert [type(error) for error in heard] == [EngineTeardownError]
+
+
+def test_a_trio_loop_that_does_not_start_raises_its_own_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError("no more descriptors")
+
+    def run(*_: object) -> None:
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(OSError) as caught:
+            async with bench.engine():
+                raise AssertionError("entered")
+        assert caught.value is error
+
+    monkeypatch.setattr(trio, "run", run)
+    bench.run(main)
+
+
+# -- programs of their own -------------------------------------------------------------------------------------------
+
+PROGRAM = """
+    import asyncio, signal, sys, threading
+    from triolet import EngineConfig
+    from triolet.actors.worker import Job, ThreadWorker
+    from triolet.api.engine import Engine
+    from triolet.core.events import StageReached
+    from triolet.testing.sim import SimExecutor
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
+
+    def tell(event):
+        if isinstance(event, StageReached):
+            print(event.stage, flush=True)
+
+    engine = Engine.from_parts(SimExecutor, ThreadWorker, config=EngineConfig(observer=tell))
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    program = textwrap.dedent(PROGRAM) + textwrap.dedent(code)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+def test_an_interrupt_in_asyncio_run_closes_the_engine_in_order() -> None:
+    done = run(
+        """
+        async def main():
+            async with engine:
+                asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+                await asyncio.Event().wait()
+
+        asyncio.run(main())
+        """
+    )
+    assert done.stdout.splitlines()[-3:] == ["device released", "runner stopped", "channels closed"]
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_second_interrupt_while_it_closes_does_not_leave_before_the_device_is_released() -> None:
+    done = run(
+        """
+        def tell(event):
+            if isinstance(event, StageReached):
+                print(event.stage, flush=True)
+                if event.stage == "intake closed":
+                    signal.raise_signal(signal.SIGINT)
+
+        engine = Engine.from_parts(SimExecutor, ThreadWorker, config=EngineConfig(observer=tell))
+
+        async def main():
+            async with engine:
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.Event().wait()
+
+        asyncio.run(main())
+        """
+    )
+    assert done.stdout.splitlines()[-3:] == ["device released", "runner stopped", "channels closed"]
+    assert done.returncode == -signal.SIGINT
+
+
+def test_a_process_that_ends_with_an_open_engine_releases_the_device() -> None:
+    """Its loop was stopped, not closed, and all of it is still referred to: the interpreter's exit stops the engine."""
+    done = run(
+        """
+        async def main():
+            await engine.__aenter__()
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main())
+        print("the end")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert done.stdout.splitlines() == [
+        *("device taken", "accepting", "the end", "intake closed", "scheduler stopped", "encoder cache stopped"),
+        *("device released", "runner stopped", "channels closed"),
+    ]
+
+
+def test_a_process_ends_though_a_call_of_the_device_hangs() -> None:
+    """In bounded time: the exit waits for four stages and no longer."""
+    done = run(
+        """
+        def hang(job, _):
+            if job is Job.CLOSE:
+                threading.Event().wait()
+
+        config = EngineConfig(observer=tell, stage_seconds=0.1)
+        engine = Engine.from_parts(lambda: SimExecutor(fault=hang), ThreadWorker, config=config)
+
+        async def main():
+            await engine.__aenter__()
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main())
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "device call abandoned" in done.stdout
+
+
+def test_a_process_ends_though_the_engines_loop_stands_still() -> None:
+    """An observer that blocks, which it must not do: the exit waits its time and goes on."""
+    done = run(
+        """
+        def block(event):
+            if event == StageReached("intake closed"):
+                print("blocked", flush=True)
+                threading.Event().wait()
+
+        config = EngineConfig(observer=block, stage_seconds=0.05)
+        engine = Engine.from_parts(SimExecutor, ThreadWorker, config=config)
+
+        async def main():
+            await engine.__aenter__()
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main())
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "blocked\n"
+
+
+# -- cancellation ----------------------------------------------------------------------------------------------------
+
+
+def crash(job: Job, _: object) -> BaseException | None:
+    return SystemExit("dead") if job is Job.STEP else None
+
+
+def test_a_crash_does_not_hide_the_cancellation_of_others(bench: Bench) -> None:
+    """Both while the body runs: as with `asyncio.timeout`, who cancelled hears of it; the crash is in the notes."""
+    bench.executor.fault = crash
+
+    async def body() -> None:
+        closing = bench.stage("intake closed")
+        async with bench.engine() as engine:
+            try:
+                await engine.generate(**query(1))
+            except asyncio.CancelledError:  # the engine's
+                await closing.wait()
+                task.cancel()
+                raise
+
+    async def main() -> None:
+        nonlocal task
+        task = asyncio.create_task(body())
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert task.cancelling() == 1
+        assert any("RunnerCrashed" in note for note in caught.value.__notes__)
+
+    task: asyncio.Task[None]
+    bench.run(main)
+
+
+def test_a_crash_in_a_cancelled_scope_of_anyio_is_a_cancellation_for_anyio(bench: Bench) -> None:
+    """anyio knows its own cancellations; ours, left to it, would end the task."""
+    bench.executor.fault = crash
+
+    async def main() -> None:
+        notes: list[str] = []
+        with anyio.CancelScope() as scope:
+            try:
+                async with bench.engine() as engine:
+                    try:
+                        await engine.generate(**query(1))
+                    finally:
+                        scope.cancel()
+            except asyncio.CancelledError as error:
+                notes += error.__notes__
+                raise
+        assert scope.cancelled_caught
+        assert "RunnerCrashed" in notes[0]
+        await asyncio.sleep(0)
+
+    bench.run(main)
+
+
+def test_a_crash_is_told_where_the_body_swallows_its_cancellation(bench: Bench) -> None:
+    bench.executor.fault = crash
+
+    async def main() -> None:
+        with pytest.raises(RunnerCrashed, match="dead"):
+            async with bench.engine() as engine:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await engine.generate(**query(1))
+
+    bench.run(main)
+
+
+def test_a_timeout_around_a_crash_stays_silent(bench: Bench) -> None:
+    bench.executor.fault = crash
+
+    async def main() -> None:
+        with pytest.raises(RunnerCrashed, match="dead"):
+            async with asyncio.timeout(SECONDS), bench.engine() as engine:
+                await engine.generate(**query(1))
+
+    bench.run(main)
+
+
+def test_a_cancelled_call_has_ended_when_the_cancellation_is_raised(bench: Bench) -> None:
+    """However often it is cancelled: nothing goes on behind the caller's back, and every cancellation is counted."""
+
+    async def main() -> None:
+        held = bench.hold()
+        async with bench.engine() as engine:
+            task = asyncio.create_task(engine.generate(**query(1)))
+            await held.reached.wait()
+            for _ in range(3):
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert task.cancelling() == 3
+            assert engine.inside.pending == 0
+            bench.worker.end_hold(held)
+
+    bench.run(main)
+
+
+def test_an_item_that_was_taken_when_its_reader_was_cancelled_is_kept(bench: Bench) -> None:
+    """The item is on its way when the task is cancelled, in the same turn of the loop."""
+
+    async def main() -> None:
+        held = bench.hold(after=1)
+        found: list[int] = []
+        async with bench.engine() as engine, engine.stream(**query(1)) as deltas:
+
+            async def turn() -> None:
+                found.extend((await anext(deltas)).token_ids)
+
+            await turn()
+            task = asyncio.create_task(turn())
+            await asyncio.sleep(0)  # it waits for its turn
+            await held.reached.wait()
+            bench.worker.end_hold(held)
+            while engine.statistics().requests.tokens_committed < 5:  # this loop stands still meanwhile
+                pass
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert len(found) == 1
+            async for delta in deltas:
+                found += delta.token_ids
+        assert tuple(found) == expected(1)
+
+    bench.run(main)
+
+
+@pytest.mark.parametrize("wait", [asyncio.wait_for, None], ids=["wait_for", "timeout"])
+def test_impatient_readers_see_every_item_once(bench: Bench, wait: Any) -> None:
+    async def next_within(deltas: Any, seconds: float) -> Any:
+        if wait is not None:
+            return await wait(anext(deltas), seconds)
+        async with asyncio.timeout(seconds):
+            return await anext(deltas)
+
+    async def main() -> None:
+        async with bench.engine() as engine:
+            found: list[int] = []
+            async with engine.stream(**query(3, 60)) as deltas:
+                seconds = 1e-5
+                while True:
+                    try:
+                        found += (await next_within(deltas, seconds)).token_ids
+                    except TimeoutError:
+                        seconds *= 1.1
+                    except StopAsyncIteration:
+                        break
+            assert tuple(found) == expected(3, 60)
+
+    bench.run(main)
+
+
+def test_a_wait_in_a_cancelled_scope_of_anyio_does_not_spin() -> None:
+    """anyio cancels a task of a cancelled scope again in every turn of the loop, unless it is shielded."""
+
+    async def main() -> int:
+        future = asyncio.get_running_loop().create_future()
+        turns = 0
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            if turns < 100:
+                asyncio.get_running_loop().call_soon(turn)
+            else:
+                future.set_result(None)
+
+        waits = 0
+        wait = asyncio.wait
+
+        async def counted(*arguments: Any, **more: Any) -> Any:
+            nonlocal waits
+            waits += 1
+            return await wait(*arguments, **more)
+
+        with pytest.MonkeyPatch.context() as patch, anyio.CancelScope() as scope:
+            patch.setattr(asyncio, "wait", counted)
+            scope.cancel()
+            cancelled = await outlast(turn, future)
+            assert cancelled is not None
+            raise cancelled
+        assert scope.cancelled_caught
+        return waits
+
+    assert anyio.run(main, backend="asyncio") == 2
+
+
+def bare_portal(failed: Callable[[], object], end_seconds: float = 0.0) -> Portal:
+    """A portal that holds nothing."""
+    return Portal(
+        resource=contextlib.nullcontext(),
+        refuse=lambda: EngineStateError("closed"),
+        cut_off=lambda: EngineClosed("cut off"),
+        failed=failed,
+        end_seconds=end_seconds,
+        exit_seconds=SECONDS,
+    )
+
+
+def test_what_is_left_of_a_stream_is_handed_over_behind_the_turn_that_still_runs() -> None:
+    """As a transcription's windows, which must be asked for one after another."""
+
+    class Source:
+        def __init__(self) -> None:
+            self.items = iter(range(5))
+            self.busy = False
+
+        def __aiter__(self) -> Source:
+            return self
+
+        async def __anext__(self) -> int:
+            assert not self.busy, "two turns at once"
+            self.busy = True
+            await portal.on_trio_ending.wait()
+            for _ in range(5):
+                await trio.lowlevel.checkpoint()
+            self.busy = False
+            for item in self.items:
+                return item
+            raise StopAsyncIteration
+
+    async def main() -> list[int]:
+        nonlocal portal
+        portal = bare_portal(lambda: None, SECONDS)
+        await portal.open()
+        stream: PortalStream[int, None] = PortalStream(portal, lambda _: None)
+        await stream.open(lambda: contextlib.nullcontext(Source()))
+        first = asyncio.create_task(anext(stream))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await portal.close(drain=True)
+        return [await first, *[item async for item in stream]]
+
+    portal: Portal
+    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_call_that_does_not_end_with_the_engine_is_cut_off(drain: bool) -> None:
+    """No call of an engine is like that; should one be, its caller must not hang."""
+    failures: list[str] = []
+
+    async def main() -> None:
+        portal = bare_portal(lambda: failures.append("failed"))
+        assert await portal.open() == (True, None)
+        call = asyncio.create_task(portal.call(trio.sleep_forever))
+        await asyncio.sleep(0)
+        assert await portal.close(drain=drain) == (None, None)
+        with pytest.raises(EngineClosed, match="cut off"):
+            await call
+        with pytest.raises(EngineStateError, match="closed"):
+            await portal.call(trio.sleep_forever)
+        with pytest.raises(EngineStateError, match="closed"):
+            portal.read(int)
+
+    asyncio.run(main())
+    assert not failures
+    assert not engine_threads()
+
+
+def test_a_trio_loop_that_crashes_is_told_to_the_body_and_to_every_caller(bench: Bench) -> None:
+    """It would be a bug of ours or of trio's, and nobody could give the device back. Nobody must hang either."""
+
+    async def main() -> None:
+        held = bench.hold()
+        async with asyncio.TaskGroup() as group:
+            with pytest.raises(trio.TrioInternalError):
+                async with bench.engine() as engine:
+                    call = group.create_task(refused(engine))
+                    await held.reached.wait()
+                    bench.worker.crash_loop()
+                    await asyncio.get_running_loop().create_future()
+            await call
+
+    async def refused(engine: Engine) -> None:
+        with pytest.raises(EngineClosed):
+            await engine.generate(**query(1))
+
+    asyncio.run(main())
+    assert not engine_threads()
+
+
+# -- who enters, and who leaves --------------------------------------------------------------------------------------
+
+
+def test_a_block_may_be_left_by_another_task(bench: Bench) -> None:
+    """As fixtures of test frameworks do."""
+
+    async def main() -> None:
+        engine = bench.engine()
+        await asyncio.create_task(engine.__aenter__())
+        assert (await engine.generate(**query(1))).token_ids == expected(1)
+        await asyncio.create_task(engine.__aexit__(None, None, None))
+
+    bench.run(main)
+
+
+def test_two_engines_live_in_one_loop() -> None:
+    benches = [Bench(HOSTS[2]), Bench(HOSTS[2])]
+
+    async def main() -> None:
+        async with benches[0].engine() as one, benches[1].engine() as other:
+            first, second = await asyncio.gather(one.generate(**query(1)), other.generate(**query(2)))
+            assert (first.token_ids, second.token_ids) == (expected(1), expected(2))
+
+    asyncio.run(main())
+    assert not engine_threads()
+    for bench in benches:
+        bench.check()
+
+
+def test_a_closed_engine_of_another_loop_says_that_it_is_closed(bench: Bench) -> None:
+    async def session() -> None:
+        async with bench.engine():
+            pass
+
+    async def later(use: Coroutine[Any, Any, object]) -> None:
+        with pytest.raises(EngineStateError, match="closed"):
+            await use
+
+    bench.run(session)
+    assert bench.made is not None
+    asyncio.run(later(bench.made.transcribe(audio(1))))

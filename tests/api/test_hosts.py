@@ -1,0 +1,454 @@
+"""One engine, four hosts: trio, anyio on trio, asyncio, anyio on asyncio. Every promise holds on each of them.
+
+After each test, `Bench.run` checks that the device is released, that no thread and no task is left, that every
+admission permit came back and every request heard its one end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import triolet.demo
+from triolet import (
+    Delta,
+    Engine,
+    EngineClosed,
+    EngineConfig,
+    EngineError,
+    EngineStateError,
+    InvalidRequest,
+    Overloaded,
+    Segment,
+    Transcript,
+)
+from triolet.actors.worker import Job
+from triolet.testing.sim import SimExecutor
+
+from .hosts import HOSTS, Bench, Handle, Host, SpeakingModel, TrioHost, ask, audio, expected, query, read
+
+# -- what is asked is answered ---------------------------------------------------------------------------------------
+
+
+def test_many_tasks_at_once_each_get_their_own_tokens(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.engine() as engine, bench.host.group() as group:
+            for number in range(24):
+                group.start(ask, engine, number, 1 + number % 17)
+
+    bench.run(main)
+    assert bench.outcomes() == ["finished"] * 24
+
+
+def test_a_stream_gives_the_tokens_of_generate(bench: Bench) -> None:
+    async def main() -> None:
+        found: list[int] = []
+        async with bench.engine() as engine:
+            await read(engine, 1, found)
+        assert tuple(found) == expected(1)
+
+    bench.run(main)
+
+
+def speech() -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Three windows."""
+    return np.linspace(0, 0.01, 70 * 16_000, dtype=np.float32)
+
+
+async def transcribe(engine: Engine, source: Any, **options: Any) -> tuple[Transcript, list[Segment], list[Any]]:
+    """By both ways, and what the stream said of itself at each segment."""
+    transcript = await engine.transcribe(source, **options)
+    segments, seen = [], []
+    async with engine.stream_transcription(source, **options) as stream:
+        seen.append((stream.language, stream.language_probability, stream.duration, stream.position))
+        async for segment in stream:
+            segments.append(segment)
+            seen.append(stream.position)
+    return transcript, segments, seen
+
+
+def test_a_transcription_is_the_same_on_all_hosts(bench: Bench) -> None:
+    def on(bench: Bench) -> Any:
+        bench.executor = SimExecutor(SpeakingModel())
+
+        async def main() -> Any:
+            async with bench.engine() as engine:
+                return await transcribe(engine, speech(), temperature=0.0, no_speech_threshold=None)
+
+        return bench.run(main)
+
+    found = on(bench)
+    assert found == on(Bench(TrioHost()))
+    transcript, segments, seen = found
+    assert len(segments) == 3
+    assert transcript.segments == tuple(segments)
+    assert seen[0] == ("en", None, 70.0, 0.0)
+    assert seen[1:] == sorted(seen[1:])
+    assert seen[-1] == 70.0
+
+
+@pytest.fixture(scope="module")
+def demo_answers() -> dict[str, Any]:
+    """What the demo checkpoint says on trio."""
+    return Bench(TrioHost()).host.run(demo_session)
+
+
+async def demo_session() -> dict[str, Any]:
+    sample = next(sample for sample in triolet.demo.samples() if sample.path.stem == "en-command")
+    prompt = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
+    async with Engine(triolet.demo.checkpoint(), config=EngineConfig(device="cpu", verify=True)) as engine:
+        async with engine.stream(prompt, audio=sample.path) as stream:
+            deltas: list[Delta] = [delta async for delta in stream]
+        return {
+            "model": (engine.model.name, engine.model.vocabulary_size),
+            "generate": await engine.generate(prompt, audio=sample.path),
+            "deltas": deltas,
+            "transcribe": await transcribe(engine, sample.path),
+            "bytes": engine.statistics().device.by_owner["weights"],
+        }
+
+
+@pytest.mark.parametrize("host", HOSTS[1:], ids=lambda host: host.name)
+def test_the_demo_checkpoint_says_the_same_on_all_hosts(host: Host, demo_answers: dict[str, Any]) -> None:
+    assert Bench(host).run(demo_session) == demo_answers
+    assert "".join(delta.text for delta in demo_answers["deltas"]) == demo_answers["generate"].text
+
+
+def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.engine() as engine:
+            with pytest.raises(InvalidRequest, match="no tokens"):
+                await engine.generate(prompt_token_ids=[], audio=audio(1))
+            with pytest.raises(InvalidRequest, match="exactly one"):
+                async with engine.stream("a", prompt_token_ids=[1], audio=audio(1)):
+                    raise AssertionError("entered")
+            with pytest.raises(InvalidRequest, match="klingon"):
+                await engine.transcribe(audio(1), language="klingon")
+            with pytest.raises(InvalidRequest, match="klingon"):
+                async with engine.stream_transcription(audio(1), language="klingon"):
+                    raise AssertionError("entered")
+            await ask(engine, 2)
+
+    bench.run(main)
+
+
+def test_a_full_queue_refuses_who_does_not_want_to_wait(bench: Bench) -> None:
+    async def main() -> None:
+        held = bench.hold()
+        async with bench.engine(max_pending=1) as engine, bench.host.group() as group:
+            group.start(ask, engine, 1)
+            await held.reached.wait()
+            with pytest.raises(Overloaded, match="1 requests"):
+                await ask(engine, 2, wait=False)
+            bench.worker.end_hold(held)
+
+    bench.run(main)
+
+
+def test_statistics_are_those_of_this_moment(bench: Bench) -> None:
+    async def main() -> None:
+        held = bench.hold()
+        async with bench.engine() as engine, bench.host.group() as group:
+            group.start(ask, engine, 1)
+            await held.reached.wait()
+            assert engine.statistics().requests.running == 1
+            assert engine.model.name == "sim"
+            bench.worker.end_hold(held)
+
+    bench.run(main)
+
+
+# -- cancellation of requests ----------------------------------------------------------------------------------------
+
+
+def test_a_request_that_is_cancelled_leaves_the_others_alone(bench: Bench) -> None:
+    async def main() -> None:
+        held = bench.hold(after=2)
+        async with bench.engine() as engine, bench.host.group() as group:
+            victim = group.start(ask, engine, 1)
+            await held.reached.wait()
+            group.start(ask, engine, 2)
+            group.start(ask, engine, 3)
+            victim.cancel()
+            await victim.ended()
+            assert victim.cancelled
+            bench.worker.end_hold(held)
+
+    bench.run(main)
+    assert sorted(bench.outcomes()) == ["aborted", "finished", "finished"]
+
+
+def test_a_request_that_is_over_its_time_is_withdrawn(bench: Bench) -> None:
+    """It cannot end in time, however long that is: its step is held."""
+
+    async def main() -> None:
+        held = bench.hold()
+        async with bench.engine() as engine:
+            assert not await bench.host.within(0.02, lambda: ask(engine, 1))
+            bench.worker.end_hold(held)
+            await ask(engine, 2)
+            assert engine.inside.pending == 0, "the permit is back before the caller goes on"
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted", "finished"]
+
+
+def test_a_stream_that_is_left_early_withdraws_its_request(bench: Bench) -> None:
+    async def main() -> None:
+        held = bench.hold(after=3)
+        async with bench.engine() as engine:
+            async with engine.stream(**query(1)) as deltas:
+                async for _ in deltas:
+                    break
+            assert engine.inside.pending == 0, "the permit is back before the caller goes on"
+            bench.worker.end_hold(held)
+            await ask(engine, 2)
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted", "finished"]
+
+
+def test_an_error_in_a_streams_block_leaves_unchanged(bench: Bench) -> None:
+    async def main() -> None:
+        error = KeyError("mine")
+        bench.hold(after=1)
+        async with bench.engine() as engine:
+            with pytest.raises(KeyError) as caught:
+                async with engine.stream(**query(1)) as deltas:
+                    await anext(deltas)
+                    raise error
+            assert caught.value is error
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted"]
+
+
+def test_a_stream_that_is_cancelled_while_it_opens_takes_nothing_with_it(bench: Bench) -> None:
+    """It waits for a permit."""
+
+    async def main() -> None:
+        held = bench.hold()
+        async with bench.engine(max_pending=1) as engine, bench.host.group() as group:
+            group.start(ask, engine, 1)
+            await held.reached.wait()
+            waiting = group.start(read, engine, 2, [])
+            assert not await bench.host.within(0.02, lambda: read(engine, 3, []))
+            waiting.cancel()
+            await waiting.ended()
+            bench.worker.end_hold(held)
+
+    bench.run(main)
+    assert bench.outcomes() == ["finished"]
+
+
+def test_a_turn_that_is_cancelled_loses_nothing_of_the_stream(bench: Bench) -> None:
+    async def main() -> None:
+        held = bench.hold(after=3)
+        found: list[int] = []
+
+        async def turn() -> None:
+            found.extend((await anext(deltas)).token_ids)
+
+        async with bench.engine() as engine, bench.host.group() as group:
+            async with engine.stream(**query(1)) as deltas:
+                handles: list[Handle] = []
+                while not handles or not handles[-1].cancelled:
+                    handles.append(group.start(turn))
+                    if len(found) == 3:  # this turn waits for a step that is held
+                        await held.reached.wait()
+                        handles[-1].cancel()
+                    await handles[-1].ended()
+                bench.worker.end_hold(held)
+                async for delta in deltas:
+                    found += delta.token_ids
+        assert tuple(found) == expected(1)
+
+    bench.run(main)
+
+
+def test_a_loop_of_impatient_turns_shows_no_gap_and_no_duplicate(bench: Bench) -> None:
+    """Whenever the time is over, before, after or while an item is taken."""
+
+    async def main() -> None:
+        found: list[int] = []
+
+        async def turn() -> None:
+            async for delta in deltas:
+                found.extend(delta.token_ids)
+
+        async with bench.engine() as engine:
+            for number in range(1, 9):
+                found.clear()
+                async with engine.stream(**query(number)) as deltas:
+                    impatience = 1e-4
+                    while not await bench.host.within(impatience, turn):
+                        impatience *= 1.3
+                assert tuple(found) == expected(number)
+
+    bench.run(main)
+
+
+def test_windows_of_a_transcription_can_be_asked_again_after_a_cancellation(bench: Bench) -> None:
+    async def main() -> None:
+        held = bench.hold(after=1)
+        bench.executor = SimExecutor(SpeakingModel())
+        options: dict[str, Any] = {"temperature": 0.0, "no_speech_threshold": None}
+        async with bench.engine() as engine:
+            async with engine.stream_transcription(speech(), **options) as stream:
+
+                async def turn() -> None:
+                    await anext(stream)
+
+                assert not await bench.host.within(0.02, turn)
+                assert stream.position == 0.0
+                bench.worker.end_hold(held)
+                segments = [segment async for segment in stream]
+            assert len(segments) == 3
+            assert tuple(segments) == (await engine.transcribe(speech(), **options)).segments
+
+    bench.run(main)
+
+
+# -- states ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_is_used_inside_its_block_and_entered_once(bench: Bench) -> None:
+    async def main() -> None:
+        engine = bench.engine()
+        with pytest.raises(EngineStateError, match="not entered yet"):
+            await ask(engine, 1)
+        async with engine:
+            with pytest.raises(EngineStateError, match="open; an engine is entered once"):
+                await engine.__aenter__()
+        for use in (ask(engine, 1), read(engine, 1, []), engine.transcribe(audio(1)), engine.__aenter__()):
+            with pytest.raises(EngineStateError, match="closed"):
+                await use
+        with pytest.raises(EngineStateError, match="closed"):
+            engine.statistics()
+        with pytest.raises(EngineStateError, match="closed"):
+            _ = engine.model
+        await engine.aclose()
+
+    bench.run(main)
+
+
+def test_aclose_releases_the_device_before_the_block_ends(bench: Bench) -> None:
+    async def main() -> None:
+        held = bench.hold()
+
+        async def client(engine: Engine) -> None:
+            with pytest.raises(EngineClosed):
+                await ask(engine, 1)
+
+        async with bench.engine() as engine, bench.host.group() as group:
+            task = group.start(client, engine)
+            await held.reached.wait()
+            with pytest.raises(InvalidRequest, match="drain=-1"):
+                await engine.aclose(drain=-1)
+            await engine.aclose(drain=0)
+            assert not bench.executor.is_open
+            await task.ended()
+            with pytest.raises(EngineStateError, match="closed"):
+                await ask(engine, 2)
+
+    bench.run(main)
+
+
+def test_under_no_event_loop_the_error_says_what_is_allowed() -> None:
+    enter = Bench(TrioHost()).engine().__aenter__()
+    with pytest.raises(EngineStateError, match=r"no event loop.*trio or asyncio"):
+        enter.send(None)
+
+
+def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> None:
+    """Used from another thread, with no loop and with one: refused, and told the way."""
+    import concurrent.futures
+
+    def without_a_loop(engine: Engine) -> None:
+        with pytest.raises(EngineStateError, match=r"outside of the event loop.*from_thread|run_coroutine_threadsafe"):
+            engine.statistics()
+
+    def with_another_loop(engine: Engine) -> None:
+        async def use() -> None:
+            with pytest.raises(EngineStateError, match="open an engine of its own"):
+                await ask(engine, 1)
+            with pytest.raises(EngineStateError, match="open an engine of its own"):
+                await read(engine, 1, [])
+
+        Bench(bench.host).host.run(use)
+
+    async def main() -> None:
+        async with bench.engine() as engine:
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                pool.submit(without_a_loop, engine).result()
+                pool.submit(with_another_loop, engine).result()
+            await ask(engine, 1)
+
+    bench.run(main)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("ending", ["finished", "failed", "cancelled", "left early"])
+def test_a_request_dies_with_its_last_user_and_no_collector(bench: Bench, ending: str, no_collector: None) -> None:
+    """No reference cycle on the request's path: neither the engine's copy nor the caller's audio is kept alive."""
+    payloads: list[weakref.ref[Any]] = []
+
+    def watch(job: Job, argument: Any) -> Exception | None:
+        if job is not Job.ENCODE:
+            return None
+        payloads.extend(weakref.ref(encoding.payload) for encoding in argument)
+        return RuntimeError("boom") if ending == "failed" else None
+
+    bench.executor.fault = watch
+
+    async def one(engine: Engine, arguments: dict[str, Any]) -> None:
+        if ending == "left early":
+            async with engine.stream(**arguments) as deltas:
+                await anext(deltas)
+            return
+        if ending == "failed":
+            with pytest.raises(EngineError):
+                async with engine.stream(**arguments) as deltas:
+                    await anext(deltas)
+        try:
+            await engine.generate(**arguments)
+        except EngineError:
+            assert ending == "failed"
+
+    async def main() -> None:
+        held = bench.hold(after=3) if ending == "cancelled" else None
+        async with bench.engine() as engine, bench.host.group() as group:
+            arguments = query(1)
+            payloads.append(weakref.ref(arguments["audio"]))
+            task = group.start(one, engine, arguments)
+            del arguments
+            if held is not None:
+                await held.reached.wait()
+                task.cancel()
+                await task.ended()
+                bench.worker.end_hold(held)
+            await task.ended()
+            del task
+            with contextlib.suppress(EngineError):
+                await ask(engine, 2)  # until it has ended, the actors have forgotten the first one
+            engine.statistics()  # on asyncio: what the engine's thread did last, is done
+            alive = [number for number, payload in enumerate(payloads[:2]) if payload() is not None]
+            assert not alive, f"{alive} of the caller's audio and the engine's copy are alive"
+
+    bench.run(main)
