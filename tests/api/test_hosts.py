@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ import triolet.demo
 from triolet import (
     Delta,
     Engine,
+    EngineAsleep,
     EngineClosed,
     EngineConfig,
     EngineError,
@@ -29,6 +31,7 @@ from triolet import (
     Transcript,
 )
 from triolet.actors.worker import Job
+from triolet.core.rest import Power
 from triolet.testing.sim import SimExecutor
 
 from .hosts import HOSTS, Bench, Handle, Host, SpeakingModel, TrioHost, ask, audio, expected, query, read
@@ -358,6 +361,41 @@ def test_aclose_releases_the_device_before_the_block_ends(bench: Bench) -> None:
                 await ask(engine, 2)
 
     bench.run(main)
+
+
+def test_a_stream_sleeps_with_the_engine_and_goes_on_when_it_wakes(bench: Bench) -> None:
+    async def main() -> None:
+        found: list[int] = []
+        held = bench.hold(Job.STEP, after=3)
+        async with bench.engine() as engine, bench.host.group() as group:
+            reader = group.start(read, engine, 1, found)
+            await held.reached.wait()
+            sleeper = group.start(engine.sleep)
+            while engine.statistics().power is Power.AWAKE:  # the order is on its way
+                await anyio.lowlevel.checkpoint()
+            bench.worker.end_hold(held)
+            await sleeper.ended()
+            assert bench.executor.is_asleep
+            assert engine.statistics().device.by_owner.keys() <= {"parked_weights"}
+            assert len(found) < len(expected(1))
+            await engine.wake()
+            await reader.ended()
+        assert tuple(found) == expected(1)
+
+    bench.run(main)
+
+
+def test_a_sleeping_engine_refuses_or_keeps_requests_waiting(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.engine(while_asleep="refuse") as engine:
+            await engine.sleep()
+            with pytest.raises(EngineAsleep, match="wake"):
+                await ask(engine, 1)
+            await engine.wake()
+            await ask(engine, 2)
+
+    bench.run(main)
+    assert bench.outcomes() == ["finished"]
 
 
 def test_under_no_event_loop_the_error_says_what_is_allowed() -> None:
