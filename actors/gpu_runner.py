@@ -19,7 +19,7 @@ from ..core.model import Executor, ModelDescription
 from ..core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
 from ..core.restart import RestartPolicy
 from . import messages as m
-from .worker import Call, Job, Worker
+from .worker import Call, Job, Worker, clear_frames
 
 Tell = Callable[[events.Event], None]
 Report = Callable[[m.JobDone], None]  # tells of a call's end whoever waits for it
@@ -89,6 +89,7 @@ class GpuRunner:
     async def _restart(self, error: Exception) -> None:
         """Starts anew in place: the weights stay, everything else the device holds is forgotten, and so is what was
         asked before. Raises ``error`` where that cannot help any more."""
+        clear_frames(error)  # the message that told of it is in them, and holds it
         pause = None if isinstance(error, DeviceLost) else self.restarts.try_restart(trio.current_time())
         if pause is None:
             raise error
@@ -136,6 +137,7 @@ class GpuRunner:
             done = await self._next_done()
         if scope.cancelled_caught:
             self.worker.abandon(self._close_executor)
+            self._running.clear()  # nobody will be told; the reports refer to this runner
             self.tell(events.StageReached("device call abandoned"))
             if self.memory.device == "":
                 return  # it hangs in its load

@@ -97,13 +97,14 @@ def run_call(call: Call) -> JobDone:
         return JobDone(call(), None)
     except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)
         del call  # this frame is in the traceback too, and is still running: nobody else can clear it
-        _clear_frames(error)
+        clear_frames(error)
         return JobDone(None, error)
 
 
-def _clear_frames(error: BaseException) -> None:
+def clear_frames(error: BaseException) -> None:
     """Drops the locals of the frames that the error came through, and of those it was raised from: a failed batch's
-    tensors must die now, not when somebody forgets the error."""
+    tensors must die now, not when somebody forgets the error, and a frame that names its own error is a cycle. Frames
+    that still run keep theirs."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:

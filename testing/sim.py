@@ -292,6 +292,7 @@ class SimWorker:
         """See `Worker.abandon`. The hung call never returns, so ``last`` is never run."""
         del last
         self._ended = True
+        self._queue.clear()  # the calls refer to the runner, and the runner to this worker
         self._scope.cancel()
 
     async def _serve(self, deliver: Deliver) -> None:

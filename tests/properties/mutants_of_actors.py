@@ -246,7 +246,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an error keeps the frames that it came through",
-        function="actors.worker:_clear_frames",
+        function="actors.worker:clear_frames",
         fragment="traceback.clear_frames(current.__traceback__)",
         mistake="pass",
         killer=engine_test(engine_tests.test_a_kept_encode_error_keeps_no_payload),
