@@ -59,9 +59,11 @@ def garbage() -> Iterator[list[object]]:
             gc.unfreeze()
 
 
-def names(objects: list[object]) -> dict[str, int]:
-    """How many of each type, the code of frames and functions named: what a failing test shows."""
-    return dict(Counter(_name(found) for found in objects).most_common())
+def assert_none(found: list[object]) -> None:
+    """Fails with how many of each type there are, and of frames and functions whose."""
+    kinds = Counter(_name(part) for part in found)
+    listed = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=lambda kind: (" of " not in kind, kind)))
+    assert not found, f"only a collection would free: {listed}"
 
 
 def _name(found: object) -> str:
@@ -197,7 +199,7 @@ class Level:
     """What a process holds. ``objects`` are those of our own and of trio's types."""
 
     tensor_bytes: int
-    runners: int  # threads of engines
+    threads: int  # but for those that trio keeps for its next call
     descriptors: int
     objects: int
 
@@ -206,8 +208,8 @@ class Level:
         found = gc.get_objects()
         return cls(
             tensor_bytes=tensor_bytes(found),
-            runners=sum(thread.name.startswith("triolet") for thread in threading.enumerate()),
-            descriptors=entries("/proc/self/fd"),
+            threads=sum(not thread.name.startswith("Trio thread") for thread in threading.enumerate()),
+            descriptors=_descriptors(),
             objects=sum(_counts(part) for part in found),
         )
 
@@ -231,6 +233,7 @@ def tensor_bytes(found: list[object] | None = None) -> int:
     return sum(sizes.values())
 
 
-def entries(folder: str) -> int:
-    """How many there are in a folder of /proc; 0 where there is none."""
-    return len(os.listdir(folder)) if Path(folder).is_dir() else 0
+def _descriptors() -> int:
+    """0 where the system does not tell."""
+    folder = Path("/proc/self/fd")
+    return len(os.listdir(folder)) if folder.is_dir() else 0

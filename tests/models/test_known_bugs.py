@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import weakref
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
-from triolet.models.executor import EncoderOutputs
+from triolet.actors import worker
+from triolet.models.executor import EncoderOutputs, TorchExecutor
 from triolet.models.kv import PagedKV
 from triolet.models.resources import ResourceStack
+from triolet.models.whisper import WhisperModel
 
 
 @pytest.fixture
@@ -54,6 +57,34 @@ def test_r4_payloads_kept_until_the_next_call(driver, monkeypatch, no_collector,
     driver.encode(a=payload)
     del payload
     assert (watched() is not None) is planted
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_r2_records_that_are_never_dropped(driver, audio, job, ids, monkeypatch, planted):
+    """R2: the executor is told which sequences ended, and keeps their records."""
+    if planted:
+        step = TorchExecutor.step
+        monkeypatch.setattr(TorchExecutor, "step", lambda self, plan: step(self, attrs.evolve(plan, ended=())))
+    driver.encode(a=audio(1))
+    driver.run(*[job(key="a", prompt=(ids.start,), max_tokens=3)] * 3)
+    assert bool(driver.executor._records) is planted
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_r5_an_error_pins_the_tensors_of_a_failed_batch(driver, audio, monkeypatch, no_collector, planted):
+    """R5: somebody keeps the error, and with it the frames that it came through on the worker."""
+    features: list[weakref.ref[torch.Tensor]] = []
+
+    def crash(self: WhisperModel, batch: torch.Tensor) -> torch.Tensor:
+        features.append(weakref.ref(batch))
+        raise RuntimeError("boom")
+
+    if planted:
+        monkeypatch.setattr(worker, "clear_frames", lambda error: None)
+    monkeypatch.setattr(WhisperModel, "encode", crash)
+    kept = worker.run_call(lambda: driver.encode(a=audio(1))).error
+    assert isinstance(kept, RuntimeError)
+    assert (features[0]() is not None) is planted
 
 
 @pytest.mark.parametrize("planted", [False, True])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from triolet.testing.schedule import Uniform
+from triolet.testing.schedule import Batches, Uniform, run_scheduled
 from triolet.testing.simulation import FaultKind
 
 from ..actors import test_engine_sim as engine_tests
 from ..actors import test_promises
+from ..api import test_memory as memory_tests
 from .mutants import SIMULATION, Mutant, engine_test, simulation, swept
+
+
+def lives() -> None:
+    run_scheduled(lambda: memory_tests.test_engines_come_and_go_without_garbage(None), schedule=Batches())
+
 
 MUTANTS: tuple[Mutant, ...] = (
     # the scheduler
@@ -252,7 +258,39 @@ MUTANTS: tuple[Mutant, ...] = (
         killer=engine_test(engine_tests.test_a_kept_encode_error_keeps_no_payload),
         reason="payload() is None",
     ),
+    Mutant(
+        name="the error of a restart keeps the message that told of it",
+        function="actors.gpu_runner:GpuRunner._restart",
+        fragment="    clear_frames(error)",
+        mistake="    pass",
+        killer=lives,
+        reason="frame of GpuRunner._handle",
+    ),
+    Mutant(
+        name="a runner keeps the reports of the calls that it gave up",
+        function="actors.gpu_runner:GpuRunner._close",
+        fragment="        self._running.clear()",
+        mistake="        pass",
+        killer=lives,
+        reason="function of GpuRunner._submit_step.<locals>.report",
+    ),
     # the supervisor
+    Mutant(
+        name="an actor's error keeps what the actor held",
+        function="actors.supervisor:Supervisor._run_child",
+        fragment="        clear_frames(error)",
+        mistake="        pass",
+        killer=lives,
+        reason="frame of GpuRunner._open",
+    ),
+    Mutant(
+        name="an actor's error is kept by a frame that it came through",
+        function="actors.supervisor:Supervisor._child_ended",
+        fragment="    error, child.error = child.error, None",
+        mistake="    error = child.error",
+        killer=lives,
+        reason="_Child",
+    ),
     Mutant(
         name="actors are not shielded from the surroundings",
         function="actors.supervisor:_Status.started",
