@@ -1,4 +1,4 @@
-"""The table of mutants: the actors and their supervisor."""
+"""The table of mutants: the actors, their supervisor and what a request waits for."""
 
 from __future__ import annotations
 
@@ -273,6 +273,18 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="        pass",
         killer=lives,
         reason="function of GpuRunner._submit_step.<locals>.report",
+    ),
+    # a request's way
+    Mutant(
+        name="a cancelled request keeps the frames of its nursery",
+        function="api.streams:Mailbox.__anext__",
+        fragment="        cancelled.__traceback__ = None",
+        mistake="        pass",
+        killer=engine_test(
+            memory_tests.test_a_request_makes_no_garbage_however_it_ends,
+            ending=memory_tests.cancelled_with_its_nursery,
+        ),
+        reason="frame of Engine._run",
     ),
     # the supervisor
     Mutant(
