@@ -6,7 +6,7 @@ SEED ?= 1
 STAMP = $(VENV)/.installed
 SOURCES = core models actors api testing src demo tests benchmarks examples
 
-.PHONY: demo test lint types soak bench clean
+.PHONY: demo test lint types soak bench memory clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,11 @@ soak: $(STAMP)  ## new random examples and a million faults; what fails prints h
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
 	$(BIN)/python benchmarks/offline.py
+
+memory: $(STAMP)  ## memory round by round under large requests, and how long an engine takes to end
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/teardown.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ from typing import assert_never
 import trio
 from attrs import define, field
 
-from ..core import events
+from ..core import events, frames
 from ..core.config import EngineConfig
 from ..core.errors import DeviceLost, EngineTeardownError
 from ..core.model import Executor, ModelDescription
@@ -113,6 +113,7 @@ class GpuRunner:
     async def _restart(self, error: Exception) -> None:
         """Starts anew in place, after the calls that run: the weights stay, everything else the device holds is
         forgotten, and so is what is asked in ignorance of it. Raises ``error`` where that cannot help any more."""
+        frames.clear_frames(error)  # the message that told of it is in them, and holds it
         beyond_help = isinstance(error, DeviceLost | _NotGivenBack)
         pause = None if beyond_help else self.restarts.try_restart(trio.current_time())
         if pause is None:
@@ -173,6 +174,7 @@ class GpuRunner:
             if done is None:  # it hangs, or we failed: the device is given back whatever becomes of us
                 self.worker.abandon(self._close_executor)
         if done is None:
+            self._reports.clear()  # nobody will be told, and they refer to this runner
             self.tell(events.StageReached("device call abandoned"))
             if self.memory.device == "":
                 return  # it hangs in its load

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 from attrs import define, field, frozen
 
-from ..core import events
+from ..core import events, frames
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
 from ..core.ledger import EncoderLedger, LedgerStatistics
@@ -326,6 +326,7 @@ class Supervisor:
             with child.scope:
                 await run(task_status=_Status(child, task_status))
         except BaseException as error:
+            frames.clear_frames(error)  # what the actor held must not live as long as the error
             if not child.started:
                 self._stop.set()  # at once: others may end at its last messages, and that is no fault of theirs
                 raise
@@ -337,22 +338,23 @@ class Supervisor:
 
     def _child_ended(self, child: _Child) -> None:
         """An actor's end is a fault unless it was asked to end. The others must not wait for what it owed them."""
-        if child.error is None and self._stop.is_set():
+        error, child.error = child.error, None  # the child is in a frame of its error's traceback
+        if error is None and self._stop.is_set():
             return
-        if isinstance(child.error, EngineTeardownError):
-            self._teardown_errors.append(child.error)
+        if isinstance(error, EngineTeardownError):
+            self._teardown_errors.append(error)
             return
-        cause = child.error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")
+        cause = error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")
         self._tell(events.ActorFailed(child.name, f"{type(cause).__name__}: {cause}"))
         if self._fault is None:
             self._fault = cause
         if child.name == "runner":
-            error = RunnerCrashed(
+            crash = RunnerCrashed(
                 f"the runner stopped ({type(cause).__name__}: {cause}); requests that were running cannot go on; "
                 f"open a new engine and retry them"
             )
-            error.__cause__ = cause
-            self._to_scheduler.send_nowait(m.RunnerStopped(error))
+            crash.__cause__ = cause
+            self._to_scheduler.send_nowait(m.RunnerStopped(crash))
             self._to_encoder_cache.send_nowait(m.RunnerLost())
         self._stop.set()
         self._body.cancel()

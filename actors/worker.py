@@ -10,13 +10,13 @@ import contextlib
 import enum
 import queue
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Protocol
 
 import trio
 from attrs import define, field
 
+from ..core import frames
 from .messages import JobDone
 
 Call = Callable[[], object]
@@ -99,21 +99,5 @@ def run_call(ticket: int, call: Call) -> JobDone:
         return JobDone(ticket, call(), None)
     except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)
         del call  # this frame is in the traceback too, and is still running: nobody else can clear it
-        _clear_frames(error)
+        frames.clear_frames(error)
         return JobDone(ticket, None, error)
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Drops the locals of the frames that the error came through, and of those it was raised from: a failed batch's
-    tensors must die now, not when somebody forgets the error."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        traceback.clear_frames(current.__traceback__)
-        pending += [current.__cause__, current.__context__]
-        if isinstance(current, BaseExceptionGroup):
-            pending += current.exceptions

@@ -42,7 +42,13 @@ class Mailbox:
     async def __anext__(self) -> Drawn:
         if self.ended:
             raise StopAsyncIteration
-        message = await self._receive.receive()
+        try:
+            message = await self._receive.receive()
+        except trio.Cancelled as cancelled:
+            # trio's frames below lead by f_back to a nursery that fails, and so to the group that will hold this very
+            # error: a reference cycle, in which our callers' frames and their requests would wait for a collection
+            cancelled.__traceback__ = None
+            raise
         if isinstance(message, Tokens):
             return message.drawn
         self.ended = True

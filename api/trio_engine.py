@@ -231,7 +231,11 @@ class TrioEngine:
     @trio.lowlevel.enable_ki_protection
     async def _admit(self, *, wait: bool) -> None:
         if wait:
-            await self._admission.acquire()
+            try:
+                await self._admission.acquire()
+            except trio.Cancelled as cancelled:
+                cancelled.__traceback__ = None  # see `Mailbox.__anext__`
+                raise
             return
         try:
             self._admission.acquire_nowait()

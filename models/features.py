@@ -79,7 +79,7 @@ class LogMel:
             mel_scale="slaney",
         )
         filters = torch.from_numpy(bank).T.to(device, torch.float32).contiguous()
-        return cls(settings=settings, filters=filters, window=torch.hann_window(settings.n_fft, device=device))
+        return cls(settings=settings, filters=filters, window=torch.hann_window(settings.n_fft, device=device).clone())
 
     def pad(self, payloads: list[Tensor]) -> Tensor:
         """One batch of windows of different lengths, [n, samples], padded by zeros and cut behind the last frame that

@@ -328,10 +328,12 @@ class SimWorker:
     def abandon(self, last: Call) -> None:
         """See `Worker.abandon`. A call that hangs never returns, so that nothing after it is ever run."""
         self.abandoned = True
-        self._queue.append((Job.CLOSE, -1, last))
-        self.stop()
         if self._hanging:
+            self._queue.clear()  # the calls refer to the runner, and the runner to this worker
             self._scope.cancel()
+        else:
+            self._queue.append((Job.CLOSE, -1, last))
+        self.stop()
 
     @trio.lowlevel.enable_ki_protection  # ^C never comes to a thread
     async def _serve(self, deliver: Deliver) -> None:

@@ -6,15 +6,20 @@ import gc
 import weakref
 from functools import partial
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
+from triolet.actors import worker
+from triolet.core import frames
 from triolet.core.errors import DeviceOutOfMemory
 from triolet.core.request import LogitRules
+from triolet.models import executor as executors
 from triolet.models.executor import EncoderOutputs, TorchExecutor
 from triolet.models.kv import CrossKV, PagedKV
 from triolet.models.resources import ResourceStack
+from triolet.models.whisper import WhisperModel
 
 
 def bytes_follow_freeing(driver, audio) -> bool:
@@ -49,6 +54,35 @@ def test_r4_payloads_kept_until_the_next_call(driver, monkeypatch, no_collector,
     driver.encode(a=payload)
     del payload
     assert (watched() is not None) is planted
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_r2_records_that_are_never_dropped(driver, audio, job, ids, monkeypatch, planted):
+    """R2: the executor is told which sequences ended, and keeps their records."""
+    if planted:
+        step = TorchExecutor.step
+        monkeypatch.setattr(TorchExecutor, "step", lambda self, plan: step(self, attrs.evolve(plan, ended=())))
+    driver.encode(a=audio(1))
+    driver.run(*[job(key="a", prompt=(ids.start,), max_tokens=3)] * 3)
+    assert bool(driver.executor._records) is planted
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_r5_an_error_pins_the_tensors_of_a_failed_batch(driver, audio, monkeypatch, no_collector, planted):
+    """R5: somebody keeps the error, and with it the frames that it came through on the worker."""
+    features: list[weakref.ref[torch.Tensor]] = []
+
+    def crash(self: WhisperModel, batch: torch.Tensor) -> torch.Tensor:
+        features.append(weakref.ref(batch))
+        raise RuntimeError("boom")
+
+    if planted:
+        for module in (frames, executors):
+            monkeypatch.setattr(module, "clear_frames", lambda error, *, outer=None: None)
+    monkeypatch.setattr(WhisperModel, "encode", crash)
+    kept = worker.run_call(0, lambda: driver.encode(a=audio(1))).error
+    assert isinstance(kept, RuntimeError)
+    assert (features[0]() is not None) is planted
 
 
 PLANTED = pytest.mark.parametrize("planted", [False, True])

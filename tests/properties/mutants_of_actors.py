@@ -1,13 +1,19 @@
-"""The table of mutants: the actors and their supervisor."""
+"""The table of mutants: the actors, their supervisor and what a request waits for."""
 
 from __future__ import annotations
 
-from triolet.testing.schedule import Uniform
+from triolet.testing.schedule import Batches, Uniform, run_scheduled
 from triolet.testing.simulation import FaultKind
 
 from ..actors import test_engine_sim as engine_tests
 from ..actors import test_promises
+from ..api import test_memory as memory_tests
 from .mutants import SIMULATION, Mutant, engine_test, simulation, swept
+
+
+def lives() -> None:
+    run_scheduled(lambda: memory_tests.test_engines_come_and_go_without_garbage(None), schedule=Batches())
+
 
 MUTANTS: tuple[Mutant, ...] = (
     # the scheduler
@@ -246,13 +252,57 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an error keeps the frames that it came through",
-        function="actors.worker:_clear_frames",
+        function="core.frames:clear_frames",
         fragment="traceback.clear_frames(current.__traceback__)",
         mistake="pass",
         killer=engine_test(engine_tests.test_a_kept_encode_error_keeps_no_payload),
         reason="payload() is None",
     ),
+    Mutant(
+        name="the error of a restart keeps the message that told of it",
+        function="actors.gpu_runner:GpuRunner._restart",
+        fragment="    frames.clear_frames(error)",
+        mistake="    pass",
+        killer=lives,
+        reason="frame of GpuRunner._handle",
+    ),
+    Mutant(
+        name="a runner keeps the reports of the calls that it gave up",
+        function="actors.gpu_runner:GpuRunner._close",
+        fragment="        self._reports.clear()",
+        mistake="        pass",
+        killer=lives,
+        reason="function of GpuRunner._submit_step.<locals>.report",
+    ),
+    # a request's way
+    Mutant(
+        name="a cancelled request keeps the frames of its nursery",
+        function="api.streams:Mailbox.__anext__",
+        fragment="        cancelled.__traceback__ = None",
+        mistake="        pass",
+        killer=engine_test(
+            memory_tests.test_a_request_makes_no_garbage_however_it_ends,
+            ending=memory_tests.cancelled_with_its_nursery,
+        ),
+        reason="frame of TrioEngine._run",
+    ),
     # the supervisor
+    Mutant(
+        name="an actor's error keeps what the actor held",
+        function="actors.supervisor:Supervisor._run_child",
+        fragment="        frames.clear_frames(error)",
+        mistake="        pass",
+        killer=lives,
+        reason="frame of GpuRunner._open",
+    ),
+    Mutant(
+        name="an actor's error is kept by a frame that it came through",
+        function="actors.supervisor:Supervisor._child_ended",
+        fragment="    error, child.error = child.error, None",
+        mistake="    error = child.error",
+        killer=lives,
+        reason="_Child",
+    ),
     Mutant(
         name="actors are not shielded from the surroundings",
         function="actors.supervisor:_Status.started",

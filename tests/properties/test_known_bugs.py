@@ -1,4 +1,5 @@
-"""The museum: faults of real engines' encoder caches, planted into our own code, and the property that catches each.
+"""The museum: faults of real engines, planted into our own code, and the property that catches each. First those of
+encoder caches, then those of requests and their memory.
 
 The public references are numbers of issues and pull requests of vLLM unless said otherwise. Each docstring ends with
 the shortest history that the property finds.
@@ -16,7 +17,9 @@ import pytest
 from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
 from triolet.testing.simulation import SCENARIOS, Client, Scenario, simulate
 
-from .mutants import LEDGER, PLANNER, Killer, planted, verdict
+from ..actors import test_engine_sim as engine_tests
+from ..api import test_memory as memory_tests
+from .mutants import LEDGER, PLANNER, Killer, engine_test, planted, verdict
 from .test_ledger import LedgerMachine
 from .test_planner import PlannerMachine
 
@@ -296,3 +299,89 @@ def test_e12_steps_without_progress():
     )
     assert_caught(PLANNER, "a request never ended", rounded_down)
     assert_caught(planner(submit("a"), budget=3), "a request never ended", rounded_down)
+
+
+# -- requests and host memory ----------------------------------------------------------------------------------------
+
+DIES = memory_tests.test_whatever_ends_a_request_nothing_of_it_stays
+
+
+def test_r1_a_request_that_holds_a_bound_partial_of_itself():
+    """R1 (28726, fixed by 34183): a request holds a partial that is bound to it: a cycle, with megabytes of features,
+    until a collection of the oldest generation. Here: its sequence does, which holds the request.
+
+    Caught by "still alive": one request, to its end, the collector off.
+    """
+    bound_to_itself = (
+        "core.planner:Planner.submit",
+        "    sequence = Sequence(request, self._next_arrival, list(request.prompt_token_ids))\n",
+        "    from functools import partial\n"
+        "    class Bound(Sequence):\n"
+        "        __slots__ = ('settle',)\n"
+        "    sequence = Bound(request, self._next_arrival, list(request.prompt_token_ids))\n"
+        "    sequence.settle = partial(self._settle, sequence)\n",
+    )
+    assert_caught(engine_test(DIES, ending=memory_tests.finished), "still alive", bound_to_itself)
+
+
+def test_r2_a_list_for_others_that_is_never_drained():
+    """R2 (44490): ids of new blocks are listed for the workers, and the list is never drained. Ours is that of the
+    sequences whose records the executor drops with the next step.
+
+    Caught by "elements kept, round by round": some rounds of requests through one engine.
+    """
+    never_drained = ("core.planner:Planner._dispatch", "    self._to_forget = []\n", "")
+    never_alone = ("core.planner:Planner._nothing_but_forgetting", "return bool", "return False and bool")
+    killer = engine_test(memory_tests.test_an_engine_that_serves_keeps_no_more_than_before)
+    assert_caught(killer, "elements kept", never_drained, never_alone)
+
+
+ADDED = engine_test(memory_tests.test_a_request_cancelled_while_it_is_added_leaves_nothing_with_the_engine)
+
+
+def test_r3_a_request_cancelled_while_it_is_added_keeps_its_place():
+    """R3 (57061): a request is cancelled while it is added, and what the front end keeps of it stays for ever. Here:
+    its place among the pending requests.
+
+    Caught by "Overloaded": one is allowed; it is cancelled at once; the next one is not admitted.
+    """
+    kept_place = (
+        "api.engine:Engine._submitted",
+        "    finally:\n        self._admission.release()\n",
+        "    except trio.Cancelled:\n        raise\n    else:\n        self._admission.release()\n",
+    )
+    assert_caught(ADDED, "Overloaded", kept_place)
+
+
+def test_r3_a_request_cancelled_while_it_is_added_keeps_its_stream():
+    """R3 again: the scheduler keeps the stream of a request that is withdrawn.
+
+    Caught by "terminal once": when it winds up, the scheduler tells the stream of an end again.
+    """
+    kept_stream = (
+        "actors.scheduler:Scheduler._end",
+        "self._streams.pop(request_id).put(message)",
+        "(self._streams.get if outcome == 'aborted' else self._streams.pop)(request_id).put(message)",
+    )
+    assert_caught(ADDED, "terminal once", kept_stream)
+
+
+def test_r4_the_last_payloads_stay_until_the_next_call():
+    """R4 (read in 0.32): the runner keeps what it was last called with. ``tests/models/test_known_bugs.py`` plants it
+    into the executor; here the worker's thread keeps the call.
+
+    Caught by "still alive": a request is cancelled while its audio is encoded, and no call comes after.
+    """
+    kept_call = ("actors.worker:_serve", "        del call\n", "")
+    assert_caught(memory_tests.test_the_thread_of_an_idle_runner_holds_no_payload, "still alive", kept_call)
+
+
+def test_r5_an_error_caught_on_the_worker_pins_the_frames_it_came_through():
+    """R5 (pytorch 18853): an exception caught in a worker thread keeps its frames, and they their tensors.
+    ``tests/models/test_known_bugs.py`` has the tensors.
+
+    Caught by "payload() is None": four requests whose encodings fail, and a client that keeps the errors.
+    """
+    kept_frames = ("core.frames:clear_frames", "traceback.clear_frames(current.__traceback__)", "pass")
+    killer = engine_test(engine_tests.test_a_kept_encode_error_keeps_no_payload)
+    assert_caught(killer, "payload() is None", kept_frames)

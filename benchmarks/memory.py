@@ -1,0 +1,294 @@
+"""Resident memory, round by round, under requests of 5 to 20 MB each with Python's garbage collector switched off.
+
+    python benchmarks/memory.py [--rounds 12] [--requests 4] [--malloc default] [--png memory.png]
+
+A round: transcriptions of recordings of 80 to 300 s, all at once, through one engine. Each recording is made of the
+shipped ones and of noise of its own, so that every window is new and the caches turn over. After a round, with nothing
+under way: the resident size as the operating system tells it, what C's ``malloc`` has given out and not got back, the
+bytes of the engine's own books, and, independently of them, the bytes behind all tensors that are alive.
+
+glibc keeps freed blocks for itself: of up to 32 MB, as soon as one of that size was freed once, and scattered over the
+threads' arenas. Its resident size then drifts though nothing is held. So the benchmark runs itself with a fixed
+``MALLOC_MMAP_THRESHOLD_``, under which freed blocks of 256 KiB or more go back to the system; ``--malloc default``
+leaves glibc as it is. Three claims are checked:
+
+- after the second round, the resident size grows by less than 1 % a round;
+- the books are what is alive, to the byte;
+- when the block has ended, not a byte of a tensor is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import itertools
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import psutil
+import torch
+import trio
+from attrs import frozen
+
+import triolet.demo
+from triolet import Engine, EngineConfig
+from triolet.api.audio import Samples, load_audio
+
+RATE = 16_000
+SHORTEST, LONGEST = 80.0, 300.0  # seconds: 5 and 19 MB as float32
+WARM_UP = 2  # rounds
+MOST_GROWTH = 0.01  # a round
+MMAP_THRESHOLD = 256 << 10  # bytes: less than an encoder output, which live long among what does not
+MB = 1e6
+
+
+@frozen(kw_only=True)
+class Reading:
+    """What the process holds at one moment."""
+
+    resident: int
+    given_out: int  # by malloc, and not freed; 0 where it does not tell
+    tensors: int  # bytes of all storages behind live tensors, whoever made them
+    threads: int  # of the operating system
+    books: Mapping[str, int]  # the engine's own, by owner
+
+    @classmethod
+    def now(cls, engine: Engine | None) -> Reading:
+        books = {} if engine is None else dict(engine.statistics().device.by_owner)
+        process = psutil.Process()
+        return cls(
+            resident=process.memory_info().rss,
+            given_out=given_out(),
+            tensors=tensor_bytes(),
+            threads=process.num_threads(),
+            books=books,
+        )
+
+
+@frozen(kw_only=True)
+class Round:
+    seconds: float
+    payload: int  # bytes of all recordings
+    tokens: int
+    after: Reading
+
+
+def tensor_bytes() -> int:
+    """Walks all objects that Python's collector knows of, which every tensor is one of; collects nothing."""
+    storages: dict[int, int] = {}
+    for part in gc.get_objects():
+        if issubclass(type(part), torch.Tensor):
+            storage = part.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+class _MallocInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "rest", "top")
+    )
+
+
+def given_out() -> int:
+    """Bytes in use in all arenas and in blocks of their own pages."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):  # another C library, or one from before 2021
+        return 0
+    ask.restype = _MallocInfo
+    info = ask()
+    return int(info.uordblks + info.hblkhd)
+
+
+# -- the load --------------------------------------------------------------------------------------------------------
+
+
+def speech() -> Samples:
+    """The shipped recordings, one after another."""
+    return np.concatenate([load_audio(sample.path) for sample in triolet.demo.samples()])
+
+
+def recording(base: Samples, seconds: float, seed: int) -> Samples:
+    """``base`` from some point on, again and again, in noise: different for each seed."""
+    rng = np.random.default_rng(seed)
+    length = int(seconds * RATE)
+    samples = np.resize(np.roll(base, -int(rng.integers(len(base)))), length)
+    samples += 1e-3 * rng.standard_normal(length, np.float32)
+    return samples
+
+
+async def play(engine: Engine, base: Samples, requests: int, number: int) -> Round:
+    payload = tokens = 0
+    begun = time.perf_counter()
+
+    async def transcribe(seconds: float, seed: int) -> None:
+        nonlocal payload, tokens
+        samples = recording(base, seconds, seed)
+        payload += samples.nbytes
+        transcript = await engine.transcribe(samples, language="en", temperature=0.0)
+        tokens += sum(len(segment.token_ids) for segment in transcript.segments)
+
+    async with trio.open_nursery() as nursery:
+        for request, seconds in enumerate(np.linspace(SHORTEST, LONGEST, requests)):
+            nursery.start_soon(transcribe, seconds, number * requests + request)
+    took = time.perf_counter() - begun
+    await settled(engine)
+    return Round(seconds=took, payload=payload, tokens=tokens, after=Reading.now(engine))
+
+
+async def settled(engine: Engine) -> None:
+    while (now := engine.statistics().requests).running or now.leaving or now.steps_in_flight:  # noqa: ASYNC110
+        await trio.sleep(0.01)  # the last step, in which the executor forgets who ended
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def growth(rounds: list[Round]) -> list[float]:
+    """Of each round over the one before, as a share."""
+    sizes = [one.after.resident for one in rounds]
+    return [later / earlier - 1 for earlier, later in itertools.pairwise(sizes)]
+
+
+def print_round(number: int, rounds: list[Round]) -> None:
+    one, after = rounds[-1], rounds[-1].after
+    cells = [
+        number,
+        f"{one.payload / MB:.0f}",
+        one.tokens,
+        f"{one.seconds:.1f}",
+        f"{after.resident / MB:.1f}",
+        f"{growth(rounds)[-1]:+.2%}" if len(rounds) > 1 else "",
+        *(f"{size / MB:.3f}" for size in (after.given_out, sum(after.books.values()), after.tensors)),
+        after.threads,
+    ]
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def print_plot(rounds: list[Round], width: int = 60) -> None:
+    """Bars from nothing, so that they are as long as the memory is large."""
+    largest = max(one.after.resident for one in rounds)
+    print("\nresident size after each round, MB")
+    for number, one in enumerate(rounds, 1):
+        bar = "#" * round(width * one.after.resident / largest)
+        print(f"{number:>3} {bar} {one.after.resident / MB:.1f}")
+
+
+def print_bytes(readings: Mapping[str, Reading]) -> None:
+    owners = list(dict.fromkeys(owner for reading in readings.values() for owner in reading.books))
+    print("\nbytes on the device, by owner; the last column is the walk over all live tensors\n")
+    print("| when | " + " | ".join(owners) + " | books | tensors alive |")
+    print("|---|" + "---|" * (len(owners) + 2))
+    for when, reading in readings.items():
+        cells = [f"{reading.books.get(owner, 0):,}" for owner in owners]
+        print(f"| {when} | {' | '.join(cells)} | {sum(reading.books.values()):,} | {reading.tensors:,} |")
+
+
+def save_plot(file: Path, rounds: list[Round]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.5))
+    numbers = range(1, len(rounds) + 1)
+    axes.plot(numbers, [one.after.resident / MB for one in rounds], marker="o", label="resident size")
+    axes.plot(numbers, [sum(one.after.books.values()) / MB for one in rounds], marker=".", label="device, by the books")
+    axes.set(xlabel="round", ylabel="MB", ylim=(0, None), title="Memory after each round, garbage collector off")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    print(f"\nwritten: {file}")
+
+
+def claims(rounds: list[Round], before: Reading, closed: Reading, left: Mapping[str, int]) -> list[tuple[str, bool]]:
+    """Each claim with its figures, and whether it holds."""
+    counted = growth(rounds)[WARM_UP - 1 :]
+    first, last = rounds[WARM_UP - 1].after.resident, rounds[-1].after.resident
+    mean = (last / first) ** (1 / len(counted)) - 1
+    held = rounds[-1].after.given_out / max(rounds[WARM_UP - 1].after.given_out, 1) - 1
+    books = {sum(one.after.books.values()) - one.after.tensors for one in rounds}
+    return [
+        (
+            f"growth in the {len(counted)} rounds after round {WARM_UP}: mean {mean:+.2%}, worst {max(counted):+.2%} "
+            f"a round; claimed: less than {MOST_GROWTH:.0%} (what malloc has given out: {held:+.2%} in all)",
+            max(counted) < MOST_GROWTH,
+        ),
+        (f"the books and the walk over live tensors differ by {sorted(books)} bytes after the rounds", books == {0}),
+        (
+            f"tensors alive: {before.tensors:,} bytes before, {closed.tensors:,} after the block; the books: "
+            f"{sum(left.values()):,}",
+            closed.tensors == before.tensors and not sum(left.values()),
+        ),
+    ]
+
+
+# -- the run ---------------------------------------------------------------------------------------------------------
+
+
+async def run(config: EngineConfig, model: Path, rounds: int, requests: int, png: Path | None) -> bool:
+    base = speech()
+    played: list[Round] = []
+    readings = {"before": Reading.now(None)}
+    async with Engine(model, config=config) as engine:
+        readings["open"] = Reading.now(engine)
+        print(
+            "| round | payload MB | tokens | s | resident MB | growth | malloc MB | books MB | tensors MB | threads |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|---|")
+        for number in range(1, rounds + 1):
+            played.append(await play(engine, base, requests, number))
+            print_round(number, played)
+            readings[f"round {number}"] = played[-1].after
+        supervisor: Any = engine._supervisor  # the books of a closed engine are asked of nobody but this benchmark
+    left = supervisor.statistics().device.by_owner
+    readings["closed"] = closed = Reading.now(None)
+    print_plot(played)
+    print_bytes(readings)
+    if png is not None:
+        save_plot(png, played)
+    print(f"\nresident size: {readings['before'].resident / MB:.1f} MB before, {closed.resident / MB:.1f} MB closed")
+    print()
+    said = claims(played, readings["before"], closed, left)
+    for claim, holds in said:
+        print(f"{'holds' if holds else 'FAILS'}: {claim}")
+    return all(holds for _, holds in said)
+
+
+@click.command()
+@click.option("--rounds", default=12, show_default=True, type=click.IntRange(WARM_UP + 1))
+@click.option("--requests", default=4, show_default=True, help="Recordings of a round, all at once.")
+@click.option("--model", default=triolet.demo.checkpoint(), help="A Whisper checkpoint; the demo's by default.")
+@click.option(
+    "--threads", default=1, show_default=True, help="CPU threads of torch; more are slower on a busy machine."
+)
+@click.option("--malloc", type=click.Choice(["returning", "default"]), default="returning", show_default=True)
+@click.option("--png", type=click.Path(path_type=Path), help="Draw the plot into this file too; needs matplotlib.")
+def main(rounds: int, requests: int, model: Path, threads: int, malloc: str, png: Path | None) -> None:
+    """Print the resident size after each round of large requests, and whether it grows."""
+    if png is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--png draws with matplotlib, which is not installed; pip install matplotlib")
+    if malloc == "returning" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:  # read when a process starts
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    # caches that two rounds fill and no idle time empties: memory that was never written to is not resident
+    config = EngineConfig(
+        device="cpu", threads=threads, max_running=8, encoder_cache_bytes=32 << 20, encoder_idle_seconds=3600.0
+    )
+    gc.collect()
+    gc.disable()
+    sys.exit(0 if trio.run(run, config, Path(model), rounds, requests, png) else 1)
+
+
+if __name__ == "__main__":
+    main()

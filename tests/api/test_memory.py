@@ -1,0 +1,663 @@
+"""Memory that does not grow: no garbage on a request's way, nothing left of a request or an engine that has ended.
+
+The garbage collector is off: what dies here dies by reference count. First on a simulated device and virtual time,
+where every way to end is tried, then on the demo checkpoint with its thread and its tensors.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+import trio
+
+import triolet.demo
+from triolet import (
+    CheckpointError,
+    EncodeFailed,
+    Engine,
+    EngineClosed,
+    EngineConfig,
+    EngineTeardownError,
+    Event,
+    InvalidRequest,
+    Overloaded,
+    PoisonRequest,
+    RunnerCrashed,
+    SamplingParams,
+)
+from triolet.actors.worker import Job, ThreadWorker
+from triolet.api.audio import Samples
+from triolet.core import events
+from triolet.core.plan import EncodeJob, StepPlan
+from triolet.core.request import EncoderItem
+from triolet.models.whisper import WhisperModel
+from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
+
+from ..heap import (
+    Births,
+    Level,
+    actors,
+    assert_none,
+    births,
+    expected,
+    garbage,
+    kept,
+    not_transformers_json,
+    tensor_bytes,
+    without_collector,
+)
+from ..models.conftest import make_model, save_checkpoint
+
+BROKEN, CRASHING = 90, 31  # the audio that no encoder takes, the prompt that no step survives
+ROOM = 5  # encoder outputs that the simulated cache has room for
+
+Ending = Callable[[Engine, int], Awaitable[None]]  # makes requests, the number says which, and lets them end
+
+
+class Mine(Exception):
+    """The user's own."""
+
+
+# -- the simulated device --------------------------------------------------------------------------------------------
+
+
+def audio(number: int) -> Samples:
+    return np.full(1600, number / 100, np.float32)
+
+
+def fault(job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> Exception | None:
+    if isinstance(argument, StepPlan):
+        starts = {start.token_ids[1] for start in argument.started}
+        return RuntimeError("crash") if CRASHING in starts else None
+    if job is Job.ENCODE and isinstance(argument, tuple):
+        clips = {float(part.payload[0]) for part in argument if isinstance(part, EncodeJob)}
+        return RuntimeError("boom") if float(audio(BROKEN)[0]) in clips else None
+    return None
+
+
+def simulated(device: SimExecutor | None = None, **settings: object) -> Engine:
+    config = {"verify": True, "encoder_cache_bytes": 100 * ROOM, **settings}
+    return sim_engine(device or SimExecutor(fault=fault), config=EngineConfig(**config))
+
+
+async def ask(engine: Engine, number: int, *, prompt: int = 2, tokens: int = 20, wait: bool = True) -> None:
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    await engine.generate(prompt_token_ids=[1, prompt], audio=audio(number), sampling=sampling, wait=wait)
+
+
+async def settle() -> None:
+    """A second of virtual time, in which the device ends whatever it was given."""
+    await trio.sleep(1.0)
+
+
+async def finished(engine: Engine, number: int) -> None:
+    await ask(engine, number)
+
+
+async def many_finished(engine: Engine, number: int) -> None:
+    async with trio.open_nursery() as nursery:
+        for turn in range(8):
+            nursery.start_soon(ask, engine, number + turn % 3)
+
+
+async def encode_failed(engine: Engine, number: int) -> None:
+    with expected(EncodeFailed):
+        await ask(engine, BROKEN)
+
+
+async def poisoned(engine: Engine, number: int) -> None:
+    with expected(PoisonRequest):
+        await ask(engine, number, prompt=CRASHING)
+
+
+async def refused(engine: Engine, number: int) -> None:
+    with expected(InvalidRequest):
+        await ask(engine, number, tokens=1000)
+
+
+async def cancelled_while_it_is_encoded(engine: Engine, number: int) -> None:
+    with trio.move_on_after(0.1):
+        await ask(engine, number)
+
+
+async def cancelled_while_it_decodes(engine: Engine, number: int) -> None:
+    with trio.move_on_after(0.4):
+        await ask(engine, number)
+
+
+async def cancelled_with_its_nursery(engine: Engine, number: int) -> None:
+    with pytest.RaisesGroup(Mine):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, engine, number)
+            await trio.sleep(0.4)
+            raise Mine
+
+
+async def streamed(engine: Engine, number: int) -> None:
+    async with engine.stream(prompt_token_ids=[1, 2], audio=audio(number)) as deltas:
+        async for _ in deltas:
+            pass
+
+
+async def stream_left_early(engine: Engine, number: int) -> None:
+    async with engine.stream(prompt_token_ids=[1, 2], audio=audio(number)) as deltas:
+        async for _ in deltas:
+            break
+
+
+async def stream_never_read(engine: Engine, number: int) -> None:
+    async with engine.stream(prompt_token_ids=[1, 2], audio=audio(number)):
+        pass
+
+
+async def stream_left_by_an_error(engine: Engine, number: int) -> None:
+    with expected(Mine):
+        async with engine.stream(prompt_token_ids=[1, 2], audio=audio(number)) as deltas:
+            async for _ in deltas:
+                raise Mine
+
+
+ENDINGS: tuple[Ending, ...] = (
+    finished,
+    many_finished,
+    encode_failed,
+    poisoned,
+    refused,
+    cancelled_while_it_is_encoded,
+    cancelled_while_it_decodes,
+    cancelled_with_its_nursery,
+    streamed,
+    stream_left_early,
+    stream_never_read,
+    stream_left_by_an_error,
+)
+
+
+def assert_nothing_is_left(born: Births, *kinds: str) -> None:
+    assert born.kinds >= set(kinds)
+    assert not born.alive, f"still alive: {born.alive}"
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_request_makes_no_garbage_however_it_ends(ending: Ending, autojump_clock: object) -> None:
+    async with simulated() as engine:
+        await ending(engine, 1)
+        await settle()
+        with garbage() as found:
+            for number in range(2, 5):
+                await ending(engine, number)
+            await settle()
+    assert_none(found)
+
+
+@pytest.mark.parametrize("ending", [ending for ending in ENDINGS if ending is not refused])
+async def test_whatever_ends_a_request_nothing_of_it_stays(ending: Ending, autojump_clock: object) -> None:
+    """R1: the request, its payload, its place in the planner and its mailbox die with their last user."""
+    with without_collector(), births() as born:
+        async with simulated() as engine:
+            await ending(engine, 1)
+            await settle()
+            assert_nothing_is_left(born, "request", "payload", "sequence", "mailbox")
+
+
+@pytest.mark.parametrize("ending", [cancelled_while_it_is_encoded, cancelled_with_its_nursery])
+async def test_a_request_that_waits_for_admission_leaves_nothing_either(ending: Ending, autojump_clock: object) -> None:
+    """Cancelled while it waits, alone or with a nursery that fails; and one that does not want to wait."""
+    with without_collector(), births() as born:
+        async with simulated(max_pending=1) as engine, trio.open_nursery() as nursery:
+            nursery.start_soon(ask, engine, 3)
+            await trio.sleep(0.1)
+            with expected(Overloaded):
+                await ask(engine, 1, wait=False)
+            await ending(engine, 2)
+            await (
+                trio.lowlevel.checkpoint()
+            )  # until then trio's loop holds the cancellation that it woke this task with
+            assert born.alive == {"request": 1, "payload": 1, "sequence": 1, "mailbox": 1}, "of the one that runs"
+
+
+@pytest.mark.parametrize("drain", [0.0, 0.2, 30.0])
+async def test_a_request_that_the_end_of_the_engine_ends_leaves_nothing(drain: float, autojump_clock: object) -> None:
+    """Aborted at once, at the deadline, or drained. The engine itself, which its user still has, keeps nothing."""
+
+    async def outsider(engine: Engine) -> None:
+        if drain > 1:
+            return await ask(engine, 1)
+        with expected(EngineClosed):
+            await ask(engine, 1)
+        return None
+
+    with without_collector(), births() as born:
+        engine = simulated(drain_seconds=drain)
+        async with trio.open_nursery() as nursery:
+            async with engine:
+                nursery.start_soon(outsider, engine)
+                await trio.sleep(0.35)
+        assert_nothing_is_left(born, "request", "payload", "sequence", "mailbox")
+
+
+async def test_while_a_request_decodes_nobody_but_itself_holds_its_payload(autojump_clock: object) -> None:
+    """It may have to be encoded again, so the request keeps it. The runner was done with it when it was encoded, the
+    ledger when the step that reads the encoder's output was done."""
+    payloads: list[Samples] = []
+
+    def watch(job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
+        if job is Job.ENCODE:
+            payloads.extend(part.payload for part in argument or () if isinstance(part, EncodeJob))
+
+    async with simulated(SimExecutor(fault=watch)) as engine:
+        async with engine.stream(prompt_token_ids=[1, 2], audio=audio(1)) as deltas:
+            await anext(deltas)
+            await anext(deltas)
+            held_by = [type(holder) for holder in gc.get_referrers(payloads.pop())]
+        assert [kind for kind in held_by if kind.__module__.startswith("triolet")] == [EncoderItem]
+
+
+async def test_an_engine_that_serves_keeps_no_more_than_before(autojump_clock: object) -> None:
+    """R2: what is listed for others is taken from the list. Once the caches are full, no container grows."""
+    numbers = itertools.count()
+    sizes = []
+    device = SimExecutor(fault=fault)
+    async with simulated(device) as engine:
+        for _ in range(4):
+            for ending in ENDINGS * 2:
+                await ending(engine, next(numbers) % 50)
+            await settle()
+            device.calls.clear()  # its own diary
+            sizes.append(kept(engine, *actors()))
+    assert sizes[1:] == sizes[1:2] * 3, f"elements kept, round by round: {sizes}"
+
+
+async def cancelled_after(engine: Engine, checkpoints: int, seconds: float) -> None:
+    """A request that is cancelled so many checkpoints of a neighbour after it began, and then so much later."""
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, engine, checkpoints)
+            for _ in range(checkpoints):
+                await trio.lowlevel.checkpoint()
+            await trio.sleep(seconds)
+            scope.cancel()
+
+
+async def test_a_request_cancelled_while_it_is_added_leaves_nothing_with_the_engine(autojump_clock: object) -> None:
+    """R3: neither its place nor its stream; the next one, which does not want to wait, is admitted at once."""
+    async with simulated(max_pending=1) as engine:
+        await ask(engine, 1)
+        for checkpoints, seconds in itertools.product(range(12), (0.0, 0.2, 0.4)):
+            with births() as born:
+                await cancelled_after(engine, checkpoints, seconds)
+                await settle()
+                assert not born.alive, f"after {checkpoints} checkpoints and {seconds} s: {born.alive}"
+            await ask(engine, 1, tokens=1, wait=False)
+
+
+# -- lives of engines ------------------------------------------------------------------------------------------------
+
+
+async def left(engine: Engine) -> None:
+    async with engine:
+        await ask(engine, 1)
+
+
+async def left_by_an_error(engine: Engine) -> None:
+    with pytest.RaisesGroup(Mine):
+        async with engine, trio.open_nursery() as nursery:
+            nursery.start_soon(ask, engine, 1)
+            nursery.start_soon(ask, engine, 2)
+            await trio.sleep(0.4)
+            raise Mine
+
+
+async def left_by_cancellation(engine: Engine) -> None:
+    with trio.move_on_after(1.4):
+        async with engine:
+            await ask(engine, 1)
+
+
+async def cancelled_while_it_opens(engine: Engine) -> None:
+    with trio.move_on_after(0.5):
+        async with engine:
+            raise AssertionError("entered")
+
+
+async def closed_early(engine: Engine) -> None:
+    async with engine:
+        await ask(engine, 1)
+        await engine.aclose()
+
+
+async def failing(engine: Engine, error: type[Exception]) -> None:
+    with expected(error):
+        async with engine:
+            await ask(engine, 1)
+            await settle()
+
+
+def at(job: Job, error: type[BaseException]) -> SimExecutor:
+    """A new error for each call: one that a device kept would keep whoever is in its traceback."""
+    return SimExecutor(fault=lambda which, _: error("always") if which is job else None)
+
+
+async def no_load() -> None:
+    await failing(simulated(at(Job.OPEN, CheckpointError)), CheckpointError)
+
+
+async def a_crash() -> None:
+    await failing(simulated(at(Job.STEP, SystemExit)), RunnerCrashed)
+
+
+async def no_release() -> None:
+    await failing(simulated(at(Job.CLOSE, RuntimeError)), EngineTeardownError)
+
+
+async def too_many_restarts() -> None:
+    await failing(simulated(at(Job.FREE, RuntimeError), encoder_idle_seconds=0.1, restarts=0), RunnerCrashed)
+
+
+async def a_restart() -> None:
+    once = iter([RuntimeError])
+    device = SimExecutor(fault=lambda job, _: next(once, lambda _: None)("once") if job is Job.FREE else None)
+    async with sim_engine(device, config=EngineConfig(encoder_idle_seconds=0.1)) as engine:
+        await ask(engine, 1)
+        await settle()
+        await ask(engine, 2)
+
+
+async def a_hung_step() -> None:
+    worker = SimWorker(hangs=lambda job: job is Job.STEP)
+    engine = sim_engine(config=EngineConfig(stage_seconds=1.0, drain_seconds=1.0), worker=worker)
+    with expected(EngineTeardownError), trio.fail_after(60):
+        async with engine:
+            with trio.move_on_after(1.0):
+                await ask(engine, 1)
+
+
+LIVES: tuple[Callable[[], Awaitable[None]], ...] = (
+    lambda: left(simulated()),
+    lambda: left_by_an_error(simulated()),
+    lambda: left_by_cancellation(simulated()),
+    lambda: cancelled_while_it_opens(simulated()),
+    lambda: closed_early(simulated()),
+    no_load,
+    a_crash,
+    no_release,
+    too_many_restarts,
+    a_restart,
+    a_hung_step,
+)
+
+
+async def test_engines_come_and_go_without_garbage(autojump_clock: object) -> None:
+    for life in LIVES:
+        await life()
+        with garbage() as found:
+            await life()
+            await settle()
+        assert_none(found)
+
+
+async def test_after_fifty_engines_the_process_holds_what_it_held_after_the_second_round(
+    autojump_clock: object,
+) -> None:
+    """However they end: threads, descriptors, our objects and trio's."""
+    levels = []
+    with without_collector():
+        for _ in range(50 // len(LIVES) + 2):
+            for life in LIVES:
+                await life()
+            await settle()
+            levels.append(Level.now())
+    assert levels[1:] == levels[1:2] * len(levels[1:])
+
+
+def test_the_thread_of_an_idle_runner_holds_no_payload() -> None:
+    """R4, on the real worker: a request is cancelled while the device encodes its audio, and nothing comes after."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(job: Job, _: object) -> None:
+        if job is Job.ENCODE:
+            begun.set()
+            assert go_on.wait(30), "nobody lets the encoder go on"
+
+    async def main() -> None:
+        encoded = trio.Event()
+
+        def observe(event: Event) -> None:
+            if isinstance(event, events.EncodeDone):
+                encoded.set()
+
+        device = SimExecutor(fault=slow)
+        config = EngineConfig(verify=True, observer=observe)
+        async with Engine.from_parts(lambda: device, ThreadWorker, config=config) as engine:
+            with births() as born:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ask, engine, 1)
+                    await trio.to_thread.run_sync(begun.wait)
+                    nursery.cancel_scope.cancel()
+                go_on.set()
+                await encoded.wait()
+                assert_nothing_is_left(born, "request", "payload", "sequence", "mailbox")
+
+    with without_collector():
+        trio.run(main)
+
+
+# -- the demo checkpoint ---------------------------------------------------------------------------------------------
+
+EVENTS = trio.lowlevel.ParkingLot()  # every event of an engine wakes who is parked here
+
+
+def wake(_: Event) -> None:
+    EVENTS.unpark_all()
+
+
+DEMO = EngineConfig(device="cpu", dtype="float32", max_running=8, verify=True, observer=wake)
+ALONE = attrs.evolve(DEMO, threads=1)  # the process's threads: for one engine at a time
+
+
+async def decoding(engine: Engine) -> None:
+    """A step is under way."""
+    while not engine.statistics().requests.steps_in_flight:
+        await EVENTS.park()
+
+
+async def quiet(engine: Engine) -> None:
+    """No request and no step is under way. A checkpoint first: until then trio's loop holds the last message that it
+    woke this task with."""
+    await trio.lowlevel.checkpoint()
+    while (now := engine.statistics().requests).waiting or now.running or now.leaving or now.steps_in_flight:
+        await EVENTS.park()
+
+
+def noise(number: int, seconds: float = 1.0) -> Samples:
+    return (0.1 * np.random.default_rng(number).standard_normal(int(seconds * 16_000))).astype(np.float32)
+
+
+def spoken(engine: Engine) -> list[int]:
+    tokens = engine.model.whisper
+    assert tokens is not None
+    return [tokens.start_id, tokens.language_ids["en"], tokens.task_ids["transcribe"], tokens.no_timestamps_id]
+
+
+async def decode(engine: Engine, number: int, *, tokens: int = 12) -> tuple[int, ...]:
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    done = await engine.generate(prompt_token_ids=spoken(engine), audio=noise(number), sampling=sampling)
+    return done.token_ids
+
+
+async def decode_sampled_from_a_text_prompt(engine: Engine, number: int) -> None:
+    sampling = SamplingParams(max_tokens=5, temperature=0.7, top_p=0.9, top_k=20, seed=number)
+    prompt = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
+    await engine.generate(prompt, audio=noise(number), sampling=sampling)
+
+
+async def decode_not_a_number(engine: Engine, number: int) -> None:
+    samples = noise(number)
+    samples[number] = math.inf
+    with expected(InvalidRequest):
+        await engine.generate(prompt_token_ids=spoken(engine), audio=samples)
+
+
+async def encode_crashes(engine: Engine, number: int) -> None:
+    def crash(_: object, features: object) -> None:
+        raise RuntimeError("boom")
+
+    with pytest.MonkeyPatch.context() as patch, expected(EncodeFailed):
+        patch.setattr(WhisperModel, "encode", crash)
+        await decode(engine, 1000 + number)  # audio that is not resident
+
+
+async def decode_read_as_a_stream(engine: Engine, number: int) -> None:
+    async with engine.stream(prompt_token_ids=spoken(engine), audio=noise(number)) as deltas:
+        async for _ in deltas:
+            pass
+
+
+async def decode_left_early(engine: Engine, number: int) -> None:
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+    async with engine.stream(prompt_token_ids=spoken(engine), audio=noise(number), sampling=sampling) as deltas:
+        async for _ in deltas:
+            break
+
+
+async def decode_cancelled(engine: Engine, number: int) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(decode, engine, number)
+        await decoding(engine)
+        nursery.cancel_scope.cancel()
+
+
+async def transcribed(engine: Engine, number: int) -> None:
+    """From a file, which is read in a thread, with detection of the language."""
+    clips = sorted(triolet.demo.samples(), key=lambda clip: clip.duration)
+    await engine.transcribe(clips[number].path, temperature=0.0)
+
+
+async def transcription_left_early(engine: Engine, number: int) -> None:
+    clip = max(triolet.demo.samples(), key=lambda clip: clip.duration)
+    async with engine.stream_transcription(clip.path, language="en", temperature=0.0, seed=number) as segments:
+        async for _ in segments:
+            break
+
+
+REAL_ENDINGS: tuple[Ending, ...] = (
+    decode,
+    decode_sampled_from_a_text_prompt,
+    decode_not_a_number,
+    encode_crashes,
+    decode_read_as_a_stream,
+    decode_left_early,
+    decode_cancelled,
+    transcribed,
+    transcription_left_early,
+)
+
+
+async def test_on_a_real_model_requests_make_no_garbage_and_leave_nothing_however_they_end() -> None:
+    async with Engine(triolet.demo.checkpoint(), config=ALONE) as engine:
+        for ending in REAL_ENDINGS:
+            await ending(engine, 1)
+            await quiet(engine)
+            with births() as born, garbage() as found:
+                for number in (2, 3):
+                    await ending(engine, number)
+                await quiet(engine)
+                assert_nothing_is_left(born)
+            assert_none(found)
+
+
+async def real_left(model: Path) -> None:
+    async with Engine(model, config=ALONE) as engine:
+        await transcribed(engine, 1)
+
+
+async def real_left_by_an_error(model: Path) -> None:
+    with pytest.RaisesGroup(Mine):
+        async with Engine(model, config=ALONE) as engine, trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(decode, engine, number)
+            await decoding(engine)
+            raise Mine
+
+
+async def real_left_by_cancellation(model: Path) -> None:
+    with trio.CancelScope() as scope:
+        async with Engine(model, config=ALONE) as engine, trio.open_nursery() as nursery:
+            nursery.start_soon(decode, engine, 1)
+            await decoding(engine)
+            scope.cancel()
+
+
+async def real_cancelled_while_it_opens(model: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(real_left, model)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
+async def test_engines_on_a_real_model_come_and_go_and_leave_no_byte() -> None:
+    """No tensor, no thread, no descriptor and no object of ours is left, however the block was left."""
+    model = triolet.demo.checkpoint()
+    bytes_before = tensor_bytes()
+    levels: list[Level] = []
+
+    async def one_round() -> None:
+        for live in (real_left, real_left_by_an_error, real_left_by_cancellation, real_cancelled_while_it_opens):
+            await live(model)
+        levels.append(Level.now())
+
+    await one_round()  # torch and transformers are imported and set up
+    with garbage() as found:
+        for _ in range(3):
+            await one_round()
+    assert levels[2:] == levels[1:2] * 2
+    assert {level.tensor_bytes for level in levels} == {bytes_before}
+    assert_none(not_transformers_json(found))
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("other"), make_model(seed=5))
+
+
+async def decode_all(engine: Engine, texts: dict[tuple[str, int], tuple[int, ...]], name: str) -> None:
+    async def one(number: int) -> None:
+        texts[name, number] = await decode(engine, number, tokens=30)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(one, number)
+
+
+async def test_engines_side_by_side_do_not_know_of_one_another(other_model: Path) -> None:
+    """Two on one model, one on another, their steps interleaved: each writes what it writes alone, and the end of one
+    changes nothing for the others."""
+    demo = triolet.demo.checkpoint()
+    alone: dict[tuple[str, int], tuple[int, ...]] = {}
+    async with Engine(demo, config=DEMO) as engine:
+        await decode_all(engine, alone, "first")
+        alone |= {("second", number): text for (_, number), text in alone.items()}
+    async with Engine(other_model, config=DEMO) as engine:
+        await decode_all(engine, alone, "other")
+    together: dict[tuple[str, int], tuple[int, ...]] = {}
+    async with Engine(demo, config=DEMO) as first, Engine(other_model, config=DEMO) as other:
+        async with Engine(demo, config=DEMO) as second, trio.open_nursery() as nursery:
+            for name, engine in (("first", first), ("second", second), ("other", other)):
+                nursery.start_soon(decode_all, engine, together, name)
+        assert together == alone
+        before = [engine.statistics().device.by_owner for engine in (first, other)]
+        again: dict[tuple[str, int], tuple[int, ...]] = {}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(decode_all, first, again, "first")
+            nursery.start_soon(real_left_by_an_error, demo)
+            nursery.start_soon(decode_all, other, again, "other")
+        assert again == {key: text for key, text in alone.items() if key[0] != "second"}
+        assert [engine.statistics().device.by_owner for engine in (first, other)] == before

@@ -1,0 +1,239 @@
+"""What is alive and what keeps it alive, for tests with the garbage collector switched off."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import threading
+import types
+import weakref
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+import pytest
+import trio
+
+from triolet.actors.encoder_cache import EncoderCache
+from triolet.actors.scheduler import Scheduler
+from triolet.api.streams import Mailbox
+from triolet.core.request import EncoderItem, Request
+from triolet.core.sequence import Sequence
+
+# -- garbage ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Memory dies by reference count or not at all. What is garbage already is collected first."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def garbage() -> Iterator[list[object]]:
+    """The collector is off in the block; after it the list holds all that was made there and that only the collector
+    could have freed. What there was before is set apart, so that the search is short."""
+    found: list[object] = []
+    with without_collector():
+        gc.freeze()
+        try:
+            yield found
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            found += gc.garbage
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.unfreeze()
+
+
+def assert_none(found: list[object]) -> None:
+    """Fails with how many of each type there are, and of frames and functions whose."""
+    kinds = Counter(_name(part) for part in found)
+    listed = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=lambda kind: (" of " not in kind, kind)))
+    assert not found, f"only a collection would free: {listed}"
+
+
+def _name(found: object) -> str:
+    code = _code(found)
+    return type(found).__qualname__ if code is None else f"{type(found).__qualname__} of {code.co_qualname}"
+
+
+def _code(found: object) -> types.CodeType | None:
+    if isinstance(found, types.TracebackType):
+        return found.tb_frame.f_code
+    for name in ("__code__", "f_code", "cr_code", "gi_code", "ag_code"):
+        code = getattr(type(found), name, None) and getattr(found, name)
+        if isinstance(code, types.CodeType):
+            return code
+    return None
+
+
+def not_transformers_json(found: list[object]) -> list[object]:
+    """Without what loading a checkpoint leaves: transformers writes configurations out with closures that call
+    themselves (``PreTrainedConfig.to_dict``, and json's ``_make_iterencode`` for it). Each of these is a cycle of a
+    function and its cell, which holds no more than the encoder and its settings."""
+    functions = [part for part in found if isinstance(part, types.FunctionType) and _is_json(part)]
+    theirs: set[int] = set()
+    pending: list[object] = list(functions)
+    members = {id(part) for part in found}
+    while pending:
+        part = pending.pop()
+        if id(part) in members and id(part) not in theirs:
+            theirs.add(id(part))
+            pending += gc.get_referents(part)
+    return [part for part in found if id(part) not in theirs]
+
+
+def _is_json(function: types.FunctionType) -> bool:
+    return function.__qualname__.startswith(("PreTrainedConfig.to_dict.<locals>", "_make_iterencode.<locals>"))
+
+
+@contextmanager
+def expected(error: type[BaseException]) -> Iterator[None]:
+    """As ``pytest.raises``, which may keep the error, and so every frame that it came through."""
+    try:
+        yield
+    except error:
+        return
+    raise AssertionError(f"no {error.__name__} was raised")
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class Births:
+    """Everything that came into being for requests, by kind."""
+
+    _born: list[tuple[str, weakref.ref[Any]]] = attrs.field(factory=list, init=False)
+
+    def note(self, kind: str, born: object) -> None:
+        self._born.append((kind, weakref.ref(born)))
+
+    @property
+    def kinds(self) -> set[str]:
+        return {kind for kind, _ in self._born}
+
+    @property
+    def alive(self) -> dict[str, int]:
+        """How many of each kind have not died."""
+        return dict(Counter(kind for kind, born in self._born if born() is not None))
+
+
+@contextmanager
+def births() -> Iterator[Births]:
+    """Sees every request, payload, sequence and mailbox that is made in the block."""
+    born = Births()
+
+    def also(kind: str, original: Callable[..., None], part: Callable[[Any], object]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            born.note(kind, part(self))
+
+        return init
+
+    parts: dict[str, tuple[type, Callable[[Any], object]]] = {
+        "request": (Request, lambda request: request),
+        "payload": (EncoderItem, lambda item: item.payload),
+        "sequence": (Sequence, lambda sequence: sequence),
+        "mailbox": (Mailbox, lambda mailbox: mailbox),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, (cls, part) in parts.items():
+            patch.setattr(cls, "__init__", also(kind, cls.__init__, part))
+        yield born
+
+
+# -- engines ---------------------------------------------------------------------------------------------------------
+
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+_CHANNELS = ("MemoryChannelState", "MemorySendChannel", "MemoryReceiveChannel")  # what trio keeps for others
+
+
+def actors() -> list[object]:
+    """The actors of this process, which only their tasks know."""
+    return [part for part in gc.get_objects() if type(part) in (Scheduler, EncoderCache)]
+
+
+def _leads_on(found: object) -> bool:
+    """Not to code, and not through trio's tasks to the rest of the program."""
+    kind = type(found)
+    return not issubclass(kind, _CODE) and (kind.__module__.split(".")[0] != "trio" or kind.__name__ in _CHANNELS)
+
+
+def kept(*roots: object) -> int:
+    """How many elements the containers hold that can be reached from ``roots``."""
+    seen: set[int] = set()
+    pending: list[object] = list(roots)
+    total = 0
+    while pending:
+        found = pending.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, list | dict | set | deque | OrderedDict):
+            total += len(found)
+        if isinstance(found, types.MethodType):
+            pending.append(found.__self__)
+        elif _leads_on(found):
+            pending += gc.get_referents(found)
+    return total
+
+
+@attrs.frozen(kw_only=True)
+class Level:
+    """What a process holds. ``objects`` are those of our own and of trio's types."""
+
+    tensor_bytes: int
+    threads: int  # but for those that trio keeps for its next call
+    descriptors: int
+    objects: int
+
+    @classmethod
+    def now(cls) -> Self:
+        found = gc.get_objects()
+        return cls(
+            tensor_bytes=tensor_bytes(found),
+            threads=sum(not thread.name.startswith("Trio thread") for thread in threading.enumerate()),
+            descriptors=_descriptors(),
+            objects=sum(_counts(part) for part in found),
+        )
+
+
+def _counts(found: object) -> bool:
+    """Scopes do not: trio's heap of deadlines keeps some that were left, until it is worth tidying up."""
+    kind = type(found)
+    return str(kind.__module__).startswith("trio") and kind is not trio.CancelScope
+
+
+def tensor_bytes(found: list[object] | None = None) -> int:
+    """Bytes of every storage behind a live tensor of this process, whoever owns it."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return 0
+    sizes: dict[int, int] = {}
+    for part in gc.get_objects() if found is None else found:
+        if issubclass(type(part), torch.Tensor):
+            storage = part.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _descriptors() -> int:
+    """0 where the system does not tell."""
+    folder = Path("/proc/self/fd")
+    return len(os.listdir(folder)) if folder.is_dir() else 0
