@@ -196,7 +196,8 @@ def kept(*roots: object) -> int:
 
 @attrs.frozen(kw_only=True)
 class Level:
-    """What a process holds. ``objects`` are those of our own and of trio's types."""
+    """What a process holds; within `garbage`, of tensors and objects only what was made there. ``objects`` are those of
+    our own and of trio's types."""
 
     tensor_bytes: int
     threads: int  # but for those that trio keeps for its next call
@@ -221,7 +222,7 @@ def _counts(found: object) -> bool:
 
 
 def tensor_bytes(found: list[object] | None = None) -> int:
-    """Bytes of every storage behind a live tensor of this process, whoever owns it."""
+    """Bytes of every storage behind a live tensor of this process, whoever owns it; `garbage` hides older ones."""
     torch = sys.modules.get("torch")
     if torch is None:
         return 0
