@@ -65,7 +65,6 @@ def noise(seconds: float = 1.0) -> Samples:
     return (0.1 * np.random.default_rng(0).standard_normal(int(seconds * 16_000))).astype(np.float32)
 
 
-@pytest.mark.parametrize("sample", triolet.demo.samples(), ids=lambda sample: sample.path.name)
 def word_error_rate(truth: str, heard: str) -> float:
     if not words(truth):
         return float(bool(words(heard)))
@@ -78,6 +77,7 @@ def error_limit(sample: triolet.demo.Sample) -> float:
     return 0.05 if len(words(sample.text)) > 40 else 0.0
 
 
+@pytest.mark.parametrize("sample", triolet.demo.samples(), ids=lambda sample: sample.path.name)
 async def test_every_shipped_recording_is_transcribed_as_well_as_the_demo_can(
     engine: Engine, sample: triolet.demo.Sample
 ) -> None:

@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="trio.move_on_after(self.close_seconds, shield=True)",
         mistake="trio.move_on_after(self.close_seconds)",
         killer=swept("plain", FaultKind.CANCEL),
-        reason="Deadlock",
+        reason="did not wait for it",
     ),
     Mutant(
         name="a hung call is waited for",

@@ -129,7 +129,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a release that fails is not told",
         function="actors.supervisor:Supervisor._child_ended",
-        fragment="        self._teardown_errors.append(child.error)\n",
+        fragment="        self._teardown_errors.append(error)\n",
         mistake="        pass\n",
         killer=swept("plain", FaultKind.CANCEL_RELEASE_FAILS),
         reason="the release that failed was swallowed",

@@ -346,7 +346,7 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_place():
     Caught by "Overloaded": one is allowed; it is cancelled at once; the next one is not admitted.
     """
     kept_place = (
-        "api.engine:Engine._submitted",
+        "api.trio_engine:TrioEngine._submitted",
         "    finally:\n        self._admission.release()\n",
         "    except trio.Cancelled:\n        raise\n    else:\n        self._admission.release()\n",
     )
@@ -372,7 +372,7 @@ def test_r4_the_last_payloads_stay_until_the_next_call():
 
     Caught by "still alive": a request is cancelled while its audio is encoded, and no call comes after.
     """
-    kept_call = ("actors.worker:_serve", "        del call\n", "")
+    kept_call = ("actors.worker:_serve", "        del job\n", "")
     assert_caught(memory_tests.test_the_thread_of_an_idle_runner_holds_no_payload, "still alive", kept_call)
 
 
