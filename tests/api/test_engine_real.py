@@ -74,7 +74,7 @@ def word_error_rate(truth: str, heard: str) -> float:
 def error_limit(sample: triolet.demo.Sample) -> float:
     """Silence and recordings of a few sentences are right to the word. Among many sentences the demo model mistakes a
     word now and then; demo/README.md says how often."""
-    return 0.05 if len(words(sample.text)) > 40 else 0.0
+    return 0.08 if len(words(sample.text)) > 40 else 0.0
 
 
 @pytest.mark.parametrize("sample", triolet.demo.samples(), ids=lambda sample: sample.path.name)
