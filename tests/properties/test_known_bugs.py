@@ -1,5 +1,6 @@
 """The museum: faults of real engines, planted into our own code, and the property that catches each. First those of
-encoder caches, then those of requests and their memory.
+encoder caches, then those of requests and their memory, then those of errors and shutdown (the device's are in
+``tests/models``).
 
 The public references are numbers of issues and pull requests of vLLM unless said otherwise. Each docstring ends with
 the shortest history that the property finds.
@@ -8,6 +9,8 @@ the shortest history that the property finds.
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -19,7 +22,8 @@ from triolet.testing.simulation import SCENARIOS, Client, Scenario, simulate
 
 from ..actors import test_engine_sim as engine_tests
 from ..api import test_memory as memory_tests
-from .mutants import LEDGER, PLANNER, Killer, engine_test, planted, verdict
+from . import test_recovery
+from .mutants import LEDGER, PLANNER, Killer, engine_test, planted, simulation, verdict
 from .test_ledger import LedgerMachine
 from .test_planner import PlannerMachine
 
@@ -385,3 +389,86 @@ def test_r5_an_error_caught_on_the_worker_pins_the_frames_it_came_through():
     kept_frames = ("core.frames:clear_frames", "traceback.clear_frames(current.__traceback__)", "pass")
     killer = engine_test(engine_tests.test_a_kept_encode_error_keeps_no_payload)
     assert_caught(killer, "payload() is None", kept_frames)
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_s5_one_exception_in_a_step_ends_every_request_in_it():
+    """S5 (52871, 27194): a step raises, and every request that was in it fails.
+
+    Caught by "PoisonRequest": ten requests share their steps with one that crashes them; nobody else may fail.
+    """
+    all_condemned = (
+        "core.planner:Planner._suspect",
+        "if sequence.ended or sequence.crashes_alone < enough:",
+        "if sequence.ended:",
+    )
+    killer = engine_test(engine_tests.test_a_request_that_crashes_its_step_fails_alone)
+    assert_caught(killer, "PoisonRequest", all_condemned)
+
+
+def test_s5_one_bad_item_ends_its_whole_encode_batch():
+    """S5 again: an item cannot be encoded, and every item of its batch fails. ``actors/test_engine_sim.py`` has it in
+    the engine.
+
+    Caught by the count of the refused: twelve items in batches of any size, some of them bad.
+    """
+    never_retried = ("core.ledger:EncoderLedger.encode_failed", "if entry.holders and not alone:", "if False:")
+    assert_caught(test_recovery.test_an_encode_failure_fails_only_its_items, "refused == ", never_retried)
+
+
+def test_s8_a_prompt_that_is_too_long_is_dropped_without_a_reply():
+    """S8 (mini-sglang): a request is found to be too long where nobody can be told, is dropped; its client waits for
+    ever. Here it is one of more than a single token.
+
+    Caught by "terminal once": three clients of an engine in simulation, one of them with a prompt of two tokens.
+    """
+    dropped = (
+        "actors.scheduler:Scheduler._accept",
+        "    self.planner.submit(request)\n",
+        "    if len(request.prompt_token_ids) == 1:\n        self.planner.submit(request)\n",
+    )
+    assert_caught(simulation("shared audio"), "wait for ever", dropped)
+
+
+CHILDREN = """
+import os, subprocess, sys, trio
+from triolet import Engine, EngineConfig, demo
+from triolet.models.executor import TorchExecutor
+
+load = TorchExecutor.open
+
+def open(executor):
+    subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    return load(executor)
+
+async def main():
+    async with Engine(demo.checkpoint(), config=EngineConfig(threads=1)) as engine:
+        await engine.transcribe(demo.samples()[0].path)
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        sys.exit("the engine has started a process, which may outlive it")
+
+if sys.argv[1] == "planted":
+    TorchExecutor.open = open
+trio.run(main)
+"""
+
+
+def children_of_an_engine(fault: str) -> str:
+    """What a process of its own says, since only there nobody else has children."""
+    command = [sys.executable, "-c", CHILDREN, fault]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=False).stderr
+
+
+def test_s9_processes_that_outlive_their_parent():
+    """S9 (55510, 55846): the parent is killed, and worker processes hold the device. An engine has none: it is a thread
+    of its program, and what that holds the system takes back.
+
+    Caught by "has started a process": a child is looked for while an engine on the demo checkpoint runs.
+    """
+    assert not children_of_an_engine("none")
+    assert "has started a process" in children_of_an_engine("planted")
