@@ -43,6 +43,7 @@ memory: $(STAMP)  ## memory round by round under large requests, and how long an
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/teardown.py
+	$(BIN)/python benchmarks/open_close.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
