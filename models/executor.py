@@ -32,15 +32,14 @@ from ..core.errors import (
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
-from .checkpoint import Checkpoint, WeightFiles, read_checkpoint, resolve
+from .blueprint import Blueprint
+from .checkpoint import WeightFiles
 from .features import LogMel
 from .kv import CrossKV, PagedKV, StepLayout, lay_out
 from .resources import ReleaseReport, ResourceStack
 from .sampling import Draw, RuleMasks, apply_rules, choose
-from .whisper import WhisperModel, WhisperShape
+from .whisper import WhisperModel
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_CROSS_KV_LIMIT = 2 << 30  # bytes, where the configuration leaves the size to us
 _HOST = torch.device("cpu")
 _Executor = TypeVar("_Executor")
 _Arguments = ParamSpec("_Arguments")
@@ -146,115 +145,6 @@ class _Record:
         return self.tokens[part.start : part.start + part.length]
 
 
-@frozen(kw_only=True)
-class _Budget:
-    """How many pages and slots the configured bytes are."""
-
-    pages: int  # of sequences; one more of zeros is allocated
-    slots: int
-
-    @classmethod
-    def of(cls, config: EngineConfig, shape: WhisperShape, dtype: torch.dtype) -> _Budget:
-        """Raises `InvalidRequest` where one sequence of full length, or one window, would not fit."""
-        position = shape.decoder_layers * 2 * shape.width * dtype.itemsize
-        page, slot = position * config.page_size, position * shape.embeddings
-        full = -(-shape.positions // config.page_size)
-        pages = config.self_kv_bytes // page - 1 if config.self_kv_bytes else config.max_running * full
-        if pages < full:
-            raise InvalidRequest(
-                f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence "
-                f"of {shape.positions} positions and one of zeros, or 0 for {config.max_running} sequences"
-            )
-        slots = config.cross_kv_bytes // slot or max(1, min(config.max_running, _CROSS_KV_LIMIT // slot))
-        if 0 < config.cross_kv_bytes < slot:
-            raise InvalidRequest(
-                f"cross_kv_bytes={config.cross_kv_bytes}; allowed: {slot} or more, the bytes of one window"
-            )
-        return cls(pages=pages, slots=slots)
-
-
-@frozen(kw_only=True, eq=False)
-class _Blueprint:
-    """What `TorchExecutor.open` finds out once, and builds from; so does `TorchExecutor.wake`. No tensors."""
-
-    config: EngineConfig
-    device: torch.device
-    dtype: torch.dtype
-    checkpoint: Checkpoint
-    budget: _Budget
-    fingerprint: str = ""  # of the weights, when they have been read
-
-    @classmethod
-    def draw(cls, model: str | Path, config: EngineConfig) -> _Blueprint:
-        device = _device(config.device)
-        dtype = _dtype(config.dtype, device)
-        checkpoint = read_checkpoint(resolve(model))
-        budget = _Budget.of(config, checkpoint.shape, dtype)
-        return cls(config=config, device=device, dtype=dtype, checkpoint=checkpoint, budget=budget)
-
-    def load(self, weights: WeightFiles) -> WhisperModel:
-        checkpoint = self.checkpoint
-        return WhisperModel.load(
-            weights,
-            checkpoint.shape,
-            encoder_inner=checkpoint.encoder_inner,
-            decoder_inner=checkpoint.decoder_inner,
-            activation=checkpoint.activation,
-            tied=checkpoint.tied,
-            device=self.device,
-            dtype=self.dtype,
-        )
-
-    def allocate_pages(self) -> PagedKV:
-        shape = self.checkpoint.shape
-        return PagedKV.allocate(
-            layers=shape.decoder_layers,
-            pages=self.budget.pages,
-            page_size=self.config.page_size,
-            heads=shape.decoder_heads,
-            width=shape.width,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-    def allocate_slots(self) -> CrossKV:
-        shape = self.checkpoint.shape
-        return CrossKV.allocate(
-            layers=shape.decoder_layers,
-            slots=self.budget.slots,
-            heads=shape.decoder_heads,
-            embeddings=shape.embeddings,
-            width=shape.width,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-    def describe(self, name: str) -> ModelDescription:
-        checkpoint, shape = self.checkpoint, self.checkpoint.shape
-        dtype_name = str(self.dtype).removeprefix("torch.")
-        return ModelDescription(
-            name=name,
-            architecture=checkpoint.architecture,
-            device=str(self.device),
-            dtype=dtype_name,
-            vocabulary_size=shape.vocabulary,
-            max_positions=shape.positions,
-            eos_token_ids=checkpoint.eos_token_ids,
-            suppress_token_ids=checkpoint.suppress_token_ids,
-            begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
-            page_size=self.config.page_size,
-            pages=self.budget.pages,
-            cross_slots=self.budget.slots,
-            encoder_embeddings=shape.embeddings,
-            encoder_bytes=shape.embeddings * shape.width * self.dtype.itemsize,
-            sampling_rate=checkpoint.features.sampling_rate,
-            window_samples=checkpoint.features.window_samples,
-            processor_identity=checkpoint.identity(self.fingerprint, dtype_name),
-            whisper=checkpoint.tokens,
-            tokenizer=checkpoint.tokenizer,
-        )
-
-
 @frozen(kw_only=True, eq=False)
 class _Open:
     """What an open executor works with. The executor and the resource stack hold it, nothing else.
@@ -299,7 +189,7 @@ class TorchExecutor:
     _stack: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked_model: WhisperModel | None = field(init=False, default=None, repr=False)
-    _blueprint: _Blueprint | None = field(init=False, default=None, repr=False)
+    _blueprint: Blueprint | None = field(init=False, default=None, repr=False)
     _open: _Open | None = field(init=False, default=None, repr=False)
     _records: dict[int, _Record] = field(init=False, factory=dict, repr=False)
     _device: str = field(init=False, default="", repr=False)
@@ -315,7 +205,7 @@ class TorchExecutor:
             DeviceOutOfMemory: the memory is not there.
         """
         assert self._blueprint is None, "the executor is open already"
-        blueprint = _Blueprint.draw(self.model, self.config)
+        blueprint = Blueprint.draw(self.model, self.config)
         self._device = str(blueprint.device)
         with self._all_or_nothing():
             fingerprint = self._take_and_load(blueprint)
@@ -340,13 +230,13 @@ class TorchExecutor:
                 error.add_note(f"when it was given back: {failed!r}")
             raise
 
-    def _take_and_load(self, blueprint: _Blueprint) -> str:
+    def _take_and_load(self, blueprint: Blueprint) -> str:
         """Takes everything, with weights from the checkpoint's files; returns their fingerprint."""
         weights = WeightFiles.open(blueprint.checkpoint.folder)
         self._take(blueprint, partial(blueprint.load, weights))
         return weights.fingerprint
 
-    def _take(self, blueprint: _Blueprint, load: Callable[[], WhisperModel]) -> None:
+    def _take(self, blueprint: Blueprint, load: Callable[[], WhisperModel]) -> None:
         """Takes all that an open executor holds, each thing in the name of its owner."""
         own, shape, device = self._stack.own, blueprint.checkpoint.shape, blueprint.device
         self._stack.callback("records", self._records.clear)
@@ -420,7 +310,7 @@ class TorchExecutor:
         self._parked_model = None
         self._parked.close(handed_on=self._opened().model.tensors())
 
-    def _load_again(self, blueprint: _Blueprint) -> None:
+    def _load_again(self, blueprint: Blueprint) -> None:
         checkpoint = blueprint.checkpoint
         with _still_the_same(checkpoint.folder):
             if changed := checkpoint.changed_files():
@@ -630,24 +520,3 @@ def _samples(job: EncodeJob, limit: int) -> Tensor:
             f"encoder item {job.key!r} has samples of shape {tuple(samples.shape)}; allowed: (1..{limit},)"
         )
     return samples
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InvalidRequest(f"device={name!r}; allowed: 'auto', 'cpu', 'cuda', 'cuda:1' and so on") from None
-    if device.type not in {"cpu", "cuda"}:
-        raise InvalidRequest(f"device={name!r}; allowed: 'auto', 'cpu', 'cuda', 'cuda:1' and so on")
-    count = torch.cuda.device_count() if device.type == "cuda" else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise InvalidRequest(f"device={name!r}, but torch sees {count} CUDA devices; use device='auto' or 'cpu'")
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float16 if device.type == "cuda" else torch.float32
-    return _DTYPES[name]

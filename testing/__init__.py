@@ -10,9 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .adapters import ADAPTER_INVARIANTS, check_model_adapter
+from .scenarios import SCENARIOS, Client, Scenario
 from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
-from .simulation import SCENARIOS, Client, Fault, FaultKind, Outcome, Scenario, simulate
+from .simulation import Fault, FaultKind, Outcome, simulate
 from .sweep import Failure, Report, sweep_all, sweep_scenario
 from .tensors import live_bytes
 from .trace import INVARIANTS, InvariantViolation, TraceChecker

@@ -16,12 +16,10 @@ import signal
 from collections import Counter
 from collections.abc import Mapping
 
-import numpy as np
 import trio
 from attrs import define, field, frozen
 
 from ..actors.worker import Job
-from ..api.audio import Samples, content_key
 from ..api.engine import Engine
 from ..core import events
 from ..core.config import EngineConfig
@@ -39,14 +37,13 @@ from ..core.errors import (
 )
 from ..core.request import SamplingParams
 from ..core.trace import TEARDOWN, TraceChecker
+from .scenarios import FOREVER, SCENARIOS, Client, Scenario, audio, true_tokens
 from .schedule import Schedule, Uniform, run_scheduled
-from .sim import EOS, START, SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
+from .sim import SimExecutor, SimWorker, sim_engine
 from .trio_hooks import throw_into
 
 PATIENCE = 60.0
 """Virtual seconds after which a scenario's body leaves the block, whatever its clients still wait for."""
-FOREVER = 1e9
-"""Virtual seconds that are never over."""
 
 
 class FaultKind(enum.Enum):
@@ -88,39 +85,6 @@ class Fault:
 
 
 @frozen(kw_only=True)
-class Client:
-    """What one client of a scenario does: ask for ``max_tokens`` tokens on audio number ``audio``, from ``arrives`` on,
-    and leave after ``patience`` seconds; ``pause`` seconds pass between two reads."""
-
-    audio: int = 0
-    prompt: tuple[int, ...] = (START,)
-    max_tokens: int = 3
-    priority: int = 0
-    arrives: float = 0.0
-    patience: float = FOREVER
-    pause: float = 0.0
-
-
-@frozen(kw_only=True)
-class Scenario:
-    """Clients and the engine that they meet.
-
-    ``leaves`` is when (s) the block ends though they are not done: they are cancelled first, or, where they are
-    ``outside`` of it, go on while the engine drains. ``refusal`` names an error that any of them may get. ``naps`` are
-    when (s) an operator puts the engine to sleep and wakes it, in turn.
-    """
-
-    name: str
-    clients: tuple[Client, ...]
-    model: SimModel = field(factory=SimModel)
-    config: Mapping[str, object] = field(factory=dict)
-    leaves: float = FOREVER
-    outside: bool = False
-    refusal: str | None = None
-    naps: tuple[float, ...] = ()
-
-
-@frozen(kw_only=True)
 class Outcome:
     """What one simulated run came to."""
 
@@ -131,17 +95,6 @@ class Outcome:
     error: BaseException | None  # what left the engine's block
     trace: tuple[events.Event, ...]
     seconds: float  # of virtual time
-
-
-def audio(number: int) -> Samples:
-    """The samples of a client's audio: short, and different for every number."""
-    return np.full(1600, number / 100, np.float32)
-
-
-def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
-    """The tokens that a client must get, without end-of-text."""
-    tokens = expected_tokens(client.prompt, content_key(audio(client.audio), "sim"), client.max_tokens, model)
-    return tokens[:-1] if tokens[-1] == EOS else tokens
 
 
 def role(task: trio.lowlevel.Task) -> str:
@@ -555,100 +508,3 @@ def _judge_books(run: _Run, *, opened: bool, whole: bool) -> None:
     assert not (held := cache.held + cache.waiting), f"{held} holders or waiters are left: {cache}"
     assert not cache.entries, f"the ledger still has entries: {cache}"
     assert cache.taken == 0, f"the ledger's bytes do not balance: {cache}"
-
-
-# -- scenarios -------------------------------------------------------------------------------------------------------
-
-
-def _scenarios() -> tuple[Scenario, ...]:
-    small_cache = {"encoder_cache_bytes": 100}  # one entry
-    few_pages = SimModel(max_positions=16, pages=5, page_size=4, cross_slots=2)
-    return (
-        Scenario(name="plain", clients=(Client(audio=1), Client(audio=2, arrives=0.4))),
-        Scenario(
-            name="shared audio",
-            clients=(Client(audio=1), Client(audio=1, prompt=(START, 2)), Client(audio=1, arrives=0.34, max_tokens=2)),
-        ),
-        Scenario(
-            name="burst over capacity",
-            clients=tuple(Client(audio=number, max_tokens=2) for number in range(4)),
-            config={"max_pending": 2, "max_running": 2, "encoder_cache_bytes": 200, "encode_batch_embeddings": 10},
-        ),
-        Scenario(
-            name="eviction pressure",
-            clients=tuple(Client(audio=number % 2, max_tokens=2, arrives=0.2 * number) for number in range(3)),
-            model=SimModel(cross_slots=1),
-            config=small_cache,
-        ),
-        Scenario(
-            name="abort storm",
-            clients=tuple(
-                Client(audio=number // 2, max_tokens=8, patience=0.1 + 0.13 * number, priority=number % 2)
-                for number in range(4)
-            ),
-            config={"encoder_cache_bytes": 200},
-        ),
-        Scenario(
-            name="preemption",
-            clients=tuple(Client(audio=1, prompt=(START, number), max_tokens=7) for number in range(3)),
-            model=few_pages,
-        ),
-        Scenario(
-            name="leaving while it is encoded",  # 0.3 s: an answer and a withdrawal cross
-            clients=(Client(audio=1, patience=0.3), Client(audio=2, patience=0.31), Client(audio=1, arrives=0.1)),
-        ),
-        Scenario(
-            name="larger than the cache",
-            clients=tuple(Client(audio=number, patience=0.001 * number) for number in range(3)),
-            config={"encoder_cache_bytes": 50},
-            refusal="RequestTooLarge",
-        ),
-        Scenario(
-            name="idle time",
-            clients=tuple(Client(audio=1 + n % 2, max_tokens=2, arrives=0.5 * n) for n in range(3)),
-            model=SimModel(cross_slots=1),
-            config={"encoder_idle_seconds": 0.1},
-        ),
-        Scenario(
-            name="drain",
-            clients=(Client(audio=1, max_tokens=8), Client(audio=2, max_tokens=8)),
-            leaves=0.4,
-            outside=True,
-        ),
-        Scenario(
-            name="shutdown while busy",
-            clients=(Client(audio=1, max_tokens=40), Client(audio=2, max_tokens=40), Client(audio=3, arrives=0.5)),
-            config={"drain_seconds": 0.1},
-            leaves=0.55,
-        ),
-        Scenario(
-            name="sleep by order",
-            clients=(Client(audio=1, max_tokens=8), Client(audio=1), Client(audio=2, arrives=0.6)),
-            model=SimModel(cross_slots=1),
-            config=small_cache | {"encoder_idle_seconds": 0.1},
-            naps=(0.37, 1.0, 1.9215, 2.5),  # the second comes as the entry that the first one cost is freed
-        ),
-        Scenario(
-            name="sleep for want of work",
-            clients=(
-                Client(audio=1, max_tokens=2),
-                Client(audio=1, max_tokens=2, arrives=0.9, patience=0.2),
-                Client(audio=2, max_tokens=2, arrives=1.5),
-            ),
-            config={"idle_sleep": 0.2},
-        ),
-        Scenario(
-            name="shutdown while asleep",
-            clients=(Client(audio=1, max_tokens=40), Client(audio=2, arrives=0.6)),
-            naps=(0.4,),
-            leaves=0.8,
-        ),
-        Scenario(
-            name="slow reader",
-            clients=(Client(audio=1, pause=1.0), Client(audio=2)),
-            config={"max_pending": 1},
-        ),
-    )
-
-
-SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 
 from .conformance import workloads
+from .scenarios import FOREVER, Client, Scenario
 from .schedule import Listed, Pct, Schedule, Uniform
 from .sim import START, SimModel
-from .simulation import FOREVER, Client, Scenario
 
 __all__ = ["requests", "scenarios", "schedules", "workloads"]
 

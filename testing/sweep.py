@@ -19,8 +19,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 from attrs import define, field, frozen
 
+from .scenarios import SCENARIOS, Scenario
 from .schedule import Batches, Pct, Schedule, Uniform
-from .simulation import SCENARIOS, Fault, FaultKind, Outcome, Scenario, again, simulate
+from .simulation import Fault, FaultKind, Outcome, again, simulate
 
 
 @frozen

@@ -13,9 +13,10 @@ from triolet import Engine, EngineAsleep, EngineClosed, EngineConfig, EngineStat
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.rest import Power
+from triolet.testing.scenarios import Client, Scenario
 from triolet.testing.schedule import Uniform, run_scheduled
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
-from triolet.testing.simulation import Client, Scenario, simulate
+from triolet.testing.simulation import simulate
 
 from .test_engine_sim import ask, audio, expected, prompt
 

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError
 from triolet.core.plan import CrossWrite, SequenceStart, Slice, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
+from triolet.models import blueprint
 from triolet.models import executor as module
 from triolet.models.executor import TorchExecutor
 from triolet.models.kv import PagedKV
@@ -358,18 +359,18 @@ def test_an_error_of_ours_keeps_no_tensor_either(books, driver, audio, ids, monk
 @pytest.fixture
 def read_once(monkeypatch):
     """The tokenizer takes longer to read than everything else: it is read once."""
-    read, known = module.read_checkpoint, {}
+    read, known = blueprint.read_checkpoint, {}
 
     def read_checkpoint(folder):
         if folder not in known:
             known[folder] = read(folder)
         return known[folder]
 
-    monkeypatch.setattr(module, "read_checkpoint", read_checkpoint)
+    monkeypatch.setattr(blueprint, "read_checkpoint", read_checkpoint)
 
 
 STAGES = [
-    (module, "read_checkpoint"),
+    (blueprint, "read_checkpoint"),
     (module.WeightFiles, "open"),
     (module.WeightFiles, "get"),
     (module.LogMel, "build"),
@@ -379,7 +380,7 @@ STAGES = [
     (module.RuleMasks, "__init__"),
     (module.EncoderOutputs, "__init__"),
     (module._Open, "__init__"),
-    (module._Blueprint, "describe"),
+    (blueprint.Blueprint, "describe"),
     (torch, "set_num_threads"),
 ]
 

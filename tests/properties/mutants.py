@@ -27,9 +27,10 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from triolet import EngineConfig
+from triolet.testing.scenarios import SCENARIOS, Scenario
 from triolet.testing.schedule import Batches, Schedule, run_scheduled
 from triolet.testing.sim import SimExecutor
-from triolet.testing.simulation import SCENARIOS, FaultKind, Scenario, simulate
+from triolet.testing.simulation import FaultKind, simulate
 from triolet.testing.sweep import sweep_scenario
 
 from ..actors import test_engine_sim as engine_tests

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
-from triolet.testing.simulation import SCENARIOS, Client, Scenario, simulate
+from triolet.testing.scenarios import SCENARIOS, Client, Scenario
+from triolet.testing.simulation import simulate
 
 from ..actors import test_engine_sim as engine_tests
 from ..api import test_memory as memory_tests

@@ -13,9 +13,10 @@ from triolet.actors.supervisor import Supervisor
 from triolet.core.ledger import Decisions, EncoderLedger
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.planner import Planner
+from triolet.testing.scenarios import SCENARIOS, Client, Scenario
 from triolet.testing.schedule import Batches, Deadlock, Pct, Uniform
 from triolet.testing.sim import SimExecutor
-from triolet.testing.simulation import SCENARIOS, Client, Fault, FaultKind, Scenario, simulate
+from triolet.testing.simulation import Fault, FaultKind, simulate
 from triolet.testing.sweep import Report, sweep_all, sweep_scenario
 from triolet.testing.trace import InvariantViolation
 

@@ -9,9 +9,10 @@ from hypothesis import find, given, settings
 from triolet.testing import conformance
 from triolet.testing import schedule as schedule_module
 from triolet.testing.conformance import Ask, Workload
+from triolet.testing.scenarios import Client
 from triolet.testing.schedule import Listed
 from triolet.testing.sim import START
-from triolet.testing.simulation import Client, simulate
+from triolet.testing.simulation import simulate
 from triolet.testing.strategies import requests, scenarios, schedules, workloads
 
 
