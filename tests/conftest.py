@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Same examples in every run: a red test is red for everybody. `make soak` looks for new ones.
@@ -17,3 +21,12 @@ settings.register_profile(
     "soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What dies in the test dies by reference count."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -15,7 +15,7 @@ from triolet.core.plan import StepPlan
 from triolet.testing.schedule import Batches, run_scheduled
 from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens, sim_engine
 
-from .test_engine_sim import audio
+from .shared import audio
 
 REQUESTS, POISONOUS, RATE = 200, 3, 0.05
 POISON = 63  # a token

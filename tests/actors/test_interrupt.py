@@ -19,7 +19,7 @@ from triolet.actors import supervisor
 from triolet.testing.schedule import Batches, run_scheduled
 from triolet.testing.sim import SimExecutor, sim_engine
 
-from .test_engine_sim import audio, prompt
+from .shared import audio, prompt
 
 OURS = (*(str(Path(module.__file__).parent) for module in (supervisor, triolet.api.engine)), __file__)
 Line = tuple[str, int]

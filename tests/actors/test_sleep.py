@@ -18,22 +18,7 @@ from triolet.testing.schedule import Uniform, run_scheduled
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
 from triolet.testing.simulation import simulate
 
-from .test_engine_sim import ask, audio, expected, prompt
-
-
-@pytest.fixture
-def trace() -> list[events.Event]:
-    return []
-
-
-@pytest.fixture
-def executor() -> SimExecutor:
-    return SimExecutor()
-
-
-@pytest.fixture
-def config(trace: list[events.Event]) -> Callable[..., EngineConfig]:
-    return lambda **changes: EngineConfig(**{"observer": trace.append, "verify": True, **changes})
+from .shared import ask, audio, expected, prompt
 
 
 async def test_asleep_the_device_holds_nothing_but_parked_weights(executor, config, autojump_clock):

@@ -7,9 +7,7 @@ admission permit came back and every request heard its one end.
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import anyio.lowlevel
@@ -432,14 +430,6 @@ def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> None:
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.parametrize("ending", ["finished", "failed", "cancelled", "left early"])

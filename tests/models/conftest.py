@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -336,15 +335,6 @@ class Driver:
     def _next_sequence(self) -> int:
         self._sequences += 1
         return self._sequences
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """What dies now dies by reference count."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 class Watch(TorchDispatchMode):

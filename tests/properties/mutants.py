@@ -33,7 +33,7 @@ from triolet.testing.sim import SimExecutor
 from triolet.testing.simulation import FaultKind, simulate
 from triolet.testing.sweep import sweep_scenario
 
-from ..actors import test_engine_sim as engine_tests
+from ..actors import shared
 from ..actors.test_promises import SCHEDULES
 from .test_ledger import LedgerMachine
 from .test_pages import PagesMachine
@@ -181,7 +181,7 @@ def engine_test(test: Callable[..., Any], **parameters: object) -> Killer:
             once(Batches(seed))
 
     def once(schedule: Schedule) -> None:
-        trace = engine_tests.Trace()
+        trace = shared.Trace()
         with pytest.MonkeyPatch.context() as monkeypatch, without_collector():
             fixtures = {
                 "executor": SimExecutor(),

@@ -7,6 +7,7 @@ from triolet.testing.simulation import FaultKind
 
 from ..actors import test_engine_sim as engine_tests
 from ..actors import test_promises
+from ..actors import test_recovery as recovery_tests
 from ..api import test_memory as memory_tests
 from .mutants import SIMULATION, Mutant, engine_test, simulation, swept
 
@@ -53,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="actors.scheduler:Scheduler._handle",
         fragment="            self.planner.fail_all(error)\n",
         mistake="",
-        killer=engine_test(engine_tests.test_requests_of_a_crashed_runner_hear_of_it),
+        killer=engine_test(recovery_tests.test_requests_of_a_crashed_runner_hear_of_it),
         reason="EngineClosed",
     ),
     Mutant(
@@ -255,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.frames:clear_frames",
         fragment="traceback.clear_frames(current.__traceback__)",
         mistake="pass",
-        killer=engine_test(engine_tests.test_a_kept_encode_error_keeps_no_payload),
+        killer=engine_test(recovery_tests.test_a_kept_encode_error_keeps_no_payload),
         reason="payload() is None",
     ),
     Mutant(
@@ -348,7 +349,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="actors.supervisor:Supervisor._child_ended",
         fragment="    self._body.cancel()\n",
         mistake="",
-        killer=engine_test(engine_tests.test_after_an_actors_crash_nobody_waits_for_the_drain),
+        killer=engine_test(recovery_tests.test_after_an_actors_crash_nobody_waits_for_the_drain),
         reason="current_time() < 10",
     ),
     Mutant(
@@ -378,7 +379,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="actors.supervisor:Supervisor.running",
         fragment="if not (self._stop.is_set() or self._hurried):",
         mistake="if not self._hurried:",
-        killer=engine_test(engine_tests.test_after_an_actors_crash_nobody_waits_for_the_drain),
+        killer=engine_test(recovery_tests.test_after_an_actors_crash_nobody_waits_for_the_drain),
         reason="DID NOT RAISE",
     ),
     Mutant(
@@ -402,7 +403,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="actors.supervisor:leaving",
         fragment="if is_cancellation(body_error, cancelled):",
         mistake="if not cancelled:",
-        killer=engine_test(engine_tests.test_an_error_of_the_teardown_is_not_lost_behind_a_cancellation),
+        killer=engine_test(recovery_tests.test_an_error_of_the_teardown_is_not_lost_behind_a_cancellation),
         reason="DID NOT RAISE",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triolet.testing.simulation import FaultKind
 
-from ..actors import test_engine_sim as engine_tests
+from ..actors import test_recovery as recovery_tests
 from ..actors import test_sleep as sleep_tests
 from . import test_recovery
 from .mutants import Mutant, engine_test, machine, simulation, swept
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="actors.gpu_runner:GpuRunner._handle",
         fragment="if message.generation != self._generation",
         mistake="if False",
-        killer=engine_test(engine_tests.test_a_free_that_fails_once_starts_the_runner_anew_and_costs_nobody_a_token),
+        killer=engine_test(recovery_tests.test_a_free_that_fails_once_starts_the_runner_anew_and_costs_nobody_a_token),
         reason=("EngineClosed", "RunnerCrashed"),
     ),
     Mutant(

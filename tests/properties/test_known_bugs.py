@@ -21,7 +21,7 @@ from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
 from triolet.testing.scenarios import SCENARIOS, Client, Scenario
 from triolet.testing.simulation import simulate
 
-from ..actors import test_engine_sim as engine_tests
+from ..actors import test_recovery as recovery_tests
 from ..api import test_memory as memory_tests
 from . import test_recovery
 from .mutants import LEDGER, PLANNER, Killer, engine_test, planted, simulation, verdict
@@ -388,7 +388,7 @@ def test_r5_an_error_caught_on_the_worker_pins_the_frames_it_came_through():
     Caught by "payload() is None": four requests whose encodings fail, and a client that keeps the errors.
     """
     kept_frames = ("core.frames:clear_frames", "traceback.clear_frames(current.__traceback__)", "pass")
-    killer = engine_test(engine_tests.test_a_kept_encode_error_keeps_no_payload)
+    killer = engine_test(recovery_tests.test_a_kept_encode_error_keeps_no_payload)
     assert_caught(killer, "payload() is None", kept_frames)
 
 
@@ -405,7 +405,7 @@ def test_s5_one_exception_in_a_step_ends_every_request_in_it():
         "if sequence.ended or sequence.crashes_alone < enough:",
         "if sequence.ended:",
     )
-    killer = engine_test(engine_tests.test_a_request_that_crashes_its_step_fails_alone)
+    killer = engine_test(recovery_tests.test_a_request_that_crashes_its_step_fails_alone)
     assert_caught(killer, "PoisonRequest", all_condemned)
 
 
