@@ -106,7 +106,7 @@ class GpuRunner:
         try:
             await self._close()
         except EngineTeardownError as further:
-            if not isinstance(error, Exception):
+            if isinstance(error, trio.Cancelled):
                 raise
             error.add_note(str(further))
 
@@ -185,7 +185,13 @@ class GpuRunner:
         self.worker.stop()
         self.tell(events.StageReached("device released"))
         if done.error is not None:
-            raise EngineTeardownError(f"the device was released, but a release failed: {done.error}") from done.error
+            raise EngineTeardownError(f"the device was released, but {_told(done.error)}") from done.error
+        kept = {owner: count for owner, count in self.memory.by_owner.items() if count}
+        if kept:
+            raise EngineTeardownError(
+                f"the device was released, but somebody else keeps what was on it, in bytes: {kept}; whoever holds an "
+                f"engine's tensors must let them go before its block ends"
+            )
 
     def _close_executor(self) -> None:
         if self._executor is None:
@@ -271,10 +277,14 @@ class GpuRunner:
         self._submit(Job.FREE, partial(self._free, keys), report)
 
     def _slept(self, generation: int, done: m.JobDone) -> None:
+        if isinstance(done.error, DeviceLost):
+            raise done.error
         if isinstance(done.error, ExceptionGroup):  # of releases
             raise _NotGivenBack(f"{type(done.error).__name__}: {done.error}") from done.error
         if done.error is not None:
             self.to_scheduler.send_nowait(m.SleepFailed(_as_exception(done.error)))
+            if self._restarting:
+                return  # the reset is under way already, and in the name of a later generation
             # what was asked meanwhile was dropped
             self._submit(Job.RESET, self._reset, partial(self._reset_after_sleep, generation))
             return
@@ -362,6 +372,14 @@ def _deliver(inbox: trio.MemorySendChannel[m.RunnerMessage], done: m.JobDone) ->
     """Tells the runner of a call's end. A call that was abandoned may end long after the runner's channels closed."""
     with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
         inbox.send_nowait(done)
+
+
+def _told(error: BaseException) -> str:
+    """Each failed release and, from its notes, whose it was."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(map(_told, error.exceptions))
+    notes = ", ".join(getattr(error, "__notes__", ["a release failed"]))
+    return f"{notes}: {type(error).__name__}: {error}"
 
 
 def _report_to_nobody(done: m.JobDone) -> None:

@@ -111,7 +111,7 @@ class _Tell:
     checker: TraceChecker | None
     stop: trio.Event
     body: trio.CancelScope
-    error: Exception | None = None
+    error: BaseException | None = None
 
     def __call__(self, event: events.Event) -> None:
         if self.checker is not None:
@@ -120,7 +120,7 @@ class _Tell:
             return
         try:
             self.observer(event)
-        except Exception as error:  # noqa: BLE001  (raised at the end of the block)
+        except BaseException as error:  # noqa: BLE001  (raised at the end of the block)
             error.add_note("raised by EngineConfig(observer=...), which must not raise")
             self.error, self.observer = self.error or error, None
 
@@ -341,7 +341,7 @@ class Supervisor:
         error, child.error = child.error, None  # the child is in a frame of its error's traceback
         if error is None and self._stop.is_set():
             return
-        if isinstance(error, EngineTeardownError):
+        if isinstance(error, EngineTeardownError) and self._stop.is_set():
             self._teardown_errors.append(error)
             return
         cause = error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")

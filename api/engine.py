@@ -134,9 +134,10 @@ class Engine:
             await self._reached().call(partial(self.inside.aclose, seconds))
 
     async def sleep(self) -> None:
-        """Gives the device back; returns when it is. The weights are parked in the host's memory or dropped
-        (``EngineConfig.sleep_keeps_weights``). Requests that run stop within a step and go on after `wake` where they
-        were; new ones wait as well, or are refused (``EngineConfig.while_asleep``).
+        """Gives the device back, until `wake`; returns when it is. The weights are parked in the host's memory or
+        dropped (``EngineConfig.sleep_keeps_weights``). Requests that run stop within a step and go on after `wake`
+        where they were; new ones wait as well, or are refused (``EngineConfig.while_asleep``). A caller that is cancelled no
+        longer waits; the order stands. A release that fails ends the engine, since nobody knows what is still held.
 
         Raises:
             EngineClosed: the engine ends meanwhile.

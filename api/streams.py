@@ -27,14 +27,18 @@ class Mailbox:
         EngineError: the request failed, or the engine ended before it did (`EngineClosed`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[], object]) -> None:
+        """``on_end`` is called in the scheduler's task when the request has ended, read or not."""
         self._send, self._receive = trio.open_memory_channel[StreamMessage](math.inf)
+        self._on_end = on_end
         self.finish_reason: FinishReason | None = None
         self.ended = False  # the request's last message has been read
 
     def put(self, message: StreamMessage) -> None:
         """Called by the scheduler. Nothing is lost: the reader either reads it or has said that it does not care."""
         self._send.send_nowait(message)
+        if not isinstance(message, Tokens):
+            self._on_end()
 
     def __aiter__(self) -> AsyncIterator[Drawn]:
         return self

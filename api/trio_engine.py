@@ -214,19 +214,20 @@ class TrioEngine:
     @trio.lowlevel.enable_ki_protection
     async def _submitted(self, request: Request, *, wait: bool) -> AsyncIterator[Mailbox]:
         """Admits and submits ``request``; on the way out withdraws what has not ended. No await between the halves of a
-        state change: from admission on, everything is undone by the ``finally``."""
+        state change. The request's place is free again when it has ended, whether or not anybody reads that."""
         supervisor, _ = self._opened()
         await self._admit(wait=wait)
+        mailbox = Mailbox(self._admission.release)
         try:
-            mailbox = Mailbox()
             supervisor.submit(request, mailbox)
-            try:
-                yield mailbox
-            finally:
-                if not mailbox.ended:
-                    supervisor.abort(request.id)
-        finally:
+        except BaseException:
             self._admission.release()
+            raise
+        try:
+            yield mailbox
+        finally:
+            if not mailbox.ended:
+                supervisor.abort(request.id)
 
     @trio.lowlevel.enable_ki_protection
     async def _admit(self, *, wait: bool) -> None:

@@ -1,7 +1,7 @@
 """How often a request must crash alone before it is to blame, and not chance.
 
-A device that fails now and then fails lone requests too. What the latest steps without the request have suffered tells
-how likely that is.
+A device that fails now and then fails lone requests too. How likely that is, the latest steps tell: those without the
+request, and those that failed with it and that it has survived since.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST = 8
 class Evidence:
     """The latest steps, and whom their failures accuse."""
 
-    _steps: deque[frozenset[str] | None] = field(factory=lambda: deque(maxlen=_WINDOW), init=False)
+    _steps: deque[set[str] | None] = field(factory=lambda: deque(maxlen=_WINDOW), init=False)
 
     def step_done(self) -> None:
         """A step went well."""
@@ -29,11 +29,18 @@ class Evidence:
 
     def step_failed(self, request_ids: Iterable[str]) -> None:
         """A step with these requests failed."""
-        self._steps.append(frozenset(request_ids))
+        self._steps.append(set(request_ids))
+
+    def cleared(self, request_id: str) -> None:
+        """The request has run well since: it was not to blame for the failures that it was part of."""
+        for accused in self._steps:
+            if accused is not None:
+                accused.discard(request_id)
 
     def crashes_to_blame(self, request_id: str, least: int) -> int:
         """Crashes alone, in a row, that make it guilty: ``least`` on a device that fails nobody else, more on one that
-        does."""
-        others = sum(failed is not None and request_id not in failed for failed in self._steps)
-        rate = (others + 0.5) / (_WINDOW + 1)
+        does, and where little is known of the device; `_MOST` at most."""
+        others = [accused for accused in self._steps if accused is None or request_id not in accused]
+        failures = sum(accused is not None for accused in others)
+        rate = (failures + 0.5) / (len(others) + 1)
         return max(least, min(_MOST, math.ceil(math.log(_CHANCE) / math.log(rate))))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from attrs import define, field
 
@@ -44,7 +44,7 @@ from .sequence import (
     Sequence,
 )
 
-_PATIENCE = 64  # good steps before one that had to shrink may grow
+_PATIENCE = 32  # good steps before one that had to shrink may grow; twice as many after every failure
 
 
 @define(eq=False)
@@ -81,6 +81,7 @@ class Planner:
     _failed_steps: int = field(default=0, init=False)
     _step_tokens: int = field(init=False)  # what a step may feed now; less than the limit after one was too large
     _evidence: Evidence = field(factory=Evidence, init=False)
+    _patience: int = field(default=_PATIENCE, init=False)
     _good_steps: int = field(default=0, init=False)  # since it last changed
 
     def __attrs_post_init__(self) -> None:
@@ -173,7 +174,7 @@ class Planner:
             sequence.in_flight -= 1
             sequence.draws -= part.draw
             if part.draw:  # a chunk that goes well says nothing of the chunks to come
-                sequence.suspicion = sequence.crashes_alone = 0
+                self._clear(sequence)
             if not sequence.ended and (part.draw or drawn.probe is not None):
                 self._commit(sequence, drawn, part.draw)
             self._settle(sequence)
@@ -187,7 +188,7 @@ class Planner:
         too_large = not skipped and isinstance(error, MemoryError) and flight.plan.tokens > 1
         if too_large:
             self._step_tokens = min(self._step_tokens, flight.plan.tokens) // 2
-            self._good_steps = 0
+            self._good_steps, self._patience = 0, 2 * self._patience
         if not (skipped or too_large):
             self._evidence.step_failed(sequence.request.id for sequence in flight.sequences)
         if not skipped:
@@ -205,9 +206,10 @@ class Planner:
             self._settle(sequence)
 
     def _grow_steps(self) -> None:
-        """Steps that had to shrink grow again, twofold, after a while without a failure."""
+        """Steps that had to shrink grow again, twofold, after a while without a failure. The while is longer each time,
+        else a request that needs more steps than that would start anew for ever."""
         self._good_steps += 1
-        if self._good_steps >= _PATIENCE and self._step_tokens < self.limits.max_step_tokens:
+        if self._good_steps >= self._patience and self._step_tokens < self.limits.max_step_tokens:
             self._step_tokens = min(2 * self._step_tokens, self.limits.max_step_tokens)
             self._good_steps = 0
 
@@ -230,8 +232,7 @@ class Planner:
         """The next step to dispatch, or ``None`` where there is nothing to do or enough is in flight."""
         if len(self._flights) >= self.limits.steps_in_flight:
             return None
-        suspects = self._suspects()
-        if suspects:
+        for suspects in self._suspects():
             draft = self._plan(suspects)
             if draft.slices:
                 return self._dispatch(draft)
@@ -290,18 +291,23 @@ class Planner:
         running = [s for s in self._sequences.values() if s.phase is Phase.RUNNING]
         return sorted(running, key=lambda s: s.order) + self._startable()
 
-    def _suspects(self) -> list[Sequence]:
+    def _suspects(self) -> Iterator[list[Sequence]]:
         """Half of the candidates that were part of the most failed steps since they last ran well.
 
         They run in a step of their own, so that the one that crashes it is found by bisection: the half that fails
         again is then the most suspicious. Requests beyond suspicion run in the steps that have no suspects to run.
+
+        Where those wait for room, the other half may run, and then those that are less suspicious: they may be the ones
+        that have it.
         """
         if not any(s.suspicion for s in self._sequences.values()):
-            return []
+            return
         candidates = self._candidates()
-        most = max((sequence.suspicion for sequence in candidates), default=0)
-        group = [sequence for sequence in candidates if sequence.suspicion == most > 0]
-        return group[: max(1, len(group) // 2)]
+        for level in sorted({sequence.suspicion for sequence in candidates if sequence.suspicion}, reverse=True):
+            group = [sequence for sequence in candidates if sequence.suspicion == level]
+            half = max(1, len(group) // 2)
+            yield group[:half]
+            yield group[half:]
 
     def _startable(self) -> list[Sequence]:
         """Waiting sequences that need nothing but room, in order; none while no place is free."""
@@ -481,6 +487,12 @@ class Planner:
         )
         poison.__cause__ = error
         self._end(sequence, Fail(sequence.request.id, poison))
+
+    def _clear(self, sequence: Sequence) -> None:
+        """It drew a token: whatever crashed the steps it was in, it was not the request."""
+        if sequence.suspicion:
+            self._evidence.cleared(sequence.request.id)
+            sequence.suspicion = sequence.crashes_alone = 0
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 

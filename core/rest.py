@@ -107,5 +107,5 @@ class Rest:
 
     @property
     def ordered(self) -> bool:
-        """Whether it sleeps, or is to sleep, until somebody wakes it."""
-        return self._wants_sleep and self._ordered
+        """Whether it sleeps, or is to sleep, until somebody wakes it; also while it wakes, which may fail."""
+        return self._ordered

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import trio
 from attrs import define, field, frozen
@@ -72,7 +72,11 @@ class Injected(Exception):
     """Raised where a fault has something raise."""
 
 
-_ACTORS = {"triolet scheduler", "triolet encoder cache", "triolet runner"}
+_ACTORS = {  # and the names of the channels that lead to them
+    "triolet scheduler": "_to_scheduler",
+    "triolet encoder cache": "_to_encoder_cache",
+    "triolet runner": "_to_runner",
+}
 
 
 @frozen
@@ -122,6 +126,7 @@ class _Injector(trio.abc.Instrument):
     steps: Counter[str] = field(factory=Counter)
     met: bool = False
     over: bool = False
+    put_back: Callable[[str, object], None] = lambda *_: None  # a message that an actor was about to read
     release_failed: bool = False
     _releases_fail: bool = False
     _armed: FaultKind | None = None  # waits for the call or the client that it happens to
@@ -142,7 +147,9 @@ class _Injector(trio.abc.Instrument):
             self.scope.cancel()
         elif kind is FaultKind.CRASH and role(task) in _ACTORS:
             self.met = True
-            throw_into(task, Injected(f"in {role(task)}"))
+            unread = throw_into(task, Injected(f"in {role(task)}"))
+            if unread is not None:
+                self.put_back(role(task), unread)
         elif kind is FaultKind.INTERRUPT:
             self.met = True
             signal.raise_signal(signal.SIGINT)
@@ -195,8 +202,12 @@ class _Run:
         settings: dict[str, object] = {"drain_seconds": 1.0, "stage_seconds": 2.0, **scenario.config}
         config = EngineConfig(observer=self._observe, **settings)  # type: ignore[arg-type]
         self.checker = TraceChecker(capacity=config.encoder_cache_bytes, steps_in_flight=config.steps_in_flight)
+        self.injector.put_back = self._put_back
         self.worker = SimWorker(hangs=self.injector.hangs)
         self.engine = sim_engine(self.executor, config=config, worker=self.worker)
+
+    def _put_back(self, actor: str, message: object) -> None:
+        getattr(self.engine.inside.supervisor, _ACTORS[actor]).send_nowait(message)
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)
@@ -451,8 +462,8 @@ _MAY_END: Mapping[FaultKind | None, set[str]] = {
 def _judge_error(run: _Run, kind: FaultKind | None) -> None:
     """What left the block must be the one error that tells of the fault, and of nothing else."""
     error = run.error
-    if kind is FaultKind.CRASH and error is None:
-        assert run.scenario.outside, "the crash was swallowed"
+    if kind is FaultKind.CRASH and "crashed" in run.ends and run.scenario.outside:
+        assert error is None, f"a client outside of the block has crashed, and {error!r} left it"
     elif kind in {FaultKind.CRASH, FaultKind.OBSERVER_FAILS}:
         assert _tells_of(error, Injected), f"the crash was swallowed; what left the block is {error!r}"
     elif kind is FaultKind.DEVICE_LOST:
@@ -460,7 +471,9 @@ def _judge_error(run: _Run, kind: FaultKind | None) -> None:
         assert _tells_of(error, DeviceLost), "nobody says why"
     elif run.injector.release_failed:
         assert isinstance(error, EngineTeardownError), f"the release that failed was swallowed: {error!r}"
-    elif error is not None and not (kind is FaultKind.STEP_HANGS and isinstance(error, EngineTeardownError)):
+    elif kind is FaultKind.STEP_HANGS:
+        assert isinstance(error, EngineTeardownError), f"a step hung, and nobody says so: {error!r}"
+    elif error is not None:
         raise error
 
 
@@ -481,8 +494,23 @@ def _judge_teardown(run: _Run) -> None:
     assert not cut_off, f"{cut_off}, though the device answered"
 
 
+def _may_end(run: _Run, kind: FaultKind | None) -> set[str]:
+    """How clients may end after a fault of ``kind``, those outside of the block included."""
+    allowed = _MAY_END.get(kind, _WELL)
+    if EncodeFailed.__name__ in allowed and not any(
+        isinstance(event, events.EncodeBroke) and len(event.keys) == 1 for event in run.trace
+    ):
+        return allowed - {EncodeFailed.__name__}  # a batch that fails is tried again in halves
+    failed = [event.actor for event in run.trace if isinstance(event, events.ActorFailed)]
+    if failed and failed[0] != "runner":
+        return allowed - {RunnerCrashed.__name__}
+    if failed and run.scenario.outside:
+        return allowed - {EngineClosed.__name__}
+    return allowed
+
+
 def _judge_ends(run: _Run, kind: FaultKind | None) -> None:
-    allowed = _MAY_END.get(kind, _WELL) | {run.scenario.refusal or "finished"}
+    allowed = _may_end(run, kind) | {run.scenario.refusal or "finished"}
     if run.scenario.leaves < FOREVER and not run.scenario.outside:
         allowed |= _STOPPED
     if run.scenario.outside and kind is not None:  # the time to drain may be over before they are done

@@ -122,11 +122,13 @@ def seeded_batches(seed: int) -> Iterator[None]:
         run._r.setstate(state)
 
 
-def throw_into(task: trio.lowlevel.Task, error: Exception) -> None:
-    """``task``, which is about to run, finds ``error`` raised where it waited; what it waited for is lost. To be called
-    from `trio.abc.Instrument.before_task_step`."""
+def throw_into(task: trio.lowlevel.Task, error: Exception) -> object:
+    """``task``, which is about to run, finds ``error`` raised where it waited. Returns what it would have been given,
+    and is not. To be called from `trio.abc.Instrument.before_task_step`."""
     hidden: Any = task
+    given = hidden._next_send
     hidden._next_send_fn, hidden._next_send = task.coro.throw, error
+    return getattr(given, "value", None)
 
 
 # -- the self-test ---------------------------------------------------------------------------------------------------
