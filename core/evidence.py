@@ -32,10 +32,16 @@ class Evidence:
         self._steps.append(set(request_ids))
 
     def cleared(self, request_id: str) -> None:
-        """The request has run well since: it was not to blame for the failures that it was part of."""
+        """The request has run well since, or is gone: the failures that it was part of are not laid at its door."""
         for accused in self._steps:
             if accused is not None:
                 accused.discard(request_id)
+
+    def blamed(self, request_id: str) -> None:
+        """The request was to blame: the failures that it was part of say nothing of the device."""
+        self._steps = deque(
+            (None if accused is not None and request_id in accused else accused for accused in self._steps), _WINDOW
+        )
 
     def crashes_to_blame(self, request_id: str, least: int) -> int:
         """Crashes alone, in a row, that make it guilty: ``least`` on a device that fails nobody else, more on one that

@@ -486,6 +486,7 @@ class Planner:
             f"requests go on. The last error was {type(error).__name__}: {error}"
         )
         poison.__cause__ = error
+        self._evidence.blamed(sequence.request.id)
         self._end(sequence, Fail(sequence.request.id, poison))
 
     def _clear(self, sequence: Sequence) -> None:
@@ -499,6 +500,8 @@ class Planner:
     def _end(self, sequence: Sequence, end: Finish | Fail | Abort) -> None:
         assert not sequence.ended, f"request {sequence.request.id} would end twice"
         sequence.ended = True
+        if sequence.suspicion:
+            self._evidence.cleared(sequence.request.id)
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         sequence.phase = Phase.LEAVING
