@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import anyio.lowlevel
 
 from ..actors.supervisor import is_cancellation, leaving
-from ..core.errors import EngineClosed
+from ..core.errors import EngineClosed, EngineStateError
 from .hosts import foreign
-from .portal import Portal, PortalStream, StreamBlock
+from .portal import Portal, PortalStream, StreamBlock, may_wait
 from .results import Delta, Progress, Segment
 from .streams import SegmentStream
 from .trio_engine import TrioEngine
@@ -26,11 +26,11 @@ class AsyncioHost:
     """Implements `triolet.api.hosts.Host`.
 
     asyncio has no nurseries: where the engine fails while the body runs, the task that entered it is cancelled, and
-    that one cancellation is taken back when the block is left, as `asyncio.timeout` does.
+    that one cancellation is taken back when the block is left, as `asyncio.timeout` does. It is the task that entered,
+    even if another one is going to leave the block, as fixtures of test frameworks do: then nobody takes it back.
     """
 
     def __init__(self, engine: TrioEngine) -> None:
-        self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None, "an engine is entered by a task"
         self._task = weakref.ref(task)  # an engine that somebody keeps must not keep the task of a loop that is gone
@@ -41,6 +41,7 @@ class AsyncioHost:
         self._portal = Portal(
             resource=engine,
             refuse=engine.not_open,
+            foreign=_foreign,
             cut_off=_cut_off,
             failed=_weakly(self._engine_failed),
             end_seconds=seconds,
@@ -66,9 +67,14 @@ class AsyncioHost:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, GeneratorExit):  # the coroutine is thrown away, and must not wait
+        if not may_wait(error):
             self._portal.stop()
             return
+        try:
+            self._portal.check()
+        except EngineStateError:
+            self._portal.stop()  # nobody waits for it, but the device goes back
+            raise
         left = await self._close(error, drain=error is None and not self._failed)
         try:
             if left is not None and left is not error:
@@ -83,7 +89,7 @@ class AsyncioHost:
         self._thrown_away.detach()
         others = self._take_back()
         try:
-            if cancelled is not None and (body_error is None or isinstance(body_error, Exception)):
+            if cancelled is not None and (body_error is None or isinstance(body_error, (Exception, GeneratorExit))):
                 body_error = cancelled
             if others and body_error is not None and is_cancellation(body_error, asyncio.CancelledError):
                 try:
@@ -112,15 +118,6 @@ class AsyncioHost:
 
     # -- what callers ask --------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """See `triolet.api.hosts.Host.check`."""
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:
-            raise foreign("asyncio.run_coroutine_threadsafe(...)") from None
-        if here is not self._loop:
-            raise foreign("asyncio.run_coroutine_threadsafe(...)")
-
     def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """See `triolet.api.hosts.Host.call`."""
         return self._portal.call(operation)
@@ -133,6 +130,7 @@ class AsyncioHost:
         self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[Delta]]]
     ) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
         """See `triolet.api.hosts.Host.deltas`."""
+        self._portal.check()
         stream: PortalStream[Delta, None] = PortalStream(self._portal, _no_view)
         return StreamBlock(stream, open_block, _deltas)
 
@@ -140,6 +138,7 @@ class AsyncioHost:
         self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
     ) -> AbstractAsyncContextManager[SegmentStream]:
         """See `triolet.api.hosts.Host.segments`."""
+        self._portal.check()
         stream: PortalStream[Segment, Progress] = PortalStream(self._portal, _progress)
         return StreamBlock(stream, open_block, _segments)
 
@@ -154,6 +153,10 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
             found()
 
     return call
+
+
+def _foreign() -> EngineStateError:
+    return foreign("asyncio.run_coroutine_threadsafe(...)", "loop.call_soon_threadsafe(...)")
 
 
 def _cut_off() -> EngineClosed:

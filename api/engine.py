@@ -60,6 +60,9 @@ class Engine:
         model: a folder with a transformers checkpoint, or a hub id.
         config: settings; see `EngineConfig`.
 
+    Raises (on making one):
+        InvalidRequest: ``config`` is none.
+
     Raises (on entering):
         CheckpointError: no checkpoint there, or one that cannot be loaded.
         EngineStateError: entered twice, or in no task of trio or asyncio.
@@ -80,7 +83,7 @@ class Engine:
     _host: Host | None
 
     def __init__(self, model: str | Path, *, config: EngineConfig | None = None) -> None:
-        config = config or EngineConfig()
+        config = _settings(config)
         self.inside = TrioEngine(config, partial(torch_executor, model, config), ThreadWorker)
         self._host = None
 
@@ -94,7 +97,7 @@ class Engine:
     ) -> Self:
         """An engine over an executor and a worker of your own, as the simulation in `triolet.testing` does."""
         engine = cls.__new__(cls)
-        engine.inside = TrioEngine(config or EngineConfig(), make_executor, make_worker)
+        engine.inside = TrioEngine(_settings(config), make_executor, make_worker)
         engine._host = None
         return engine
 
@@ -136,8 +139,9 @@ class Engine:
     async def sleep(self) -> None:
         """Gives the device back, until `wake`; returns when it is. The weights are parked in the host's memory or
         dropped (``EngineConfig.sleep_keeps_weights``). Requests that run stop within a step and go on after `wake`
-        where they were; new ones wait as well, or are refused (``EngineConfig.while_asleep``). A caller that is cancelled no
-        longer waits; the order stands. A release that fails ends the engine, since nobody knows what is still held.
+        where they were; new ones wait as well, or are refused (``EngineConfig.while_asleep``). A caller that is
+        cancelled no longer waits; the order stands. A release that fails ends the engine, since nobody knows what is
+        still held.
 
         Raises:
             EngineClosed: the engine ends meanwhile.
@@ -166,10 +170,9 @@ class Engine:
         return self._reached().read(self.inside.statistics)
 
     def _reached(self) -> Host:
-        """The host, where it may be asked."""
+        """The host, while the engine is open or opening. It checks the event loop itself."""
         if self._host is None or self.inside.state is State.CLOSED:
             raise self.inside.not_open()
-        self._host.check()
         return self._host
 
     # -- token level -------------------------------------------------------------------------------------------------
@@ -275,3 +278,11 @@ class Engine:
         resolved = TranscribeOptions(**options)
         stream = partial(self.inside.stream_transcription, audio, resolved, request_id, wait=wait)
         return self._reached().segments(stream)
+
+
+def _settings(config: object) -> EngineConfig:
+    if config is None:
+        return EngineConfig()
+    if not isinstance(config, EngineConfig):
+        raise InvalidRequest(f"config={config!r}; allowed: EngineConfig(...), or leave it out")
+    return config

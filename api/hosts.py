@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 from typing import Protocol, TypeVar
 
@@ -13,13 +13,16 @@ import trio
 from ..core.errors import EngineStateError
 from .results import Delta
 from .streams import SegmentStream
-from .trio_engine import TrioEngine
+from .trio_engine import State, TrioEngine
 
 T = TypeVar("T")
 
 
 class Host(Protocol):
-    """Runs what callers ask of a `TrioEngine` where that lives."""
+    """Runs what callers ask of a `TrioEngine` where that lives.
+
+    Every method raises `EngineStateError` outside of the event loop that the engine was entered in.
+    """
 
     async def __aenter__(self) -> object:
         """Opens the engine. What it raises comes out unchanged."""
@@ -27,16 +30,15 @@ class Host(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Closes the engine in order; what leaves the block is decided by `triolet.actors.supervisor.leaving`."""
-
-    def check(self) -> None:
-        """Raises `EngineStateError` outside of the event loop that the engine was entered in."""
+        """Closes the engine in order; what leaves the block is decided by `triolet.actors.supervisor.leaving`. In
+        another loop it only tells the engine to stop."""
 
     def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """Runs an operation of the engine; it is cancelled with the awaiting task, and then has ended."""
 
     def read(self, function: Callable[[], T]) -> T:
-        """Calls a quick function where the engine's state may be read."""
+        """Calls a quick function where the engine's state may be read. Observers may ask as well, whose calls come from
+        the engine's own loop."""
 
     def deltas(
         self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[Delta]]]
@@ -63,45 +65,61 @@ class TrioHost:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         try:
+            self._check()
+        except EngineStateError:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._stop)  # nobody waits for it, but the device goes back
+            raise
+        try:
             return await self._engine.__aexit__(kind, error, traceback)
         finally:
             del error, traceback
 
-    def check(self) -> None:
-        """See `Host.check`."""
+    def _check(self) -> None:
+        here: trio.lowlevel.TrioToken | None
         try:
             here = trio.lowlevel.current_trio_token()
         except RuntimeError:
-            raise foreign("trio.from_thread.run(...)") from None
+            here = None
         if here is not self._token:
-            raise foreign("trio.from_thread.run(...)")
+            raise foreign("trio.from_thread.run(...)", "trio.from_thread.run_sync(...)")
+
+    def _stop(self) -> None:
+        if self._engine.state is State.OPEN:
+            trio.lowlevel.spawn_system_task(self._engine.aclose, 0.0)
 
     def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """See `Host.call`."""
+        self._check()
         return operation()
 
     def read(self, function: Callable[[], T]) -> T:
         """See `Host.read`."""
+        self._check()
         return function()
 
     def deltas(
         self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[Delta]]]
     ) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
         """See `Host.deltas`."""
+        self._check()
         return open_block()
 
     def segments(
         self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
     ) -> AbstractAsyncContextManager[SegmentStream]:
         """See `Host.segments`."""
+        self._check()
         return open_block()
 
 
-def foreign(way: str) -> EngineStateError:
-    """The error of a caller in another loop or thread; ``way`` leads to the engine's."""
+def foreign(way: str, plain: str) -> EngineStateError:
+    """The error of a caller in another loop or thread. ``way`` leads to the engine's for what is awaited, ``plain`` for
+    the rest."""
     return EngineStateError(
         f"the engine was used outside of the event loop that it was entered in; allowed: tasks of that loop. From "
-        f"another thread call it by {way}, in another loop open an engine of its own"
+        f"another thread ask it by {way}, and by {plain} for what is not awaited, as statistics(); in another loop "
+        f"open an engine of its own"
     )
 
 

@@ -20,8 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import inspect
 import queue
 import threading
+import time
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -31,6 +34,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 import outcome
+import sniffio
 import trio
 from attrs import define, field
 
@@ -63,6 +67,23 @@ async def outlast(hurry: Callable[[], object], *futures: asyncio.Future[Any]) ->
         return cancelled
     finally:
         del cancelled  # a frame in its own error's traceback would be a reference cycle
+
+
+def may_wait(error: BaseException | None) -> bool:
+    """Whether a block that is left with ``error`` may await.
+
+    `GeneratorExit` has two senders, and the frame that it was raised in tells them apart. At a ``yield`` of an async
+    generator it is ``aclose()``, which somebody awaits. In a coroutine it is the end of one that is thrown away, which
+    must not wait, though generators of context managers may lie between. Without a task nobody could wait either.
+    """
+    if not isinstance(error, GeneratorExit):
+        return True
+    try:
+        sniffio.current_async_library()
+    except sniffio.AsyncLibraryNotFoundError:
+        return False
+    flags = [frame.f_code.co_flags for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(flags and flags[-1] & inspect.CO_ASYNC_GENERATOR)
 
 
 def unwrapped(answer: outcome.Outcome[T]) -> T:
@@ -98,13 +119,14 @@ class Call(Generic[T]):
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
 
-@define(eq=False)
+@define(eq=False, repr=False)  # the resource's would be kilobytes, in the first line of a traceback
 class Portal:
     """Holds ``resource`` open in a trio loop of its own, and runs operations there.
 
     Args:
         resource: entered and left on the trio side.
         refuse: makes the error of calls that come when the resource is not open; called on the asyncio side.
+        foreign: makes the error of those who ask in another loop or thread; called there.
         cut_off: makes the error of calls that do not end with the resource; called on the trio side.
         failed: called on the asyncio side where the resource ends before it was asked to. It must not keep its owner
             alive: the running thread keeps it.
@@ -114,6 +136,7 @@ class Portal:
 
     resource: AbstractAsyncContextManager[object]
     refuse: Callable[[], Exception]
+    foreign: Callable[[], Exception]
     cut_off: Callable[[], Exception]
     failed: Callable[[], None]
     end_seconds: float
@@ -121,7 +144,7 @@ class Portal:
     _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop, init=False)
     _opened: asyncio.Future[None] = field(init=False)
     _ended: asyncio.Future[outcome.Outcome[None]] = field(init=False)
-    _thread: threading.Thread = field(init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
     _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
     # of the trio side
     _on_trio_calls: trio.Nursery | None = field(default=None, init=False)  # None: calls are refused
@@ -154,6 +177,7 @@ class Portal:
         else:
             self.stop()
         cancelled = await outlast(self.stop, self._ended)
+        assert self._thread is not None, "closed before opened"
         self._thread.join()  # it has nothing left to do
         ended = self._ended.result()
         return ended.error if isinstance(ended, outcome.Error) else None, cancelled
@@ -161,6 +185,17 @@ class Portal:
     def stop(self) -> None:
         """Makes the resource end as if its surroundings were cancelled. Never waits, may be called from any thread."""
         self._post(self._on_trio_surroundings.cancel)
+
+    def check(self) -> None:
+        """Raises the error that ``foreign`` makes, outside of the loop that the portal was made in: its futures would
+        never wake a task of another one."""
+        here: asyncio.AbstractEventLoop | None
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not self._loop:
+            raise self.foreign()
 
     async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Runs ``operation`` on the trio side. Where the calling task is cancelled, so is the operation, and the
@@ -182,6 +217,7 @@ class Portal:
 
     def submit(self, operation: Callable[[], Awaitable[T]]) -> Call[T]:
         """Begins a call."""
+        self.check()
         call: Call[T] = Call(self._loop.create_future())
         if not self._post(partial(self._on_trio_begin, operation, call)):
             call.answer.set_result(None)
@@ -192,7 +228,11 @@ class Portal:
         self._post(call.scope.cancel)
 
     def read(self, function: Callable[[], T]) -> T:
-        """The result of ``function``, called on the trio side while this thread waits: it must be quick."""
+        """The result of ``function``, called on the trio side while this thread waits: it must be quick. Who is on the
+        trio side already, as an observer, is answered there."""
+        if threading.current_thread() is self._thread:
+            return function()
+        self.check()
         answers: queue.SimpleQueue[outcome.Outcome[T]] = queue.SimpleQueue()
         if not self._post(lambda: answers.put(outcome.capture(function))):
             raise self.refuse()
@@ -213,8 +253,17 @@ class Portal:
 
     def _finish(self) -> None:
         """At the interpreter's exit, where the block was never left."""
-        self.stop()
-        self._thread.join(min(self.exit_seconds, threading.TIMEOUT_MAX))
+        assert self._thread is not None, "registered before opened"
+        deadline = time.monotonic() + min(self.exit_seconds, threading.TIMEOUT_MAX)
+        while True:
+            try:
+                self.stop()
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+            except KeyboardInterrupt:
+                # The process ends already. To go on now would finalize the interpreter under a call of the device,
+                # which may abort it (SIGABRT); the deadline bounds the wait
+                continue
+            break
 
     # -- the trio side -----------------------------------------------------------------------------------------------
 
@@ -344,8 +393,9 @@ class PortalStream(Generic[T, View]):
         """Leaves the block, which ended with ``error``."""
         assert self._holder is not None, "left before entered"
         self._portal.cancel(self._holder)
-        if isinstance(error, GeneratorExit):
-            return  # the coroutine is thrown away and cannot wait
+        if not may_wait(error):
+            return
+        self._portal.check()
         cancelled = await outlast(_nothing, self._holder.answer)
         try:
             if cancelled is not None:
@@ -357,6 +407,7 @@ class PortalStream(Generic[T, View]):
         return self
 
     async def __anext__(self) -> T:
+        self._portal.check()
         while not self._kept:
             await self._fetch()
         item, self._view = unwrapped(self._kept.popleft())

@@ -68,7 +68,8 @@ class Mailbox:
             case Aborted():
                 raise EngineClosed(
                     "the request was aborted: its stream was left, or the engine's block ended and the time to drain "
-                    "was over; leave them later, or raise EngineConfig(drain_seconds=...)"
+                    "was over, or the engine was asleep then; leave them later, raise "
+                    "EngineConfig(drain_seconds=...), or wake the engine before its block ends"
                 )
 
 

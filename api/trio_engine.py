@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -131,9 +131,14 @@ class TrioEngine:
         return self._opened()[0].statistics()
 
     def not_open(self) -> EngineStateError:
-        """The error of those who ask before or after the block."""
+        """The error of those who ask when it is not open, or no longer."""
+        if self.state in (State.NEW, State.OPENING):
+            return EngineStateError(
+                f"this engine is {self.state.value}; use it inside its block: async with Engine(...) as engine"
+            )
         return EngineStateError(
-            f"this engine is {self.state.value}; use it inside its block: async with Engine(...) as engine"
+            "this engine is closed: its block has ended, aclose() was called or it failed; open a new one: "
+            "async with Engine(...) as engine"
         )
 
     def _opened(self) -> tuple[Supervisor, ModelDescription]:
@@ -188,7 +193,7 @@ class TrioEngine:
 
     async def _build(self, query: Query) -> Request:
         _, description = self._opened()
-        sampling = query.sampling or SamplingParams()
+        sampling = _sampling(query.sampling)
         token_ids = _prompt_tokens(description, query.prompt, query.prompt_token_ids)
         check_integer("priority", query.priority)
         _check_token_ids(description, "prompt_token_ids", token_ids)
@@ -299,6 +304,8 @@ def _prompt_tokens(
 ) -> tuple[int, ...]:
     if (prompt is None) == (prompt_token_ids is None):
         raise InvalidRequest("give exactly one of prompt and prompt_token_ids")
+    _check_kind("prompt", prompt, str, "a text, or use prompt_token_ids=[...]")
+    _check_kind("prompt_token_ids", prompt_token_ids, Iterable, "a sequence of integers")
     if prompt_token_ids is None:
         token_ids = tuple(description.tokenizer.encode(prompt, add_special_tokens=False))
     else:
@@ -308,6 +315,16 @@ def _prompt_tokens(
             "the prompt has no tokens; allowed: 1 or more (Whisper's begin with <|startoftranscript|>)"
         )
     return token_ids
+
+
+def _sampling(sampling: SamplingParams | None) -> SamplingParams:
+    _check_kind("sampling", sampling, SamplingParams, "SamplingParams(...), or leave it out for greedy sampling")
+    return sampling or SamplingParams()
+
+
+def _check_kind(name: str, value: object, kind: type, allowed: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise InvalidRequest(f"{name}={value!r}; allowed: {allowed}")
 
 
 def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequence[int]) -> None:

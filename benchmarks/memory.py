@@ -250,7 +250,7 @@ async def run(config: EngineConfig, model: Path, rounds: int, requests: int, png
             played.append(await play(engine, base, requests, number))
             print_round(number, played)
             readings[f"round {number}"] = played[-1].after
-        supervisor: Any = engine.inside.supervisor  # the books of a closed engine are asked of nobody but this benchmark
+        supervisor: Any = engine.inside.supervisor  # only this benchmark asks for the books of a closed engine
     left = supervisor.statistics().device.by_owner
     readings["closed"] = closed = Reading.now(None)
     print_plot(played)

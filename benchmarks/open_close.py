@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 import threading
 from statistics import median
 
@@ -68,10 +69,10 @@ def main() -> None:
             print(
                 f"| {number} | {levels[-1].resident_mb:.1f} | " + " | ".join(map(str, astuple(levels[-1])[1:])) + " |"
             )
-    _claim(levels[2:])
+    sys.exit(0 if _claim(levels[2:]) else 1)
 
 
-def _claim(levels: list[Level]) -> None:
+def _claim(levels: list[Level]) -> bool:
     """The allocator's arenas breathe, so that the first and the last fifth are compared, not two readings."""
     fifth = max(1, len(levels) // 5)
     first, last = (median(level.resident_mb for level in part) for part in (levels[:fifth], levels[-fifth:]))
@@ -83,6 +84,7 @@ def _claim(levels: list[Level]) -> None:
     )
     print(f"{_holds(growth < 0.01)}: grown by {growth:+.2%} from the first fifth to the last; claimed: less than 1 %")
     print(f"{_holds(not any(left))}: tensor bytes, threads, descriptors left: {left}; claimed: none")
+    return growth < 0.01 and not any(left)
 
 
 def _holds(claim: bool) -> str:

@@ -1,6 +1,6 @@
 """How long the way out of an engine's block takes, until every tensor, thread and task is gone.
 
-    python benchmarks/teardown.py [--repeats 10]
+    python benchmarks/teardown.py [--repeats 10] [--requests 8]
 
 The block is left in five ways: with nothing to do, by an error and by a cancellation, and each of these while a decoder
 step and while an encoder batch runs on the device. A call that runs cannot be stopped, so the way out waits for it; the
@@ -33,7 +33,6 @@ from triolet.core.model import Executor, ModelDescription
 from triolet.core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
 
 Result = TypeVar("Result")
-REQUESTS = 8
 ALLOWED = 0.5  # seconds beside the call in flight
 
 
@@ -109,7 +108,7 @@ async def ask(engine: Engine, seed: int) -> None:
     await engine.generate(prompt_token_ids=prompt, audio=noise(seed), sampling=sampling)
 
 
-async def leave(model: Path, config: EngineConfig, *, during: str | None, by_error: bool) -> Exit:
+async def leave(model: Path, config: EngineConfig, requests: int, *, during: str | None, by_error: bool) -> Exit:
     """Opens an engine, leaves its block and waits for nothing more."""
     token, running = trio.lowlevel.current_trio_token(), trio.Event()
 
@@ -128,7 +127,7 @@ async def leave(model: Path, config: EngineConfig, *, during: str | None, by_err
         with trio.CancelScope() as scope:
             async with Engine.from_parts(make, ThreadWorker, config=config) as engine, trio.open_nursery() as nursery:
                 if during is not None:
-                    for seed in range(REQUESTS):
+                    for seed in range(requests):
                         nursery.start_soon(ask, engine, seed)
                     await running.wait()
                 left = time.perf_counter()
@@ -158,13 +157,13 @@ WAYS: dict[str, tuple[str | None, bool]] = {
 }
 
 
-async def run(model: Path, config: EngineConfig, repeats: int) -> bool:
-    print(f"{REQUESTS} requests of 30 s each; milliseconds")
+async def run(model: Path, config: EngineConfig, requests: int, repeats: int) -> bool:
+    print(f"{requests} requests of 30 s each; milliseconds")
     print("| the block is left | median | worst | call in flight, median | longest | worst beside it |")
     print("|---|---|---|---|---|---|")
     beside = []
     for way, (during, by_error) in WAYS.items():
-        exits = [await leave(model, config, during=during, by_error=by_error) for _ in range(repeats + 1)][1:]
+        exits = [await leave(model, config, requests, during=during, by_error=by_error) for _ in range(repeats + 1)][1:]
         seconds, calls = [one.seconds for one in exits], [one.call for one in exits]
         beside.append(max(one.seconds - one.call for one in exits))
         cells = [statistics.median(seconds), max(seconds), statistics.median(calls), max(calls), max(beside[-1], 0.0)]
@@ -179,15 +178,16 @@ async def run(model: Path, config: EngineConfig, repeats: int) -> bool:
 
 
 @click.command()
-@click.option("--repeats", default=10, show_default=True)
+@click.option("--repeats", default=10, show_default=True, type=click.IntRange(1))
+@click.option("--requests", default=8, show_default=True, type=click.IntRange(1), help="Of 30 s each, all at once.")
 @click.option("--model", default=triolet.demo.checkpoint(), help="A Whisper checkpoint; the demo's by default.")
 @click.option("--threads", default=1, show_default=True, help="CPU threads of torch.")
-def main(repeats: int, model: Path, threads: int) -> None:
+def main(repeats: int, requests: int, model: Path, threads: int) -> None:
     """Print how long an engine takes to end."""
     gc.collect()
     gc.disable()
     config = EngineConfig(device="cpu", threads=threads)
-    sys.exit(0 if trio.run(run, Path(model), config, repeats) else 1)
+    sys.exit(0 if trio.run(run, Path(model), config, requests, repeats) else 1)
 
 
 if __name__ == "__main__":

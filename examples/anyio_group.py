@@ -1,6 +1,6 @@
 """Transcribes several files in an anyio task group, on the event loop that you name: the program is the same.
 
-    python examples/anyio_group.py asyncio|trio [FILE...]
+    python examples/anyio_group.py [asyncio|trio [FILE...]]
 
 Without files it takes the recordings that come along with the demo checkpoint.
 """
@@ -31,4 +31,6 @@ async def main(paths: list[Path]) -> None:
 
 if __name__ == "__main__":
     backend, *names = sys.argv[1:] or ["asyncio"]
+    if backend not in {"asyncio", "trio"}:
+        sys.exit(f"unknown event loop {backend!r}; usage: anyio_group.py [asyncio|trio [FILE...]]")
     anyio.run(main, [Path(name) for name in names] or [sample.path for sample in demo.samples()], backend=backend)

@@ -10,17 +10,19 @@ released.
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 
 import triolet
 from triolet import demo
 
 T = TypeVar("T")
+MOST_BYTES = 64 * 2**20  # of one file: it is held in memory
 
 
 @asynccontextmanager
@@ -37,7 +39,7 @@ app = FastAPI(lifespan=lifespan)
 async def transcribe(request: Request, language: str | None = None) -> dict[str, Any]:
     """The body is a whole audio file, in any format that FFmpeg reads."""
     engine: triolet.Engine = request.state.engine
-    audio = await request.body()
+    audio = await upload(request)
     transcript = await while_connected(request, engine.transcribe(audio, language=language, wait=False))
     return {
         "text": transcript.text,
@@ -53,6 +55,27 @@ async def explain(_: Request, error: triolet.TrioletError) -> JSONResponse:
     return JSONResponse({"error": type(error).__name__, "message": str(error)}, status_code=error.http_status)
 
 
+@app.exception_handler(ClientDisconnect)
+async def hung_up(_: Request, __: ClientDisconnect) -> JSONResponse:
+    """Nobody reads it, but the log tells its status."""
+    return JSONResponse({"error": "ClientDisconnect", "message": "the client hung up"}, status_code=499)
+
+
+async def upload(request: Request) -> bytes:
+    """The body. Too large a one is read on for as much again: many clients do not listen before they have sent all."""
+    audio, size = bytearray(), 0
+    async with aclosing(request.stream()) as chunks:
+        async for chunk in chunks:
+            size += len(chunk)
+            if size <= MOST_BYTES:
+                audio += chunk
+            elif size > 2 * MOST_BYTES:
+                break
+    if size > MOST_BYTES:
+        raise triolet.RequestTooLarge(f"more than {MOST_BYTES:,} bytes; send a smaller file")
+    return bytes(audio)
+
+
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Awaits ``work``, and cancels it when the client hangs up."""
 
@@ -66,9 +89,9 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await task
     except asyncio.CancelledError:
-        if not watcher.done():
-            raise  # not the client: the server stops
-        raise HTTPException(499, "the client hung up") from None
+        if watcher.done() and not watcher.cancelled():
+            raise ClientDisconnect from None
+        raise HTTPException(503, "the server stops") from None  # a second ^C cancels every task
     finally:
         watcher.cancel()
 

@@ -2,7 +2,7 @@
 
     python examples/transcribe_many.py [FILE...]
 
-Without files it takes the recordings that come along with the demo checkpoint.
+Without files it takes the recordings that come along with the demo checkpoint. Exits with 1 if a file failed.
 """
 
 import sys
@@ -16,24 +16,28 @@ from triolet import demo
 AT_ONCE = 8  # whole files are held in memory, so their number is bounded
 
 
-async def transcribe(engine: triolet.Engine, path: Path, places: trio.CapacityLimiter) -> None:
+async def transcribe(engine: triolet.Engine, path: Path, places: trio.CapacityLimiter, failed: list[Path]) -> None:
     """A file that fails is told on standard error; the others go on."""
     async with places:
         try:
             transcript = await engine.transcribe(path)
         except triolet.TrioletError as error:
             print(f"{path.name}: {error}", file=sys.stderr)
+            failed.append(path)
         else:
             print(f"{path.name} [{transcript.language}, {transcript.duration:.1f} s]: {transcript.text}")
 
 
-async def main(paths: list[Path]) -> None:
-    """The nursery is inside the engine's block, so all tasks are done when the device is given back."""
+async def main(paths: list[Path]) -> list[Path]:
+    """The files that failed. The nursery is inside the engine's block: all tasks end before the device is released."""
     places = trio.CapacityLimiter(AT_ONCE)
+    failed: list[Path] = []
     async with triolet.Engine(demo.checkpoint()) as engine, trio.open_nursery() as nursery:
         for path in paths:
-            nursery.start_soon(transcribe, engine, path, places)
+            nursery.start_soon(transcribe, engine, path, places, failed)
+    return failed
 
 
 if __name__ == "__main__":
-    trio.run(main, [Path(name) for name in sys.argv[1:]] or [sample.path for sample in demo.samples()])
+    files = [Path(name) for name in sys.argv[1:]] or [sample.path for sample in demo.samples()]
+    sys.exit(1 if trio.run(main, files) else 0)

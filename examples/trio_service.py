@@ -16,16 +16,17 @@ import triolet
 from triolet import demo
 
 MOST_BYTES = 64 * 2**20  # of one file: it is held in memory
+LINGER = 10.0  # seconds for a client that still sends when it is answered
 
 
 async def answer(engine: triolet.Engine, stream: trio.SocketStream) -> dict[str, object]:
     """What the client is told, an error too: the next one is served."""
     audio = bytearray()
-    async for chunk in stream:
-        audio += chunk
-        if len(audio) > MOST_BYTES:
-            return {"error": "RequestTooLarge", "message": f"more than {MOST_BYTES} bytes"}
     try:
+        async for chunk in stream:
+            audio += chunk
+            if len(audio) > MOST_BYTES:
+                raise triolet.RequestTooLarge(f"more than {MOST_BYTES:,} bytes; send a smaller file")
         transcript = await engine.transcribe(bytes(audio))
     except triolet.TrioletError as error:
         return {"error": type(error).__name__, "message": str(error)}
@@ -33,10 +34,14 @@ async def answer(engine: triolet.Engine, stream: trio.SocketStream) -> dict[str,
 
 
 async def serve(engine: triolet.Engine, stream: trio.SocketStream) -> None:
-    """One connection."""
+    """One connection. Closing it with bytes unread would reset it, and the client lose its line: they are discarded."""
     try:
         line = json.dumps(await answer(engine, stream))
         await stream.send_all(line.encode() + b"\n")
+        await stream.send_eof()
+        with trio.move_on_after(LINGER):
+            async for _ in stream:
+                pass
     except trio.BrokenResourceError:
         print("a client hung up", file=sys.stderr)
 

@@ -52,17 +52,20 @@ class FaultKind(enum.Enum):
     CANCEL = "the surroundings are cancelled"
     CANCEL_RELEASE_FAILS = "the surroundings are cancelled, and a release raises"
     INTERRUPT = "^C"
-    CRASH = "the actor raises, or the next client to read something"
+    CRASH = "the actor raises"
+    CLIENT_RAISES = "a client raises"
     OBSERVER_FAILS = "the observer raises"
     STALL = "a client stops reading"
-    ENCODE_FAILS = "the next encode batch raises"
-    STEP_FAILS = "the next step raises"
-    FREE_FAILS = "the next free raises, and the runner starts anew"
-    OUT_OF_MEMORY = "the next call of the device runs out of memory"
-    DEVICE_LOST = "the next call of the device finds it lost"
-    SLEEP_FAILS = "the next sleep finds no room for the weights"
-    WAKE_FAILS = "the next wake runs out of memory"
-    STEP_HANGS = "the next step never returns"
+    OPEN_FAILS = "the load raises"
+    RELEASE_FAILS = "a release raises"
+    ENCODE_FAILS = "an encode batch raises"
+    STEP_FAILS = "a step raises"
+    FREE_FAILS = "a free raises, and the runner starts anew"
+    OUT_OF_MEMORY = "a call of the device runs out of memory"
+    DEVICE_LOST = "a call of the device finds it lost"
+    SLEEP_FAILS = "a sleep finds no room for the weights"
+    WAKE_FAILS = "a wake runs out of memory"
+    STEP_HANGS = "a step never returns"
 
     def __repr__(self) -> str:
         return f"FaultKind.{self.name}"
@@ -81,7 +84,8 @@ _ACTORS = {  # and the names of the channels that lead to them
 
 @frozen
 class Fault:
-    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1."""
+    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1. A kind of `OCCASIONS` happens
+    on the ``step``-th of those instead; ``task`` is their name."""
 
     kind: FaultKind
     task: str
@@ -111,10 +115,22 @@ _DEVICE_FAULTS: Mapping[FaultKind, tuple[set[Job], type[Exception]]] = {
     FaultKind.STEP_FAILS: ({Job.STEP}, RuntimeError),
     FaultKind.FREE_FAILS: ({Job.FREE}, RuntimeError),
     FaultKind.OUT_OF_MEMORY: ({Job.ENCODE, Job.STEP}, MemoryError),
+    FaultKind.OPEN_FAILS: ({Job.OPEN}, RuntimeError),
+    FaultKind.RELEASE_FAILS: ({Job.CLOSE}, RuntimeError),
     FaultKind.SLEEP_FAILS: ({Job.SLEEP}, MemoryError),
     FaultKind.WAKE_FAILS: ({Job.WAKE}, MemoryError),
     FaultKind.DEVICE_LOST: ({Job.ENCODE, Job.STEP, Job.FREE}, DeviceLost),
 }
+
+
+OCCASIONS: Mapping[FaultKind, str] = {
+    FaultKind.CLIENT_RAISES: "reads of clients",
+    FaultKind.STALL: "reads of clients",
+    FaultKind.OBSERVER_FAILS: "events",
+    FaultKind.STEP_HANGS: "calls of step",
+    **{kind: f"calls of {', '.join(sorted(job.value for job in jobs))}" for kind, (jobs, _) in _DEVICE_FAULTS.items()},
+}
+"""The faults that happen to something, and what they are counted in. The others happen at a step of a task."""
 
 
 @define(eq=False)
@@ -129,7 +145,7 @@ class _Injector(trio.abc.Instrument):
     put_back: Callable[[str, object], None] = lambda *_: None  # a message that an actor was about to read
     release_failed: bool = False
     _releases_fail: bool = False
-    _armed: FaultKind | None = None  # waits for the call or the client that it happens to
+    _occasions: int = 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """Called by trio."""
@@ -145,28 +161,31 @@ class _Injector(trio.abc.Instrument):
         if kind in {FaultKind.CANCEL, FaultKind.CANCEL_RELEASE_FAILS}:
             self.met, self._releases_fail = True, kind is FaultKind.CANCEL_RELEASE_FAILS
             self.scope.cancel()
-        elif kind is FaultKind.CRASH and role(task) in _ACTORS:
+        elif kind is FaultKind.INTERRUPT:
+            self.met = True
+            signal.raise_signal(signal.SIGINT)
+        elif role(task) in _ACTORS:
             self.met = True
             unread = throw_into(task, Injected(f"in {role(task)}"))
             if unread is not None:
                 self.put_back(role(task), unread)
-        elif kind is FaultKind.INTERRUPT:
-            self.met = True
-            signal.raise_signal(signal.SIGINT)
-        else:
-            self._armed = kind
 
-    def happens(self, *kinds: FaultKind) -> bool:
-        """Whether one of ``kinds`` was to happen next; it does so once."""
-        if self._armed not in kinds:
+    def happens(self, kind: FaultKind) -> bool:
+        """Another occasion for ``kind``. Whether it happens now."""
+        fault = self.fault
+        if fault is None or fault.kind is not kind:
             return False
-        self._armed, self.met = None, True
+        self._occasions += 1
+        if self._occasions != fault.step:
+            return False
+        self.met = True
         return True
 
     def on_device(self, job: Job, _: object) -> BaseException | None:
         """See `SimExecutor.fault`."""
         for kind, (jobs, error) in _DEVICE_FAULTS.items():
             if job in jobs and self.happens(kind):
+                self.release_failed = job is Job.CLOSE
                 return error(f"injected into {job.value}")
         if job is Job.CLOSE and self._releases_fail:
             self.release_failed = True
@@ -330,7 +349,7 @@ class _Run:
             async for delta in deltas:
                 got += delta.token_ids
                 assert got == true[: len(got)], f"{client} got the tokens {got}, not {true}"
-                if self.injector.happens(FaultKind.CRASH):
+                if self.injector.happens(FaultKind.CLIENT_RAISES):
                     raise Injected("in a client")
                 if self.injector.happens(FaultKind.STALL):
                     await trio.sleep(PATIENCE / 2)
@@ -367,7 +386,8 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
     except Exception as error:
         error.add_note(f"run it again with {again(scenario, schedule, fault)}")
         raise
-    if fault is not None and not injector.met and fault.task not in injector.steps:
+    unknown = fault is not None and fault.kind not in OCCASIONS and fault.task not in injector.steps
+    if fault is not None and unknown and not injector.met:
         raise ValueError(f"{fault!r}: no such task; allowed: {', '.join(sorted(injector.steps))}")
     return Outcome(
         scenario=scenario.name,
@@ -389,6 +409,8 @@ def again(scenario: Scenario, schedule: Schedule, fault: Fault | None) -> str:
 def _check_fault(fault: Fault | None) -> None:
     if fault is None:
         return
+    if fault.task != OCCASIONS.get(fault.kind, fault.task):
+        raise ValueError(f"{fault!r}: this kind is counted in {OCCASIONS[fault.kind]!r}")
     if fault.step < 1:
         raise ValueError(f"{fault!r}: steps are counted from 1")
     if fault.kind is FaultKind.INTERRUPT and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -455,6 +477,8 @@ _MAY_END: Mapping[FaultKind | None, set[str]] = {
     FaultKind.INTERRUPT: _WELL | _STOPPED,
     FaultKind.STEP_HANGS: _WELL | _STOPPED,
     FaultKind.CRASH: _WELL | _BROKEN,
+    FaultKind.CLIENT_RAISES: _WELL | _STOPPED | {"crashed"},
+    FaultKind.OPEN_FAILS: {"not started"},
     FaultKind.DEVICE_LOST: _WELL | _BROKEN,
 }
 
@@ -462,9 +486,11 @@ _MAY_END: Mapping[FaultKind | None, set[str]] = {
 def _judge_error(run: _Run, kind: FaultKind | None) -> None:
     """What left the block must be the one error that tells of the fault, and of nothing else."""
     error = run.error
-    if kind is FaultKind.CRASH and "crashed" in run.ends and run.scenario.outside:
-        assert error is None, f"a client outside of the block has crashed, and {error!r} left it"
-    elif kind in {FaultKind.CRASH, FaultKind.OBSERVER_FAILS}:
+    if kind is FaultKind.CLIENT_RAISES and run.scenario.outside:
+        assert error is None, f"a client outside of the block has raised, and {error!r} left it"
+    elif kind is FaultKind.OPEN_FAILS:
+        assert isinstance(error, RuntimeError), f"the load's error was swallowed: {error!r}"
+    elif kind in {FaultKind.CRASH, FaultKind.CLIENT_RAISES, FaultKind.OBSERVER_FAILS}:
         assert _tells_of(error, Injected), f"the crash was swallowed; what left the block is {error!r}"
     elif kind is FaultKind.DEVICE_LOST:
         assert isinstance(error, RunnerCrashed), f"the lost device was swallowed; what left the block is {error!r}"

@@ -4,8 +4,9 @@
 
     python -m triolet.testing --faults 20000 --workers 2
 
-A scenario is first run undisturbed, to count the steps that each task takes; then once for each kind of fault and each
-of those steps. Whatever breaks a promise of the engine is reported with the one line that runs it again.
+A scenario is first run undisturbed; then once for each kind of fault and each step of each task, or each occasion that
+there is for it: each call of the device that may fail, say. So no two runs are the same. Whatever breaks a promise of
+the engine is reported with the one line that runs it again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from attrs import define, field, frozen
 
 from .scenarios import SCENARIOS, Scenario
 from .schedule import Batches, Pct, Schedule, Uniform
-from .simulation import Fault, FaultKind, Outcome, again, simulate
+from .simulation import OCCASIONS, Fault, FaultKind, Outcome, again, simulate
 
 
 @frozen
@@ -63,7 +64,8 @@ def sweep_scenario(
     kinds: Sequence[FaultKind] = tuple(FaultKind),
     most_failures: int = 10,
 ) -> Report:
-    """Runs ``scenario`` with every fault of ``kinds`` at every step of every task; stops at ``most_failures``.
+    """Runs ``scenario`` with every fault of ``kinds`` at every step of every task, or on every occasion that it has;
+    stops at ``most_failures``.
 
     Never raises for a broken promise: see `Report.failures`.
     """
@@ -71,13 +73,14 @@ def sweep_scenario(
     report, begun = Report(), time.process_time()
     undisturbed = _run(report, scenario, schedule, None)
     steps = undisturbed.steps if undisturbed is not None else {}
-    for task, kind in itertools.product(steps, kinds):
-        for step in range(1, steps[task] + 1):
-            if len(report.failures) >= most_failures:
-                break
-            outcome = _run(report, scenario, schedule, Fault(kind, task, step))
-            if outcome is not None and not outcome.met:
-                break  # nothing was left that it could happen to; nor will there be at a later step
+    for kind in kinds:
+        for task in [OCCASIONS[kind]] if kind in OCCASIONS else steps:
+            for step in itertools.count(1):
+                if len(report.failures) >= most_failures:
+                    break
+                outcome = _run(report, scenario, schedule, Fault(kind, task, step))
+                if outcome is not None and not outcome.met:
+                    break  # there are no more steps, or occasions
     report.seconds = time.process_time() - begun
     return report
 

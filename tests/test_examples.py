@@ -22,17 +22,18 @@ from typing import Any
 import pytest
 
 from triolet import Engine, EngineConfig, Event, demo
-from triolet.core.events import RequestAccepted
+from triolet.core.events import RequestAccepted, RequestEnded
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 300
+TOO_MUCH = 80 * 2**20  # bytes; the services take 64 MiB
 
 
 @pytest.fixture
 def run(tmp_path):
     """Runs python with some arguments and returns the lines of standard output and of standard error."""
 
-    def run(*arguments: str | Path) -> tuple[list[str], list[str]]:
+    def run(*arguments: str | Path, status: int = 0) -> tuple[list[str], list[str]]:
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=tmp_path,
@@ -42,7 +43,7 @@ def run(tmp_path):
             check=False,
             env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that compete for a busy machine's cores spin
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == status, done.stderr
         return done.stdout.splitlines(), done.stderr.splitlines()
 
     return run
@@ -58,9 +59,9 @@ def test_transcribe_many_gives_a_line_for_each_sample(run):
     )
 
 
-def test_transcribe_many_goes_on_after_a_file_that_fails(run):
+def test_transcribe_many_goes_on_after_a_file_that_fails_and_ends_with_1(run):
     good = demo.samples()[0].path
-    lines, errors = run(ROOT / "examples" / "transcribe_many.py", ROOT / "README.md", good)
+    lines, errors = run(ROOT / "examples" / "transcribe_many.py", ROOT / "README.md", good, status=1)
     assert [line.split(" ")[0] for line in lines] == [good.name]
     assert len(errors) == 1
     assert errors[0].startswith("README.md: ")
@@ -83,6 +84,13 @@ def test_anyio_group_gives_a_line_for_each_file_on_either_backend(run, backend):
     lines, errors = run(ROOT / "examples" / "anyio_group.py", backend, *(sample.path for sample in samples))
     assert not errors
     assert sorted(line.split(" ")[0] for line in lines) == sorted(sample.path.name for sample in samples)
+
+
+def test_anyio_group_tells_its_usage_when_a_file_stands_where_the_event_loop_belongs(run):
+    lines, errors = run(ROOT / "examples" / "anyio_group.py", demo.samples()[0].path, status=1)
+    assert not lines
+    assert len(errors) == 1
+    assert errors[0].endswith("usage: anyio_group.py [asyncio|trio [FILE...]]")
 
 
 @pytest.fixture
@@ -143,14 +151,24 @@ def test_fastapi_app_transcribes_and_answers_errors_with_their_status(serve):
         assert found["text"] == "".join(segment["text"] for segment in found["segments"]).strip()
         status, found = post(port, b"no audio at all, " * 20)
         assert (status, found["error"]) == (415, "UnsupportedAudio")
-        with socket.create_connection(("127.0.0.1", port)) as client:  # hangs up
-            head = f"POST /transcribe HTTP/1.1\r\nHost: a\r\nContent-Length: {len(audio)}\r\n\r\n"
-            client.sendall(head.encode() + audio)
+        for sent in (audio, audio[:1000]):  # the second one hangs up in its upload
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                head = f"POST /transcribe HTTP/1.1\r\nHost: a\r\nContent-Length: {len(audio)}\r\n\r\n"
+                client.sendall(head.encode() + sent)
         assert post(port, audio)[0] == 200
 
 
-def test_fastapi_app_withdraws_the_request_of_a_client_that_hangs_up():
-    """Called as a server calls it, so that the client hangs up when its request runs."""
+def test_fastapi_app_answers_a_client_that_sends_too_much(serve):
+    """One that listens only when it has sent all, too; the next one is served."""
+    with serve("fastapi_app.py", r"running on http://127\.0\.0\.1:(\d+)") as port:
+        status, found = post(port, bytes(TOO_MUCH))
+        assert (status, found["error"]) == (413, "RequestTooLarge")
+        assert post(port, demo.samples()[0].path.read_bytes())[0] == 200
+
+
+@pytest.mark.parametrize(("end", "status"), [("the client hangs up", 499), ("the server is forced to stop", 503)])
+def test_fastapi_app_withdraws_a_request_that_nobody_waits_for(end, status):
+    """Called as a server calls it, so that the end comes when the request runs."""
     app = runpy.run_path(str(ROOT / "examples" / "fastapi_app.py"))["app"]
     recording = max(demo.samples(), key=lambda sample: sample.duration).path.read_bytes()
     messages = [{"type": "http.request", "body": recording, "more_body": False}]
@@ -159,7 +177,7 @@ def test_fastapi_app_withdraws_the_request_of_a_client_that_hangs_up():
     async def receive() -> dict[str, Any]:
         if messages:
             return messages.pop()
-        await accepted.wait()
+        await (accepted if end == "the client hangs up" else asyncio.Event()).wait()
         return {"type": "http.disconnect"}
 
     async def send(message: dict[str, Any]) -> None:
@@ -169,19 +187,29 @@ def test_fastapi_app_withdraws_the_request_of_a_client_that_hangs_up():
         def observe(event: Event) -> None:
             if isinstance(event, RequestAccepted):
                 loop.call_soon_threadsafe(accepted.set)
+            elif isinstance(event, RequestEnded):
+                ends.append(event.outcome)
 
         loop = asyncio.get_running_loop()
         async with Engine(demo.checkpoint(), config=EngineConfig(observer=observe)) as engine:
             scope = {"type": "http", "method": "POST", "path": "/transcribe", "headers": [], "query_string": b""}
-            await app(scope | {"state": {"engine": engine}}, receive, send)
-            assert not engine.inside.pending
+            before = asyncio.all_tasks()
+            request = asyncio.create_task(app(scope | {"state": {"engine": engine}}, receive, send))
+            if end == "the server is forced to stop":
+                await accepted.wait()
+                for task in asyncio.all_tasks() - before:  # what asyncio.run does
+                    task.cancel()
+            await request
 
+    ends: list[str] = []
     accepted = asyncio.Event()
     asyncio.run(main())
-    assert sent[0]["status"] == 499
+    assert sent[0]["status"] == status
+    assert ends == ["aborted"]  # the end of the engine's block would have let it finish
 
 
-def test_trio_service_transcribes_what_it_is_sent(serve):
+def test_trio_service_answers_what_it_is_sent_too_much_too(serve):
+    """The client listens only when it has sent all."""
     sample = demo.samples()[0]
 
     def ask(port: int, data: bytes) -> dict[str, Any]:
@@ -193,6 +221,7 @@ def test_trio_service_transcribes_what_it_is_sent(serve):
 
     with serve("trio_service.py", r"listening on port (\d+)") as port:
         assert ask(port, b"")["error"] == "UnsupportedAudio"
+        assert ask(port, bytes(TOO_MUCH))["error"] == "RequestTooLarge"
         assert ask(port, sample.path.read_bytes())["language"] == sample.language
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from triolet.testing.simulation import FaultKind
 
 from ..actors import test_recovery as recovery_tests
+from ..actors import test_several_faults as several_faults
 from ..actors import test_sleep as sleep_tests
-from . import test_recovery
+from . import test_evidence, test_planner, test_recovery
 from .mutants import Mutant, engine_test, machine, simulation, swept
 from .test_rest import RestMachine
 
@@ -116,6 +117,66 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="_NotGivenBack",
         killer=swept("plain", FaultKind.DEVICE_LOST),
         reason="the lost device was swallowed",
+    ),
+    Mutant(
+        name="a sleep that fails during a restart resets in the name of an older generation",
+        function="actors.gpu_runner:GpuRunner._slept",
+        fragment="""        if self._restarting:
+            return  # the reset is under way already, and in the name of a later generation
+""",
+        mistake="",
+        killer=engine_test(several_faults.test_a_sleep_that_fails_behind_a_free_that_failed),
+        reason=("TooSlowError", "Deadlock"),
+    ),
+    Mutant(
+        name="only the most suspicious are tried",
+        function="core.planner:Planner._suspects",
+        fragment="        yield group[half:]\n",
+        mistake="        yield group[half:]\n        return\n",
+        killer=test_planner.test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it,
+        reason="nobody runs",
+    ),
+    Mutant(
+        name="steps that failed grow again as soon as ever",
+        function="core.planner:Planner.step_failed",
+        fragment="0, 2 * self._patience",
+        mistake="0, self._patience",
+        killer=engine_test(
+            several_faults.test_a_long_prompt_gets_through_a_device_that_fits_few_tokens, fits=1, length=60
+        ),
+        reason=("TooSlowError", "Deadlock"),
+    ),
+    Mutant(
+        name="a failure that was survived is forgotten",
+        function="core.evidence:Evidence.cleared",
+        fragment="accused.discard(request_id)",
+        mistake="pass",
+        killer=test_evidence.test_a_failure_that_the_request_survives_counts_as_chance,
+        reason="AssertionError",
+    ),
+    Mutant(
+        name="a poisonous request excuses the next one",
+        function="core.planner:Planner._suspect",
+        fragment="    self._evidence.blamed(sequence.request.id)\n",
+        mistake="",
+        killer=test_recovery.test_two_poisonous_requests_in_turn_are_both_found_soon,
+        reason="crashes",
+    ),
+    Mutant(
+        name="a request holds its place until somebody reads its end",
+        function="api.streams:Mailbox.put",
+        fragment="    if not isinstance(message, Tokens):\n        self._on_end()\n",
+        mistake="",
+        killer=engine_test(several_faults.test_a_request_that_has_ended_holds_no_place_though_nobody_reads_it),
+        reason=("TooSlowError", "Deadlock"),
+    ),
+    Mutant(
+        name="bytes that outlive the release are not told",
+        function="actors.gpu_runner:GpuRunner._close",
+        fragment="    if kept:\n",
+        mistake="    if kept is None:\n",
+        killer=engine_test(several_faults.test_bytes_that_outlive_the_release_are_told),
+        reason="DID NOT RAISE",
     ),
     # ways out
     Mutant(

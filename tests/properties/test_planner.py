@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.errors import PoisonRequest, RunnerCrashed
 from triolet.core.ledger import Decisions, EncoderLedger
-from triolet.core.plan import Slice, StepPlan
+from triolet.core.plan import Drawn, Slice, StepPlan, StepResult
 from triolet.core.planner import Planner
 from triolet.core.request import EncoderItem, Request
 from triolet.core.sequence import Abort, AcquireItem, Commit, Fail, Finish, Phase, PlannerLimits, ReleaseItem, Sequence
@@ -433,3 +433,43 @@ def test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once():
     planner.next_step()
     released = [ask.holder for ask in asks(planner)]
     assert released == ["joins/0"], "the one who writes holds it until its step is done, the other one no more"
+
+
+def test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it():
+    """The most suspicious request waits for a slot, which a less suspicious one holds: that one runs."""
+    limits = PlannerLimits(
+        max_running=8, max_step_tokens=2, page_size=4, pages=64, cross_slots=1, eos_token_ids=frozenset({0})
+    )
+    planner = Planner(limits)
+
+    def take_entries() -> None:
+        for action in planner.take_actions():
+            if isinstance(action, AcquireItem):
+                planner.encoder_ready(action.holder)
+
+    def fail(*steps: StepPlan | None) -> None:
+        for number, step in enumerate(steps):
+            assert step is not None
+            planner.step_failed(step.step_id, RuntimeError("a cosmic ray"), skipped=number > 0)
+        planner.take_actions()
+
+    def submit(name: str, key: str, prompt: int) -> None:
+        planner.submit(request(name, prompt=prompt, items=(item(key),), max_tokens=5))
+
+    submit("a", "k1", 1)
+    submit("c", "k1", 1)
+    take_entries()
+    fail(planner.next_step())  # both
+    fail(planner.next_step())  # a, alone
+    planner.generation_lost()
+    submit("b", "k2", 8)
+    take_entries()
+    fail(planner.next_step(), planner.next_step())  # b, in chunks
+    steps = [planner.next_step(), planner.next_step()]
+    planner.encoder_ready("a/0")
+    planner.encoder_ready("c/0")
+    for step in steps:
+        assert step is not None
+        planner.step_done(StepResult(step_id=step.step_id, drawn=tuple(Drawn(token_id=None) for _ in step.slices)))
+        planner.take_actions()
+    assert planner.next_step() is not None, "nobody runs, and nothing is in flight"

@@ -92,3 +92,28 @@ def test_steps_grow_again_after_a_while():
         planner.submit(Request(id=f"s{number}", prompt_token_ids=(6,), max_tokens=3))
     run(planner, executor)
     assert planner.statistics().step_tokens == 64
+
+
+def test_two_poisonous_requests_in_turn_are_both_found_soon():
+    """What the first one did is explained, and does not make the planner more patient with the second."""
+    limits = PlannerLimits.of(SimModel().describe(), max_running=8, max_step_tokens=64, steps_in_flight=1)
+    planner = Planner(limits)
+    executor = SimExecutor()
+    executor.open()
+    crashes: dict[str, int] = {}
+
+    def feed(request: Request) -> None:
+        planner.submit(request)
+        while (plan := planner.next_step()) is not None:
+            if any(name.startswith("poison") for name in planner.requests_of(plan.step_id)):
+                crashes[request.id] = crashes.get(request.id, 0) + 1
+                planner.step_failed(plan.step_id, RuntimeError("boom"))
+            else:
+                planner.step_done(executor.step(plan))
+            planner.take_actions()
+
+    for number in range(70):
+        feed(Request(id=f"r{number}", prompt_token_ids=(5,), max_tokens=1))
+    feed(Request(id="poison a", prompt_token_ids=(5,), max_tokens=1))
+    feed(Request(id="poison b", prompt_token_ids=(5,), max_tokens=1))
+    assert crashes == {"poison a": 2, "poison b": 2}, f"crashes: {crashes}"

@@ -16,7 +16,7 @@ from triolet.core.planner import Planner
 from triolet.testing.scenarios import SCENARIOS, Client, Scenario
 from triolet.testing.schedule import Batches, Deadlock, Pct, Uniform
 from triolet.testing.sim import SimExecutor
-from triolet.testing.simulation import Fault, FaultKind, simulate
+from triolet.testing.simulation import OCCASIONS, Fault, FaultKind, simulate
 from triolet.testing.sweep import Report, sweep_all, sweep_scenario
 from triolet.testing.trace import InvariantViolation
 
@@ -56,8 +56,9 @@ def test_scenarios_meet_what_they_are_named_after(name, meets):
 
 @pytest.mark.parametrize("kind", FaultKind)
 def test_every_kind_of_fault_happens(kind):
-    """Armed at the scheduler's second step, each fault finds something to happen to."""
-    assert simulate(SCENARIOS["sleep by order"], Uniform(2), Fault(kind, "triolet scheduler", 2)).met
+    """At the scheduler's second step, or on the first occasion."""
+    fault = Fault(kind, OCCASIONS[kind], 1) if kind in OCCASIONS else Fault(kind, "triolet scheduler", 2)
+    assert simulate(SCENARIOS["sleep by order"], Uniform(2), fault).met
 
 
 def test_a_broken_promise_tells_how_to_run_it_again(monkeypatch):
@@ -159,6 +160,7 @@ def test_an_undisturbed_failure_is_a_finding_too(monkeypatch):
     [
         (Fault(FaultKind.CANCEL, "triolet runer", 3), r"no such task; allowed: .*triolet runner"),
         (Fault(FaultKind.CANCEL, "triolet runner", 0), "counted from 1"),
+        (Fault(FaultKind.STEP_FAILS, "triolet runner", 1), "counted in 'calls of step'"),
     ],
 )
 def test_a_fault_that_cannot_happen_is_an_error(fault, says):

@@ -1,0 +1,235 @@
+"""Faults that meet: one is under way when the next one comes. The sweep has one fault a run; these have many."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Awaitable, Callable
+
+import hypothesis.strategies as st
+import pytest
+import trio
+from attrs import define, field
+from hypothesis import given, settings
+
+from triolet import (
+    DeviceLost,
+    Engine,
+    EngineAsleep,
+    EngineConfig,
+    EngineStateError,
+    EngineTeardownError,
+    RunnerCrashed,
+    SamplingParams,
+    TrioletError,
+)
+from triolet.actors.worker import Job
+from triolet.core.rest import Power
+from triolet.testing.scenarios import Client, audio, true_tokens
+from triolet.testing.schedule import Batches, Uniform, run_scheduled
+from triolet.testing.sim import SimExecutor, SimModel, SimWorker, sim_engine
+
+from .shared import ask
+
+FAILING = (Job.FREE, Job.STEP, Job.ENCODE, Job.SLEEP, Job.WAKE)
+
+
+@define
+class Chaos:
+    """Six clients, two operators and a device that fails by chance; after 20 s it is quiet, and everybody is served."""
+
+    dice: random.Random
+    quiet: bool = False
+    rates: dict[Job, float] = field(init=False)
+    model: SimModel = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.rates = {job: self.dice.choice([0, 0, 0.1, 0.3]) for job in FAILING}
+        self.model = SimModel(cross_slots=self.dice.choice([1, 2, 4]), pages=self.dice.choice([20, 64]))
+
+    def fault(self, job: Job, _: object) -> Exception | None:
+        if self.quiet or self.dice.random() >= self.rates.get(job, 0):
+            return None
+        return self.dice.choice([RuntimeError, MemoryError])("injected")
+
+    def config(self) -> EngineConfig:
+        pick = self.dice.choice
+        return EngineConfig(
+            verify=True,
+            drain_seconds=pick([0, 1, 300]),
+            stage_seconds=60,
+            restarts=10**6,
+            idle_sleep=pick([math.inf, 0, 0.2, 1]),
+            encoder_idle_seconds=pick([0, 0.1, 30]),
+            encoder_cache_bytes=pick([100, 200, 1000]),
+            max_step_tokens=pick([2, 8, 2048]),
+            max_running=pick([1, 3, 32]),
+            steps_in_flight=pick([1, 2]),
+            while_asleep=pick(["wait", "refuse"]),
+            encode_batch_embeddings=pick([10, 30]),
+        )
+
+    async def client(self, engine: Engine) -> None:
+        dice = self.dice
+        await trio.sleep(dice.random() * 4)
+        prompt = (1, *(2 + dice.randrange(50) for _ in range(dice.randrange(6))))
+        client = Client(audio=dice.randrange(4), prompt=prompt, max_tokens=1 + dice.randrange(12))
+        true, got = true_tokens(client, self.model), ()
+        sampling = SamplingParams(max_tokens=client.max_tokens)
+        try:
+            with trio.move_on_after(dice.choice([0.2, 1, math.inf, math.inf])) as scope:
+                async with engine.stream(
+                    prompt_token_ids=prompt, audio=audio(client.audio), sampling=sampling, priority=dice.randrange(2)
+                ) as deltas:
+                    async for delta in deltas:
+                        got += delta.token_ids
+                        assert got == true[: len(got)], f"{got}, not {true}"
+            assert scope.cancelled_caught or got == true, f"{got}, not {true}"
+        except TrioletError:
+            pass  # what may be told, and to whom, is the sweep's business
+
+    async def operator(self, engine: Engine) -> None:
+        for _ in range(self.dice.randrange(6)):
+            await trio.sleep(self.dice.random() * 1.5)
+            await self.order(self.dice.choice([engine.sleep, engine.wake]))
+
+    async def order(self, what: Callable[[], Awaitable[None]]) -> None:
+        with trio.move_on_after(self.dice.choice([0, 0.05, 100])):
+            with contextlib.suppress(TrioletError):
+                await what()
+
+    async def calm(self, engine: Engine) -> None:
+        await trio.sleep(20)
+        self.quiet = True
+        for _ in range(3):
+            with contextlib.suppress(TrioletError):
+                await engine.wake()
+            await trio.sleep(5)
+
+    async def main(self) -> None:
+        executor = SimExecutor(self.model, fault=self.fault)
+        worker = SimWorker(seconds={job: self.dice.choice([0.001, 0.01, 0.1, 0.3]) for job in Job})
+        async with sim_engine(executor, config=self.config(), worker=worker) as engine:
+            with trio.fail_after(3000):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(6):
+                        nursery.start_soon(self.client, engine)
+                    for _ in range(2):
+                        nursery.start_soon(self.operator, engine)
+                    nursery.start_soon(self.calm, engine)
+        assert not executor.misuses, executor.misuses[0]
+        assert not executor.is_open
+        assert not engine.inside.pending
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 10**9), uniform=st.booleans())
+def test_whatever_meets_nobody_hangs_and_no_token_is_wrong(seed: int, uniform: bool):
+    run_scheduled(Chaos(random.Random(seed)).main, schedule=Uniform(seed) if uniform else Batches(seed))
+
+
+# -- what was found in this way --------------------------------------------------------------------------------------
+
+
+def once(**errors: Exception) -> Callable[[Job, object], Exception | None]:
+    """A fault for the first call of each job that is named."""
+    return lambda job, _: errors.pop(job.value, None)
+
+
+async def test_a_sleep_that_fails_behind_a_free_that_failed(autojump_clock):
+    """The runner starts anew while the order to sleep is under way, and that fails too: nobody goes back to an older
+    generation, whose messages the runner would drop for ever."""
+    executor = SimExecutor(SimModel(cross_slots=1), fault=once(free=RuntimeError("free"), sleep=MemoryError("no room")))
+    worker = SimWorker(seconds={**SimWorker().seconds, Job.FREE: 0.5})
+    config = EngineConfig(encoder_idle_seconds=0.1, verify=True)
+    async with sim_engine(executor, config=config, worker=worker) as engine:
+        await ask(engine, 1, 3)
+        await trio.sleep(0.2)
+        assert Job.FREE not in executor.calls, "the free must be under way"
+        with pytest.raises(TrioletError, match="no room"):
+            await engine.sleep()
+        assert engine.statistics().power is Power.AWAKE
+        with trio.fail_after(10):
+            await ask(engine, 2, 3)
+
+
+async def test_a_runner_that_dies_and_whose_release_fails_is_told(autojump_clock):
+    """An exit on the worker, and a release that raises behind it."""
+    faults = {Job.STEP: SystemExit(3), Job.CLOSE: RuntimeError("a release")}
+    executor = SimExecutor(fault=lambda job, _: faults.get(job))
+    with pytest.raises(RunnerCrashed, match="SystemExit") as caught, trio.fail_after(100):
+        async with sim_engine(executor, config=EngineConfig(verify=True)) as engine:
+            await ask(engine, 1)
+    assert "a release" in str(getattr(caught.value.__cause__, "__notes__", ""))
+
+
+async def test_a_device_that_is_lost_while_it_is_given_back_ends_the_engine(autojump_clock):
+    executor = SimExecutor(fault=once(sleep=DeviceLost("an illegal address")))
+    with pytest.raises(RunnerCrashed, match="an illegal address"):
+        async with sim_engine(executor) as engine:
+            with trio.CancelScope(shield=True), pytest.raises(TrioletError):
+                await engine.sleep()
+            await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(("fits", "length"), [(1, 60), (4, 60)])
+async def test_a_long_prompt_gets_through_a_device_that_fits_few_tokens(fits, length, autojump_clock):
+    """Steps that grow again and fail must not send it back for ever: it needs more steps than the first patience."""
+    executor = SimExecutor(
+        SimModel(max_positions=200, pages=200),
+        fault=lambda job, plan: MemoryError("full") if job is Job.STEP and plan.tokens > fits else None,
+    )
+    with trio.fail_after(100):
+        async with sim_engine(executor, config=EngineConfig(verify=True)) as engine:
+            sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+            done = await engine.generate(prompt_token_ids=[1] * length, audio=audio(1), sampling=sampling)
+    assert len(done.token_ids) == 100
+
+
+async def test_a_request_that_comes_while_it_wakes_is_refused_where_that_is_asked_for(autojump_clock):
+    """Whether the device can be taken is not known yet: nobody is accepted who might wait for ever."""
+    executor = SimExecutor(fault=once(wake=MemoryError("taken")))
+    async with sim_engine(executor, config=EngineConfig(while_asleep="refuse")) as engine:
+        await engine.sleep()
+        async with trio.open_nursery() as nursery:
+
+            async def wake() -> None:
+                with pytest.raises(EngineAsleep, match="taken"):
+                    await engine.wake()
+
+            nursery.start_soon(wake)
+            await trio.sleep(0.1)
+            with trio.fail_after(10), pytest.raises(EngineAsleep):
+                await ask(engine, 1)
+        await engine.wake()
+        await ask(engine, 1)
+
+
+async def test_a_request_that_has_ended_holds_no_place_though_nobody_reads_it(autojump_clock):
+    async with sim_engine(SimExecutor(), config=EngineConfig(max_pending=1)) as engine:
+        async with engine.stream(prompt_token_ids=[1], audio=audio(1), sampling=SamplingParams(max_tokens=2)):
+            await trio.sleep(10)
+            with trio.fail_after(10):
+                await ask(engine, 2)
+
+
+async def test_bytes_that_outlive_the_release_are_told(autojump_clock):
+    """Somebody else keeps a tensor of the engine's: `close` did its part, and the block says who is left."""
+
+    class Kept(SimExecutor):
+        def memory(self):
+            held = super().memory()
+            return held if self.is_open else type(held)(device="sim", by_owner={"self_kv": 77})
+
+    with pytest.raises(EngineTeardownError, match=r"keeps what was on it.*'self_kv': 77"):
+        async with sim_engine(Kept()):
+            pass
+
+
+async def test_orders_of_a_closed_engine_are_refused(autojump_clock):
+    async with sim_engine(SimExecutor()) as engine:
+        await engine.aclose()
+        for order in (engine.sleep, engine.wake):
+            with pytest.raises(EngineStateError):
+                await order()

@@ -1,0 +1,60 @@
+"""The benchmarks run, each at its smallest size in a process of its own. What they measure is not asserted here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+NEEDS_PSUTIL = {"memory.py", "open_close.py"}
+SECONDS = 300
+CLAIM = r"(?:holds|FAILS): "  # of a size or of a time, which says little at this size
+
+PRINTED = {
+    "verify.py --clients 1 --rounds 1 --repeats 1": [r"\d+ steps of ", r"median share: \d"],
+    "teardown.py --requests 1 --repeats 1": [
+        r"\| idle \| ",
+        r"\| an encoding runs, cancelled \| ",
+        CLAIM + r"the way out took .* Nothing was left behind in 12 exits",
+    ],
+    "open_close.py --engines 20": [
+        r"\| 1 \| ",
+        r"\| 20 \| ",
+        CLAIM + "grown by ",
+        CLAIM + r"tensor bytes, threads, descriptors left: \(0, -?\d+, 0\)",  # idle threads of trio come and go
+    ],
+    "memory.py --rounds 3 --requests 1": [
+        r"\| 3 \| ",
+        r"\| closed \| ",
+        CLAIM + "growth in the 1 rounds after round 2",
+        "holds: the books and the walk over live tensors differ by ",
+        "holds: tensors alive: ",
+    ],
+}
+
+
+@pytest.mark.parametrize("command", PRINTED, ids=lambda command: command.split(" ")[0])
+def test_a_benchmark_ends_with_its_table_and_its_claims(command, tmp_path):
+    """With 0, or with 1 where a claim fails that needs the full size."""
+    name, *arguments = command.split(" ")
+    if name in NEEDS_PSUTIL:
+        pytest.importorskip("psutil", reason=f"{name} asks psutil for the resident size; pip install 'triolet[bench]'")
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / name, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=SECONDS,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that compete for a busy machine's cores spin
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == (1 if re.search("^FAILS: ", done.stdout, re.MULTILINE) else 0), done.stderr
+    lines = iter(done.stdout.splitlines())
+    for expected in PRINTED[command]:  # in this order
+        assert any(re.match(expected, line) for line in lines), f"{expected!r} is missing:\n{done.stdout}"
