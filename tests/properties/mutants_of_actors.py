@@ -70,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="actors.scheduler:Scheduler._handle",
         fragment="skipped=skipped",
         mistake="skipped=False",
-        killer=swept("plain", FaultKind.STEP_FAILS),
+        killer=engine_test(recovery_tests.test_one_failure_with_a_step_in_flight_behind_it_accuses_once),
         reason="PoisonRequest",
     ),
     Mutant(

@@ -309,9 +309,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a good step forgives nothing",
-        function="core.planner:Planner.step_done",
-        fragment="            sequence.suspicion = sequence.crashes_alone = 0\n",
-        mistake="            pass\n",
+        function="core.planner:Planner._clear",
+        fragment="        sequence.suspicion = sequence.crashes_alone = 0\n",
+        mistake="        pass\n",
         killer=test_planner.test_failures_far_apart_are_forgiven,
         reason="no poison",
     ),

@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="if not self._ordered:",
         mistake="if True:",
         killer=machine(RestMachine),
-        reason="ends no sleep",
+        reason=("ends no sleep", "the_last_wish_counts"),
     ),
     Mutant(
         name="an order to wake is forgotten while it falls asleep",
