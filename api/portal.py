@@ -145,6 +145,7 @@ class Portal:
     _opened: asyncio.Future[None] = field(init=False)
     _ended: asyncio.Future[outcome.Outcome[None]] = field(init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
+    _over: threading.Event = field(factory=threading.Event, init=False)  # the thread has nothing left to do
     _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
     # of the trio side
     _on_trio_calls: trio.Nursery | None = field(default=None, init=False)  # None: calls are refused
@@ -258,10 +259,12 @@ class Portal:
         while True:
             try:
                 self.stop()
+                self._over.wait(max(0.0, deadline - time.monotonic()))
                 self._thread.join(max(0.0, deadline - time.monotonic()))
             except KeyboardInterrupt:
                 # The process ends already. To go on now would finalize the interpreter under a call of the device,
-                # which may abort it (SIGABRT); the deadline bounds the wait
+                # which may abort it (SIGABRT); the deadline bounds the wait. It is an event that is waited for, since
+                # Python 3.11 takes a thread for ended when its join was interrupted
                 continue
             break
 
@@ -276,6 +279,7 @@ class Portal:
             tokens.put(None)  # where it never came to its own
             self._to_loop(self.failed)
         atexit.unregister(self._finish)
+        self._over.set()
         if not self._to_loop(_resolve, self._ended, ended):
             unwrapped(ended)  # nobody is there to hear of an error but the thread's hook
 

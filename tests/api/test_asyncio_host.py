@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -22,9 +22,9 @@ import trio
 
 from triolet import Engine, EngineClosed, EngineStateError, EngineTeardownError, RunnerCrashed
 from triolet.actors.worker import Job
-from triolet.api.portal import Portal, PortalStream, outlast
+from triolet.api.portal import Portal, PortalStream, may_wait, outlast
 
-from .hosts import HOSTS, AsyncioHost, Bench, audio, expected, query, release_is_stuck
+from .hosts import HOSTS, AsyncioHost, Bench, Host, audio, expected, query, release_is_stuck
 
 SECONDS = 60
 
@@ -226,6 +226,40 @@ def test_a_process_that_ends_with_an_open_engine_releases_the_device() -> None:
     ]
 
 
+def test_interrupts_while_the_process_ends_do_not_leave_before_the_device_is_released() -> None:
+    """Each is sent to the main thread, which waits in the interpreter's exit, and heard before the engine goes on."""
+    done = run(
+        """
+        heard = threading.Event()
+
+        def interrupt(*_):
+            heard.set()
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, interrupt)
+
+        def tell(event):
+            if isinstance(event, StageReached) and threading.current_thread().name == "triolet-loop":
+                print(event.stage, flush=True)
+                if event.stage in ("intake closed", "encoder cache stopped", "device released"):
+                    heard.clear()
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                    assert heard.wait(30)
+
+        engine = Engine.from_parts(SimExecutor, ThreadWorker, config=EngineConfig(observer=tell))
+
+        async def main():
+            await engine.__aenter__()
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main())
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert done.stdout.splitlines()[-3:] == ["device released", "runner stopped", "channels closed"]
+
+
 def test_a_process_ends_though_a_call_of_the_device_hangs() -> None:
     """In bounded time: the exit waits for four stages and no longer."""
     done = run(
@@ -350,12 +384,25 @@ def test_a_timeout_around_a_crash_stays_silent(bench: Bench) -> None:
     bench.run(main)
 
 
-def test_a_cancelled_call_has_ended_when_the_cancellation_is_raised(bench: Bench) -> None:
+def test_a_cancelled_call_has_ended_when_the_cancellation_is_raised(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However often it is cancelled: nothing goes on behind the caller's back, and every cancellation is counted."""
 
     async def main() -> None:
         held = bench.hold()
+        ended = False
         async with bench.engine() as engine:
+            generate = engine.inside.generate
+
+            async def watched(*arguments: Any, **more: Any) -> Any:
+                nonlocal ended
+                try:
+                    return await generate(*arguments, **more)
+                finally:
+                    ended = True
+
+            monkeypatch.setattr(engine.inside, "generate", watched)
             task = asyncio.create_task(engine.generate(**query(1)))
             await held.reached.wait()
             for _ in range(3):
@@ -363,7 +410,7 @@ def test_a_cancelled_call_has_ended_when_the_cancellation_is_raised(bench: Bench
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert task.cancelling() == 3
-            assert engine.inside.pending == 0
+            assert ended
             bench.worker.end_hold(held)
 
     bench.run(main)
@@ -463,6 +510,7 @@ def bare_portal(failed: Callable[[], object], end_seconds: float = 0.0) -> Porta
     return Portal(
         resource=contextlib.nullcontext(),
         refuse=lambda: EngineStateError("closed"),
+        foreign=lambda: EngineStateError("another loop"),
         cut_off=lambda: EngineClosed("cut off"),
         failed=failed,
         end_seconds=end_seconds,
@@ -553,6 +601,97 @@ def test_a_trio_loop_that_crashes_is_told_to_the_body_and_to_every_caller(bench:
 
 
 # -- who enters, and who leaves --------------------------------------------------------------------------------------
+
+
+def test_only_a_generator_that_somebody_closes_may_wait() -> None:
+    """A coroutine that is thrown away must not, not even in the generator of a context manager that it is in."""
+    told: list[bool] = []
+
+    class Block:
+        async def __aenter__(self) -> None:
+            pass
+
+        async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+            told.append(may_wait(error))
+
+    async def generator() -> AsyncIterator[None]:
+        async with Block():
+            yield
+
+    async def nested() -> AsyncIterator[None]:
+        async with contextlib.asynccontextmanager(generator)():
+            yield
+
+    async def coroutine() -> None:
+        async with Block():
+            await asyncio.get_running_loop().create_future()
+
+    async def managed() -> None:
+        async with contextlib.asynccontextmanager(generator)():
+            await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        for make in (generator, nested):
+            closed: Any = make()
+            await anext(closed)
+            await closed.aclose()
+        for thrown_away in (coroutine(), managed()):
+            thrown_away.send(None)
+            thrown_away.close()
+
+    asyncio.run(main())
+    assert told == [True, True, False, False]
+    assert may_wait(None)
+    assert may_wait(ValueError())
+    assert not may_wait(GeneratorExit()), "no task runs here"
+
+
+def test_a_cancellation_is_not_lost_in_a_generator_that_is_closed(bench: Bench) -> None:
+    """``aclose()`` swallows its own `GeneratorExit`, and must not swallow more."""
+
+    async def session() -> AsyncIterator[Engine]:
+        async with bench.engine() as engine:
+            yield engine
+
+    async def main() -> None:
+        held = bench.hold(Job.CLOSE, until_teardown=False)
+        generator: Any = session()
+        await anext(generator)
+        task = asyncio.create_task(generator.aclose())
+        await held.reached.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        bench.worker.end_hold(held)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not bench.executor.is_open
+
+    bench.run(main)
+
+
+@pytest.mark.parametrize("host", [HOSTS[0], HOSTS[2]], ids=lambda host: host.name)
+def test_a_stream_belongs_to_the_loop_of_its_engine(bench: Bench, host: Host) -> None:
+    """Wherever it is touched elsewhere, that is told; a future of this loop would never wake a task of that one."""
+
+    async def main() -> None:
+        async with bench.engine() as engine:
+            entered, left = engine.stream(**query(1)), engine.stream(**query(2))
+            await left.__aenter__()
+            async with engine.stream(**query(3)) as deltas:
+
+                async def elsewhere() -> None:
+                    with pytest.raises(EngineStateError, match="open an engine of its own"):
+                        await entered.__aenter__()
+                    with pytest.raises(EngineStateError, match="open an engine of its own"):
+                        await anext(deltas)
+                    with pytest.raises(EngineStateError, match="open an engine of its own"):
+                        await left.__aexit__(None, None, None)
+
+                await asyncio.to_thread(host.run, elsewhere)
+                assert tuple([token async for delta in deltas for token in delta.token_ids]) == expected(3)
+            await left.__aexit__(None, None, None)
+
+    bench.run(main)
 
 
 def test_a_block_may_be_left_by_another_task(bench: Bench) -> None:

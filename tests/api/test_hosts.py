@@ -6,8 +6,10 @@ admission permit came back and every request heard its one end.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import weakref
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio.lowlevel
@@ -28,7 +30,9 @@ from triolet import (
     Segment,
     Transcript,
 )
+from triolet.actors.supervisor import Supervisor
 from triolet.actors.worker import Job
+from triolet.core import events
 from triolet.core.rest import Power
 from triolet.testing.sim import SimExecutor
 
@@ -139,6 +143,38 @@ def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: Bench
     bench.run(main)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"sampling": {"max_tokens": 3}}, r"sampling=\{'max_tokens': 3\}; allowed: SamplingParams\(...\)"),
+        ({"sampling": {}}, r"sampling=\{\}; allowed: SamplingParams\(...\)"),
+        ({"prompt_token_ids": 5}, "prompt_token_ids=5; allowed: a sequence of integers"),
+        ({"prompt": 7, "prompt_token_ids": None}, "prompt=7; allowed: a text, or use prompt_token_ids"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_with_what_is_allowed(
+    bench: Bench, wrong: dict[str, Any], told: str
+) -> None:
+    async def main() -> None:
+        async with bench.engine() as engine:
+            with pytest.raises(InvalidRequest, match=told):
+                await engine.generate(**{**query(1), **wrong})
+            with pytest.raises(InvalidRequest, match=told):
+                async with engine.stream(**{**query(1), **wrong}):
+                    raise AssertionError("entered")
+            await ask(engine, 2)
+
+    bench.run(main)
+
+
+@pytest.mark.parametrize("config", [{"max_running": 4}, {}, "cpu"])
+def test_settings_that_are_none_are_refused_with_what_is_allowed(config: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"config=.*; allowed: EngineConfig\(...\)"):
+        Engine(triolet.demo.checkpoint(), config=config)
+    with pytest.raises(InvalidRequest, match=r"config=.*; allowed: EngineConfig\(...\)"):
+        Engine.from_parts(SimExecutor, lambda: Bench(TrioHost()).worker, config=config)
+
+
 def test_a_full_queue_refuses_who_does_not_want_to_wait(bench: Bench) -> None:
     async def main() -> None:
         held = bench.hold()
@@ -163,6 +199,24 @@ def test_statistics_are_those_of_this_moment(bench: Bench) -> None:
             bench.worker.end_hold(held)
 
     bench.run(main)
+
+
+def test_an_observer_may_ask_for_statistics(bench: Bench) -> None:
+    """It is called in the engine's own loop, which on asyncio is in another thread than the one that entered."""
+    running: list[int] = []
+
+    def observe(event: events.Event) -> None:
+        bench._observe(event)
+        if isinstance(event, events.RequestEnded):
+            assert bench.made is not None
+            running.append(bench.made.statistics().requests.running)
+
+    async def main() -> None:
+        async with bench.engine(observer=observe) as engine:
+            await ask(engine, 1)
+
+    bench.run(main)
+    assert len(running) == 1
 
 
 # -- cancellation of requests ----------------------------------------------------------------------------------------
@@ -194,7 +248,7 @@ def test_a_request_that_is_over_its_time_is_withdrawn(bench: Bench) -> None:
             assert not await bench.host.within(0.02, lambda: ask(engine, 1))
             bench.worker.end_hold(held)
             await ask(engine, 2)
-            assert engine.inside.pending == 0, "the permit is back before the caller goes on"
+            assert engine.inside.pending == 0, "the permits are back when the requests have ended"
 
     bench.run(main)
     assert bench.outcomes() == ["aborted", "finished"]
@@ -207,10 +261,40 @@ def test_a_stream_that_is_left_early_withdraws_its_request(bench: Bench) -> None
             async with engine.stream(**query(1)) as deltas:
                 async for _ in deltas:
                     break
-            assert engine.inside.pending == 0, "the permit is back before the caller goes on"
+            bench.worker.end_hold(held)
+            await ask(engine, 2)
+            assert engine.inside.pending == 0, "the permits are back when the requests have ended"
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted", "finished"]
+
+
+def test_a_generator_around_a_stream_has_withdrawn_its_request_when_it_is_closed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    withdrawn: list[str] = []
+    abort = Supervisor.abort
+
+    def watched(supervisor: Supervisor, request_id: str) -> None:
+        withdrawn.append(request_id)
+        abort(supervisor, request_id)
+
+    async def tokens(engine: Engine) -> AsyncIterator[Delta]:
+        async with engine.stream(**query(1), request_id="mine") as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def main() -> None:
+        held = bench.hold(after=3)
+        async with bench.engine() as engine:
+            generator: Any = tokens(engine)
+            await anext(generator)
+            await generator.aclose()
+            assert withdrawn == ["mine#0"]
             bench.worker.end_hold(held)
             await ask(engine, 2)
 
+    monkeypatch.setattr(Supervisor, "abort", watched)
     bench.run(main)
     assert bench.outcomes() == ["aborted", "finished"]
 
@@ -327,9 +411,11 @@ def test_an_engine_is_used_inside_its_block_and_entered_once(bench: Bench) -> No
         async with engine:
             with pytest.raises(EngineStateError, match="open; an engine is entered once"):
                 await engine.__aenter__()
-        for use in (ask(engine, 1), read(engine, 1, []), engine.transcribe(audio(1)), engine.__aenter__()):
-            with pytest.raises(EngineStateError, match="closed"):
+        for use in (ask(engine, 1), read(engine, 1, []), engine.transcribe(audio(1))):
+            with pytest.raises(EngineStateError, match=r"closed: its block has ended.* open a new one"):
                 await use
+        with pytest.raises(EngineStateError, match="closed; an engine is entered once"):
+            await engine.__aenter__()
         with pytest.raises(EngineStateError, match="closed"):
             engine.statistics()
         with pytest.raises(EngineStateError, match="closed"):
@@ -355,8 +441,22 @@ def test_aclose_releases_the_device_before_the_block_ends(bench: Bench) -> None:
             await engine.aclose(drain=0)
             assert not bench.executor.is_open
             await task.ended()
-            with pytest.raises(EngineStateError, match="closed"):
+            with pytest.raises(EngineStateError, match=r"closed: .*aclose\(\) was called.* open a new one"):
                 await ask(engine, 2)
+
+    bench.run(main)
+
+
+def test_a_generator_around_the_engine_has_released_the_device_when_it_is_closed(bench: Bench) -> None:
+    async def session() -> AsyncIterator[Engine]:
+        async with bench.engine() as engine:
+            yield engine
+
+    async def main() -> None:
+        generator: Any = session()
+        await ask(await anext(generator), 1)
+        await generator.aclose()
+        bench.check()
 
     bench.run(main)
 
@@ -404,7 +504,6 @@ def test_under_no_event_loop_the_error_says_what_is_allowed() -> None:
 
 def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> None:
     """Used from another thread, with no loop and with one: refused, and told the way."""
-    import concurrent.futures
 
     def without_a_loop(engine: Engine) -> None:
         with pytest.raises(EngineStateError, match=r"outside of the event loop.*from_thread|run_coroutine_threadsafe"):
@@ -425,6 +524,27 @@ def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> None:
                 pool.submit(without_a_loop, engine).result()
                 pool.submit(with_another_loop, engine).result()
             await ask(engine, 1)
+
+    bench.run(main)
+
+
+@pytest.mark.parametrize("elsewhere", [HOSTS[0], HOSTS[2]], ids=lambda host: f"left in {host.name}")
+def test_an_engine_that_is_left_in_another_loop_says_so_and_releases_the_device(bench: Bench, elsewhere: Host) -> None:
+    """As by a test framework that gives every fixture and every test a loop of its own."""
+
+    async def main() -> None:
+        engine = bench.engine()
+        released = bench.stage("device released")
+        await engine.__aenter__()
+
+        async def leave() -> None:
+            with pytest.raises(EngineStateError, match="open an engine of its own"):
+                await engine.__aexit__(None, None, None)
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(elsewhere.run, leave).result()
+        await released.wait()
+        await engine.__aexit__(None, None, None)
 
     bench.run(main)
 
