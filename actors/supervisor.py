@@ -471,7 +471,7 @@ def leaving(
         if isinstance(ours, InvariantViolation) and isinstance(body_error, Exception):
             ours.__cause__ = body_error
             return ours
-        if is_cancellation(body_error, cancelled):
+        if is_cancellation(body_error, cancelled) or isinstance(body_error, GeneratorExit):  # the latter is swallowed
             return ours
         body_error.add_note(f"the engine's end failed too: {type(ours).__name__}: {ours}")
         return body_error

@@ -32,7 +32,7 @@ class EngineConfig:
     Args:
         device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        threads: CPU threads of torch; 0 leaves torch's own choice.
+        threads: CPU threads of torch, a setting of the whole process; 0 leaves torch's own choice.
         max_running: most sequences decoded together.
         max_pending: most requests accepted and not yet ended; past it ``submit`` waits, or raises `Overloaded`.
         max_step_tokens: token budget of one step.

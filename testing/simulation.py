@@ -522,16 +522,16 @@ def _judge_teardown(run: _Run) -> None:
 
 def _may_end(run: _Run, kind: FaultKind | None) -> set[str]:
     """How clients may end after a fault of ``kind``, those outside of the block included."""
-    allowed = _MAY_END.get(kind, _WELL)
-    if EncodeFailed.__name__ in allowed and not any(
-        isinstance(event, events.EncodeBroke) and len(event.keys) == 1 for event in run.trace
-    ):
-        return allowed - {EncodeFailed.__name__}  # a batch that fails is tried again in halves
+    allowed = set(_MAY_END.get(kind, _WELL))
+    if not any(isinstance(event, events.EncodeBroke) and len(event.keys) == 1 for event in run.trace):
+        allowed -= {EncodeFailed.__name__}  # a batch that fails is tried again in halves
     failed = [event.actor for event in run.trace if isinstance(event, events.ActorFailed)]
     if failed and failed[0] != "runner":
-        return allowed - {RunnerCrashed.__name__}
-    if failed and run.scenario.outside:
-        return allowed - {EngineClosed.__name__}
+        allowed -= {RunnerCrashed.__name__}
+    elif failed and run.scenario.outside:
+        allowed -= {EngineClosed.__name__}
+    elif run.scenario.outside and kind is not None:  # the time to drain may be over before they are done
+        allowed |= {EngineClosed.__name__, EngineStateError.__name__}
     return allowed
 
 
@@ -539,8 +539,6 @@ def _judge_ends(run: _Run, kind: FaultKind | None) -> None:
     allowed = _may_end(run, kind) | {run.scenario.refusal or "finished"}
     if run.scenario.leaves < FOREVER and not run.scenario.outside:
         allowed |= _STOPPED
-    if run.scenario.outside and kind is not None:  # the time to drain may be over before they are done
-        allowed |= {EngineClosed.__name__, EngineStateError.__name__}
     strange = {number: end for number, end in enumerate(run.ends) if end not in allowed}
     assert not strange, f"clients ended as {strange}; allowed: {sorted(allowed)}"
 

@@ -11,8 +11,17 @@ import numpy as np
 import pytest
 import trio
 
-from triolet import Engine, EngineClosed, EngineConfig, InvariantViolation, RunnerCrashed, SamplingParams
+from triolet import (
+    Engine,
+    EngineClosed,
+    EngineConfig,
+    EngineTeardownError,
+    InvariantViolation,
+    RunnerCrashed,
+    SamplingParams,
+)
 from triolet.actors.messages import Failed, StreamMessage, Submit
+from triolet.actors.supervisor import leaving
 from triolet.actors.worker import Job
 from triolet.api.audio import Samples
 from triolet.core import events
@@ -220,3 +229,13 @@ def test_with_verify_a_teardown_that_leaves_a_stage_out_is_told(monkeypatch):
 
     with pytest.raises(InvariantViolation, match=r"never reached \['scheduler stopped'\]"):
         run_scheduled(main, schedule=Batches())
+
+
+@pytest.mark.parametrize("body", [trio.Cancelled, GeneratorExit])
+def test_what_went_wrong_in_the_engine_does_not_hide_behind_what_nobody_will_see(body):
+    """A cancellation is caught by its scope, and `GeneratorExit` by the generator that is closed."""
+    error = EngineTeardownError("a release failed")
+    assert leaving(body.__new__(body), error, trio.Cancelled) is error
+    assert leaving(ValueError(), error, trio.Cancelled).__notes__ == [
+        "the engine's end failed too: EngineTeardownError: a release failed"
+    ]
