@@ -43,10 +43,12 @@ class Evidence:
             (None if accused is not None and request_id in accused else accused for accused in self._steps), _WINDOW
         )
 
-    def crashes_to_blame(self, request_id: str, least: int) -> int:
-        """Crashes alone, in a row, that make it guilty: ``least`` on a device that fails nobody else, more on one that
-        does, and where little is known of the device; `_MOST` at most."""
+    def crashes_to_blame(self, request_id: str, least: int, *, steps: int = 1) -> int:
+        """Crashes alone, with no token drawn between them, that make it guilty: ``least`` on a device that fails nobody
+        else, more on one that does, where little is known of the device, and where the request takes several ``steps``
+        to its next token, each of which may fail; `_MOST` for each step at most."""
         others = [accused for accused in self._steps if accused is None or request_id not in accused]
         failures = sum(accused is not None for accused in others)
         rate = (failures + 0.5) / (len(others) + 1)
-        return max(least, min(_MOST, math.ceil(math.log(_CHANCE) / math.log(rate))))
+        attempt = min(1 - (1 - rate) ** steps, 1 - 1e-9)  # one of them fails
+        return max(least, min(_MOST * steps, math.ceil(math.log(_CHANCE) / math.log(attempt))))

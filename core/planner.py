@@ -44,7 +44,8 @@ from .sequence import (
     Sequence,
 )
 
-_PATIENCE = 32  # good steps before one that had to shrink may grow; twice as many after every failure
+_PATIENCE = 32  # good steps before one that had to shrink may grow; twice as many where one that had grown fails
+_MOST_PATIENCE = 4096
 
 
 @define(eq=False)
@@ -82,6 +83,7 @@ class Planner:
     _step_tokens: int = field(init=False)  # what a step may feed now; less than the limit after one was too large
     _evidence: Evidence = field(factory=Evidence, init=False)
     _patience: int = field(default=_PATIENCE, init=False)
+    _grown: bool = field(default=False, init=False)  # since a step was too large
     _good_steps: int = field(default=0, init=False)  # since it last changed
 
     def __attrs_post_init__(self) -> None:
@@ -188,7 +190,9 @@ class Planner:
         too_large = not skipped and isinstance(error, MemoryError) and flight.plan.tokens > 1
         if too_large:
             self._step_tokens = min(self._step_tokens, flight.plan.tokens) // 2
-            self._good_steps, self._patience = 0, 2 * self._patience
+            self._good_steps = 0
+            if self._grown:
+                self._grown, self._patience = False, min(2 * self._patience, _MOST_PATIENCE)
         if not (skipped or too_large):
             self._evidence.step_failed(sequence.request.id for sequence in flight.sequences)
         if not skipped:
@@ -206,12 +210,17 @@ class Planner:
             self._settle(sequence)
 
     def _grow_steps(self) -> None:
-        """Steps that had to shrink grow again, twofold, after a while without a failure. The while is longer each time,
-        else a request that needs more steps than that would start anew for ever."""
+        """Steps that had to shrink grow again, twofold, after a while without a failure. The while is longer each time
+        that this was too early, else a request that needs more steps than that would start anew for ever."""
         self._good_steps += 1
-        if self._good_steps >= self._patience and self._step_tokens < self.limits.max_step_tokens:
+        if self._good_steps < self._patience:
+            return
+        self._good_steps = 0
+        if self._step_tokens < self.limits.max_step_tokens:
             self._step_tokens = min(2 * self._step_tokens, self.limits.max_step_tokens)
-            self._good_steps = 0
+            self._grown = True
+        else:
+            self._grown, self._patience = False, _PATIENCE
 
     def _doom(self, flight: _Flight) -> None:
         """The step will not be run: nobody may join what it should have written, nor go on from where it leads."""
@@ -344,7 +353,9 @@ class Planner:
             return False
         if item is not None and not self._slots.resident(item.key) and not self._slots.available():
             return False
-        first = min(len(sequence.tokens), self._step_tokens)
+        # a suspect runs before those that were here first: it must not run out of pages on its way to its next token,
+        # since it would have to give way to them, and they to it
+        first = len(sequence.tokens) if sequence.suspicion else min(len(sequence.tokens), self._step_tokens)
         pages = self._pages.try_take(math.ceil(first / self.limits.page_size))
         if pages is None:
             return False
@@ -478,7 +489,8 @@ class Planner:
     def _suspect(self, sequence: Sequence, *, alone: bool, error: Exception) -> None:
         sequence.suspicion += 1
         sequence.crashes_alone += alone
-        enough = self._evidence.crashes_to_blame(sequence.request.id, self.limits.crashes_alone)
+        steps = math.ceil(len(sequence.tokens) / self._step_tokens)
+        enough = self._evidence.crashes_to_blame(sequence.request.id, self.limits.crashes_alone, steps=steps)
         if sequence.ended or sequence.crashes_alone < enough:
             return
         poison = PoisonRequest(

@@ -15,7 +15,7 @@ import itertools
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from attrs import define, field, frozen
@@ -72,17 +72,25 @@ def sweep_scenario(
     schedule = schedule or Uniform()
     report, begun = Report(), time.process_time()
     undisturbed = _run(report, scenario, schedule, None)
-    steps = undisturbed.steps if undisturbed is not None else {}
-    for kind in kinds:
-        for task in [OCCASIONS[kind]] if kind in OCCASIONS else steps:
-            for step in itertools.count(1):
+    for kind in kinds if undisturbed is not None else ():
+        for task, steps in _places(kind, undisturbed):
+            for step in steps:
                 if len(report.failures) >= most_failures:
                     break
                 outcome = _run(report, scenario, schedule, Fault(kind, task, step))
                 if outcome is not None and not outcome.met:
-                    break  # there are no more steps, or occasions
+                    break  # there is no such occasion, nor will there be a later one
     report.seconds = time.process_time() - begun
     return report
+
+
+def _places(kind: FaultKind, undisturbed: Outcome | None) -> Iterator[tuple[str, Iterable[int]]]:
+    """Where faults of ``kind`` may happen; how many occasions there are shows when there is none left."""
+    if kind in OCCASIONS:
+        yield OCCASIONS[kind], itertools.count(1)
+    elif undisturbed is not None:
+        for task, steps in undisturbed.steps.items():
+            yield task, range(1, steps + 1)
 
 
 def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault | None) -> Outcome | None:

@@ -139,8 +139,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="steps that failed grow again as soon as ever",
         function="core.planner:Planner.step_failed",
-        fragment="0, 2 * self._patience",
-        mistake="0, self._patience",
+        fragment="min(2 * self._patience, _MOST_PATIENCE)",
+        mistake="self._patience",
         killer=engine_test(
             several_faults.test_a_long_prompt_gets_through_a_device_that_fits_few_tokens, fits=1, length=60
         ),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from triolet.core.ledger import EncoderLedger
 from triolet.core.planner import Planner
 from triolet.core.request import Request
-from triolet.core.sequence import Commit, Finish, PlannerLimits
+from triolet.core.sequence import Commit, Fail, Finish, PlannerLimits
 from triolet.testing.sim import SimExecutor, SimModel, expected_tokens
 
 
@@ -117,3 +120,54 @@ def test_two_poisonous_requests_in_turn_are_both_found_soon():
     feed(Request(id="poison a", prompt_token_ids=(5,), max_tokens=1))
     feed(Request(id="poison b", prompt_token_ids=(5,), max_tokens=1))
     assert crashes == {"poison a": 2, "poison b": 2}, f"crashes: {crashes}"
+
+
+def test_steps_are_whole_again_after_every_episode_of_too_little_memory():
+    """Halving several times in a row costs no more patience than once, and after a good while all is forgiven."""
+    limits = PlannerLimits.of(SimModel().describe(), max_running=8, max_step_tokens=512, steps_in_flight=1)
+    planner = Planner(limits)
+    executor = SimExecutor()
+    executor.open()
+    number = itertools.count()
+
+    def step(room: int) -> None:
+        while (plan := planner.next_step()) is None:
+            for _ in range(8):
+                planner.submit(Request(id=f"r{next(number)}", prompt_token_ids=(5,) * 40, max_tokens=4))
+        if plan.tokens > room:
+            planner.step_failed(plan.step_id, MemoryError("full"))
+        else:
+            planner.step_done(executor.step(plan))
+        planner.take_actions()
+
+    for _ in range(3):
+        for _ in range(200):
+            step(room=16)
+        assert planner.statistics().step_tokens <= 16
+        for _ in range(2_000):
+            step(room=1_000)
+        assert planner.statistics().step_tokens == 512
+
+
+def test_a_suspect_that_needs_pages_does_not_spin_with_those_that_hold_them():
+    """Scarce pages, chunks and failing steps together: every request ends, within a bound of steps."""
+    for seed in range(300):
+        dice = random.Random(seed)
+        model = SimModel(pages=dice.choice([6, 8, 12]), max_positions=24, cross_slots=2)
+        running, tokens = dice.choice([2, 4, 8]), dice.choice([2, 4, 8])
+        limits = PlannerLimits.of(model.describe(), max_running=running, max_step_tokens=tokens, steps_in_flight=1)
+        planner, executor, ended = Planner(limits), SimExecutor(model), 0
+        executor.open()
+        for number in range(8):
+            prompt = (5 + number,) * dice.randrange(1, 20)
+            planner.submit(Request(id=f"r{number}", prompt_token_ids=prompt, max_tokens=dice.randrange(1, 5)))
+        for _ in range(5_000):
+            plan = planner.next_step()
+            if plan is None:
+                break
+            if dice.random() < 0.15:
+                planner.step_failed(plan.step_id, RuntimeError("a cosmic ray"))
+            else:
+                planner.step_done(executor.step(plan))
+            ended += sum(isinstance(action, Finish | Fail) for action in planner.take_actions())
+        assert ended == 8, f"seed {seed}: {8 - ended} requests never end"
