@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from triolet.testing.simulation import FaultKind
 
 from ..actors import test_recovery as recovery_tests
 from ..actors import test_several_faults as several_faults
 from ..actors import test_sleep as sleep_tests
-from . import test_evidence, test_planner, test_recovery
+from . import test_evidence, test_liveness, test_planner, test_recovery
 from .mutants import Mutant, engine_test, machine, simulation, swept
 from .test_rest import RestMachine
 
@@ -135,6 +137,17 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="        yield group[half:]\n        return\n",
         killer=test_planner.test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it,
         reason="nobody runs",
+    ),
+    Mutant(
+        name="a suspect starts with pages for its first chunk only",
+        function="core.planner:Planner._try_start",
+        fragment="len(sequence.tokens) if sequence.suspicion else ",
+        mistake="",
+        killer=functools.partial(
+            test_liveness.test_a_suspect_and_an_older_request_do_not_give_way_to_each_other_for_ever,
+            test_liveness.FOUND[0],
+        ),
+        reason="no end after",
     ),
     Mutant(
         name="steps that failed grow again as soon as ever",
