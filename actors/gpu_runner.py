@@ -280,7 +280,7 @@ class GpuRunner:
         if isinstance(done.error, DeviceLost):
             raise done.error
         if isinstance(done.error, ExceptionGroup):  # of releases
-            raise _NotGivenBack(f"{type(done.error).__name__}: {done.error}") from done.error
+            raise _NotGivenBack(_told(done.error)) from done.error
         if done.error is not None:
             self.to_scheduler.send_nowait(m.SleepFailed(_as_exception(done.error)))
             if self._restarting:
@@ -296,7 +296,7 @@ class GpuRunner:
     def _reset_after_sleep(self, generation: int, done: m.JobDone) -> None:
         if done.error is not None:
             raise done.error
-        self.to_encoder_cache.send_nowait(m.RunnerRestarted(generation))
+        self.to_encoder_cache.send_nowait(m.RunnerRestarted(generation, asleep=False))
 
     def _woke(self, done: m.JobDone) -> None:
         if isinstance(done.error, DeviceLost):

@@ -124,7 +124,7 @@ class GenerationLost:
     `EncoderReady` overtakes it."""
 
     generation: int
-    asleep: bool = False
+    asleep: bool
 
 
 @frozen
@@ -233,10 +233,10 @@ class SchedulerClosed:
 @frozen
 class RunnerRestarted:
     """From the runner: it has started anew as ``generation``, or has given the device back (``asleep``); every encoder
-    output is gone, and every call that was asked of it before."""
+    output is gone, and what is asked of it in the name of an older generation is dropped."""
 
     generation: int
-    asleep: bool = False
+    asleep: bool
 
 
 @frozen
@@ -261,7 +261,7 @@ class Encode:
     """From the encoder cache, on the encode lane: one batch. A runner that has started anew since drops it."""
 
     jobs: tuple[EncodeJob, ...]
-    generation: int = 0
+    generation: int
 
 
 @frozen
@@ -269,7 +269,7 @@ class Free:
     """From the encoder cache, on the encode lane: drop these outputs."""
 
     keys: tuple[str, ...]
-    generation: int = 0
+    generation: int
 
 
 @frozen
@@ -282,7 +282,7 @@ class Step:
     """From the scheduler, on the step lane. A runner that has started anew since drops it."""
 
     plan: StepPlan
-    generation: int = 0
+    generation: int
 
 
 @frozen

@@ -347,7 +347,8 @@ class Planner:
         return draft
 
     def _try_start(self, sequence: Sequence, draft: _StepDraft) -> bool:
-        """Gives the sequence a place, a slot and pages for its first slice, or nothing at all."""
+        """Gives the sequence a place, a slot and pages for its first slice (a suspect: for all its tokens), or
+        nothing at all."""
         item = sequence.item
         if len(self._sequences) - len(self._waiting) >= self.limits.max_running:
             return False

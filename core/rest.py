@@ -46,7 +46,7 @@ class Rest:
     # -- wishes ------------------------------------------------------------------------------------------------------
 
     def order_sleep(self) -> None:
-        """Somebody wants it asleep, until he wants it awake."""
+        """Somebody wants it asleep, until somebody wants it awake."""
         self._wants_sleep = self._ordered = True
 
     def order_wake(self) -> None:

@@ -10,11 +10,13 @@ from attrs import define, field
 @define(eq=False)
 class RestartPolicy:
     """At most ``most`` restarts within any ``period`` seconds. The first is at once; each further one within the period
-    waits twice as long as the one before, from ``pause`` seconds on."""
+    waits twice as long as the one before, from ``pause`` to ``longest`` seconds: whoever ends the engine meanwhile
+    waits for it too."""
 
     most: int
     period: float
     pause: float = 0.1
+    longest: float = 5.0
     _restarts: deque[float] = field(factory=deque, init=False)
 
     def try_restart(self, now: float) -> float | None:
@@ -25,4 +27,6 @@ class RestartPolicy:
         if before >= self.most:
             return None
         self._restarts.append(now)
-        return self.pause * 2.0 ** (before - 1) if before else 0.0
+        if before == 0:
+            return 0.0
+        return min(self.pause * 2.0 ** min(before - 1, 32), self.longest)  # 32: a float has an end

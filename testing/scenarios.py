@@ -61,95 +61,94 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     return tokens[:-1] if tokens[-1] == EOS else tokens
 
 
-def _scenarios() -> tuple[Scenario, ...]:
-    small_cache = {"encoder_cache_bytes": 100}  # one entry
-    few_pages = SimModel(max_positions=16, pages=5, page_size=4, cross_slots=2)
-    return (
-        Scenario(name="plain", clients=(Client(audio=1), Client(audio=2, arrives=0.4))),
-        Scenario(
-            name="shared audio",
-            clients=(Client(audio=1), Client(audio=1, prompt=(START, 2)), Client(audio=1, arrives=0.34, max_tokens=2)),
-        ),
-        Scenario(
-            name="burst over capacity",
-            clients=tuple(Client(audio=number, max_tokens=2) for number in range(4)),
-            config={"max_pending": 2, "max_running": 2, "encoder_cache_bytes": 200, "encode_batch_embeddings": 10},
-        ),
-        Scenario(
-            name="eviction pressure",
-            clients=tuple(Client(audio=number % 2, max_tokens=2, arrives=0.2 * number) for number in range(3)),
-            model=SimModel(cross_slots=1),
-            config=small_cache,
-        ),
-        Scenario(
-            name="abort storm",
-            clients=tuple(
-                Client(audio=number // 2, max_tokens=8, patience=0.1 + 0.13 * number, priority=number % 2)
-                for number in range(4)
-            ),
-            config={"encoder_cache_bytes": 200},
-        ),
-        Scenario(
-            name="preemption",
-            clients=tuple(Client(audio=1, prompt=(START, number), max_tokens=7) for number in range(3)),
-            model=few_pages,
-        ),
-        Scenario(
-            name="leaving while it is encoded",  # 0.3 s: an answer and a withdrawal cross
-            clients=(Client(audio=1, patience=0.3), Client(audio=2, patience=0.31), Client(audio=1, arrives=0.1)),
-        ),
-        Scenario(
-            name="larger than the cache",
-            clients=tuple(Client(audio=number, patience=0.001 * number) for number in range(3)),
-            config={"encoder_cache_bytes": 50},
-            refusal="RequestTooLarge",
-        ),
-        Scenario(
-            name="idle time",
-            clients=tuple(Client(audio=1 + n % 2, max_tokens=2, arrives=0.5 * n) for n in range(3)),
-            model=SimModel(cross_slots=1),
-            config={"encoder_idle_seconds": 0.1},
-        ),
-        Scenario(
-            name="drain",
-            clients=(Client(audio=1, max_tokens=8), Client(audio=2, max_tokens=8)),
-            leaves=0.4,
-            outside=True,
-        ),
-        Scenario(
-            name="shutdown while busy",
-            clients=(Client(audio=1, max_tokens=40), Client(audio=2, max_tokens=40), Client(audio=3, arrives=0.5)),
-            config={"drain_seconds": 0.1},
-            leaves=0.55,
-        ),
-        Scenario(
-            name="sleep by order",
-            clients=(Client(audio=1, max_tokens=8), Client(audio=1), Client(audio=2, arrives=0.6)),
-            model=SimModel(cross_slots=1),
-            config=small_cache | {"encoder_idle_seconds": 0.1},
-            naps=(0.37, 1.0, 1.9215, 2.5),  # the second comes as the entry that the first one cost is freed
-        ),
-        Scenario(
-            name="sleep for want of work",
-            clients=(
-                Client(audio=1, max_tokens=2),
-                Client(audio=1, max_tokens=2, arrives=0.9, patience=0.2),
-                Client(audio=2, max_tokens=2, arrives=1.5),
-            ),
-            config={"idle_sleep": 0.2},
-        ),
-        Scenario(
-            name="shutdown while asleep",
-            clients=(Client(audio=1, max_tokens=40), Client(audio=2, arrives=0.6)),
-            naps=(0.4,),
-            leaves=0.8,
-        ),
-        Scenario(
-            name="slow reader",
-            clients=(Client(audio=1, pause=1.0), Client(audio=2)),
-            config={"max_pending": 1},
-        ),
-    )
+_ONE_ENTRY = {"encoder_cache_bytes": 100}
+_FEW_PAGES = SimModel(max_positions=16, pages=5, page_size=4, cross_slots=2)
 
+_ALL = (
+    Scenario(name="plain", clients=(Client(audio=1), Client(audio=2, arrives=0.4))),
+    Scenario(
+        name="shared audio",
+        clients=(Client(audio=1), Client(audio=1, prompt=(START, 2)), Client(audio=1, arrives=0.34, max_tokens=2)),
+    ),
+    Scenario(
+        name="burst over capacity",
+        clients=tuple(Client(audio=number, max_tokens=2) for number in range(4)),
+        config={"max_pending": 2, "max_running": 2, "encoder_cache_bytes": 200, "encode_batch_embeddings": 10},
+    ),
+    Scenario(
+        name="eviction pressure",
+        clients=tuple(Client(audio=number % 2, max_tokens=2, arrives=0.2 * number) for number in range(3)),
+        model=SimModel(cross_slots=1),
+        config=_ONE_ENTRY,
+    ),
+    Scenario(
+        name="abort storm",
+        clients=tuple(
+            Client(audio=number // 2, max_tokens=8, patience=0.1 + 0.13 * number, priority=number % 2)
+            for number in range(4)
+        ),
+        config={"encoder_cache_bytes": 200},
+    ),
+    Scenario(
+        name="preemption",
+        clients=tuple(Client(audio=1, prompt=(START, number), max_tokens=7) for number in range(3)),
+        model=_FEW_PAGES,
+    ),
+    Scenario(
+        name="leaving while it is encoded",  # 0.3 s: an answer and a withdrawal cross
+        clients=(Client(audio=1, patience=0.3), Client(audio=2, patience=0.31), Client(audio=1, arrives=0.1)),
+    ),
+    Scenario(
+        name="larger than the cache",
+        clients=tuple(Client(audio=number, patience=0.001 * number) for number in range(3)),
+        config={"encoder_cache_bytes": 50},
+        refusal="RequestTooLarge",
+    ),
+    Scenario(
+        name="idle time",
+        clients=tuple(Client(audio=1 + n % 2, max_tokens=2, arrives=0.5 * n) for n in range(3)),
+        model=SimModel(cross_slots=1),
+        config={"encoder_idle_seconds": 0.1},
+    ),
+    Scenario(
+        name="drain",
+        clients=(Client(audio=1, max_tokens=8), Client(audio=2, max_tokens=8)),
+        leaves=0.4,
+        outside=True,
+    ),
+    Scenario(
+        name="shutdown while busy",
+        clients=(Client(audio=1, max_tokens=40), Client(audio=2, max_tokens=40), Client(audio=3, arrives=0.5)),
+        config={"drain_seconds": 0.1},
+        leaves=0.55,
+    ),
+    Scenario(
+        name="sleep by order",
+        clients=(Client(audio=1, max_tokens=8), Client(audio=1), Client(audio=2, arrives=0.6)),
+        model=SimModel(cross_slots=1),
+        config=_ONE_ENTRY | {"encoder_idle_seconds": 0.1},
+        naps=(0.37, 1.0, 1.9215, 2.5),  # the second comes as the entry that the first one cost is freed
+    ),
+    Scenario(
+        name="sleep for want of work",
+        clients=(
+            Client(audio=1, max_tokens=2),
+            Client(audio=1, max_tokens=2, arrives=0.9, patience=0.2),
+            Client(audio=2, max_tokens=2, arrives=1.5),
+        ),
+        config={"idle_sleep": 0.2},
+    ),
+    Scenario(
+        name="shutdown while asleep",
+        clients=(Client(audio=1, max_tokens=40), Client(audio=2, arrives=0.6)),
+        naps=(0.4,),
+        leaves=0.8,
+    ),
+    Scenario(
+        name="slow reader",
+        clients=(Client(audio=1, pause=1.0), Client(audio=2)),
+        config={"max_pending": 1},
+    ),
+)
 
-SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}
+SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in _ALL}

@@ -5,8 +5,8 @@
     python -m triolet.testing --faults 20000 --workers 2
 
 A scenario is first run undisturbed; then once for each kind of fault and each step of each task, or each occasion that
-there is for it: each call of the device that may fail, say. So no two runs are the same. Whatever breaks a promise of
-the engine is reported with the one line that runs it again.
+there is for it: each call of the device that may fail, say. Whatever breaks a promise of the engine is reported with
+the one line that runs it again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from attrs import define, field, frozen
@@ -72,25 +72,26 @@ def sweep_scenario(
     schedule = schedule or Uniform()
     report, begun = Report(), time.process_time()
     undisturbed = _run(report, scenario, schedule, None)
-    for kind in kinds if undisturbed is not None else ():
-        for task, steps in _places(kind, undisturbed):
-            for step in steps:
-                if len(report.failures) >= most_failures:
-                    break
-                outcome = _run(report, scenario, schedule, Fault(kind, task, step))
-                if outcome is not None and not outcome.met:
-                    break  # there is no such occasion, nor will there be a later one
+    taken = undisturbed.steps if undisturbed is not None else {}
+    places = [(kind, task, steps) for kind in kinds for task, steps in _places(kind, taken)]
+    for kind, task, steps in places:
+        for step in steps:
+            if len(report.failures) >= most_failures:
+                break
+            outcome = _run(report, scenario, schedule, Fault(kind, task, step))
+            if outcome is not None and not outcome.met:
+                break  # there is no such occasion, nor will there be a later one
     report.seconds = time.process_time() - begun
     return report
 
 
-def _places(kind: FaultKind, undisturbed: Outcome | None) -> Iterator[tuple[str, Iterable[int]]]:
-    """Where faults of ``kind`` may happen; how many occasions there are shows when there is none left."""
-    if kind in OCCASIONS:
+def _places(kind: FaultKind, steps: Mapping[str, int]) -> Iterator[tuple[str, Iterable[int]]]:
+    """Where faults of ``kind`` may happen to a run of so many ``steps``, none where there was no such run; how many
+    occasions there are shows when there is none left."""
+    if kind not in OCCASIONS:
+        yield from ((task, range(1, count + 1)) for task, count in steps.items())
+    elif steps:
         yield OCCASIONS[kind], itertools.count(1)
-    elif undisturbed is not None:
-        for task, steps in undisturbed.steps.items():
-            yield task, range(1, steps + 1)
 
 
 def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault | None) -> Outcome | None:

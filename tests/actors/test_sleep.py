@@ -9,7 +9,17 @@ import pytest
 import trio
 from hypothesis import given, settings
 
-from triolet import Engine, EngineAsleep, EngineClosed, EngineConfig, EngineStateError, InvalidRequest, SamplingParams
+from triolet import (
+    Engine,
+    EngineAsleep,
+    EngineClosed,
+    EngineConfig,
+    EngineError,
+    EngineStateError,
+    InvalidRequest,
+    RunnerCrashed,
+    SamplingParams,
+)
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.rest import Power
@@ -248,14 +258,35 @@ async def test_what_waits_for_the_device_does_not_outlive_it(executor, config, a
     assert not executor.misuses, f"misused: {executor.misuses}"
 
 
-async def test_a_device_that_cannot_be_given_back_ends_the_engine(config, trace, autojump_clock):
-    executor = SimExecutor(fault=lambda job, _: RuntimeError("a release failed") if job is Job.SLEEP else None)
-    with pytest.raises(Exception, match="a release failed"):
+async def test_a_release_that_fails_on_the_way_to_sleep_ends_the_engine(config, autojump_clock):
+    """Nobody knows what the device still holds: no restart may go on from there."""
+    release = RuntimeError("boom")
+    release.add_note("while releasing 'cross_kv'")
+    group = ExceptionGroup("some resources could not be released", [release])
+    executor = SimExecutor(fault=lambda job, _: group if job is Job.SLEEP else None)
+    with pytest.raises(RunnerCrashed, match="while releasing 'cross_kv': RuntimeError: boom"):
         async with sim_engine(executor, config=config()) as engine:
             with trio.CancelScope(shield=True), pytest.raises(EngineClosed):
                 await engine.sleep()
             await trio.sleep_forever()
+    assert Job.RESET not in executor.calls
     assert not executor.is_open
+
+
+async def test_weights_that_find_no_room_on_the_host_leave_the_engine_awake(config, autojump_clock):
+    """Who ordered it hears why; running requests lose no token."""
+    fails = [MemoryError("no room")]
+    executor = SimExecutor(fault=lambda job, _: fails.pop() if job is Job.SLEEP and fails else None)
+    async with sim_engine(executor, config=config()) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, engine, 1)
+        await trio.sleep(0.4)
+        with pytest.raises(EngineError, match=r"still held.*no room"):
+            await engine.sleep()
+        assert engine.statistics().power is Power.AWAKE
+        await ask(engine, 2)
+        await engine.sleep()
+        assert executor.is_asleep
+        await engine.wake()
 
 
 async def test_a_caller_that_leaves_its_order_does_not_withdraw_it(executor, config, autojump_clock):

@@ -227,6 +227,11 @@ def test_a_model_that_does_not_load_raises_its_own_error(bench: Bench) -> None:
 # -- a crash of the engine -------------------------------------------------------------------------------------------
 
 
+async def outsider(engine: Engine) -> None:
+    with pytest.raises(EngineError):
+        await ask(engine, 1)
+
+
 def crash(job: Job, _: object) -> BaseException | None:
     return SystemExit("dead") if job is Job.STEP else None
 
@@ -236,10 +241,6 @@ def test_a_crash_cancels_the_body_and_leaves_the_block(bench: Bench) -> None:
     bench.executor.fault = crash
 
     async def main() -> None:
-        async def outsider(engine: Engine) -> None:
-            with pytest.raises(EngineError):
-                await ask(engine, 1)
-
         async with bench.host.group() as group:
             with pytest.raises(RunnerCrashed, match="dead"):
                 async with bench.engine() as engine:
@@ -268,10 +269,6 @@ def test_a_crash_is_in_the_notes_of_what_the_body_makes_of_it(bench: Bench) -> N
     bench.executor.fault = crash
 
     async def main() -> None:
-        async def outsider(engine: Engine) -> None:
-            with pytest.raises(EngineError):
-                await ask(engine, 1)
-
         async with bench.host.group() as group:
             with pytest.raises(KeyError) as caught:
                 async with bench.engine() as engine:

@@ -113,6 +113,14 @@ MUTANTS: tuple[Mutant, ...] = (
         reason=("EngineClosed", "RunnerCrashed"),
     ),
     Mutant(
+        name="a device that was not given back whole is started anew",
+        function="actors.gpu_runner:GpuRunner._restart",
+        fragment=" | _NotGivenBack",
+        mistake="",
+        killer=engine_test(sleep_tests.test_a_release_that_fails_on_the_way_to_sleep_ends_the_engine),
+        reason=("DID NOT RAISE", "RESET", "Deadlock"),
+    ),
+    Mutant(
         name="a lost device is started anew",
         function="actors.gpu_runner:GpuRunner._restart",
         fragment="DeviceLost | _NotGivenBack",
