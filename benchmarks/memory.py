@@ -33,13 +33,13 @@ from typing import Any
 import click
 import numpy as np
 import psutil
-import torch
 import trio
 from attrs import frozen
 
 import triolet.demo
 from triolet import Engine, EngineConfig
 from triolet.api.audio import Samples, load_audio
+from triolet.testing import live_bytes
 
 RATE = 16_000
 SHORTEST, LONGEST = 80.0, 300.0  # seconds: 5 and 19 MB as float32
@@ -66,7 +66,7 @@ class Reading:
         return cls(
             resident=process.memory_info().rss,
             given_out=given_out(),
-            tensors=tensor_bytes(),
+            tensors=live_bytes(),
             threads=process.num_threads(),
             books=books,
         )
@@ -78,16 +78,6 @@ class Round:
     payload: int  # bytes of all recordings
     tokens: int
     after: Reading
-
-
-def tensor_bytes() -> int:
-    """Walks all objects that Python's collector knows of, which every tensor is one of; collects nothing."""
-    storages: dict[int, int] = {}
-    for part in gc.get_objects():
-        if issubclass(type(part), torch.Tensor):
-            storage = part.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
 
 
 class _MallocInfo(ctypes.Structure):

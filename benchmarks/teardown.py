@@ -21,7 +21,6 @@ from typing import TypeVar
 import attrs
 import click
 import numpy as np
-import torch
 import trio
 
 import triolet.demo
@@ -31,6 +30,7 @@ from triolet.actors.worker import ThreadWorker
 from triolet.api.audio import Samples
 from triolet.core.model import Executor, ModelDescription
 from triolet.core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
+from triolet.testing import live_bytes
 
 Result = TypeVar("Result")
 ALLOWED = 0.5  # seconds beside the call in flight
@@ -95,9 +95,7 @@ def noise(seed: int) -> Samples:
 
 def released() -> bool:
     """No byte of a tensor is alive, and no engine's thread."""
-    tensors = [part for part in gc.get_objects() if issubclass(type(part), torch.Tensor)]
-    bytes_left = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    return not bytes_left and all(thread.name != "triolet-runner" for thread in threading.enumerate())
+    return not live_bytes() and all(thread.name != "triolet-runner" for thread in threading.enumerate())
 
 
 async def ask(engine: Engine, seed: int) -> None:

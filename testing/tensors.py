@@ -8,6 +8,7 @@ seen.
 from __future__ import annotations
 
 import gc
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
 
 def live_storages() -> dict[int, UntypedStorage]:
-    """The storages of all tensors that live now, by identity; empty ones are left out."""
-    import torch
-
+    """The storages of all tensors that live now, by identity; empty ones are left out. Objects that `gc.freeze` has
+    set apart are not seen."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}  # who has not imported it has no tensors
     found = {}
     for one in gc.get_objects():
         if issubclass(type(one), torch.UntypedStorage):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import sys
 import threading
 import types
 import weakref
@@ -24,6 +23,7 @@ from triolet.actors.scheduler import Scheduler
 from triolet.api.streams import Mailbox
 from triolet.core.request import EncoderItem, Request
 from triolet.core.sequence import Sequence
+from triolet.testing import live_bytes
 
 # -- garbage ---------------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Level:
     def now(cls) -> Self:
         found = gc.get_objects()
         return cls(
-            tensor_bytes=tensor_bytes(found),
+            tensor_bytes=live_bytes(),
             threads=sum(not thread.name.startswith("Trio thread") for thread in threading.enumerate()),
             descriptors=_descriptors(),
             objects=sum(_counts(part) for part in found),
@@ -219,19 +219,6 @@ def _counts(found: object) -> bool:
     """Scopes do not: trio's heap of deadlines keeps some that were left, until it is worth tidying up."""
     kind = type(found)
     return str(kind.__module__).startswith("trio") and kind is not trio.CancelScope
-
-
-def tensor_bytes(found: list[object] | None = None) -> int:
-    """Bytes of every storage behind a live tensor of this process, whoever owns it; `garbage` hides older ones."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return 0
-    sizes: dict[int, int] = {}
-    for part in gc.get_objects() if found is None else found:
-        if issubclass(type(part), torch.Tensor):
-            storage = part.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
 
 
 def _descriptors() -> int:

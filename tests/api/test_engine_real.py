@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import re
 import threading
@@ -32,6 +31,7 @@ from triolet import (
 from triolet.api.audio import Samples
 from triolet.core import events
 from triolet.core.model import WhisperTokens
+from triolet.testing import live_bytes
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", max_running=8, verify=True)
 
@@ -198,12 +198,6 @@ async def test_a_request_cancelled_at_any_moment_frees_pages_and_entries(engine:
 
 
 async def test_after_the_block_no_thread_and_no_tensor_is_left() -> None:
-    import torch
-
-    def live_bytes() -> int:
-        tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
-        return sum(tensor.nbytes for tensor in tensors)
-
     before_threads = {thread for thread in threading.enumerate() if thread.name == "triolet-runner"}
     before = live_bytes()
     async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:

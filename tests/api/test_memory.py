@@ -39,6 +39,7 @@ from triolet.core import events
 from triolet.core.plan import EncodeJob, StepPlan
 from triolet.core.request import EncoderItem
 from triolet.models.whisper import WhisperModel
+from triolet.testing import live_bytes
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
 
 from ..heap import (
@@ -51,7 +52,6 @@ from ..heap import (
     garbage,
     kept,
     not_transformers_json,
-    tensor_bytes,
     without_collector,
 )
 from ..models.conftest import make_model, save_checkpoint
@@ -616,7 +616,7 @@ async def test_engines_on_a_real_model_come_and_go_and_leave_no_byte() -> None:
     await one_round()  # torch and transformers are imported and set up
     levels.clear()
     with garbage() as found:
-        bytes_before = tensor_bytes()
+        bytes_before = live_bytes()
         for _ in range(3):
             await one_round()
     assert levels == levels[:1] * 3
