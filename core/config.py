@@ -26,6 +26,34 @@ WHILE_ASLEEP = ("wait", "refuse")
 
 
 @frozen(kw_only=True)
+class Speculation:
+    """How tokens are guessed ahead (speculative decoding; Leviathan et al. 2023, "Fast inference from transformers via
+    speculative decoding"; Saxena 2023, "Prompt lookup decoding").
+
+    Args:
+        tokens: most tokens guessed in one step, 1 or more.
+        draft: a smaller checkpoint with the same vocabulary that guesses, a folder or a hub id; ``None``: the tokens
+            that followed the last ones where they occurred before.
+        match: (without ``draft``) most of the last tokens that must occur before, 1 or more; fewer are tried after.
+
+    Raises:
+        InvalidRequest: a value out of its range.
+    """
+
+    tokens: int = 4
+    draft: str | None = None
+    match: int = 3
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("tokens", "match"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InvalidRequest(f"Speculation({name}={value!r}); allowed: an integer, 1 or more")
+        if self.draft is not None and not isinstance(self.draft, str):
+            raise InvalidRequest(f"Speculation(draft={self.draft!r}); allowed: a folder or hub id, or None")
+
+
+@frozen(kw_only=True)
 class EngineConfig:
     """Settings of one engine. All sizes are bytes unless the name says otherwise.
 
@@ -52,6 +80,9 @@ class EngineConfig:
             reads the checkpoint again.
         while_asleep: what becomes of requests after `Engine.sleep`, until `Engine.wake`: ``"wait"`` or ``"refuse"``
             (`EngineAsleep`).
+        prefix_caching: keep the KV of full pages after their request has ended, and share it with requests whose prompt
+            begins alike (the same tokens, images and audio).
+        speculation: guess several tokens ahead and check them in one step; the tokens stay the same. ``None``: off.
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
         verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken one stops the
             engine, and its `InvariantViolation` leaves the block.
@@ -81,6 +112,8 @@ class EngineConfig:
     idle_sleep: float = math.inf
     sleep_keeps_weights: bool = True
     while_asleep: str = "wait"
+    prefix_caching: bool = True
+    speculation: Speculation | None = None
     steps_in_flight: int = 2
     verify: bool = False
     observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)
@@ -98,6 +131,8 @@ class EngineConfig:
             self._check_number(name, 0, int | float)
         if self.while_asleep not in WHILE_ASLEEP:
             raise InvalidRequest(f"while_asleep={self.while_asleep!r}; allowed: {' or '.join(map(repr, WHILE_ASLEEP))}")
+        if self.speculation is not None and not isinstance(self.speculation, Speculation):
+            raise InvalidRequest(f"speculation={self.speculation!r}; allowed: Speculation(...), or None")
         if self.steps_in_flight not in (1, 2):
             raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
 

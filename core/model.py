@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import enum
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import field, frozen
 
 from .plan import DeviceMemory, EncodeJob, StepPlan, StepResult
+from .request import EncoderItem, Pooling
 
 
 @frozen(kw_only=True)
@@ -25,12 +27,54 @@ class WhisperTokens:
     seconds_per_timestamp: float = 0.02
 
 
+class Kind(enum.Enum):
+    """What a model does with a prompt."""
+
+    ENCODER_DECODER = "encoder-decoder"  # items are read through cross-attention
+    DECODER = "decoder"  # tokens, with images or audio placed among them
+    POOLING = "pooling"  # one vector of the whole prompt
+
+
+@frozen(kw_only=True)
+class Prepared:
+    """A prompt as the model reads it: its tokens, and the encoder items placed among them."""
+
+    token_ids: tuple[int, ...]
+    items: tuple[EncoderItem, ...] = ()
+
+
+class Preparer(Protocol):
+    """Turns what users write into what the model reads. Called in threads: it changes nothing of itself."""
+
+    media: frozenset[str]
+    """What may be placed in a prompt: ``"image"``, ``"audio"``, or nothing."""
+
+    def prepare(
+        self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
+    ) -> Prepared:
+        """Tokens and items of ``prompt`` (text with the checkpoint's own placeholders, or tokens with one placeholder
+        for each image or audio), an image being a PIL image or array [height, width, 3] of uint8, an audio float32
+        samples at ``ModelDescription.sampling_rate``.
+
+        Raises:
+            InvalidRequest: placeholders and items do not match, or an item cannot be read.
+        """
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt of a conversation, by the checkpoint's own chat template.
+
+        Raises:
+            InvalidRequest: there is no template, or it refuses the messages.
+        """
+
+
 @frozen(kw_only=True)
 class ModelDescription:
     """A loaded model's limits and vocabulary.
 
     Bytes are of the executor's dtype. ``pages`` pages of ``page_size`` positions each hold the self-attention KV;
-    ``cross_slots`` slots hold the cross-attention KV of one encoder item each.
+    ``cross_slots`` slots hold the cross-attention KV of one encoder item each. ``encoder_embeddings``,
+    ``encoder_bytes``, ``window_samples`` are of models whose items all have one size (encoder-decoder), else 0.
     """
 
     name: str
@@ -52,6 +96,11 @@ class ModelDescription:
     processor_identity: str  # goes into content keys
     whisper: WhisperTokens | None
     tokenizer: Any = field(repr=False, eq=False)  # transformers tokenizer
+    kind: Kind = Kind.ENCODER_DECODER
+    preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are tokenized as they are
+    whole_prompts: bool = False  # every position sees all others: a prompt is one slice, and holds no pages
+    default_pooling: Pooling | None = None  # of pooling models
+    labels: tuple[str, ...] = ()  # of a classification head, in the order of its scores
 
 
 class Executor(Protocol):

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from .request import LogitRules, Probe, SamplingParams
+from .request import LogitRules, Placement, Pooling, Probe, SamplingParams
 
 
 @frozen(kw_only=True)
@@ -23,6 +23,8 @@ class SequenceStart:
     sampling: SamplingParams
     rules: LogitRules
     probe: Probe | None
+    placements: tuple[Placement, ...] = ()
+    pooling: Pooling | None = None
 
 
 @frozen(kw_only=True)
@@ -49,6 +51,7 @@ class Slice:
     block_table: tuple[int, ...]
     cross_slot: int | None
     draw: bool
+    speculate: int = 0
 
 
 @frozen(kw_only=True)
@@ -68,18 +71,27 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens fed by this step."""
-        return sum(part.length for part in self.slices)
+        """Tokens fed by this step, guesses included."""
+        return sum(part.length + part.speculate for part in self.slices)
 
 
 @frozen(kw_only=True)
 class Drawn:
-    """What one slice gave: the token drawn (``None`` for a slice with ``draw=False``), its log-probability in the
-    distribution it was drawn from before temperature, top-k and top-p, and the probe's answer where asked."""
+    """What one slice gave: the token drawn (``None`` for a slice with ``draw=False``, or with a `Pooling`), its
+    log-probability in the distribution it was drawn from before temperature, top-k and top-p, and the probe's answer
+    where asked.
+
+    ``top`` are the likeliest tokens and their log-probabilities, as many as `SamplingParams.logprobs` asks for.
+    ``vector`` answers a `Pooling`. ``accepted`` are the tokens drawn behind this one, where guesses proved right;
+    theirs is empty.
+    """
 
     token_id: int | None
     logprob: float = 0.0
     probe: tuple[float, ...] | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    vector: tuple[float, ...] | None = None
+    accepted: tuple[Drawn, ...] = ()
 
 
 @frozen(kw_only=True)

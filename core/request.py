@@ -14,8 +14,9 @@ from .errors import InvalidRequest
 class FinishReason(enum.Enum):
     """Why a request ended well."""
 
-    STOP = "stop"  # an end-of-text or stop token
+    STOP = "stop"  # an end-of-text or stop token, or a stop string
     LENGTH = "length"  # max_tokens, or the model's last position
+    POOLED = "pooled"  # the whole prompt was read and its vector given: requests with a `Pooling`
 
 
 def _check(condition: bool, got: str, allowed: str) -> None:
@@ -99,18 +100,72 @@ class Probe:
     token_ids: tuple[int, ...]
 
 
+@frozen(kw_only=True)
+class Pooling:
+    """Asks for one vector of the whole prompt instead of tokens.
+
+    ``kind`` is ``"mean"`` (of all positions), ``"cls"`` (the first), ``"last"`` (the last) or ``"classify"`` (the
+    checkpoint's classification head: one score per label). ``normalize`` divides by the Euclidean length.
+    """
+
+    kind: str
+    normalize: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        _check(self.kind in POOLINGS, f"pooling kind {self.kind!r}", ", ".join(POOLINGS))
+
+
+POOLINGS = ("mean", "cls", "last", "classify")
+
+
+@frozen(kw_only=True)
+class Placement:
+    """Where the embeddings of one encoder item go in the prompt.
+
+    ``spans`` are ranges ``[start, stop)`` of prompt positions, ascending; the item's embeddings fill them in order.
+    ``grid`` is (time, height, width) in patches, for models whose positions depend on it (M-RoPE), else empty.
+    """
+
+    key: str
+    spans: tuple[tuple[int, int], ...]
+    grid: tuple[int, ...] = ()
+
+    @property
+    def start(self) -> int:
+        """The first position."""
+        return self.spans[0][0]
+
+    @property
+    def stop(self) -> int:
+        """One past the last position."""
+        return self.spans[-1][1]
+
+    def touches(self, start: int, stop: int) -> bool:
+        """Whether an embedding lies in ``[start, stop)``."""
+        return any(first < stop and start < last for first, last in self.spans)
+
+
 @frozen(kw_only=True, eq=False)
 class EncoderItem:
-    """One audio window (or image) of a request.
+    """One audio window or image of a request.
 
-    ``key`` is the content key: a hash of the samples and of the processor's identity. Two items with one key have one
-    encoding. ``payload`` is what the executor encodes (Whisper: float32 samples, shape (n,), at 16 kHz).
+    ``key`` is the content key: a hash of the samples or pixels and of the processor's identity. Two items with one key
+    have one encoding. ``payload`` is what the executor encodes (Whisper: float32 samples, shape (n,), at 16 kHz).
+    Without ``spans`` the item is read through cross-attention; with them its embeddings take these positions of the
+    prompt, see `Placement`.
     """
 
     key: str
     payload: Any = field(repr=False)
     embeddings: int  # rows of the encoder's output: what the encode budget counts
     size: int  # bytes of the encoder's output: what the ledger counts
+    spans: tuple[tuple[int, int], ...] = ()
+    grid: tuple[int, ...] = ()
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where its embeddings go; ``None``: it is read through cross-attention."""
+        return Placement(key=self.key, spans=self.spans, grid=self.grid) if self.spans else None
 
 
 @frozen(kw_only=True, eq=False)
@@ -123,5 +178,6 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     rules: LogitRules = LogitRules()
     probe: Probe | None = None
+    pooling: Pooling | None = None
     max_tokens: int = 1  # sampling.max_tokens resolved against the model's last position
     priority: int = 0  # smaller runs first
