@@ -287,6 +287,9 @@ class Supervisor:
             max_running=self.config.max_running,
             max_step_tokens=self.config.max_step_tokens,
             steps_in_flight=self.config.steps_in_flight,
+            encoder_cache_bytes=self.config.encoder_cache_bytes,
+            prefix_caching=self.config.prefix_caching,
+            speculate=0 if self.config.speculation is None else self.config.speculation.tokens,
         )
         self._planner = Planner(limits)
         cache = EncoderCache(

@@ -3,41 +3,100 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from attrs import define, field
 
 
 @define(eq=False)
 class PageAllocator:
-    """Pages ``0 .. total-1``, each free or taken by one sequence."""
+    """Pages ``0 .. total-1``: free, taken by one or more sequences, or cached.
+
+    A taken page may be listed under the key of its content (see `triolet.core.prefix`), so that others join it. When
+    its last user has given it back it is cached: it stays listed until its place is needed, the least recently used
+    first.
+    """
 
     total: int
     _free: list[int] = field(init=False)
-    _taken: set[int] = field(factory=set, init=False)
+    _users: dict[int, int] = field(factory=dict, init=False)  # of taken pages
+    _keys: dict[int, bytes] = field(factory=dict, init=False)  # of listed pages
+    _listed: dict[bytes, int] = field(factory=dict, init=False)
+    _cached: OrderedDict[int, None] = field(factory=OrderedDict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._free = list(range(self.total - 1, -1, -1))
 
     @property
     def free(self) -> int:
-        """Pages that can be taken now."""
-        return len(self._free)
+        """Pages that can be taken now, cached ones among them."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def cached(self) -> int:
+        """Pages that nobody uses, kept for their content."""
+        return len(self._cached)
 
     def try_take(self, count: int) -> tuple[int, ...] | None:
         """``count`` pages, or ``None`` (and nothing taken) where fewer are free."""
-        if count > len(self._free):
+        if count > self.free:
             return None
-        pages = tuple(self._free.pop() for _ in range(count))
-        self._taken.update(pages)
+        pages = tuple(self._pop() for _ in range(count))
+        self._users.update(dict.fromkeys(pages, 1))
         return pages
 
-    def give_back(self, pages: Iterable[int]) -> None:
-        """The pages are free again."""
+    def _pop(self) -> int:
+        if self._free:
+            return self._free.pop()
+        page, _ = self._cached.popitem(last=False)
+        del self._listed[self._keys.pop(page)]
+        return page
+
+    def find(self, keys: Sequence[bytes]) -> tuple[int, ...]:
+        """The listed pages of the longest beginning of ``keys``."""
+        pages = map(self._listed.get, keys)
+        return tuple(takewhile(_is_page, pages))  # type: ignore[arg-type]
+
+    def join(self, pages: Iterable[int]) -> None:
+        """One more user of each of these listed pages."""
         for page in pages:
-            assert page in self._taken, f"page {page} was given back, but it is not taken"
-            self._taken.remove(page)
-            self._free.append(page)
+            assert page in self._keys, f"page {page} was joined, but it is not listed"
+            self._users[page] = self._users.get(page, 0) + 1
+            self._cached.pop(page, None)
+
+    def list_as(self, page: int, key: bytes) -> None:
+        """The taken ``page`` holds the content of ``key`` now. Where another page does so already, that one stays the
+        one to be found."""
+        assert page in self._users, f"page {page} was listed, but nobody uses it"
+        if key not in self._listed and page not in self._keys:
+            self._listed[key] = page
+            self._keys[page] = key
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """One user less of each page. The last ones are to lose their place first: they are of no use without those
+        before them."""
+        for page in reversed(pages):
+            assert page in self._users, f"page {page} was given back, but it is not taken"
+            self._users[page] -= 1
+            if self._users[page]:
+                continue
+            del self._users[page]
+            if page in self._keys:
+                self._cached[page] = None
+            else:
+                self._free.append(page)
+
+    def forget_contents(self) -> None:
+        """What was in the pages is lost: nothing can be found any more. Users keep theirs."""
+        self._free.extend(reversed(self._cached))
+        self._cached.clear()
+        self._keys.clear()
+        self._listed.clear()
+
+
+def _is_page(page: int | None) -> bool:
+    return page is not None
 
 
 @define(eq=False)

@@ -12,6 +12,9 @@ A request lives in the planner as a `Sequence`::
 Up to ``steps_in_flight`` steps are dispatched and not yet answered. The planner therefore plans with tokens it does not
 know yet (the executor does), and *free follows completion*: pages, slots and encoder entries of a sequence are given
 back only when no dispatched step mentions it any more.
+
+Pages that answered steps have filled are found by their content (`triolet.core.prefix`) while they keep their place, so
+a sequence starts behind the longest beginning that is there already.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from .asks import Asks
 from .errors import PoisonRequest, RunnerCrashed
 from .evidence import Evidence
 from .ledger import Hold
@@ -31,21 +35,16 @@ from .plan import CrossWrite, Drawn, SequenceStart, Slice, StepPlan, StepResult
 from .request import EncoderItem, FinishReason, Request
 from .sequence import (
     Abort,
-    AcquireItem,
     Action,
     Commit,
-    Entry,
     Fail,
     Finish,
     Phase,
     PlannerLimits,
     PlannerStatistics,
-    ReleaseItem,
     Sequence,
 )
-
-_PATIENCE = 32  # good steps before one that had to shrink may grow; twice as many where one that had grown fails
-_MOST_PATIENCE = 4096
+from .step_size import StepSize
 
 
 @define(eq=False)
@@ -55,6 +54,7 @@ class _Flight:
     plan: StepPlan
     sequences: tuple[Sequence, ...]
     writes: tuple[Sequence, ...]  # of the plan's cross writes
+    reads: tuple[Hold, ...]  # encoder outputs
 
 
 @define(eq=False)
@@ -66,9 +66,9 @@ class Planner:
     _slots: CrossSlots = field(init=False)
     _sequences: dict[str, Sequence] = field(factory=dict, init=False)  # by request id
     _waiting: list[Sequence] = field(factory=list, init=False)  # in the order they start
-    _holders: dict[str, Sequence] = field(factory=dict, init=False)
     _flights: deque[_Flight] = field(factory=deque, init=False)
     _actions: list[Action] = field(factory=list, init=False)
+    _asks: Asks = field(init=False)
     _to_forget: list[int] = field(factory=list, init=False)  # executor records to drop with the next step
     _next_arrival: int = field(default=0, init=False)
     _next_sequence_id: int = field(default=0, init=False)
@@ -77,17 +77,18 @@ class Planner:
     _cross_written: int = field(default=0, init=False)
     _cross_shared: int = field(default=0, init=False)
     _tokens_fed: int = field(default=0, init=False)
+    _tokens_cached: int = field(default=0, init=False)
+    _tokens_guessed: int = field(default=0, init=False)
+    _tokens_accepted: int = field(default=0, init=False)
     _tokens_committed: int = field(default=0, init=False)
     _preemptions: int = field(default=0, init=False)
     _failed_steps: int = field(default=0, init=False)
-    _step_tokens: int = field(init=False)  # what a step may feed now; less than the limit after one was too large
+    _step_size: StepSize = field(init=False)
     _evidence: Evidence = field(factory=Evidence, init=False)
-    _patience: int = field(default=_PATIENCE, init=False)
-    _grown: bool = field(default=False, init=False)  # since a step was too large
-    _good_steps: int = field(default=0, init=False)  # since it last changed
 
     def __attrs_post_init__(self) -> None:
-        self._step_tokens = self.limits.max_step_tokens
+        self._step_size = StepSize(self.limits.max_step_tokens)
+        self._asks = Asks(self.limits.encoder_cache_bytes, self._actions)
         self._pages = PageAllocator(self.limits.pages)
         self._slots = CrossSlots(self.limits.cross_slots)
 
@@ -96,23 +97,21 @@ class Planner:
     def submit(self, request: Request) -> None:
         """A new request joins the queue. Its values were checked by the caller."""
         assert request.id not in self._sequences, f"request {request.id} was submitted twice"
-        assert len(request.items) <= 1, "a request has one encoder item at most"
-        sequence = Sequence(request, self._next_arrival, list(request.prompt_token_ids))
+        sequence = Sequence.of(
+            request, self._next_arrival, page_size=self.limits.page_size, identity=self.limits.identity
+        )
         self._next_arrival += 1
         self._sequences[request.id] = sequence
         self._enqueue(sequence)
 
     def encoder_ready(self, holder: str) -> None:
-        """``holder`` may read its encoder entry. An unknown holder has withdrawn meanwhile."""
-        sequence = self._holders.get(holder)
-        if sequence is not None:
-            sequence.entry = Entry.HELD
+        """``holder`` may read its encoder output. An unknown holder has withdrawn meanwhile."""
+        self._asks.ready(holder)
 
     def encoder_refused(self, holder: str, error: Exception) -> None:
-        """The encoder cache will not give the entry: the request fails. An unknown holder has withdrawn meanwhile."""
-        sequence = self._holders.pop(holder, None)
-        if sequence is not None:
-            sequence.entry = Entry.NONE
+        """The encoder cache will not give the output: the request fails. An unknown holder has withdrawn meanwhile."""
+        sequence = self._asks.refused(holder)
+        if sequence is not None and not sequence.ended:
             self._end(sequence, Fail(sequence.request.id, error))
 
     def abort(self, request_id: str) -> None:
@@ -154,10 +153,11 @@ class Planner:
                 sequence.draws -= part.draw
         self._flights.clear()
         self._slots = CrossSlots(self.limits.cross_slots)
+        self._pages.forget_contents()
         for sequence in list(self._sequences.values()):
             sequence.id = sequence.slot = None
-            if sequence.entry is Entry.HELD:
-                sequence.entry = Entry.ASKED
+            for ask in sequence.asks.values():
+                ask.held = False
             if sequence.phase is Phase.RUNNING:
                 sequence.phase = Phase.LEAVING
             self._settle(sequence)
@@ -168,18 +168,26 @@ class Planner:
         flight = self._answered(result.step_id)
         assert len(result.drawn) == len(flight.sequences), "a step result must answer every slice"
         self._evidence.step_done()
-        self._grow_steps()
+        self._step_size.step_done()
         for sequence in flight.writes:
             self._cross_written += 1
-            self._release_entry(sequence)
+            self._asks.release_all(sequence)
         for sequence, part, drawn in zip(flight.sequences, flight.plan.slices, result.drawn, strict=True):
-            sequence.in_flight -= 1
-            sequence.draws -= part.draw
-            if part.draw:  # a chunk that goes well says nothing of the chunks to come
-                self._clear(sequence)
-            if not sequence.ended and (part.draw or drawn.probe is not None):
-                self._commit(sequence, drawn, part.draw)
-            self._settle(sequence)
+            self._slice_done(sequence, part, drawn)
+
+    def _slice_done(self, sequence: Sequence, part: Slice, drawn: Drawn) -> None:
+        sequence.draws -= part.draw
+        self._tokens_accepted += len(drawn.accepted)
+        sequence.fed = part.start + part.length + len(drawn.accepted)
+        sequence.dispatched += len(drawn.accepted)
+        if part.draw:  # a chunk that goes well says nothing of the chunks to come
+            self._clear(sequence)
+        if not sequence.ended and (part.draw or drawn.probe is not None):
+            self._commit(sequence, drawn, part.draw)
+        self._list_pages(sequence)
+        self._asks.release_read(sequence)
+        sequence.in_flight -= 1  # only now what has ended gives back its pages
+        self._settle(sequence)
 
     def step_failed(self, step_id: int, error: Exception, *, skipped: bool = False) -> None:
         """The oldest step in flight failed and committed nothing; ``skipped``: it was not run, because the one before
@@ -187,12 +195,9 @@ class Planner:
 
         A step that was too large for the device's memory accuses none of them: the next ones are half as large."""
         flight = self._answered(step_id)
-        too_large = not skipped and isinstance(error, MemoryError) and flight.plan.tokens > 1
+        too_large = not skipped and isinstance(error, MemoryError) and self._divisible(flight)
         if too_large:
-            self._step_tokens = min(self._step_tokens, flight.plan.tokens) // 2
-            self._good_steps = 0
-            if self._grown:
-                self._grown, self._patience = False, min(2 * self._patience, _MOST_PATIENCE)
+            self._step_size.too_large(flight.plan.tokens)
         if not (skipped or too_large):
             self._evidence.step_failed(sequence.request.id for sequence in flight.sequences)
         if not skipped:
@@ -209,18 +214,9 @@ class Planner:
                 self._suspect(sequence, alone=len(flight.sequences) == 1, error=error)
             self._settle(sequence)
 
-    def _grow_steps(self) -> None:
-        """Steps that had to shrink grow again, twofold, after a while without a failure. The while is longer each time
-        that this was too early, else a request that needs more steps than that would start anew for ever."""
-        self._good_steps += 1
-        if self._good_steps < self._patience:
-            return
-        self._good_steps = 0
-        if self._step_tokens < self.limits.max_step_tokens:
-            self._step_tokens = min(2 * self._step_tokens, self.limits.max_step_tokens)
-            self._grown = True
-        else:
-            self._grown, self._patience = False, _PATIENCE
+    def _divisible(self, flight: _Flight) -> bool:
+        """Whether less could be fed at once."""
+        return len(flight.sequences) > 1 if self.limits.whole_prompts else flight.plan.tokens > 1
 
     def _doom(self, flight: _Flight) -> None:
         """The step will not be run: nobody may join what it should have written, nor go on from where it leads."""
@@ -234,7 +230,8 @@ class Planner:
 
     def take_actions(self) -> list[Action]:
         """What has to be told since the last call, in order."""
-        actions, self._actions = self._actions, []
+        actions = list(self._actions)
+        self._actions.clear()
         return actions
 
     def next_step(self) -> StepPlan | None:
@@ -263,9 +260,7 @@ class Planner:
 
     def reads_of(self, step_id: int) -> tuple[Hold, ...]:
         """The encoder outputs that a step in flight reads, and their holders."""
-        flight = self._flight(step_id)
-        keys = (write.key for write in flight.plan.cross_writes)
-        return tuple(Hold(sequence.holder, key) for sequence, key in zip(flight.writes, keys, strict=True))
+        return self._flight(step_id).reads
 
     def _flight(self, step_id: int) -> _Flight:
         return next(flight for flight in self._flights if flight.plan.step_id == step_id)
@@ -280,6 +275,7 @@ class Planner:
             steps_in_flight=len(self._flights),
             pages=self.limits.pages,
             pages_free=self._pages.free,
+            pages_cached=self._pages.cached,
             cross_slots=self.limits.cross_slots,
             cross_slots_used=self._slots.used,
             cross_slots_idle=self._slots.idle,
@@ -287,10 +283,13 @@ class Planner:
             cross_shared=self._cross_shared,
             steps=self._next_step_id,
             tokens_fed=self._tokens_fed,
+            tokens_cached=self._tokens_cached,
+            tokens_guessed=self._tokens_guessed,
+            tokens_accepted=self._tokens_accepted,
             tokens_committed=self._tokens_committed,
             preemptions=self._preemptions,
             failed_steps=self._failed_steps,
-            step_tokens=self._step_tokens,
+            step_tokens=self._step_size.tokens,
         )
 
     # -- choosing ----------------------------------------------------------------------------------------------------
@@ -320,53 +319,70 @@ class Planner:
 
     def _startable(self) -> list[Sequence]:
         """Waiting sequences that need nothing but room, in order; none while no place is free."""
+        stalled = self._asks.stalled()
+        if stalled:  # a running one waits: nobody who only waits for room may have what it needs
+            for sequence in self._waiting:
+                self._asks.release_all(sequence)
         if len(self._sequences) - len(self._waiting) >= self.limits.max_running:
             return []
-        for sequence in self._waiting:
-            self._ask_for_entry(sequence)  # where its cross KV has lost its place since
+        for sequence in () if stalled else self._waiting:
+            self._ask(sequence)  # where it has lost what it needed no ask for
         return [sequence for sequence in self._waiting if self._needs_only_room(sequence)]
 
     def _needs_only_room(self, sequence: Sequence) -> bool:
-        item = sequence.item
-        return item is None or sequence.entry is Entry.HELD or self._slots.resident(item.key)
+        item = sequence.cross_item
+        if item is not None and self._slots.resident(item.key):
+            return True
+        return not sequence.waits_for_item and (item is None or bool(sequence.asks))
 
     def _plan(self, candidates: list[Sequence]) -> _StepDraft:
         """Slices for ``candidates`` within the token budget. First come, first served: nobody starts while an earlier
         one waits for room, nor in a step that had to preempt."""
         draft = _StepDraft()
-        budget = self._step_tokens
+        budget = self._step_size.tokens
         for sequence in candidates:
-            if budget == 0:
+            if budget <= 0:
                 break
-            if sequence.phase is Phase.WAITING and not self._needs_only_room(sequence):
-                continue  # an earlier start of this very step took the place of its cross KV
+            if sequence.phase is Phase.WAITING and not self._has_what_it_needs(sequence):
+                continue
             if sequence.phase is Phase.WAITING and (draft.preempted or not self._try_start(sequence, draft)):
                 break
             if sequence.phase is Phase.RUNNING:
                 budget -= self._add_slice(sequence, budget, draft)
         return draft
 
+    def _has_what_it_needs(self, sequence: Sequence) -> bool:
+        """Whether that is still so: an earlier start of this very step may have taken the place of its cross KV, and
+        the pages that covered its items may have been taken, or others have come to cover more of them. Then it asks
+        again, for its first items together (who holds some must not wait for others), and once only: it starts without
+        cached pages."""
+        if sequence.cross_item is not None:
+            return self._needs_only_room(sequence)
+        if not sequence.placements or not self._missing(sequence):
+            return True
+        if sequence.asks:
+            sequence.shuns_cache = True
+            self._asks.release_all(sequence)
+        self._ask(sequence)
+        return False
+
     def _try_start(self, sequence: Sequence, draft: _StepDraft) -> bool:
         """Gives the sequence a place, a slot and pages for its first slice (a suspect: for all its tokens), or
         nothing at all."""
-        item = sequence.item
+        item = sequence.cross_item
         if len(self._sequences) - len(self._waiting) >= self.limits.max_running:
             return False
         if item is not None and not self._slots.resident(item.key) and not self._slots.available():
             return False
-        # a suspect runs before those that were here first: it must not run out of pages on its way to its next token,
-        # since it would have to give way to them, and they to it
-        first = len(sequence.tokens) if sequence.suspicion else min(len(sequence.tokens), self._step_tokens)
-        pages = self._pages.try_take(math.ceil(first / self.limits.page_size))
-        if pages is None:
+        if not self._try_take_first_pages(sequence):
             return False
-        sequence.pages = list(pages)
         if item is not None:
             self._take_slot(sequence, item, draft)
         self._waiting.remove(sequence)
         sequence.phase = Phase.RUNNING
         sequence.id = self._next_sequence_id
         self._next_sequence_id += 1
+        self._asks.release_read(sequence)
         request = sequence.request
         draft.started.append(
             SequenceStart(
@@ -376,32 +392,72 @@ class Planner:
                 sampling=request.sampling,
                 rules=request.rules,
                 probe=request.probe,
+                placements=sequence.placements,
+                pooling=request.pooling,
             )
         )
         return True
+
+    def _try_take_first_pages(self, sequence: Sequence) -> bool:
+        """Cached pages as far as they go, and new ones behind them. A suspect runs before those that were here first:
+        it must not run out of pages on its way to its next token, since it would have to give way to them, and they to
+        it."""
+        cached = self._cached_pages(sequence)
+        start, known = len(cached) * self.limits.page_size, len(sequence.tokens)
+        first = known if sequence.suspicion else min(known, start + self._step_size.tokens)
+        self._pages.join(cached)
+        pages = self._pages.try_take(self._pages_for(first) - len(cached))
+        if pages is None:
+            self._pages.give_back(cached)
+            return False
+        sequence.pages = [*cached, *pages]
+        sequence.shuns_cache = False
+        sequence.dispatched = sequence.fed = start
+        sequence.listed = len(cached)
+        self._tokens_cached += start
+        return True
+
+    def _cached_pages(self, sequence: Sequence) -> tuple[int, ...]:
+        """The pages that hold the beginning of its tokens already."""
+        if not self.limits.prefix_caching or sequence.shuns_cache:
+            return ()
+        return self._pages.find(sequence.keys.upto(sequence.tokens, sequence.most_cached()))
+
+    def _pages_for(self, positions: int) -> int:
+        return 0 if self.limits.whole_prompts else math.ceil(positions / self.limits.page_size)
+
+    def _list_pages(self, sequence: Sequence) -> None:
+        """What answered steps have written may be found by others."""
+        if not self.limits.prefix_caching:
+            return
+        full = min(sequence.fed, len(sequence.tokens)) // self.limits.page_size
+        keys = sequence.keys.upto(sequence.tokens, full)
+        for index in range(sequence.listed, full):
+            self._pages.list_as(sequence.pages[index], keys[index])
+        sequence.listed = max(sequence.listed, full)
 
     def _take_slot(self, sequence: Sequence, item: EncoderItem, draft: _StepDraft) -> None:
         if self._slots.resident(item.key):
             sequence.slot = self._slots.join(item.key)
             self._cross_shared += 1
-            self._release_entry(sequence)
+            self._asks.release_all(sequence)
             return
-        assert sequence.entry is Entry.HELD, (
-            f"{sequence.request.id} would write cross KV from an entry it does not hold"
-        )
+        ask = sequence.asks.get(item.key)
+        assert ask is not None, f"{sequence.request.id} would write cross KV from an output that it has not asked for"
+        assert ask.held, f"{sequence.request.id} would write cross KV from an output that it does not hold"
         sequence.slot = self._slots.take(item.key)
         draft.cross_writes.append(CrossWrite(key=item.key, slot=sequence.slot))
         draft.writes.append(sequence)
+        draft.reads.append(Hold(ask.holder, item.key))
 
     def _add_slice(self, sequence: Sequence, budget: int, draft: _StepDraft) -> int:
         """Adds the sequence's next slice, within ``budget`` tokens; how many it took."""
-        if not sequence.wants_slice:
-            return 0
-        length = min(sequence.known - sequence.dispatched, budget)
-        if not self._try_grow(sequence, sequence.dispatched + length, draft):
+        length = self._slice_length(sequence, budget, draft)
+        if length <= 0 or not self._try_grow(sequence, sequence.dispatched + length, draft):
             return 0
         assert sequence.id is not None, "a running sequence has an id"
         draw = sequence.dispatched + length == sequence.known
+        guesses = self._guesses(sequence, length, budget - length) if draw else 0
         draft.slices.append(
             Slice(
                 sequence_id=sequence.id,
@@ -410,17 +466,51 @@ class Planner:
                 block_table=tuple(sequence.pages),
                 cross_slot=sequence.slot,
                 draw=draw,
+                speculate=guesses,
             )
         )
         draft.sequences.append(sequence)
+        draft.reads += self._reads(sequence, length)
         sequence.dispatched += length
         sequence.draws += draw
         sequence.in_flight += 1
-        return length
+        return length + guesses
+
+    def _slice_length(self, sequence: Sequence, budget: int, draft: _StepDraft) -> int:
+        """Tokens of its next slice: none where it must wait for the steps in flight, or for an encoder output."""
+        if sequence.left < 1 or (self.limits.speculate and sequence.draws):
+            return 0  # how many tokens a step with guesses will draw is not known before it is answered
+        wanted = sequence.known - sequence.dispatched
+        if self.limits.whole_prompts:  # cannot be divided: a long one runs alone
+            return 0 if wanted > budget and draft.slices else wanted
+        return int(min(wanted, budget, sequence.reach(sequence.dispatched) - sequence.dispatched))
+
+    def _guesses(self, sequence: Sequence, length: int, budget: int) -> int:
+        """How many tokens may be guessed behind its next slice. Guessing never costs anybody a page that is in use."""
+        if sequence.suspicion or sequence.request.pooling is not None:
+            return 0
+        most = min(self.limits.speculate, sequence.left - 1, budget)
+        if most <= 0:
+            return 0
+        end = sequence.dispatched + length
+        missing = self._pages_for(end + most) - len(sequence.pages)
+        pages = self._pages.try_take(missing) if missing > 0 else ()
+        if pages is None:
+            most = min(most, len(sequence.pages) * self.limits.page_size - end)
+        else:
+            sequence.pages.extend(pages)
+        self._tokens_guessed += most
+        return most
+
+    def _reads(self, sequence: Sequence, length: int) -> list[Hold]:
+        """The encoder outputs that a slice of ``length`` reads."""
+        start, stop = sequence.dispatched, sequence.dispatched + length
+        touched = dict.fromkeys(p.key for p in sequence.placements if p.touches(start, stop))
+        return [Hold(sequence.asks[key].holder, key) for key in touched]
 
     def _try_grow(self, sequence: Sequence, positions: int, draft: _StepDraft) -> bool:
         """Pages for ``positions``; where none are left, the youngest running sequence gives way."""
-        missing = math.ceil(positions / self.limits.page_size) - len(sequence.pages)
+        missing = self._pages_for(positions) - len(sequence.pages)
         while missing > 0:
             pages = self._pages.try_take(missing)
             if pages is not None:
@@ -463,7 +553,7 @@ class Planner:
         self._next_step_id += 1
         self._to_forget = []
         self._tokens_fed += plan.tokens
-        self._flights.append(_Flight(plan, tuple(draft.sequences), tuple(draft.writes)))
+        self._flights.append(_Flight(plan, tuple(draft.sequences), tuple(draft.writes), tuple(draft.reads)))
         return plan
 
     def _answered(self, step_id: int) -> _Flight:
@@ -473,9 +563,19 @@ class Planner:
         return flight
 
     def _commit(self, sequence: Sequence, drawn: Drawn, draw: bool) -> None:
+        """All tokens that the slice gave, up to one that ends the request."""
+        for part in (evolve(drawn, accepted=()), *drawn.accepted):
+            if not sequence.ended:
+                self._commit_one(sequence, part, draw)
+
+    def _commit_one(self, sequence: Sequence, drawn: Drawn, draw: bool) -> None:
         request = sequence.request
         self._actions.append(Commit(request.id, drawn))
         if not draw:
+            return
+        if request.pooling is not None:
+            assert drawn.vector is not None, "a slice that pools must answer with a vector"
+            self._end(sequence, Finish(request.id, FinishReason.POOLED))
             return
         assert drawn.token_id is not None, "a slice that draws must answer with a token"
         sequence.tokens.append(drawn.token_id)
@@ -490,7 +590,7 @@ class Planner:
     def _suspect(self, sequence: Sequence, *, alone: bool, error: Exception) -> None:
         sequence.suspicion += 1
         sequence.crashes_alone += alone
-        steps = math.ceil(len(sequence.tokens) / self._step_tokens)
+        steps = math.ceil(len(sequence.tokens) / self._step_size.tokens)
         enough = self._evidence.crashes_to_blame(sequence.request.id, self.limits.crashes_alone, steps=steps)
         if sequence.ended or sequence.crashes_alone < enough:
             return
@@ -530,43 +630,47 @@ class Planner:
     def _give_back(self, sequence: Sequence) -> None:
         self._pages.give_back(sequence.pages)
         sequence.pages = []
-        item = sequence.item
+        item = sequence.cross_item
         if sequence.slot is not None and item is not None:
             self._slots.leave(item.key, sequence.slot)
             sequence.slot = None
         if sequence.id is not None:
             self._to_forget.append(sequence.id)
             sequence.id = None
+        if sequence.ended or item is None:
+            self._asks.release_all(sequence)
         if sequence.ended:
-            self._release_entry(sequence)
             self._sequences.pop(sequence.request.id, None)
             return
-        sequence.dispatched = 0
-        sequence.draws = 0
+        sequence.dispatched = sequence.fed = sequence.listed = sequence.draws = 0
         self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.phase = Phase.WAITING
         insort(self._waiting, sequence, key=lambda s: s.order)
-        self._ask_for_entry(sequence)
+        if not self._asks.stalled():
+            self._ask(sequence)
 
-    def _ask_for_entry(self, sequence: Sequence) -> None:
-        item = sequence.item
-        if item is None or sequence.entry is not Entry.NONE or self._slots.resident(item.key):
-            return
-        sequence.entry = Entry.ASKED
-        sequence.holder = f"{sequence.request.id}/{sequence.asks}"
-        sequence.asks += 1
-        self._holders[sequence.holder] = sequence
-        self._actions.append(AcquireItem(sequence.holder, item))
+    # -- encoder outputs ---------------------------------------------------------------------------------------------
 
-    def _release_entry(self, sequence: Sequence) -> None:
-        item = sequence.item
-        if item is None or sequence.entry is Entry.NONE:
+    def _ask(self, sequence: Sequence) -> None:
+        """Asks for what it needs to start, if it has asked for nothing."""
+        if sequence.asks or not sequence.request.items:
             return
-        sequence.entry = Entry.NONE
-        del self._holders[sequence.holder]
-        self._actions.append(ReleaseItem(sequence.holder, item.key))
+        item = sequence.cross_item
+        if item is None:
+            self._asks.ask_from(sequence, self._start_of(sequence))
+        elif not self._slots.resident(item.key):
+            self._asks.ask_for(sequence, item)
+
+    def _start_of(self, sequence: Sequence) -> int:
+        """The first position that it would have to feed if it started now."""
+        return len(self._cached_pages(sequence)) * self.limits.page_size
+
+    def _missing(self, sequence: Sequence) -> bool:
+        """Whether it has not asked for what it must read first if it starts now."""
+        first = next(iter(sequence.needed(self._start_of(sequence))), None)
+        return first is not None and first.key not in sequence.asks
 
 
 @define(eq=False)
@@ -578,4 +682,5 @@ class _StepDraft:
     slices: list[Slice] = field(factory=list)
     sequences: list[Sequence] = field(factory=list)
     writes: list[Sequence] = field(factory=list)
+    reads: list[Hold] = field(factory=list)
     preempted: bool = False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import math
 
 from attrs import define, field, frozen
 
 from .model import ModelDescription
 from .plan import Drawn
-from .request import EncoderItem, FinishReason, Request
+from .prefix import PageKeys, root_key
+from .request import EncoderItem, FinishReason, Placement, Request
 
 # -- actions ---------------------------------------------------------------------------------------------------------
 
@@ -78,12 +80,14 @@ class Phase(enum.Enum):
     LEAVING = "leaving"  # no further slices; resources go back when no step mentions it
 
 
-class Entry(enum.Enum):
-    """What the request has of its encoder entry."""
+@define(eq=False)
+class Ask:
+    """An encoder output that the sequence has asked for. ``holder`` is its name at the encoder cache: new for every
+    ask, so that a late answer to a withdrawn one is recognised."""
 
-    NONE = "none"
-    ASKED = "asked"
-    HELD = "held"
+    holder: str
+    item: EncoderItem
+    held: bool = False
 
 
 @define(eq=False)
@@ -93,12 +97,16 @@ class Sequence:
     request: Request
     arrival: int
     tokens: list[int]
+    keys: PageKeys
+    placements: tuple[Placement, ...]
     phase: Phase = Phase.WAITING
-    entry: Entry = Entry.NONE
-    holder: str = ""  # its name at the encoder cache, while ``entry`` is not NONE
-    asks: int = 0
+    asks: dict[str, Ask] = field(factory=dict)  # by content key
+    asked: int = 0  # how often: numbers the holders
+    shuns_cache: bool = False  # it starts without cached pages: those it relied on were gone
     id: int | None = None  # the executor's name for it; a new one for each time it starts
     dispatched: int = 0  # positions that dispatched steps have fed or will feed
+    fed: int = 0  # positions that answered steps have fed
+    listed: int = 0  # pages that others may find
     draws: int = 0  # tokens drawn by steps in flight
     in_flight: int = 0  # steps in flight that mention it
     pages: list[int] = field(factory=list)
@@ -107,12 +115,24 @@ class Sequence:
     suspicion: int = 0  # failed steps it was part of, since the last one that went well
     crashes_alone: int = 0
 
+    @classmethod
+    def of(cls, request: Request, arrival: int, *, page_size: int, identity: str) -> Sequence:
+        """A request that nothing has been done for yet."""
+        cross = next((item.key for item in request.items if not item.spans), None)
+        placements = tuple(item.placement for item in request.items if item.placement is not None)
+        assert cross is None or len(request.items) == 1, "a request has one item for cross-attention, or placed ones"
+        keys = PageKeys(page_size, placements, root_key(identity, cross))
+        return cls(request, arrival, list(request.prompt_token_ids), keys, placements)
+
     @property
-    def item(self) -> EncoderItem | None:
-        return self.request.items[0] if self.request.items else None
+    def cross_item(self) -> EncoderItem | None:
+        """What it reads through cross-attention."""
+        items = self.request.items
+        return items[0] if items and not items[0].spans else None
 
     @property
     def generated(self) -> int:
+        """Committed tokens that are not of the prompt."""
         return len(self.tokens) - len(self.request.prompt_token_ids)
 
     @property
@@ -121,12 +141,45 @@ class Sequence:
         return len(self.tokens) + self.draws
 
     @property
-    def wants_slice(self) -> bool:
-        return self.dispatched < self.known and self.generated + self.draws < self.request.max_tokens
+    def left(self) -> int:
+        """Tokens it may still draw."""
+        return self.request.max_tokens - self.generated - self.draws
+
+    @property
+    def waits_for_item(self) -> bool:
+        """Whether something that it has asked for has not come."""
+        return not all(ask.held for ask in self.asks.values())
 
     @property
     def order(self) -> tuple[int, int]:
+        """Who comes first: the smaller priority, then the earlier arrival."""
         return (self.request.priority, self.arrival)
+
+    def needed(self, start: int) -> list[EncoderItem]:
+        """The placed items with embeddings at ``start`` or behind, each key once, in the order of their positions."""
+        found: dict[str, EncoderItem] = {}
+        for item, placement in zip(self.request.items, self.placements, strict=False):
+            if placement.stop > start:
+                found.setdefault(item.key, item)
+        return list(found.values())
+
+    def reach(self, start: int) -> float:
+        """The first position from ``start`` on whose embedding is not held."""
+        for placement in self.placements:
+            ask = self.asks.get(placement.key)
+            if placement.stop > start and not (ask is not None and ask.held):
+                return next(max(first, start) for first, stop in placement.spans if stop > start)
+        return math.inf
+
+    def most_cached(self) -> int:
+        """Pages of its tokens that need not be fed where their content is cached: its last token has to be, for the
+        logits, and so have those that it is asked about."""
+        most = len(self.tokens) - 1
+        if self.request.probe is not None:
+            most = min(most, self.request.probe.position)
+        if self.request.pooling is not None and self.request.pooling.kind in ("mean", "cls"):
+            most = 0
+        return most // self.keys.page_size
 
 
 # -- limits and statistics -------------------------------------------------------------------------------------------
@@ -141,14 +194,18 @@ class PlannerStatistics:
     leaving: int
     steps_in_flight: int
     pages: int
-    pages_free: int
+    pages_free: int  # cached ones among them
+    pages_cached: int  # kept for their content, used by nobody
     cross_slots: int
     cross_slots_used: int
     cross_slots_idle: int
     cross_written: int
     cross_shared: int  # starts that found their cross-attention KV resident
     steps: int
-    tokens_fed: int
+    tokens_fed: int  # guesses included
+    tokens_cached: int  # that need not be fed, since their KV was cached
+    tokens_guessed: int  # by speculation
+    tokens_accepted: int  # guesses that proved right
     tokens_committed: int
     preemptions: int
     failed_steps: int
@@ -167,10 +224,23 @@ class PlannerLimits:
     eos_token_ids: frozenset[int]
     steps_in_flight: int = 2
     crashes_alone: int = 2  # a request whose step fails this often, alone, is poison; more where the device is flaky
+    encoder_cache_bytes: int = 1 << 62  # what a request asks for together must fit
+    identity: str = ""  # of the weights: goes into the keys of pages
+    prefix_caching: bool = False
+    speculate: int = 0  # most tokens guessed in a step
+    whole_prompts: bool = False  # a prompt is one slice, and holds no pages
 
     @classmethod
     def of(
-        cls, description: ModelDescription, *, max_running: int, max_step_tokens: int, steps_in_flight: int
+        cls,
+        description: ModelDescription,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        steps_in_flight: int,
+        encoder_cache_bytes: int = 1 << 62,
+        prefix_caching: bool = False,
+        speculate: int = 0,
     ) -> PlannerLimits:
         """The limits of a loaded model under an engine's settings."""
         return cls(
@@ -181,4 +251,9 @@ class PlannerLimits:
             cross_slots=description.cross_slots,
             eos_token_ids=frozenset(description.eos_token_ids),
             steps_in_flight=steps_in_flight,
+            encoder_cache_bytes=encoder_cache_bytes,
+            identity=description.processor_identity,
+            prefix_caching=prefix_caching and not description.whole_prompts,
+            speculate=speculate,
+            whole_prompts=description.whole_prompts,
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -22,8 +22,9 @@ from attrs import define, field, frozen
 from ..actors.worker import Call, Deliver, Job, run_call
 from ..api.engine import Engine
 from ..core.config import EngineConfig
-from ..core.model import ModelDescription, WhisperTokens
+from ..core.model import Kind, ModelDescription, WhisperTokens
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
+from ..core.request import Placement
 
 SECONDS: Mapping[Job, float] = {
     Job.OPEN: 1.0,
@@ -65,6 +66,8 @@ class SimModel:
     cross_slots: int = 4
     encoder_embeddings: int = 10
     encoder_bytes: int = 100
+    kind: Kind = Kind.ENCODER_DECODER
+    whole_prompts: bool = False
 
     def describe(self) -> ModelDescription:
         """What the engine is told of it."""
@@ -97,22 +100,43 @@ class SimModel:
                 max_initial_timestamp=None,
             ),
             tokenizer=SimTokenizer(),
+            kind=self.kind,
+            whole_prompts=self.whole_prompts,
         )
 
 
-def _chain(before: int, token_id: int, key: str | None) -> int:
-    """The fingerprint of a position, given that of the position before it."""
-    return zlib.crc32(f"{before}/{token_id}/{key}".encode())
+def _chain(before: int, token_id: int, seen: str | None) -> int:
+    """The fingerprint of a position, given that of the position before it and what else it sees."""
+    return zlib.crc32(f"{before}/{token_id}/{seen}".encode())
+
+
+def _placed(placements: Sequence[Placement]) -> dict[int, tuple[str, int]]:
+    """Key and row of the embedding at each position that has one."""
+    found = {}
+    for placement in placements:
+        positions = [position for start, stop in placement.spans for position in range(start, stop)]
+        found.update({position: (placement.key, row) for row, position in enumerate(positions)})
+    return found
+
+
+def _seen(placed: Mapping[int, tuple[str, int]], position: int, cross_key: str | None) -> str | None:
+    here = placed.get(position)
+    return cross_key if here is None else f"{here[0]}[{here[1]}]"
 
 
 def expected_tokens(
-    prompt_token_ids: Sequence[int], key: str | None, max_tokens: int, model: SimModel | None = None
+    prompt_token_ids: Sequence[int],
+    key: str | None,
+    max_tokens: int,
+    model: SimModel | None = None,
+    placements: Sequence[Placement] = (),
 ) -> tuple[int, ...]:
     """The tokens that a request must get, end-of-text included, whatever else the engine does meanwhile."""
     model = model or SimModel()
+    placed = _placed(placements)
     fingerprint = 0
-    for token_id in prompt_token_ids:
-        fingerprint = _chain(fingerprint, token_id, key)
+    for position, token_id in enumerate(prompt_token_ids):
+        fingerprint = _chain(fingerprint, token_id, _seen(placed, position, key))
     drawn: list[int] = []
     while len(drawn) < max_tokens:
         drawn.append(fingerprint % model.vocabulary_size)
@@ -126,8 +150,9 @@ def expected_tokens(
 class _Record:
     start: SequenceStart
     tokens: list[int]
+    placed: dict[int, tuple[str, int]]
     key: str | None = None
-    slot: int | None = None
+    fed: bool = False
 
 
 DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
@@ -195,11 +220,11 @@ class SimExecutor:
     def _step(self, plan: StepPlan) -> StepResult:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} was started twice"
-            self._records[start.sequence_id] = _Record(start, list(start.token_ids))
+            self._records[start.sequence_id] = _Record(start, list(start.token_ids), _placed(start.placements))
         for write in plan.cross_writes:
             assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
             self._slots[write.slot] = write.key
-        self._check_no_page_is_shared(plan.slices)
+        self._check_nobody_writes_what_others_use(plan.slices)
         return StepResult(step_id=plan.step_id, drawn=tuple(self._run(part) for part in plan.slices))
 
     def reset(self) -> None:
@@ -266,33 +291,74 @@ class SimExecutor:
         if error is not None:
             raise error
 
-    def _check_no_page_is_shared(self, slices: Sequence[Slice]) -> None:
-        pages = [page for part in slices for page in part.block_table]
-        assert len(pages) == len(set(pages)), "two sequences of a step have a page in common"
+    def _check_nobody_writes_what_others_use(self, slices: Sequence[Slice]) -> None:
+        users = Counter(page for part in slices for page in part.block_table)
+        for part in slices:
+            written = part.block_table[part.start // self.model.page_size :]
+            assert all(users[page] == 1 for page in written), "a page is written while another sequence uses it"
 
     def _run(self, part: Slice) -> Drawn:
-        assert part.sequence_id in self._records, f"sequence {part.sequence_id} is not known"
-        record = self._records[part.sequence_id]
-        key = None if part.cross_slot is None else self._slots[part.cross_slot]
-        if part.start == 0:
-            record.key = key
-        assert record.key == key, f"cross slot {part.cross_slot} held {record.key}, now it holds {key}"
-        assert part.start + part.length <= len(record.tokens), "a slice beyond the tokens that are known"
-        fingerprint = 0
-        for position in range(part.start + part.length):
-            fingerprint = _chain(fingerprint, record.tokens[position], key)
-            place = (part.block_table[position // self.model.page_size], position % self.model.page_size)
-            if position >= part.start:
-                self._pages[place] = fingerprint
-            assert self._pages.get(place) == fingerprint, f"position {position} of a page holds another sequence's KV"
+        record = self._record(part)
+        fingerprint = self._feed(record, part)
         probe = record.start.probe
         asked = probe is not None and part.start <= probe.position < part.start + part.length
         answer = tuple(-float(token_id + 1) for token_id in probe.token_ids) if probe and asked else None
         if not part.draw:
             return Drawn(token_id=None, probe=answer)
+        if record.start.pooling is not None:
+            return Drawn(token_id=None, vector=(float(fingerprint),))
         token_id = fingerprint % self.model.vocabulary_size
         record.tokens.append(token_id)
-        return Drawn(token_id=token_id, logprob=-1.0, probe=answer)
+        return Drawn(token_id=token_id, logprob=-1.0, probe=answer, accepted=self._guess(record, part, fingerprint))
+
+    def _record(self, part: Slice) -> _Record:
+        assert part.sequence_id in self._records, f"sequence {part.sequence_id} is not known"
+        record = self._records[part.sequence_id]
+        key = None if part.cross_slot is None else self._slots[part.cross_slot]
+        if not record.fed:
+            record.key, record.fed = key, True
+        assert record.key == key, f"cross slot {part.cross_slot} held {record.key}, now it holds {key}"
+        assert part.start + part.length <= len(record.tokens), "a slice beyond the tokens that are known"
+        assert not part.draw or part.start + part.length == len(record.tokens), "a draw before the last token"
+        return record
+
+    def _feed(self, record: _Record, part: Slice) -> int:
+        """Writes the slice's positions, and checks that what lies before them is this sequence's."""
+        fingerprint = 0
+        for position in range(part.start + part.length):
+            seen = _seen(record.placed, position, record.key)
+            fingerprint = _chain(fingerprint, record.tokens[position], seen)
+            if position >= part.start:
+                item = record.placed.get(position)
+                assert item is None or item[0] in self.outputs, f"{item} is read, but it is not resident"
+            self._write(part, position, fingerprint, behind=part.start)
+        return fingerprint
+
+    def _write(self, part: Slice, position: int, fingerprint: int, *, behind: int) -> None:
+        if self.model.whole_prompts:
+            return
+        place = (part.block_table[position // self.model.page_size], position % self.model.page_size)
+        if position >= behind:
+            self._pages[place] = fingerprint
+        assert self._pages.get(place) == fingerprint, f"position {position} of a page holds another sequence's KV"
+
+    def _guess(self, record: _Record, part: Slice, fingerprint: int) -> tuple[Drawn, ...]:
+        """Guesses of which some are right: the first wrong one ends them, as do those that the model would not follow.
+        All are written, since a device feeds them before it knows."""
+        accepted: list[Drawn] = []
+        right, end = True, part.start + part.length
+        for position in range(end, end + part.speculate):
+            token_id = record.tokens[-1] if right else -1
+            wrong = fingerprint % 3 == 0
+            guess = token_id + 1 if wrong or not right else token_id
+            self._write(part, position, _chain(fingerprint, guess, record.key), behind=end)
+            right = right and not wrong
+            if not right:
+                continue
+            fingerprint = _chain(fingerprint, token_id, record.key)
+            record.tokens.append(fingerprint % self.model.vocabulary_size)
+            accepted.append(Drawn(token_id=record.tokens[-1], logprob=-1.0))
+        return tuple(accepted)
 
 
 @define(eq=False)

@@ -6,7 +6,7 @@ that every request that ends well has exactly the tokens it would have had alone
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import hypothesis.strategies as st
 import pytest
@@ -17,13 +17,14 @@ from triolet.core.errors import PoisonRequest, RunnerCrashed
 from triolet.core.ledger import Decisions, EncoderLedger
 from triolet.core.plan import Drawn, Slice, StepPlan, StepResult
 from triolet.core.planner import Planner
-from triolet.core.request import EncoderItem, Request
+from triolet.core.request import EncoderItem, Pooling, Request
 from triolet.core.sequence import Abort, AcquireItem, Commit, Fail, Finish, Phase, PlannerLimits, ReleaseItem, Sequence
 from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens
 
 from .machines import Machine
 
 KEYS = ("a", "b", "c")
+PLACED = {"p": 1, "q": 3, "r": 5}  # embeddings of each
 
 
 class PlannerMachine(Machine):
@@ -40,11 +41,29 @@ class PlannerMachine(Machine):
         budget=st.integers(2, 12),
         capacity=st.integers(1, 3),
         depth=st.integers(1, 2),
+        caching=st.booleans(),
+        speculate=st.sampled_from((0, 0, 1, 3)),
     )
-    def open(self, pages: int, slots: int, running: int, budget: int, capacity: int, depth: int) -> None:
+    def open(
+        self,
+        pages: int,
+        slots: int,
+        running: int,
+        budget: int,
+        capacity: int,
+        depth: int,
+        caching: bool = False,
+        speculate: int = 0,
+    ) -> None:
         self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots)
         self.limits = PlannerLimits.of(
-            self.model.describe(), max_running=running, max_step_tokens=budget, steps_in_flight=depth
+            self.model.describe(),
+            max_running=running,
+            max_step_tokens=budget,
+            steps_in_flight=depth,
+            encoder_cache_bytes=capacity * self.model.encoder_bytes,
+            prefix_caching=caching,
+            speculate=speculate,
         )
         self.planner = Planner(self.limits)
         self.ledger = EncoderLedger(capacity * self.model.encoder_bytes)
@@ -52,6 +71,7 @@ class PlannerMachine(Machine):
         self.executor.open()
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.vectors: dict[str, tuple[float, ...]] = {}
         self.ends: dict[str, object] = {}
         self.flights: deque[StepPlan] = deque()
         self.broken_epoch = -1
@@ -72,6 +92,7 @@ class PlannerMachine(Machine):
                     self.obey(self.ledger.release(holder, key, now=0.0))
                 case Commit(request_id, drawn):
                     assert request_id not in self.ends, "terminal once: nothing is committed after the end"
+                    self.vectors[request_id] += drawn.vector or ()
                     if drawn.token_id is not None:
                         self.tokens[request_id].append(drawn.token_id)
                 case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
@@ -95,21 +116,47 @@ class PlannerMachine(Machine):
         max_tokens=st.integers(1, 12),
         priority=st.integers(0, 1),
         poison=st.sampled_from((False, False, False, False, False, True)),
+        begins=st.sampled_from((0, 0, 1)),
     )
-    def submit(self, length: int, key: str | None, max_tokens: int, priority: int, poison: bool) -> None:
+    def submit(
+        self, length: int, key: str | None, max_tokens: int, priority: int, poison: bool, begins: int = 0
+    ) -> None:
+        items = () if key is None else (self.item(key, self.model.encoder_embeddings, ()),)
+        text = tuple(1 + (len(self.requests) // 4 + begins + i) % 60 for i in range(length))
+        self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison)
+
+    @rule(
+        before=st.integers(0, 4),
+        keys=st.lists(st.sampled_from(sorted(PLACED)), min_size=1, max_size=3),
+        max_tokens=st.integers(1, 6),
+        priority=st.integers(0, 1),
+        poison=st.sampled_from((False, False, False, False, False, True)),
+        pooling=st.sampled_from((None, None, None, Pooling(kind="last"), Pooling(kind="mean"))),
+    )
+    def submit_placed(
+        self, before: int, keys: list[str], max_tokens: int, priority: int, poison: bool, pooling: Pooling | None
+    ) -> None:
+        """Images among the tokens: also one that comes twice, and more than fit the encoder cache together."""
+        prompt = [7] * before
+        items = []
+        for key in keys:
+            stop = len(prompt) + PLACED[key]
+            if stop > 15:
+                break
+            items.append(self.item(key, PLACED[key], ((len(prompt), stop),)))
+            prompt += [61] * PLACED[key] + [8]
+        tokens = max_tokens if pooling is None else 1
+        self.ask(tuple(prompt), tuple(items), max_tokens=tokens, priority=priority, poison=poison, pooling=pooling)
+
+    def item(self, key: str, embeddings: int, spans: tuple[tuple[int, int], ...]) -> EncoderItem:
+        return EncoderItem(key=key, payload=key, embeddings=embeddings, size=self.model.encoder_bytes, spans=spans)
+
+    def ask(self, prompt: tuple[int, ...], items: tuple[EncoderItem, ...], *, poison: bool, **more: object) -> None:
         name = f"poison{len(self.requests)}" if poison else f"r{len(self.requests)}"
-        item = EncoderItem(
-            key=key or "", payload=key, embeddings=self.model.encoder_embeddings, size=self.model.encoder_bytes
-        )
-        request = Request(
-            id=name,
-            prompt_token_ids=tuple(1 + (len(self.requests) + i) % 60 for i in range(length)),
-            items=() if key is None else (item,),
-            max_tokens=max_tokens,
-            priority=priority,
-        )
+        request = Request(id=name, prompt_token_ids=prompt, items=items, **more)
         self.requests[name] = request
         self.tokens[name] = []
+        self.vectors[name] = ()
         self.planner.submit(request)
         self.publish()
 
@@ -130,7 +177,10 @@ class PlannerMachine(Machine):
         names = self.planner.requests_of(plan.step_id)
         if any(self.crashes(name, part) for name, part in zip(names, plan.slices, strict=True)):
             self.crashing.add(plan.step_id)
-        assert plan.tokens <= self.limits.max_step_tokens, "the token budget is kept"
+        assert plan.tokens <= self.limits.max_step_tokens, "the token budget is kept, guesses included"
+        for name, part in zip(names, plan.slices, strict=True):
+            drawn = len(self.tokens[name]) + 1 + part.speculate
+            assert not part.draw or drawn <= self.requests[name].max_tokens, "no guess beyond the last token wanted"
         assert len(plan.slices) <= self.limits.max_running, "no more sequences than places"
         assert len({part.sequence_id for part in plan.slices}) == len(plan.slices)
         self.flights.append(plan)
@@ -200,11 +250,23 @@ class PlannerMachine(Machine):
 
     @invariant()
     def pages_balance(self) -> None:
-        """Every page is free or in exactly one sequence."""
-        taken = [page for sequence in self.planner._sequences.values() for page in sequence.pages]
-        assert len(taken) == len(set(taken)), "books balance: a page belongs to one sequence"
+        """Every page is free or used, and only what is full and written is used by several."""
+        uses = Counter(page for sequence in self.planner._sequences.values() for page in sequence.pages)
+        assert uses == self.planner._pages._users, "books balance: a page has as many users as sequences have it"
         free = self.planner.statistics().pages_free
-        assert len(taken) + free == self.limits.pages, "books balance: a page is free or taken"
+        assert len(uses) + free == self.limits.pages, "books balance: a page is free or taken"
+        for sequence in self.planner._sequences.values():
+            own = sequence.pages[sequence.fed // self.limits.page_size :]
+            assert all(uses[page] == 1 for page in own), "a page that is still written belongs to one sequence"
+
+    @invariant()
+    def nobody_holds_what_another_one_waits_for(self) -> None:
+        """No hold-and-wait (E4): of all who wait for room in the encoder cache, only the first may hold anything."""
+        waiting = [hold.holder.partition("/")[0] for hold in self.ledger.waiting()]
+        held = {holder.partition("/")[0] for _, holders, _ in self.ledger.entries().values() for holder in holders}
+        assert not held & {name for name in waiting if name != waiting[0]}, (
+            "a request holds one item and waits for another"
+        )
 
     @invariant()
     def a_waiting_request_holds_no_pages(self) -> None:
@@ -213,8 +275,10 @@ class PlannerMachine(Machine):
             if sequence.phase is Phase.WAITING:
                 assert not sequence.pages, "a waiting request holds no pages"
                 assert sequence.slot is None, "a waiting request holds no cross slot"
-                rolled_back = (sequence.id, sequence.dispatched, sequence.draws, sequence.in_flight)
-                assert rolled_back == (None, 0, 0, 0), "preemption rolls back all that the sequence had taken"
+                taken = (sequence.dispatched, sequence.fed, sequence.listed, sequence.draws, sequence.in_flight)
+                assert (sequence.id, *taken) == (None, 0, 0, 0, 0, 0), (
+                    "preemption rolls back all that the sequence had taken"
+                )
 
     @invariant()
     def committed_tokens_are_a_prefix_of_the_true_ones(self) -> None:
@@ -223,8 +287,11 @@ class PlannerMachine(Machine):
             assert tuple(self.tokens[name]) == self.true_tokens(request)[: len(self.tokens[name])]
 
     def true_tokens(self, request: Request) -> tuple[int, ...]:
-        key = request.items[0].key if request.items else None
-        return expected_tokens(request.prompt_token_ids, key, request.max_tokens, self.model)
+        if request.pooling is not None:
+            return ()
+        placements = [item.placement for item in request.items if item.placement is not None]
+        key = request.items[0].key if request.items and not placements else None
+        return expected_tokens(request.prompt_token_ids, key, request.max_tokens, self.model, placements)
 
     def teardown(self) -> None:
         """Nobody starves: once the device works again, every request ends, and everything is given back."""
@@ -240,7 +307,10 @@ class PlannerMachine(Machine):
         assert set(self.ends) == set(self.requests), "terminal once: a request was forgotten"
         for name, end in self.ends.items():
             assert not (name.startswith("poison") and isinstance(end, Finish)), "a crash counted as a success"
-            if isinstance(end, Finish):
+            if isinstance(end, Finish) and self.requests[name].pooling is not None:
+                assert len(self.vectors[name]) == 1, "one vector for a prompt"
+                assert end.reason.value == "pooled", "a wrong reason for the end"
+            elif isinstance(end, Finish):
                 assert tuple(self.tokens[name]) == self.true_tokens(self.requests[name]), "tokens are missing"
                 assert (self.tokens[name][-1] == EOS) == (end.reason.value == "stop"), "a wrong reason for the end"
         self.everything_is_given_back()
@@ -255,7 +325,7 @@ class PlannerMachine(Machine):
             self.plan()
             self.device_steps(broken=False)
         assert not self.executor._records, "the executor remembers a sequence that has ended"
-        assert not self.planner._holders, "the planner remembers a holder that has released"
+        assert not self.planner._asks._askers, "the planner remembers a holder that has released"
         assert self.planner.next_step() is None, "steps without end for nobody"
 
 

@@ -1,0 +1,65 @@
+"""Keys of KV pages by content: what must be equal for two sequences to share a page.
+
+A full page is keyed by the key of the page before it, its tokens, and the images or audio placed in it (their content
+keys and which of their embeddings), under a root that names the weights. So equal keys mean equal prefixes. Keys are
+computed from values alone: nothing here knows a request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from attrs import define, field
+
+from .request import Placement
+
+_BYTES = 16  # of a key: two different prefixes share one with a probability of 2**-64 in 2**32 pages
+
+
+def root_key(identity: str, cross_key: str | None = None) -> bytes:
+    """The key before the first page: of the model, and of what its decoder reads through cross-attention."""
+    return _digest(b"", repr((identity, cross_key)).encode())
+
+
+def page_key(parent: bytes, token_ids: Sequence[int], start: int, placements: Sequence[Placement]) -> bytes:
+    """The key of the page behind ``parent`` that holds ``token_ids`` from position ``start`` on."""
+    marks = _marks(placements, start, start + len(token_ids))
+    return _digest(parent, array("q", token_ids).tobytes() + (repr(marks).encode() if marks else b""))
+
+
+def _marks(placements: Sequence[Placement], start: int, stop: int) -> list[tuple[str, int, int, int]]:
+    """For each span in ``[start, stop)``: the item, where the span lies seen from ``start``, and how many of the item's
+    embeddings come before it."""
+    marks = []
+    for placement in placements:
+        before = 0
+        for first, last in placement.spans:
+            if first < stop and start < last:
+                marks.append((placement.key, first - start, last - start, before))
+            before += last - first
+    return marks
+
+
+def _digest(parent: bytes, content: bytes) -> bytes:
+    return hashlib.blake2b(parent + content, digest_size=_BYTES).digest()
+
+
+@define(eq=False)
+class PageKeys:
+    """The keys of a sequence's full pages, computed once each."""
+
+    page_size: int
+    placements: tuple[Placement, ...]
+    _root: bytes
+    _keys: list[bytes] = field(factory=list, init=False)
+
+    def upto(self, token_ids: Sequence[int], pages: int) -> list[bytes]:
+        """The keys of the first ``pages`` pages of ``token_ids``, which only ever grow."""
+        assert pages * self.page_size <= len(token_ids), "only full pages have keys"
+        for index in range(len(self._keys), pages):
+            start = index * self.page_size
+            parent = self._keys[-1] if self._keys else self._root
+            self._keys.append(page_key(parent, token_ids[start : start + self.page_size], start, self.placements))
+        return self._keys[:pages]
