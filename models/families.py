@@ -13,8 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import UnsupportedModel
 from ..core.model import Preparer
 from ..core.request import Placement
+from .hearing import QwenAudio
+from .vision import Llava, QwenVision, Tiled
+
+_MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config")
 
 
 class Family(Protocol):
@@ -48,5 +53,29 @@ class Family(Protocol):
 
 
 def find_family(config: Any) -> Family | None:
-    """The family of a transformers configuration; ``None``: it reads text alone, or is not known here."""
+    """The family of a transformers configuration; ``None``: it reads text alone.
+
+    Raises:
+        UnsupportedModel: it reads images, audio or video as well, in a way that is not known here.
+    """
+    families = _families()
+    if config.model_type in families:
+        return families[config.model_type]
+    media = [name for name in _MEDIA if getattr(config, name, None) is not None]
+    if media:
+        raise UnsupportedModel(
+            f"a checkpoint of model_type {config.model_type!r} with {', '.join(media)}; "
+            f"allowed: text alone, or {', '.join(families)}"
+        )
     return None
+
+
+def _families() -> dict[str, Family]:
+    return {
+        "qwen2_vl": QwenVision("Qwen2VLForConditionalGeneration"),
+        "qwen2_5_vl": QwenVision("Qwen2_5_VLForConditionalGeneration"),
+        "llava": Llava(),
+        "idefics3": Tiled("Idefics3ForConditionalGeneration"),
+        "smolvlm": Tiled("SmolVLMForConditionalGeneration"),
+        "qwen2_audio": QwenAudio(),
+    }
