@@ -174,7 +174,7 @@ def _gemma3(folder: Path, seed: int) -> None:
     """A window in all layers but the last, and two bases of rotary positions."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    changes = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": _WINDOW, "tie_word_embeddings": True}
+    changes = {"head_dim": 16, "query_pre_attn_scalar": 2, "sliding_window": _WINDOW, "tie_word_embeddings": True}
     kinds = ["sliding_attention", "full_attention"]
     _save_text(folder, seed, Gemma3ForCausalLM, Gemma3TextConfig, _GEMMA, layer_types=kinds, **changes)
 
@@ -383,9 +383,9 @@ def _random(model: Any, config: Any, seed: int) -> Any:
                 weight.normal_(0.0, _spread(weight))
             else:  # norms around what they start from, biases around zero
                 weight.add_(torch.randn_like(weight) * 0.1)
-        if made.config.tie_word_embeddings:  # or the last token would always be the likeliest
-            made.get_input_embeddings().weight.mul_(0.2)
-            made.get_decoder().norm.weight.add_(5.0)
+        if getattr(made.config, "tie_word_embeddings", False):  # or the last token would always be the likeliest
+            made.get_input_embeddings().weight.mul_(0.1)
+            made.get_decoder().norm.weight.add_(10.0)
     torch.set_rng_state(before)
     return made
 
