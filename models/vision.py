@@ -77,7 +77,8 @@ class QwenVision:
         processor = _image_processor(folder)
         token = tokenizer.convert_ids_to_tokens(config.image_token_id)
         reader = _PatchReader(processor=processor, token=token)
-        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype)
+        unread = (config.video_token_id,)
+        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, unread)
 
 
 @frozen
@@ -291,6 +292,7 @@ def _preparer(
     identity: str,
     hidden: int,
     dtype: torch.dtype,
+    unread: tuple[int, ...] = (),
 ) -> MediaPreparer:
     return MediaPreparer.of(
         tokenizer,
@@ -299,6 +301,7 @@ def _preparer(
         identity=(identity, config.model_type, str(dtype), processor.to_json_string()),
         embedding_bytes=hidden * dtype.itemsize,
         chat_template=processor_template(folder),
+        unread_ids=unread,
     )
 
 
