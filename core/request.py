@@ -40,8 +40,8 @@ class Structure:
     """What the whole output must be: only tokens that can still lead there are drawn, and the end when it is reached.
 
     Args:
-        kind: ``"json_schema"`` (``text`` is a JSON schema), ``"regex"``, ``"lark"`` (a grammar in llguidance's dialect of
-            Lark) or ``"choice"`` (a JSON array of strings, one of which is the output).
+        kind: ``"json_schema"`` (``text`` is a JSON schema), ``"regex"``, ``"lark"`` (a grammar in llguidance's dialect
+            of Lark) or ``"choice"`` (a JSON array of strings, one of which is the output).
         text: see ``kind``.
 
     Raises:

@@ -72,8 +72,8 @@ class RuleMasks:
 
 
 def apply_rules(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> None:
-    """Bias and penalties, then what may not be drawn becomes -inf, in place. ``logits``: float32 [rows, vocabulary], one
-    row per draw."""
+    """Bias and penalties, then what may not be drawn becomes -inf, in place. ``logits``: float32 [rows, vocabulary],
+    one row per draw."""
     _apply_bias(logits, draws)
     _penalise_repetition(logits, draws)
     _penalise_counts(logits, draws)

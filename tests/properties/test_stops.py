@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=6), max_size=4).map(tuple)
 
 def pieces_of(text: str, cuts: list[int]) -> list[str]:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:stop] for start, stop in zip(places, places[1:], strict=False)]
+    return [text[start:stop] for start, stop in itertools.pairwise(places)]
 
 
 def first_place(text: str, stops: tuple[str, ...]) -> int:
