@@ -18,27 +18,46 @@ class Usage:
     completion_tokens: int
 
 
+TopLogprobs = tuple[tuple[int, float], ...]  # (token, natural log-probability), the likeliest first
+
+
 @frozen(kw_only=True)
 class Completion:
     """The whole output of one request.
 
-    ``token_ids`` are the generated tokens without the end-of-text or stop token. ``logprobs`` holds one natural
-    logarithm of a probability for each of them, or is ``None`` where they were not asked for.
+    ``text`` ends before a stop string. ``token_ids`` are the generated tokens without the end-of-text or stop token; of
+    a text that a stop string ended they reach to the token that made that certain. ``logprobs`` holds the natural
+    logarithm of a probability for each of them, taken after all rules and penalties and before the temperature.
+    ``top_logprobs`` holds for each of them the likeliest tokens of the same distribution, as many as
+    ``SamplingParams.logprobs`` asks for (fewer where fewer can be drawn); ``None`` where nobody asks.
+
+    ``alternatives`` are the others of ``SamplingParams(n=...)``, with a usage of their own each and no alternatives.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[TopLogprobs, ...] | None = None
     usage: Usage
+    alternatives: tuple[Completion, ...] = ()
 
 
 @frozen(kw_only=True)
 class Delta:
-    """What a streaming request added since the delta before: ``text`` is ``""`` while a character is incomplete."""
+    """What a streaming request added since the delta before.
+
+    ``text`` is ``""`` while a character is incomplete, or while it may be the beginning of a stop string. ``logprobs``
+    and ``top_logprobs`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` come with the last
+    delta alone, which may have no tokens.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[TopLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
 
 
 @frozen(kw_only=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import trio
-from attrs import define, field
 
 from ..actors.messages import Aborted, Failed, Finished, StreamMessage, Tokens
 from ..core.errors import EngineClosed
 from ..core.plan import Drawn
 from ..core.request import FinishReason
+from .outputs import Output
 from .results import Delta, Progress, Segment
 from .transcription import Transcription
 
@@ -73,55 +72,34 @@ class Mailbox:
                 )
 
 
-@define(eq=False)
-class TextDeltas:
-    """Turns tokens into text as they come: bytes of an unfinished character are held back."""
-
-    tokenizer: Any
-    special_ids: frozenset[int]
-    _token_ids: list[int] = field(factory=list, init=False)
-    _text: str = field(default="", init=False)
-
-    def add(self, token_id: int) -> Delta:
-        """The text that ``token_id`` completed."""
-        if token_id in self.special_ids:
-            return Delta(text="", token_ids=(token_id,))
-        self._token_ids.append(token_id)
-        text = str(self.tokenizer.decode(self._token_ids, skip_special_tokens=True))
-        if text.endswith("\N{REPLACEMENT CHARACTER}"):
-            return Delta(text="", token_ids=(token_id,))
-        return Delta(text=self._advance(text), token_ids=(token_id,))
-
-    def rest(self) -> str:
-        """What is still held back when the request has ended."""
-        return self._advance(str(self.tokenizer.decode(self._token_ids, skip_special_tokens=True)))
-
-    def _advance(self, text: str) -> str:
-        new, self._text = text[len(self._text) :], text
-        return new
-
-
 class Deltas:
-    """Async iterator of `Delta` over one request."""
+    """Async iterator of `Delta` over one request. Once a stop string has ended its output, it is withdrawn at once."""
 
-    def __init__(self, mailbox: Mailbox, texts: TextDeltas, stop_ids: frozenset[int]) -> None:
+    def __init__(self, mailbox: Mailbox, output: Output, withdraw: Callable[[], object]) -> None:
         self._mailbox = mailbox
-        self._texts = texts
-        self._stop_ids = stop_ids
+        self._output = output
+        self._withdraw = withdraw
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
     async def __anext__(self) -> Delta:
-        if self._mailbox.ended:
+        if self._output.ended:
             raise StopAsyncIteration
         async for drawn in self._mailbox:
-            if drawn.token_id is not None and drawn.token_id not in self._stop_ids:
-                return self._texts.add(drawn.token_id)
-        rest = self._texts.rest()
-        if not rest:
+            try:
+                delta = self._output.add(drawn)
+            finally:
+                self._withdraw_if_ended()
+            if delta is not None:
+                return delta
+        if self._mailbox.finish_reason is None:  # its error was raised before
             raise StopAsyncIteration
-        return Delta(text=rest, token_ids=())
+        return self._output.end(self._mailbox.finish_reason)
+
+    def _withdraw_if_ended(self) -> None:
+        if self._output.ended:
+            self._withdraw()
 
 
 class Segments:

@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 import trio
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ..actors.supervisor import EngineStatistics, Supervisor
 from ..actors.worker import Worker
@@ -21,9 +21,11 @@ from ..core.errors import EngineStateError, InvalidRequest, Overloaded, RequestT
 from ..core.model import Executor, ModelDescription
 from ..core.plan import Drawn
 from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_integer
+from .alternatives import run_together
 from .audio import AudioSource, Samples, content_key, load_audio
-from .results import Completion, Delta, Transcript, Usage
-from .streams import Deltas, Mailbox, Segments, SegmentStream, TextDeltas
+from .outputs import TextDeltas, completion_of, output_of
+from .results import Completion, Delta, Transcript
+from .streams import Deltas, Mailbox, Segments, SegmentStream
 from .transcription import Generated, TranscribeOptions, Transcription
 
 _INLINE_SAMPLES = 1_000_000  # checking more would hold the loop up for over a millisecond
@@ -151,16 +153,25 @@ class TrioEngine:
     async def generate(self, query: Query, *, wait: bool) -> Completion:
         """See `Engine.generate`."""
         request = await self._build(query)
-        generated = await self._run(request, wait=wait)
-        return self._completion(request, generated)
+        count = request.sampling.n
+        if count == 1:
+            return await self._complete(request, _nothing, wait=wait)
+        requests = [
+            evolve(request, id=self._new_id(query.request_id), sampling=request.sampling.sibling(index))
+            for index in range(count)
+        ]
+        first, *others = await run_together([partial(self._complete, one, wait=wait) for one in requests])
+        return evolve(first, alternatives=tuple(others))
 
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection  # a ^C between the body and our exit would skip that
     async def stream(self, query: Query, *, wait: bool) -> AsyncIterator[AsyncIterator[Delta]]:
         """See `Engine.stream`."""
         request = await self._build(query)
-        async with self._submitted(request, wait=wait) as mailbox:
-            yield Deltas(mailbox, self._text_deltas(), self._stop_ids(request))
+        if request.sampling.n > 1:
+            raise InvalidRequest(f"n={request.sampling.n} of a stream; allowed: 1, or engine.generate(...) for several")
+        async with self._deltas(request, wait=wait, texts=self._text_deltas()) as deltas:
+            yield deltas
 
     # -- speech ------------------------------------------------------------------------------------------------------
 
@@ -198,6 +209,7 @@ class TrioEngine:
         check_integer("priority", query.priority)
         _check_token_ids(description, "prompt_token_ids", token_ids)
         _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
+        _check_token_ids(description, "logit_bias", [token for token, _ in sampling.logit_bias])
         max_tokens = _resolve_max_tokens(description, len(token_ids), sampling)
         return Request(
             id=self._new_id(query.request_id),
@@ -269,24 +281,38 @@ class TrioEngine:
             probe=next((part.probe for part in drawn if part.probe is not None), None),
         )
 
-    def _completion(self, request: Request, generated: Generated) -> Completion:
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def _deltas(self, request: Request, *, wait: bool, texts: TextDeltas | None) -> AsyncIterator[Deltas]:
+        """`_submitted`, read as deltas; without ``texts`` these have none."""
+        supervisor, description = self._opened()
+        output = output_of(request, texts, frozenset(description.eos_token_ids))
+        async with self._submitted(request, wait=wait) as mailbox:
+            yield Deltas(mailbox, output, partial(supervisor.abort, request.id))
+
+    @trio.lowlevel.enable_ki_protection
+    async def _complete(self, request: Request, begun: Callable[[], object], *, wait: bool) -> Completion:
+        """Runs ``request`` to its end; calls ``begun`` when it has its first token."""
+        texts = self._text_deltas() if request.sampling.stop else None
+        parts: list[Delta] = []
+        async with self._deltas(request, wait=wait, texts=texts) as deltas:
+            async for delta in deltas:
+                parts.append(delta)
+                begun()
+        return completion_of(parts, self._decode if texts is None else None)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         special = self._special_ids()
-        text_ids = [token for token in generated.token_ids if token not in special]
-        return Completion(
-            text=str(self.model.tokenizer.decode(text_ids, skip_special_tokens=True)),
-            token_ids=generated.token_ids,
-            finish_reason=generated.finish_reason,
-            logprobs=generated.logprobs[: len(generated.token_ids)],
-            usage=Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=len(generated.logprobs)),
-        )
+        text_ids = [token for token in token_ids if token not in special]
+        return str(self.model.tokenizer.decode(text_ids, skip_special_tokens=True))
+
+    def _text_deltas(self) -> TextDeltas:
+        return TextDeltas(self.model.tokenizer, self._special_ids())
 
     def _stop_ids(self, request: Request) -> frozenset[int]:
         """Tokens that end the request; they are not part of its output."""
         stops = frozenset(request.sampling.stop_token_ids)
         return stops if request.sampling.ignore_eos else stops | {*self.model.eos_token_ids}
-
-    def _text_deltas(self) -> TextDeltas:
-        return TextDeltas(self.model.tokenizer, self._special_ids())
 
     def _special_ids(self) -> frozenset[int]:
         """Timestamps and special tokens: part of the tokens, not of the text."""
@@ -294,6 +320,10 @@ class TrioEngine:
         whisper = description.whisper
         first = description.vocabulary_size if whisper is None else whisper.start_id
         return frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
+
+
+def _nothing() -> None:
+    """Nobody waits for its first token."""
 
 
 # -- checks of what callers give -------------------------------------------------------------------------------------

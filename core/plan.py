@@ -82,7 +82,9 @@ class Drawn:
     where asked.
 
     ``top`` are the likeliest tokens and their log-probabilities, as many as `SamplingParams.logprobs` asks for.
-    ``vector`` answers a `Pooling`. ``accepted`` are the tokens drawn behind this one, where guesses proved right;
+    ``vector`` answers a `Pooling`. ``error`` tells why the sequence cannot go on, for a fault of its request alone (a
+    structure that cannot be followed): the token is then an end-of-text, and the caller gets `InvalidRequest`.
+    ``accepted`` are the tokens drawn behind this one, where guesses proved right;
     theirs is empty.
     """
 
@@ -91,6 +93,7 @@ class Drawn:
     probe: tuple[float, ...] | None = None
     top: tuple[tuple[int, float], ...] = ()
     vector: tuple[float, ...] | None = None
+    error: str = ""
     accepted: tuple[Drawn, ...] = ()
 
 

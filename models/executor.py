@@ -37,7 +37,7 @@ from .checkpoint import WeightFiles
 from .features import LogMel
 from .kv import CrossKV, PagedKV, StepLayout, lay_out
 from .resources import ReleaseReport, ResourceStack
-from .sampling import Draw, RuleMasks, apply_rules, choose
+from .sampling import Draw, RuleMasks, apply_rules, choose, likeliest
 from .whisper import WhisperModel
 
 _HOST = torch.device("cpu")
@@ -136,6 +136,12 @@ class _Record:
 
     start: SequenceStart
     tokens: list[int]
+    prompt: tuple[int, ...] = field(init=False)  # its tokens, each once; only where a penalty needs them
+
+    @prompt.default
+    def _distinct(self) -> tuple[int, ...]:
+        penalty = self.start.sampling.repetition_penalty
+        return tuple(set(self.start.token_ids[: self.start.prompt_length])) if penalty != 1.0 else ()
 
     @property
     def generated(self) -> list[int]:
@@ -408,37 +414,42 @@ class TorchExecutor:
         probed = [records[index] for index in wanted.probes]
         answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), probed)
         probes = dict(zip(wanted.probes, answers, strict=True))
-        tokens, logprobs = self._choose(now, logits, wanted.draws, records)
-        drawn = []
-        for index, record in enumerate(records):
-            if index in tokens:
-                record.tokens.append(tokens[index])
-            drawn.append(Drawn(token_id=tokens.get(index), logprob=logprobs.get(index, 0.0), probe=probes.get(index)))
-        return tuple(drawn)
+        chosen = self._choose(now, logits, wanted.draws, records)
+        for index, drawn in chosen.items():
+            assert drawn.token_id is not None, "a draw without a token"
+            records[index].tokens.append(drawn.token_id)
+        nothing = Drawn(token_id=None)
+        return tuple(evolve(chosen.get(index, nothing), probe=probes.get(index)) for index in range(len(slices)))
 
     @staticmethod
-    def _choose(
-        now: _Open, logits: Tensor, rows: dict[int, int], records: list[_Record]
-    ) -> tuple[dict[int, int], dict[int, float]]:
-        """Tokens and log-probabilities by slice. ``rows`` are the first of ``logits``, which are written to."""
+    def _choose(now: _Open, logits: Tensor, rows: dict[int, int], records: list[_Record]) -> dict[int, Drawn]:
+        """What is drawn, by slice. ``rows`` are the first of ``logits``, which are written to."""
         if not rows:
-            return {}, {}
+            return {}
         draws = []
         for index in rows:
             start = records[index].start
             never = now.masks.mask(start.rules)
             draws.append(
-                Draw(generated=records[index].generated, sampling=start.sampling, rules=start.rules, never=never)
+                Draw(
+                    generated=records[index].generated,
+                    sampling=start.sampling,
+                    rules=start.rules,
+                    never=never,
+                    prompt=records[index].prompt,
+                )
             )
         apply_rules(logits[: len(rows)], draws, now.eos_token_ids)
         tokens, logprobs = choose(logits[: len(rows)], draws)
+        tops = likeliest(logits[: len(rows)], draws)
         for index, logprob in zip(rows, logprobs, strict=True):
             if math.isnan(logprob):  # the model's numbers broke down, or the rules leave no token
                 raise EngineError(
                     f"sequence {records[index].start.sequence_id} has no token to draw: its logits are not finite, "
                     "or its rules allow none"
                 )
-        return dict(zip(rows, tokens, strict=True)), dict(zip(rows, logprobs, strict=True))
+        drawn = zip(rows, tokens, logprobs, tops, strict=True)
+        return {index: Drawn(token_id=token, logprob=logprob, top=top) for index, token, logprob, top in drawn}
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""

@@ -1,13 +1,14 @@
 """From logits to tokens: logit rules, greedy choice, keyed sampling and log-probabilities.
 
-The order is transformers': suppressions, then timestamp rules, then temperature, top-k and top-p. Log-probabilities are
-taken after the rules and before the temperature.
+The order is transformers': bias and penalties, suppressions, then timestamp rules, then temperature, top-k, top-p and
+min-p. Log-probabilities are taken after the rules and before the temperature.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -28,6 +29,7 @@ class Draw:
     sampling: SamplingParams
     rules: LogitRules
     never: Tensor | None  # [vocabulary] bool, from `RuleMasks`
+    prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; needed for a repetition penalty alone
 
 
 @define(eq=False)
@@ -70,13 +72,59 @@ class RuleMasks:
 
 
 def apply_rules(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> None:
-    """Sets what may not be drawn to -inf, in place. ``logits``: float32 [rows, vocabulary], one row per draw."""
+    """Bias and penalties, then what may not be drawn becomes -inf, in place. ``logits``: float32 [rows, vocabulary],
+    one row per draw."""
+    _apply_bias(logits, draws)
+    _penalise_repetition(logits, draws)
+    _penalise_counts(logits, draws)
     _apply_constant(logits, draws)
     banned = [(row, token) for row, draw in enumerate(draws) for token in _banned(draw, eos_token_ids)]
     if banned:
         rows, tokens = torch.tensor(banned, device=logits.device).T
         logits[rows, tokens] = _NEVER
     _apply_timestamps(logits, draws, eos_token_ids)
+
+
+def _apply_bias(logits: Tensor, draws: Sequence[Draw]) -> None:
+    entries = [(row, token, bias) for row, draw in enumerate(draws) for token, bias in draw.sampling.logit_bias]
+    if entries:
+        rows, tokens, biases = zip(*entries, strict=True)
+        logits[_indices(logits, rows, tokens)] += torch.tensor(biases, device=logits.device, dtype=logits.dtype)
+
+
+def _penalise_repetition(logits: Tensor, draws: Sequence[Draw]) -> None:
+    """As `RepetitionPenaltyLogitsProcessor` does. A token may be named twice: both times the same number is written."""
+    rows: list[int] = []
+    tokens: list[int] = []
+    penalties: list[float] = []
+    for row, draw in enumerate(draws):
+        if draw.sampling.repetition_penalty != 1.0:
+            seen = (*draw.prompt, *draw.generated)
+            tokens += seen
+            rows += [row] * len(seen)
+            penalties += [draw.sampling.repetition_penalty] * len(seen)
+    if rows:
+        where = _indices(logits, rows, tokens)
+        penalty = torch.tensor(penalties, device=logits.device, dtype=logits.dtype)
+        scores = logits[where]
+        logits[where] = torch.where(scores < 0, scores * penalty, scores / penalty)
+
+
+def _penalise_counts(logits: Tensor, draws: Sequence[Draw]) -> None:
+    """Presence and frequency penalty, of the generated tokens alone, as OpenAI's reference has them."""
+    entries = [
+        (row, token, draw.sampling.presence_penalty + draw.sampling.frequency_penalty * count)
+        for row, draw in enumerate(draws)
+        if draw.sampling.presence_penalty or draw.sampling.frequency_penalty
+        for token, count in Counter(draw.generated).items()
+    ]
+    if entries:
+        rows, tokens, penalties = zip(*entries, strict=True)
+        logits[_indices(logits, rows, tokens)] -= torch.tensor(penalties, device=logits.device, dtype=logits.dtype)
+
+
+def _indices(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+    return torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device)
 
 
 def _apply_constant(logits: Tensor, draws: Sequence[Draw]) -> None:
@@ -158,6 +206,18 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     return tokens.tolist(), logprobs.tolist()
 
 
+def likeliest(logits: Tensor, draws: Sequence[Draw]) -> list[tuple[tuple[int, float], ...]]:
+    """For each row of ``logits`` (as for `choose`) the likeliest tokens with their log-probabilities, falling: as many
+    as ``logprobs`` asks for, or as can be drawn at all."""
+    found: list[tuple[tuple[int, float], ...]] = [() for _ in draws]
+    for row, draw in enumerate(draws):
+        if draw.sampling.logprobs:
+            best = logits[row].log_softmax(-1).topk(min(draw.sampling.logprobs, logits.shape[-1]))
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            found[row] = tuple((token, logprob) for token, logprob in pairs if logprob > _NEVER)
+    return found
+
+
 def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
     """One token from ``logits`` [vocabulary] by inverse CDF at ``uniform(seed, position)``; a scalar tensor.
 
@@ -169,10 +229,13 @@ def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
     scaled = (wide - wide.max()) / max(sampling.temperature, sys.float_info.min)
     if 0 < sampling.top_k < len(scaled):
         scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[-1], _NEVER)
-    if sampling.top_p == 1.0:
-        return _inverse_cdf(scaled.softmax(-1), uniform(sampling.seed, position))
-    probabilities, tokens = _nucleus(scaled.softmax(-1), sampling.top_p)
-    return tokens[_inverse_cdf(probabilities, uniform(sampling.seed, position))]
+    probabilities, tokens = scaled.softmax(-1), None
+    if sampling.top_p < 1.0:
+        probabilities, tokens = _nucleus(probabilities, sampling.top_p)
+    if sampling.min_p > 0.0:
+        probabilities = probabilities.masked_fill(probabilities < sampling.min_p * probabilities.max(), 0.0)
+    index = _inverse_cdf(probabilities, uniform(sampling.seed, position))
+    return index if tokens is None else tokens[index]
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:

@@ -165,6 +165,43 @@ async def stream_left_by_an_error(engine: Engine, number: int) -> None:
                 raise Mine
 
 
+def several(**more: object) -> dict[str, object]:
+    return {"sampling": SamplingParams(max_tokens=20, ignore_eos=True, n=3, **more)}
+
+
+async def several_completions(engine: Engine, number: int) -> None:
+    await engine.generate(prompt_token_ids=[1, 2], audio=audio(number), **several())
+
+
+async def several_that_fail(engine: Engine, number: int) -> None:
+    with expected(PoisonRequest):
+        await engine.generate(prompt_token_ids=[1, CRASHING], audio=audio(number), **several())
+
+
+async def several_cancelled_before_the_first_token(engine: Engine, number: int) -> None:
+    with trio.move_on_after(0.1):
+        await several_completions(engine, number)
+
+
+async def several_cancelled_while_they_decode(engine: Engine, number: int) -> None:
+    with trio.move_on_after(0.5):
+        await several_completions(engine, number)
+
+
+async def several_cancelled_with_their_nursery(engine: Engine, number: int) -> None:
+    with pytest.RaisesGroup(Mine):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(several_completions, engine, number)
+            await trio.sleep(0.5)
+            raise Mine
+
+
+async def stopped(engine: Engine, number: int) -> None:
+    """Texts of this device are empty, so the stop string never comes: the way through the texts is what is tried."""
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True, stop="x", logprobs=2)
+    await engine.generate(prompt_token_ids=[1, 2], audio=audio(number), sampling=sampling)
+
+
 ENDINGS: tuple[Ending, ...] = (
     finished,
     many_finished,
@@ -178,6 +215,12 @@ ENDINGS: tuple[Ending, ...] = (
     stream_left_early,
     stream_never_read,
     stream_left_by_an_error,
+    several_completions,
+    several_that_fail,
+    several_cancelled_before_the_first_token,
+    several_cancelled_while_they_decode,
+    several_cancelled_with_their_nursery,
+    stopped,
 )
 
 

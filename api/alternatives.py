@@ -1,0 +1,74 @@
+"""Several requests for one caller: they run together, and end together where one of them fails."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+import trio
+from attrs import define, field
+
+T = TypeVar("T")
+Begun = Callable[[], object]
+Run = Callable[[Begun], Awaitable[T]]  # calls what it is given when it has begun
+
+
+@define(eq=False)
+class _Together(Generic[T]):
+    """``runs[0]`` begins alone, so that the others find what it has left in the caches."""
+
+    runs: Sequence[Run[T]]
+    results: dict[int, T] = field(factory=dict, init=False)
+    error: Exception | None = field(default=None, init=False)
+    begun: trio.Event = field(factory=trio.Event, init=False)
+
+    async def run(self) -> None:
+        """Returns when all have ended, or one has failed and the others have been cancelled."""
+        async with trio.open_nursery() as nursery:
+            for index in range(len(self.runs)):
+                nursery.start_soon(self._one, index, nursery.cancel_scope)
+
+    async def _one(self, index: int, scope: trio.CancelScope) -> None:
+        try:
+            if index > 0:
+                await self._wait()
+            self.results[index] = await self.runs[index](self.begun.set)
+        except Exception as error:  # noqa: BLE001  (raised by `run_together`, as it is)
+            self.error = self.error or error
+            scope.cancel()
+
+    async def _wait(self) -> None:
+        try:
+            await self.begun.wait()
+        except trio.Cancelled as cancelled:
+            cancelled.__traceback__ = None  # see `Mailbox.__anext__`
+            raise
+
+
+@trio.lowlevel.enable_ki_protection
+async def run_together(runs: Sequence[Run[T]]) -> list[T]:
+    """The results of ``runs``, in their order. The first error of a run ends the others and is raised as it is, in no
+    group; so is a cancellation, which callers, and the portal, know by its class."""
+    together = _Together(runs)
+    interrupt: BaseException | None = None
+    try:
+        await together.run()
+    except BaseExceptionGroup as group:
+        interrupt = _first(group.split(trio.Cancelled)[1])
+    await trio.lowlevel.checkpoint_if_cancelled()  # the group's own had no other cause
+    error = interrupt or together.error
+    try:
+        if error is not None:
+            raise error
+    finally:
+        together.error = None  # a frame in its own error's traceback would be a reference cycle
+        del error, interrupt
+    return [together.results[index] for index in range(len(runs))]
+
+
+def _first(group: BaseExceptionGroup[BaseException] | None) -> BaseException | None:
+    """What a ^C has put into the nursery's group."""
+    error: BaseException | None = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,158 @@
+"""From drawn tokens to what callers see: text as it comes, its end at a stop string, deltas and completions.
+
+Pure: nothing here waits. `Deltas` in `triolet.api.streams` feeds it from a request's mailbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import define, field
+
+from ..core.errors import InvalidRequest
+from ..core.plan import Drawn
+from ..core.request import FinishReason, Request
+from ..core.stops import StopStrings
+from .results import Completion, Delta, Usage
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what decoders make of bytes that are no character (yet)
+
+
+@define(eq=False)
+class TextDeltas:
+    """Turns tokens into text as they come: bytes of an unfinished character are held back.
+
+    The text of some tokens depends on those before them: decoders drop the space at the beginning of a text, and join
+    bytes to characters. So a token is decoded behind those that gave text before it, and what these give alone is taken
+    off; more of the past would only cost time.
+    """
+
+    tokenizer: Any
+    special_ids: frozenset[int]
+    _window: list[int] = field(factory=list, init=False)  # the tokens that gave text last, and those since
+    _given: int = field(default=0, init=False)  # how many of them have given their text
+    _before: str = field(default="", init=False)  # that text, as these tokens give it alone
+
+    def add(self, token_id: int) -> str:
+        """The text that ``token_id`` completed."""
+        if token_id in self.special_ids:
+            return ""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        if text.endswith(_UNFINISHED) or len(text) <= len(self._before):
+            return ""
+        new = _behind(self._before, text)
+        del self._window[: self._given]
+        self._given, self._before = len(self._window), self._decode(self._window)
+        return new
+
+    def rest(self) -> str:
+        """What is still held back when the request has ended."""
+        text, self._window = self._decode(self._window), []
+        new, self._given, self._before = _behind(self._before, text), 0, ""
+        return new
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True)) if token_ids else ""
+
+
+def _behind(before: str, text: str) -> str:
+    """What ``text`` has behind ``before``. A decoder that changes what it gave before (spaces before a full stop, bytes
+    that are no character after all) is followed from the first change on: nothing new is lost."""
+    pairs = zip(before, text, strict=False)
+    return text[next((place for place, (old, new) in enumerate(pairs) if old != new), min(len(before), len(text))) :]
+
+
+@define(eq=False)
+class Output:
+    """The output of one request as it grows, one `Delta` after another.
+
+    Args:
+        prompt_tokens: for the usage.
+        stop_ids: tokens that end the request and are no part of its output.
+        texts: ``None`` where nobody reads the text of a delta.
+        stops: the request's stop strings; they need ``texts``.
+        tops: whether ``top_logprobs`` were asked for.
+    """
+
+    prompt_tokens: int
+    stop_ids: frozenset[int]
+    texts: TextDeltas | None
+    stops: StopStrings
+    tops: bool
+    ended: bool = field(default=False, init=False)
+    """Its last delta was given."""
+    _drawn: int = field(default=0, init=False)
+
+    def add(self, drawn: Drawn) -> Delta | None:
+        """What ``drawn`` adds: ``None`` for a token that is no part of the output. With the token that completes a stop
+        string the output has `ended`.
+
+        Raises:
+            InvalidRequest: the request's structure could not be followed.
+        """
+        if drawn.error:
+            self.ended = True
+            raise InvalidRequest(drawn.error)
+        if drawn.token_id is None:
+            return None
+        self._drawn += 1
+        if drawn.token_id in self.stop_ids:
+            return None
+        text = "" if self.texts is None else self.stops.feed(self.texts.add(drawn.token_id))
+        self.ended = self.stops.stopped
+        return Delta(
+            text=text,
+            token_ids=(drawn.token_id,),
+            logprobs=(drawn.logprob,),
+            top_logprobs=(drawn.top,) if self.tops else None,
+            finish_reason=FinishReason.STOP if self.ended else None,
+            usage=self._usage() if self.ended else None,
+        )
+
+    def end(self, reason: FinishReason) -> Delta:
+        """The last delta of a request that ended by itself: the text that was held back."""
+        self.ended = True
+        text = "" if self.texts is None else self.stops.feed(self.texts.rest()) + self.stops.rest()
+        return Delta(
+            text=text,
+            token_ids=(),
+            top_logprobs=() if self.tops else None,
+            finish_reason=FinishReason.STOP if self.stops.stopped else reason,
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._drawn)
+
+
+def output_of(request: Request, texts: TextDeltas | None, eos_ids: frozenset[int]) -> Output:
+    """The output of ``request``; ``texts`` where its deltas are read or its text may end early."""
+    sampling = request.sampling
+    stops = frozenset(sampling.stop_token_ids)
+    return Output(
+        prompt_tokens=len(request.prompt_token_ids),
+        stop_ids=stops if sampling.ignore_eos else stops | eos_ids,
+        texts=texts,
+        stops=StopStrings(sampling.stop),
+        tops=sampling.logprobs is not None,
+    )
+
+
+def completion_of(deltas: Sequence[Delta], decode: Callable[[Sequence[int]], str] | None) -> Completion:
+    """All ``deltas`` of a request that ended well, as one value. With ``decode`` they have no text: all tokens are
+    decoded at once, which is much less work than one by one."""
+    last = deltas[-1]
+    assert last.finish_reason is not None, "a request ended without a reason"
+    assert last.usage is not None, "a request ended without its usage"
+    asked = last.top_logprobs is not None
+    token_ids = tuple(token for delta in deltas for token in delta.token_ids)
+    return Completion(
+        text="".join(delta.text for delta in deltas) if decode is None else decode(token_ids),
+        token_ids=token_ids,
+        finish_reason=last.finish_reason,
+        logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
+        top_logprobs=tuple(top for delta in deltas for top in delta.top_logprobs or ()) if asked else None,
+        usage=last.usage,
+    )

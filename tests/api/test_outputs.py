@@ -1,0 +1,182 @@
+"""From tokens to text: what comes piece by piece is the whole text, for the decoders of real tokenizers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from triolet import Completion, Delta, FinishReason, InvalidRequest
+from triolet.api.outputs import Output, TextDeltas, completion_of
+from triolet.api.results import Usage
+from triolet.core.plan import Drawn
+from triolet.core.stops import StopStrings
+
+from ..models.conftest import make_tokenizer
+
+WORDS = ["▁", "a", "b", "▁a", "▁ab", "ab", "é", "▁the", "."]
+
+
+def sentencepiece(strip: bool = True) -> PreTrainedTokenizerFast:
+    """As Llama 2's: spaces are written as ▁, the first one of a text is dropped, unknown characters are bytes."""
+    vocabulary = {text: index for index, text in enumerate(["<unk>", *WORDS])}
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if strip else [])])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    """As T5's."""
+    tokenizer = Tokenizer(models.WordLevel({text: index for index, text in enumerate(WORDS)}, unk_token="."))
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def wordpiece() -> PreTrainedTokenizerFast:
+    """As BERT's."""
+    words = ["the", "##re", "is", "a", "##b", ".", "[UNK]"]
+    tokenizer = Tokenizer(models.WordPiece({text: index for index, text in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+TOKENIZERS = {"sentencepiece": sentencepiece(), "metaspace": metaspace(), "wordpiece": wordpiece()}
+BYTES = make_tokenizer()  # as GPT-2's and Whisper's: a token may be any part of a character
+
+
+def pieces(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> list[str]:
+    texts = TextDeltas(tokenizer, frozenset())
+    return [*(texts.add(token) for token in token_ids), texts.rest()]
+
+
+def whole(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> str:
+    return str(tokenizer.decode(token_ids, skip_special_tokens=True)) if token_ids else ""
+
+
+@settings(max_examples=150)
+@given(st.lists(st.integers(0, 255), max_size=16))
+def test_any_bytes_come_piece_by_piece_as_they_do_at_once(token_ids):
+    """Characters cut anywhere, and bytes that are no characters."""
+    assert "".join(pieces(BYTES, token_ids)) == whole(BYTES, token_ids)
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(sorted(TOKENIZERS)), st.data())
+def test_the_words_of_every_decoder_come_with_their_spaces(name, data):
+    tokenizer = TOKENIZERS[name]
+    count = len(WORDS) + 1 if name == "sentencepiece" else len(tokenizer)
+    token_ids = data.draw(st.lists(st.integers(0, count - 1), max_size=12))
+    assert "".join(pieces(tokenizer, token_ids)) == whole(tokenizer, token_ids)
+
+
+@settings(max_examples=150)
+@given(st.text("ab é你😀.", max_size=12))
+def test_characters_spelled_in_bytes_between_words_come_whole(text):
+    """The bytes of 你 and 😀 are tokens of their own: no piece ends within a character."""
+    tokenizer = TOKENIZERS["sentencepiece"]
+    parts = pieces(tokenizer, tokenizer.encode(text, add_special_tokens=False))
+    assert "".join(parts) == text
+    assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
+
+
+def test_a_character_of_four_tokens_comes_with_its_last_one():
+    assert pieces(BYTES, [*"é😀".encode()]) == ["", "é", "", "", "", "😀", ""]
+
+
+def test_an_unfinished_character_comes_with_the_end():
+    assert pieces(BYTES, [*"a😀".encode()[:3]]) == ["a", "", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_decoder_that_takes_text_back_loses_nothing_new():
+    class Cleaning:
+        """Drops the space before a full stop, as BERT's tokenizer may."""
+
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            return "".join("a .b"[token] for token in token_ids).replace(" .", ".")
+
+    assert "".join(pieces(Cleaning(), [0, 1, 2, 3])) == "a .b"
+
+
+def test_special_tokens_are_no_text():
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken("<|x|>", special=True)], special_tokens=True)
+    texts = TextDeltas(tokenizer, frozenset({260}))
+    assert [texts.add(token) for token in (97, 260, 98)] == ["a", "", "b"]
+
+
+# -- outputs ---------------------------------------------------------------------------------------------------------
+
+
+def output(*stops: str, tops: bool = False) -> Output:
+    return Output(
+        prompt_tokens=3,
+        stop_ids=frozenset({256}),
+        texts=TextDeltas(BYTES, frozenset()),
+        stops=StopStrings(stops),
+        tops=tops,
+    )
+
+
+def deltas_of(out: Output, text: str, end: FinishReason | None = None) -> list[Delta]:
+    tokens = (Drawn(token_id=token, logprob=-1.0, top=((token, -1.0),)) for token in text.encode())
+    deltas = [out.add(drawn) for drawn in tokens if not out.ended]
+    return [*deltas, out.end(end)] if end else deltas
+
+
+def test_a_stop_string_over_several_tokens_ends_the_text_before_it():
+    deltas = deltas_of(output("STOP"), "go STOP on")
+    assert "".join(delta.text for delta in deltas) == "go "
+    assert [delta.token_ids for delta in deltas] == [(token,) for token in b"go STOP"]
+    assert [delta.finish_reason for delta in deltas] == [None] * 6 + [FinishReason.STOP]
+    assert deltas[-1].usage == Usage(prompt_tokens=3, completion_tokens=7)
+
+
+def test_what_was_held_back_for_a_stop_string_comes_with_the_end():
+    deltas = deltas_of(output("STOP"), "go STO", FinishReason.LENGTH)
+    assert [delta.text for delta in deltas] == ["g", "o", " ", "", "", "", "STO"]
+    assert deltas[-1] == Delta(
+        text="STO",
+        token_ids=(),
+        finish_reason=FinishReason.LENGTH,
+        usage=Usage(prompt_tokens=3, completion_tokens=6),
+    )
+
+
+def test_a_stop_string_that_the_end_makes_certain_is_why_it_ended():
+    deltas = deltas_of(output("bc", "abcd"), "xabc", FinishReason.LENGTH)
+    assert "".join(delta.text for delta in deltas) == "xa"
+    assert deltas[-1].finish_reason is FinishReason.STOP
+
+
+def test_the_end_of_text_counts_as_a_token_but_is_none_of_the_output():
+    out = output(tops=True)
+    assert out.add(Drawn(token_id=97, logprob=-0.5, top=((97, -0.5), (98, -2.0)))) == Delta(
+        text="a", token_ids=(97,), logprobs=(-0.5,), top_logprobs=(((97, -0.5), (98, -2.0)),)
+    )
+    assert out.add(Drawn(token_id=256)) is None
+    last = out.end(FinishReason.STOP)
+    assert (last.token_ids, last.top_logprobs, last.usage.completion_tokens) == ((), (), 2)
+
+
+def test_a_completion_is_its_deltas_together():
+    deltas = deltas_of(output("STOP", tops=True), "a STOP")
+    assert completion_of(deltas, None) == Completion(
+        text="a ",
+        token_ids=tuple(b"a STOP"),
+        finish_reason=FinishReason.STOP,
+        logprobs=(-1.0,) * 6,
+        top_logprobs=tuple(((token, -1.0),) for token in b"a STOP"),
+        usage=Usage(prompt_tokens=3, completion_tokens=6),
+    )
+
+
+def test_a_fault_of_the_request_alone_is_raised_and_ends_its_output():
+    out = output()
+    with pytest.raises(InvalidRequest, match="too complex"):
+        out.add(Drawn(token_id=256, error="too complex"))
+    assert out.ended
