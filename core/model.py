@@ -46,8 +46,9 @@ class Prepared:
 class Preparer(Protocol):
     """Turns what users write into what the model reads. Called in threads: it changes nothing of itself."""
 
-    media: frozenset[str]
-    """What may be placed in a prompt: ``"image"``, ``"audio"``, or nothing."""
+    @property
+    def media(self) -> frozenset[str]:
+        """What may be placed in a prompt: ``"image"``, ``"audio"``, or nothing."""
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()

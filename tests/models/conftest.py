@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,10 @@ from triolet.core.plan import CrossWrite, Drawn, EncodeJob, SequenceStart, Slice
 from triolet.core.request import LogitRules, Probe, SamplingParams, TimestampRules
 from triolet.models.executor import TorchExecutor
 from triolet.models.resources import reachable_tensors, storages
+from triolet.testing.families import make_checkpoint
 from triolet.testing.tensors import live_storages
+
+from .media import Checkpoint
 
 LANGUAGES = ("en", "de", "es")
 CHUNK_SECONDS = 2
@@ -517,3 +521,14 @@ def features() -> Callable[..., torch.Tensor]:
 @pytest.fixture(scope="session")
 def timestamp_rules(ids: Ids) -> TimestampRules:
     return TimestampRules(begin_id=ids.timestamps, no_timestamps_id=ids.no_timestamps, max_initial=20)
+
+
+@pytest.fixture(scope="session")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """``opened(name)`` gives the tiny multimodal checkpoint of that name. Nobody changes it."""
+
+    @functools.cache
+    def open_once(name: str) -> Checkpoint:
+        return Checkpoint.open(name, make_checkpoint(name, tmp_path_factory.mktemp(name)))
+
+    return open_once

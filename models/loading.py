@@ -1,0 +1,70 @@
+"""What the families share: loading with transformers, its errors turned into ours, and results that stand alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import CheckpointError
+from .settings import Settings
+
+_NAMED = 3  # of many missing weights
+
+
+def load_module(loader: str, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The model that transformers' class ``loader`` reads from ``folder``, on the CPU and in eval mode.
+
+    Raises:
+        CheckpointError: weights are missing (which transformers would draw at random), of another shape, or damaged.
+    """
+    module, told = load_part(loader, folder, dtype=dtype, output_loading_info=True)
+    missing = sorted(told["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} weights that its config.json asks for: {shown}; "
+            "download or save the checkpoint again"
+        )
+    loaded: nn.Module = module.eval()
+    return loaded
+
+
+def load_part(loader: str, folder: Path, **options: Any) -> Any:
+    """What transformers' class ``loader`` makes of ``folder``.
+
+    Raises:
+        CheckpointError: it raises anything.
+    """
+    import transformers
+
+    try:
+        return getattr(transformers, loader).from_pretrained(str(folder), local_files_only=True, **options)
+    except Exception as error:  # transformers raises many kinds: wrapped, not hidden
+        raise CheckpointError(
+            f"{loader} cannot be made from {folder}: {type(error).__name__}: {error}; "
+            "download or save the checkpoint again"
+        ) from error
+
+
+def processor_template(folder: Path) -> str | None:
+    """The chat template of an older checkpoint's processor, in a file of its own; ``None``: it is the tokenizer's."""
+    if (folder / "chat_template.jinja").exists():  # which the tokenizer has read
+        return None
+    written = Settings.read_if_there(folder / "chat_template.json")
+    template = written.get("chat_template") if written else None
+    return template if isinstance(template, str) else None
+
+
+def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where a module's inputs must be, and of which dtype."""
+    weight = next(module.parameters())
+    return weight.device, weight.dtype
+
+
+def apart(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Each in storage of its own: a view would keep the whole batch alive."""
+    return [part.clone(memory_format=torch.contiguous_format) for part in parts]

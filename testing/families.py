@@ -1,0 +1,436 @@
+"""Tiny random checkpoints of every family that the engine reads, made in a moment, so that tests need no download.
+
+Two layers, a vocabulary of bytes, and weights so large that what is drawn differs from token to token: comparing tokens
+with transformers' own means something. Sizes and settings are the least that still has every part of the real thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+_HIDDEN = 48
+_LAYERS = 2
+_POSITIONS = 512  # of the language models
+_WINDOW = 16  # positions that a layer with a window sees
+_MERGES = ("t h", "Ġ a", "i n", "th e", "Ġ the", "o n", "Ċ Ċ")  # Ċ Ċ: two newlines are one token, as in real ones
+
+_PARTS = (  # of a message: text as it is, and what stands for an image or audio
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% else %}MEDIA{% endif %}{% endfor %}{% endif %}"
+)
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n" + _PARTS + "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_LLAMA_CHAT = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('roles are system, user and assistant') }}{% endif %}"
+    "<|{{ message['role'] }}|>" + _PARTS + "{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_GEMMA_CHAT = (
+    "{{ bos_token }}{% for message in messages %}<start_of_turn>"
+    "{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n" + _PARTS + "<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+_TILED_CHAT = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}: " + _PARTS + "<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+
+
+@frozen(kw_only=True)
+class _Words:
+    """A tokenizer: which special tokens it has beside the bytes, and which of them it writes around every text."""
+
+    special: tuple[str, ...]
+    named: Mapping[str, str]  # "bos_token" -> "<s>"
+    template: str = "$A"  # of a post-processor; $A is the text
+    chat: str | None = None
+
+    def with_media(self, *special: str, media: str) -> _Words:
+        """With more special tokens, and ``media`` in the chat template for each image or audio."""
+        return evolve(self, special=(*self.special, *special), chat=(self.chat or "").replace("MEDIA", media))
+
+    def make(self) -> Any:
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        make: Any = PreTrainedTokenizerFast  # untyped there
+
+        pieces = [*_byte_alphabet(), *(merge.replace(" ", "") for merge in _MERGES)]
+        merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _MERGES)]
+        tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in self.special])
+        around = [text for text in self.special if text in self.template]
+        tokenizer.post_processor = processors.Sequence(
+            [
+                processors.ByteLevel(trim_offsets=False),
+                processors.TemplateProcessing(
+                    single=self.template, special_tokens=[(text, tokenizer.token_to_id(text)) for text in around]
+                ),
+            ]
+        )
+        return make(tokenizer_object=tokenizer, chat_template=self._chat(), **self.named)
+
+    def _chat(self) -> str | None:
+        return self.chat and self.chat.replace("MEDIA", "")
+
+
+_LLAMA = _Words(
+    special=("<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"),
+    named={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"},
+    template="<s> $A",
+    chat=_LLAMA_CHAT,
+)
+_QWEN = _Words(
+    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    named={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    chat=_CHATML,
+)
+_GEMMA = _Words(
+    special=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+    named={"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
+    template="<bos> $A",
+    chat=_GEMMA_CHAT,
+)
+_BERT = _Words(
+    special=("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
+    named={"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"},
+    template="[CLS] $A [SEP]",
+)
+_LLAVA = _LLAMA.with_media("<image>", media="<image>\n")
+_QWEN_VISION = _QWEN.with_media(
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    media="<|vision_start|><|image_pad|><|vision_end|>",
+)
+_QWEN_AUDIO = _QWEN.with_media(
+    "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>", media="<|audio_bos|><|AUDIO|><|audio_eos|>"
+)
+_TILED = _Words(
+    special=("<|endoftext|>", "<|im_start|>", "<end_of_utterance>"),
+    named={"bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|endoftext|>"},
+    chat=_TILED_CHAT,
+).with_media(
+    "<fake_token_around_image>",
+    "<image>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+    media="<image>",
+)
+
+
+def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0) -> Path:
+    """Writes a tiny checkpoint with random weights, tokenizer and settings to ``folder``, and returns it.
+
+    Args:
+        family: one of `FAMILIES`.
+        seed: of the weights; equal seeds give equal weights.
+
+    Raises:
+        ValueError: there is no such family.
+    """
+    if family not in _MAKERS:
+        raise ValueError(f"family={family!r}; allowed: {', '.join(_MAKERS)}")
+    target = Path(folder)
+    _MAKERS[family](target, seed)
+    return target
+
+
+def _llama(folder: Path, seed: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    _save_text(folder, seed, LlamaForCausalLM, LlamaConfig, _LLAMA)
+
+
+def _qwen3(folder: Path, seed: int) -> None:
+    """Norms of queries and keys, and heads wider than the hidden size would have them."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    _save_text(folder, seed, Qwen3ForCausalLM, Qwen3Config, _QWEN, head_dim=16)
+
+
+def _gemma2(folder: Path, seed: int) -> None:
+    """Soft caps, scaled embeddings, and every second layer with a window."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    changes = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": _WINDOW, "tie_word_embeddings": True}
+    caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}
+    _save_text(folder, seed, Gemma2ForCausalLM, Gemma2Config, _GEMMA, **changes, **caps)
+
+
+def _gemma3(folder: Path, seed: int) -> None:
+    """A window in all layers but the last, and two bases of rotary positions."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    changes = {"head_dim": 16, "query_pre_attn_scalar": 2, "sliding_window": _WINDOW, "tie_word_embeddings": True}
+    kinds = ["sliding_attention", "full_attention"]
+    _save_text(folder, seed, Gemma3ForCausalLM, Gemma3TextConfig, _GEMMA, layer_types=kinds, **changes)
+
+
+def _mistral(folder: Path, seed: int) -> None:
+    """A window in every layer."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    _save_text(folder, seed, MistralForCausalLM, MistralConfig, _LLAMA, sliding_window=_WINDOW)
+
+
+def _bert(folder: Path, seed: int) -> None:
+    from transformers import BertConfig, BertModel
+
+    _save_text(folder, seed, BertModel, BertConfig, _BERT)
+
+
+def _bert_classifier(folder: Path, seed: int) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    _save_text(folder, seed, BertForSequenceClassification, BertConfig, _BERT, **_labels())
+
+
+def _llama_classifier(folder: Path, seed: int) -> None:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    _save_text(folder, seed, LlamaForSequenceClassification, LlamaConfig, _LLAMA, **_labels())
+
+
+def _labels() -> dict[str, Any]:
+    names = ("negative", "neutral", "positive")
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
+def _qwen2_5_vl(folder: Path, seed: int) -> None:
+    """Images of 16 pixels a side and more; one layer of the encoder sees windows, the other everything."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    tokenizer = _QWEN_VISION.make()
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]}
+    config = Qwen2_5_VLConfig(
+        text_config={**_text_settings(tokenizer), "rope_parameters": rope},
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "patch_size": 8,
+            "window_size": 32,
+            "fullatt_block_indexes": [1],
+            "out_hidden_size": _HIDDEN,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+    )
+    _save(folder, _random(Qwen2_5_VLForConditionalGeneration, config, seed), tokenizer)
+    _qwen_images().save_pretrained(folder)
+
+
+def _qwen2_vl(folder: Path, seed: int) -> None:
+    """The same with an older encoder, which sees everything in all layers."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    tokenizer = _QWEN_VISION.make()
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]}
+    config = Qwen2VLConfig(
+        text_config={**_text_settings(tokenizer), "rope_parameters": rope},
+        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": _HIDDEN, "num_heads": 2, "patch_size": 8},
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+    )
+    _save(folder, _random(Qwen2VLForConditionalGeneration, config, seed), tokenizer)
+    _qwen_images().save_pretrained(folder)
+
+
+def _qwen_images() -> Any:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    make: Any = Qwen2VLImageProcessorPil
+    return make(size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64}, patch_size=8)
+
+
+def _llava(folder: Path, seed: int) -> None:
+    """CLIP and Llama; 16 embeddings for each image."""
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    tokenizer = _LLAVA.make()
+    config = LlavaConfig(
+        text_config={"model_type": "llama", **_text_settings(tokenizer)},
+        vision_config={
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": _LAYERS,
+            "num_attention_heads": 2,
+            "image_size": 32,
+            "patch_size": 8,
+            "projection_dim": 32,
+        },
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=16,
+    )
+    _save(folder, _random(LlavaForConditionalGeneration, config, seed), tokenizer)
+    make: Any = CLIPImageProcessorPil
+    make(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(folder)
+
+
+def _idefics3(folder: Path, seed: int) -> None:
+    """Tiles of 32 pixels a side, up to 2 by 2 and the whole; 4 embeddings each."""
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    _save_tiled(folder, seed, Idefics3ForConditionalGeneration, Idefics3Config, Idefics3ImageProcessorPil)
+
+
+def _smolvlm(folder: Path, seed: int) -> None:
+    """As Idefics3."""
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    _save_tiled(folder, seed, SmolVLMForConditionalGeneration, SmolVLMConfig, SmolVLMImageProcessorPil)
+
+
+def _save_tiled(folder: Path, seed: int, model: Any, make_config: Any, make_processor: Any) -> None:
+    tokenizer = _TILED.make()
+    config = make_config(
+        text_config={"model_type": "llama", **_text_settings(tokenizer)},
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": _LAYERS,
+            "num_attention_heads": 2,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    _save(folder, _random(model, config, seed), tokenizer)
+    make_processor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
+
+
+def _qwen2_audio(folder: Path, seed: int) -> None:
+    """A window of one second: 25 embeddings."""
+    from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
+
+    tokenizer = _QWEN_AUDIO.make()
+    config = Qwen2AudioConfig(
+        text_config={"model_type": "qwen2", **_text_settings(tokenizer)},
+        audio_config={
+            "model_type": "qwen2_audio_encoder",
+            "d_model": 32,
+            "encoder_layers": _LAYERS,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 64,
+            "num_mel_bins": 16,
+            "max_source_positions": 50,
+        },
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    _save(folder, _random(Qwen2AudioForConditionalGeneration, config, seed), tokenizer)
+    make: Any = WhisperFeatureExtractor
+    make(feature_size=16, chunk_length=1).save_pretrained(folder)
+
+
+def _save_text(folder: Path, seed: int, model: Any, config: Any, words: _Words, **changes: Any) -> None:
+    """A model of text only, and its tokenizer."""
+    tokenizer = words.make()
+    settings = config(**{**_text_settings(tokenizer), **changes})
+    _save(folder, _random(model, settings, seed), tokenizer)
+
+
+def _text_settings(tokenizer: Any) -> dict[str, Any]:
+    """What the configurations of all decoders share."""
+    return {
+        "hidden_size": _HIDDEN,
+        "intermediate_size": 2 * _HIDDEN,
+        "num_hidden_layers": _LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": _POSITIONS,
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": False,
+    }
+
+
+def _random(model: Any, config: Any, seed: int) -> Any:
+    """A model with weights drawn from ``seed``; the caller's random state stays as it is."""
+    import torch
+
+    before = torch.get_rng_state()
+    torch.manual_seed(seed)
+    made = model(config).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.dim() >= 2:
+                weight.normal_(0.0, _spread(weight))
+            else:  # norms around what they start from, biases around zero
+                weight.add_(torch.randn_like(weight) * 0.1)
+        if getattr(made.config, "tie_word_embeddings", False):  # or the last token would always be the likeliest
+            made.get_input_embeddings().weight.mul_(0.1)
+            made.get_decoder().norm.weight.add_(10.0)
+    torch.set_rng_state(before)
+    return made
+
+
+def _spread(weight: Any) -> float:
+    """The standard deviation that makes a layer's output about as large as its input, or somewhat larger: then every
+    layer says something, and none drowns the others."""
+    return float(1.5 / weight[0].numel() ** 0.5)
+
+
+def _save(folder: Path, model: Any, tokenizer: Any) -> None:
+    from transformers import GenerationConfig
+
+    make: Any = GenerationConfig  # untyped there
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None}
+    if model.can_generate():
+        model.generation_config = make(**ids)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's spelling of the 256 bytes: printable ones as they are, the others as characters from U+0100 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
+    "llama": _llama,
+    "qwen3": _qwen3,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "mistral": _mistral,
+    "bert": _bert,
+    "bert_classifier": _bert_classifier,
+    "llama_classifier": _llama_classifier,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "llava": _llava,
+    "idefics3": _idefics3,
+    "smolvlm": _smolvlm,
+    "qwen2_audio": _qwen2_audio,
+}
+
+FAMILIES = tuple(_MAKERS)
+"""What `make_checkpoint` can make."""

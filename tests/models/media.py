@@ -1,0 +1,119 @@
+"""Tiny multimodal checkpoints for tests, each with transformers' own processor, and pictures and sounds of noise."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from PIL import Image
+from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
+
+from triolet.models.families import Family, find_family
+from triolet.models.inputs import MediaPreparer
+
+HIDDEN = 48
+PLACEHOLDERS = {  # one item, as a user writes it
+    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "llava": "<image>",
+    "idefics3": "<image>",
+    "smolvlm": "<image>",
+    "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
+}
+VISION = tuple(name for name in PLACEHOLDERS if name != "qwen2_audio")
+_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2_vl": ("Qwen2VLProcessor", {"video_processor": None}),
+    "qwen2_5_vl": ("Qwen2_5_VLProcessor", {"video_processor": None}),
+    "llava": (
+        "LlavaProcessor",
+        {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "idefics3": ("Idefics3Processor", {"image_seq_len": 4}),
+    "smolvlm": ("SmolVLMProcessor", {"image_seq_len": 4, "video_processor": None}),
+    "qwen2_audio": ("Qwen2AudioProcessor", {}),
+}
+
+
+@frozen(kw_only=True, eq=False)
+class Checkpoint:
+    name: str
+    folder: Path
+    family: Family
+    module: Any
+    config: Any
+    tokenizer: Any
+    preparer: MediaPreparer
+
+    @classmethod
+    def open(cls, name: str, folder: Path) -> Checkpoint:
+        config = AutoConfig.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        family = find_family(config)
+        assert family is not None
+        return cls(
+            name=name,
+            folder=folder,
+            family=family,
+            module=family.load(folder, torch.float32),
+            config=config,
+            tokenizer=tokenizer,
+            preparer=make_preparer(folder, family, config, tokenizer),
+        )
+
+    @property
+    def placeholder(self) -> str:
+        return PLACEHOLDERS[self.name]
+
+    def items(self, *seeds: int) -> list[Any]:
+        """Pictures, or sounds, each of another size."""
+        if self.name == "qwen2_audio":
+            return [sound(2000 + 3000 * seed, seed) for seed in seeds]
+        sizes = [(40, 60), (64, 30), (17, 90)]
+        return [picture(*sizes[seed % 3], seed) for seed in seeds]
+
+    def prepare(self, prompt: Any, items: list[Any]) -> Any:
+        medium = "audio" if self.name == "qwen2_audio" else "images"
+        return self.preparer.prepare(prompt, **{medium: items})
+
+    def process(self, prompt: str, items: list[Any]) -> dict[str, Any]:
+        """What the checkpoint's own processor makes of it."""
+        processor = make_processor(self.name, self.folder)
+        if self.name == "qwen2_audio":
+            rate = processor.feature_extractor.sampling_rate
+            return dict(processor(text=prompt, audio=items, sampling_rate=rate, return_tensors="pt"))
+        return dict(processor(text=[prompt], images=items, return_tensors="pt"))
+
+
+def make_preparer(folder: Path, family: Family, config: Any, tokenizer: Any, **changes: Any) -> Any:
+    options = {"identity": "weights", "hidden": HIDDEN, "dtype": torch.float32, **changes}
+    return family.preparer(folder, tokenizer, config, **options)
+
+
+def make_processor(name: str, folder: Path) -> Any:
+    """transformers' processor; where it wants one for videos, which needs torchvision, it gets none."""
+    class_name, options = _PROCESSORS[name]
+    wanted = getattr(importlib.import_module(f"transformers.models.{name}.processing_{name}"), class_name)
+
+    class Processor(wanted):  # type: ignore[misc, valid-type]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if name == "qwen2_audio":
+        part = {"feature_extractor": AutoFeatureExtractor.from_pretrained(folder)}
+    else:
+        part = {"image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil")}
+    return Processor(**part, tokenizer=tokenizer, chat_template=tokenizer.chat_template, **options)
+
+
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def sound(samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).normal(0.0, 0.1, samples).astype(np.float32)

@@ -1,0 +1,301 @@
+"""Families against transformers: what is encoded and placed by hand gives what the model's own forward gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer
+
+from triolet.core.errors import CheckpointError, UnsupportedModel
+from triolet.core.model import Prepared
+from triolet.core.request import Placement
+from triolet.models.families import find_family
+from triolet.testing.families import FAMILIES, make_checkpoint
+
+from .media import PLACEHOLDERS, Checkpoint, make_preparer
+
+MULTIMODAL = tuple(PLACEHOLDERS)
+MROPE = ("qwen2_vl", "qwen2_5_vl")
+WRITERS = tuple(name for name in FAMILIES if name not in {*MULTIMODAL, "bert", "bert_classifier", "llama_classifier"})
+Opened = Callable[[str], Checkpoint]
+
+
+@pytest.fixture(params=MULTIMODAL)
+def checkpoint(request: pytest.FixtureRequest, opened: Opened) -> Checkpoint:
+    return opened(request.param)
+
+
+def two_items(checkpoint: Checkpoint) -> tuple[str, list[Any]]:
+    """A prompt with two items of different sizes, and text around and between."""
+    mark = checkpoint.placeholder
+    return f"here is {mark} one, and\n\nthere {mark} the other:", checkpoint.items(0, 1)
+
+
+def embedded(checkpoint: Checkpoint, prepared: Prepared, token_ids: list[int]) -> Tensor:
+    """The prompt's token embeddings, with those of the items in their places, [1, len, hidden]."""
+    placed = checkpoint.module.get_input_embeddings()(torch.tensor([token_ids]))
+    encoded = checkpoint.family.encode(checkpoint.module, [item.payload for item in prepared.items])
+    for item, embeddings in zip(prepared.items, encoded, strict=True):
+        places = [place for span in item.spans for place in range(*span)]
+        placed[0, places] = embeddings
+    return placed
+
+
+@torch.no_grad()
+def logits_by_hand(checkpoint: Checkpoint, prepared: Prepared, token_ids: list[int]) -> Tensor:
+    """[len, vocabulary]"""
+    module, family = checkpoint.module, checkpoint.family
+    placements = [item.placement for item in prepared.items]
+    found = family.positions(module, token_ids, placements)
+    positions = torch.arange(len(token_ids))[None] if found is None else found[0][:, None]
+    hidden = family.text(module)(
+        inputs_embeds=embedded(checkpoint, prepared, token_ids), position_ids=positions, use_cache=False
+    ).last_hidden_state
+    return module.get_output_embeddings()(hidden)[0]
+
+
+@torch.no_grad()
+def test_what_is_encoded_and_placed_by_hand_gives_the_logits_of_the_models_own_forward(checkpoint: Checkpoint) -> None:
+    prompt, items = two_items(checkpoint)
+    expected = checkpoint.module(**checkpoint.process(prompt, items), use_cache=False).logits[0]
+    prepared = checkpoint.prepare(prompt, items)
+    got = logits_by_hand(checkpoint, prepared, list(prepared.token_ids))
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
+    assert expected.std() > 0.5
+
+
+def test_what_is_drawn_by_hand_is_what_transformers_generates(checkpoint: Checkpoint) -> None:
+    """So positions behind the prompt are right too."""
+    prompt, items = two_items(checkpoint)
+    inputs = checkpoint.process(prompt, items)
+    expected = checkpoint.module.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0].tolist()
+    prepared = checkpoint.prepare(prompt, items)
+    tokens = list(prepared.token_ids)
+    blocked = checkpoint.module.generation_config.eos_token_id
+    for _ in range(8):
+        last = logits_by_hand(checkpoint, prepared, tokens)[-1]
+        last[blocked] = -torch.inf
+        tokens.append(int(last.argmax()))
+    assert tokens == expected
+
+
+def test_what_is_drawn_depends_on_what_the_items_show(checkpoint: Checkpoint) -> None:
+    """Or the tests above would see no item that is mistaken for another."""
+    prompt, items = two_items(checkpoint)
+    here, there = checkpoint.prepare(prompt, items), checkpoint.prepare(prompt, checkpoint.items(3, 4))
+    assert here.token_ids == there.token_ids or checkpoint.name == "qwen2_audio"
+    first = logits_by_hand(checkpoint, here, list(here.token_ids))[-1]
+    second = logits_by_hand(checkpoint, there, list(there.token_ids))[-1]
+    assert (first - second).abs().max() > 0.1
+
+
+def test_encodings_are_as_large_as_promised_and_stand_in_storage_of_their_own(checkpoint: Checkpoint) -> None:
+    prompt, items = two_items(checkpoint)
+    prepared = checkpoint.prepare(prompt, items)
+    encoded = checkpoint.family.encode(checkpoint.module, [item.payload for item in prepared.items])
+    for item, embeddings in zip(prepared.items, encoded, strict=True):
+        assert len(embeddings) == item.embeddings
+        assert not embeddings.requires_grad
+        assert embeddings.is_contiguous()
+        assert embeddings.untyped_storage().nbytes() == item.size == embeddings.nbytes
+    assert encoded[0].untyped_storage().data_ptr() != encoded[1].untyped_storage().data_ptr()
+
+
+def test_an_item_is_encoded_alike_alone_and_among_others(checkpoint: Checkpoint) -> None:
+    prompt, items = two_items(checkpoint)
+    payloads = [item.payload for item in checkpoint.prepare(prompt, items).items]
+    together = checkpoint.family.encode(checkpoint.module, payloads)
+    for payload, embeddings in zip(payloads, together, strict=True):
+        (alone,) = checkpoint.family.encode(checkpoint.module, [payload])
+        torch.testing.assert_close(alone, embeddings, atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_weights_encode_in_half_precision(checkpoint: Checkpoint) -> None:
+    module = checkpoint.family.load(checkpoint.folder, torch.bfloat16)
+    preparer = make_preparer(
+        checkpoint.folder, checkpoint.family, checkpoint.config, checkpoint.tokenizer, dtype=torch.bfloat16
+    )
+    medium = next(iter(preparer.media))
+    given = {"image": "images", "audio": "audio"}[medium]
+    (item,) = preparer.prepare(checkpoint.placeholder, **{given: checkpoint.items(0)}).items
+    (embeddings,) = checkpoint.family.encode(module, [item.payload])
+    assert embeddings.dtype == torch.bfloat16
+    assert embeddings.nbytes == item.size
+    assert embeddings.isfinite().all()
+
+
+@pytest.mark.parametrize("name", MROPE)
+def test_positions_are_transformers_own(name: str, opened: Opened) -> None:
+    checkpoint = opened(name)
+    prompt, items = two_items(checkpoint)
+    inputs = checkpoint.process(prompt, items)
+    expected, delta = checkpoint.module.model.get_rope_index(
+        inputs["input_ids"], inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"]
+    )
+    prepared = checkpoint.prepare(prompt, items)
+    placements = [item.placement for item in prepared.items]
+    positions, ahead = checkpoint.family.positions(checkpoint.module, prepared.token_ids, placements)
+    assert torch.equal(positions, expected[:, 0])
+    assert ahead == delta.item() < 0
+    longer, same = checkpoint.family.positions(checkpoint.module, [*prepared.token_ids, 1, 2], placements)
+    assert same == ahead
+    assert longer[:, -1].tolist() == [len(prepared.token_ids) + 1 + ahead] * 3
+
+
+@pytest.mark.parametrize("name", MROPE)
+def test_two_images_side_by_side_count_apart(name: str, opened: Opened) -> None:
+    checkpoint = opened(name)
+    grid = (1, 4, 8)  # in patches: 2 by 4 embeddings
+    placements = [Placement(key="b", spans=((9, 17),), grid=grid), Placement(key="a", spans=((1, 9),), grid=grid)]
+    positions, ahead = checkpoint.family.positions(checkpoint.module, range(18), placements)
+    assert positions[1].tolist() == [0, *[1] * 4, *[2] * 4, *[5] * 4, *[6] * 4, 9]
+    assert positions[2].tolist() == [0, *[1, 2, 3, 4] * 2, *[5, 6, 7, 8] * 2, 9]
+    assert ahead == 10 - 18
+
+
+@pytest.mark.parametrize("name", MROPE)
+def test_positions_of_text_alone_are_the_index_in_every_axis(name: str, opened: Opened) -> None:
+    checkpoint = opened(name)
+    positions, ahead = checkpoint.family.positions(checkpoint.module, range(5), [])
+    assert positions.tolist() == [[0, 1, 2, 3, 4]] * 3
+    assert ahead == 0
+
+
+def test_text_alone_gives_the_logits_of_the_models_own_forward(checkpoint: Checkpoint) -> None:
+    token_ids = checkpoint.tokenizer("text alone")["input_ids"]
+    with torch.no_grad():
+        expected = checkpoint.module(torch.tensor([token_ids]), use_cache=False).logits[0]
+        found = checkpoint.family.positions(checkpoint.module, token_ids, [])
+        positions = torch.arange(len(token_ids))[None] if found is None else found[0][:, None]
+        hidden = checkpoint.family.text(checkpoint.module)(torch.tensor([token_ids]), position_ids=positions)
+        got = checkpoint.module.get_output_embeddings()(hidden.last_hidden_state)[0]
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+# -- loading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_audio"])
+def test_a_missing_weight_is_told_by_name_and_not_drawn_at_random(name: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(name, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    gone = next(key for key in weights if "projector" in key and key.endswith("weight"))
+    del weights[gone]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights that its config.json asks for: .*projector.*weight"):
+        load(folder)
+
+
+def test_a_weight_of_another_shape_is_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint("llava", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    name = next(key for key in weights if "projector" in key and key.endswith("bias"))
+    weights[name] = weights[name][:-1].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="LlavaForConditionalGeneration cannot be made from"):
+        load(folder)
+
+
+def test_damaged_and_absent_weights_are_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint("smolvlm", tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="SmolVLMForConditionalGeneration cannot be made from"):
+        load(folder)
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="SmolVLMForConditionalGeneration cannot be made from"):
+        load(folder)
+
+
+def load(folder: Path) -> None:
+    family = find_family(AutoConfig.from_pretrained(folder))
+    assert family is not None
+    family.load(folder, torch.float32)
+
+
+def test_an_encoder_that_llava_is_not_known_to_have_is_refused(opened: Opened, tmp_path: Path) -> None:
+    config = transformers.LlavaConfig(vision_config={"model_type": "pixtral"}, text_config={"model_type": "llama"})
+    family = find_family(config)
+    assert family is not None
+    with pytest.raises(UnsupportedModel, match="pixtral encoder; allowed: clip_vision_model, siglip_vision_model"):
+        make_preparer(opened("llava").folder, family, config, opened("llava").tokenizer)
+
+
+def test_an_image_processor_that_is_not_there_is_told(opened: Opened, tmp_path: Path) -> None:
+    checkpoint = opened("llava")
+    with pytest.raises(CheckpointError, match="AutoImageProcessor cannot be made from"):
+        make_preparer(tmp_path, checkpoint.family, checkpoint.config, checkpoint.tokenizer)
+
+
+def test_a_tokenizer_without_the_placeholder_is_told(opened: Opened) -> None:
+    checkpoint = opened("llava")
+    other = opened("qwen2_audio").tokenizer
+    config = transformers.LlavaConfig(image_token_index=9999)
+    with pytest.raises(CheckpointError, match="9999 for the placeholder of an item, which is no token"):
+        make_preparer(checkpoint.folder, checkpoint.family, config, other)
+
+
+# -- which family ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MULTIMODAL])
+def test_text_alone_has_no_family(name: str, tmp_path: Path) -> None:
+    assert find_family(AutoConfig.from_pretrained(make_checkpoint(name, tmp_path))) is None
+
+
+@pytest.mark.parametrize("config", [transformers.Qwen3VLConfig, transformers.Gemma3Config, transformers.VoxtralConfig])
+def test_what_reads_more_than_text_in_an_unknown_way_is_refused(config: Any) -> None:
+    with pytest.raises(UnsupportedModel, match=r"model_type .* with .*_config; allowed: text alone, or qwen2_vl, "):
+        find_family(config())
+
+
+# -- the tiny checkpoints --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_a_tiny_checkpoint_writes_is_lively(name: str, tmp_path: Path) -> None:
+    """Many different tokens, and others for another prompt: a mistake in positions or attention would show."""
+    folder = make_checkpoint(name, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    written = []
+    for prompt in ("the first prompt", "a second one"):
+        inputs = tokenizer(prompt, return_tensors="pt")
+        tokens = model.generate(**inputs, max_new_tokens=24, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+        assert len(set(tokens.tolist())) >= 8
+        written.append(tokens.tolist())
+    assert written[0] != written[1]
+
+
+@pytest.mark.parametrize("name", ["bert", "bert_classifier", "llama_classifier"])
+def test_what_a_tiny_checkpoint_says_of_texts_differs(name: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(name, tmp_path)
+    config = AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        one, other = (
+            model(**tokenizer(text, return_tensors="pt"))[0].flatten()[:3] for text in ("one text", "an other")
+        )
+    assert (one - other).abs().max() > 0.05
+
+
+def test_equal_seeds_give_equal_weights_and_other_seeds_others(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    one, same, other = (make_checkpoint("llama", tmp_path / str(n), seed=seed) for n, seed in enumerate((0, 0, 1)))
+    assert torch.equal(torch.get_rng_state(), state)
+    weights = [load_file(folder / "model.safetensors") for folder in (one, same, other)]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert not any(torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
+
+
+def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"family='gpt5'; allowed: llama, "):
+        make_checkpoint("gpt5", tmp_path)
