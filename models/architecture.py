@@ -18,6 +18,7 @@ from ..core.errors import CheckpointError, UnsupportedModel
 from ..core.model import Kind
 from ..core.request import Pooling
 from .checkpoint import changed_files, file_stamps, find_weights
+from .families import Family, find_family
 from .settings import Settings, read_json
 
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -55,7 +56,8 @@ class TextCheckpoint:
 
     folder: Path
     architecture: str
-    loader: str  # the class of transformers that loads it
+    loader: str  # the class of transformers that loads it, where it has no family
+    family: Family | None = field(repr=False)  # of models that read images or audio
     config: Any = field(repr=False, eq=False)
     shape: TextShape
     kind: Kind
@@ -91,6 +93,7 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
     architecture = _architecture(plain, config)
     text = config.get_text_config()
     _refuse(folder, plain, config, text)
+    family = find_family(config)
     find_weights(folder)
     generation = Settings.read_if_there(folder / "generation_config.json")
     tokenizer = _read_tokenizer(folder)
@@ -103,6 +106,7 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
         folder=folder,
         architecture=architecture,
         loader=architecture if classifies or not pools else "AutoModel",
+        family=family,
         config=config,
         shape=shape,
         kind=Kind.POOLING if pools else Kind.DECODER,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from attrs import frozen
+from torch import nn
 
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
@@ -16,7 +17,9 @@ from .architecture import TextCheckpoint, read_text_checkpoint
 from .causal import CausalNetwork
 from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
 from .features import LogMel
+from .inputs import MediaPreparer, TextPreparer
 from .kv import CrossKV, PagedKV
+from .loading import load_module
 from .network import Network, WhisperNetwork
 from .resources import AnyHolder
 from .transformer import ModuleFiles, TransformerModel
@@ -25,7 +28,6 @@ from .whisper import WhisperModel, WhisperShape
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SELF_KV_LIMIT = 4 << 30  # bytes of a text model's pages, where the configuration leaves the size to us
-_SAMPLING_RATE = 16_000  # Hz
 _CROSS_KV_LIMIT = 2 << 30  # bytes, where the configuration leaves the size to us
 
 
@@ -243,7 +245,13 @@ class TextBlueprint:
         return ModuleFiles(self.checkpoint.folder)
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        return files.read(self.checkpoint.loader, dtype=self.dtype, device=self.device)
+        return files.read(self._read, self.device)
+
+    def _read(self) -> nn.Module:
+        checkpoint = self.checkpoint
+        if checkpoint.family is not None:
+            return checkpoint.family.load(checkpoint.folder, self.dtype)
+        return load_module(checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler")
 
     def take(self, own: Own, load: Callable[[], TransformerModel]) -> Parts:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
@@ -255,6 +263,7 @@ class TextBlueprint:
             positions=shape.positions,
             device=self.device,
             generates=checkpoint.kind is not Kind.POOLING,
+            family=checkpoint.family,
         )
         return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
 
@@ -277,6 +286,8 @@ class TextBlueprint:
     def describe(self, name: str) -> ModelDescription:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
         dtype_name = str(self.dtype).removeprefix("torch.")
+        identity = checkpoint.identity(self.fingerprint, dtype_name)
+        preparer = self._preparer(identity)
         return ModelDescription(
             name=name,
             architecture=checkpoint.architecture,
@@ -292,16 +303,33 @@ class TextBlueprint:
             cross_slots=0,
             encoder_embeddings=0,
             encoder_bytes=0,
-            sampling_rate=_SAMPLING_RATE,
+            sampling_rate=preparer.sampling_rate if isinstance(preparer, MediaPreparer) else 0,
             window_samples=0,
-            processor_identity=checkpoint.identity(self.fingerprint, dtype_name),
+            processor_identity=identity,
             whisper=None,
             tokenizer=checkpoint.tokenizer,
             kind=checkpoint.kind,
+            preparer=preparer,
             whole_prompts=not checkpoint.causal,
             default_pooling=checkpoint.default_pooling,
             labels=checkpoint.labels,
         )
+
+
+    def _preparer(self, identity: str) -> TextPreparer | MediaPreparer:
+        checkpoint = self.checkpoint
+        if checkpoint.family is None:
+            return TextPreparer.of(checkpoint.tokenizer)
+        preparer = checkpoint.family.preparer(
+            checkpoint.folder,
+            checkpoint.tokenizer,
+            checkpoint.config,
+            identity=identity,
+            hidden=checkpoint.shape.hidden,
+            dtype=self.dtype,
+        )
+        assert isinstance(preparer, MediaPreparer), "families read media"
+        return preparer
 
 
 def _text_pages(config: EngineConfig, checkpoint: TextCheckpoint, dtype: torch.dtype) -> int:

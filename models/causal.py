@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import define, frozen
 from torch import Tensor
 
 from ..core.plan import EncodeJob, Slice
 from .attention import PAGED, PagedCall, Witness, register
+from .families import Family
 from .kv import PagedKV
 from .network import Feed, Outputs, Record
 from .paged import PagedLayout, PagedStep
@@ -39,15 +41,22 @@ class CausalNetwork:
     positions: int
     device: torch.device
     generates: bool
+    family: Family | None = None
     witness: Witness | None = None
 
     def attach(self) -> None:
         """Makes our attention the module's."""
         register()
-        self.model.module.set_attn_implementation(PAGED)
+        module = self.model.module
+        text = module if self.family is None else self.family.text(module)
+        text.set_attn_implementation(PAGED)
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
-        raise AssertionError(f"{len(jobs)} items are to be encoded, but the model reads text only")
+        assert self.family is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
+        outputs = self.family.encode(self.model.module, [job.payload for job in jobs])
+        for job, output in zip(jobs, outputs, strict=True):
+            assert len(output) == job.embeddings, f"item {job.key!r} has {len(output)} embeddings, not {job.embeddings}"
+        return outputs
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         raise AssertionError(
@@ -55,7 +64,14 @@ class CausalNetwork:
         )
 
     def start(self, record: Record) -> None:
-        record.notes = _Notes()
+        start = record.start
+        record.notes = notes = _Notes()
+        placed = None
+        if self.family is not None:
+            prompt = start.token_ids[: start.prompt_length]
+            placed = self.family.positions(self.model.module, prompt, start.placements)
+        if placed is not None:
+            notes.positions, notes.delta = placed[0].numpy().copy(), placed[1]
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         assert self.generates, "a model without a head for tokens is asked for some"
@@ -111,10 +127,40 @@ class CausalNetwork:
         """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them."""
         fed = [token for index in layout.order for token in feeds[index].tokens]
         embed = self.model.module.get_input_embeddings()
-        return embed(torch.tensor(fed, device=self.device))
+        embeddings: Tensor = embed(torch.tensor(fed, device=self.device))
+        for index, row in zip(layout.order, layout.starts, strict=True):
+            _place(embeddings, row, feeds[index], outputs)
+        return embeddings
 
     def _position_ids(self, feeds: Sequence[Feed], layout: PagedLayout) -> Tensor:
-        return layout.positions[None]
+        """[1, rows], or [3, 1, rows] where items have rows and columns."""
+        if feeds[0].record.notes.positions is None:
+            return layout.positions[None]
+        axes = np.concatenate([_axes(feeds[index]) for index in layout.order], 1)
+        return torch.from_numpy(axes).to(self.device)[:, None]
+
+
+def _place(embeddings: Tensor, row: int, feed: Feed, outputs: Outputs) -> None:
+    """Puts what the slice holds of each item in place of the embeddings of its placeholders. The slice's rows begin at
+    ``row``; an item's rows fill its spans in order, and slices may cut them anywhere."""
+    start, stop = feed.part.start, feed.part.start + feed.part.length
+    for placement in feed.record.start.placements:
+        if not placement.touches(start, stop):
+            continue
+        output, taken = outputs.get(placement.key), 0
+        for first, last in placement.spans:
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                embeddings[row + low - start : row + high - start] = output[taken + low - first : taken + high - first]
+            taken += last - first
+
+
+def _axes(feed: Feed) -> Any:
+    """Positions in three dimensions of the slice, numpy int64 [3, length]: the prompt's own, then in a line."""
+    start, stop, notes = feed.part.start, feed.part.start + feed.part.length, feed.record.notes
+    prompt = notes.positions.shape[1]
+    later = np.arange(max(start, prompt), stop, dtype=np.int64) + notes.delta
+    return np.concatenate([notes.positions[:, start:stop], np.broadcast_to(later, (3, len(later)))], 1)
 
 
 def _rows(layout: PagedLayout, wanted: Sequence[tuple[int, int]]) -> list[int]:

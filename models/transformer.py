@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from attrs import define, field
 from torch import Tensor, nn
-
-from ..core.errors import CheckpointError
 
 _SAMPLE = 256  # values of each tensor that its fingerprint is made of
 
@@ -78,55 +75,13 @@ class ModuleFiles:
     folder: Path
     fingerprint: str = field(init=False, default="")
 
-    def read(self, loader: str, *, dtype: torch.dtype, device: torch.device) -> TransformerModel:
-        """The module that the class ``loader`` of transformers makes of the folder.
-
-        Raises:
-            CheckpointError: weights are missing, damaged or of other shapes.
-        """
-        model = TransformerModel(_load(self.folder, loader, dtype))
-        self.fingerprint = _fingerprint(model.module)
+    def read(self, load: Callable[[], nn.Module], device: torch.device) -> TransformerModel:
+        """The module that ``load`` reads from the folder, on ``device``."""
+        module = load().eval().requires_grad_(False)
+        _detach_from_files(module)
+        self.fingerprint = _fingerprint(module)
+        model = TransformerModel(module)
         return model if device.type == "cpu" else model.to(device)
-
-
-def _load(folder: Path, loader: str, dtype: torch.dtype) -> nn.Module:
-    import transformers
-
-    source = getattr(transformers, loader)
-    with _quiet():
-        try:
-            module, told = source.from_pretrained(
-                str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
-            )
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # transformers raises many kinds: wrapped, not hidden
-            if "DefaultCPUAllocator" in str(error):
-                raise
-            raise CheckpointError(
-                f"the weights of {folder} cannot be used: {type(error).__name__}: {error}; download or save the "
-                "checkpoint again"
-            ) from error
-    _check(folder, told)
-    loaded: nn.Module = module.eval().requires_grad_(False)
-    _detach_from_files(loaded)
-    return loaded
-
-
-def _check(folder: Path, told: Mapping[str, Any]) -> None:
-    """transformers fills up what is missing with random numbers, and only warns."""
-    missing = sorted(name for name in told["missing_keys"] if "pooler" not in name.split("."))  # which nobody asks
-    if missing:
-        raise CheckpointError(
-            f"{folder} lacks {len(missing)} weights, {missing[0]!r} among them; the checkpoint is incomplete"
-        )
-    if told["mismatched_keys"]:
-        name, found, asked = min(told["mismatched_keys"])
-        raise CheckpointError(
-            f"weight {name!r} of {folder} has shape {tuple(found)}; config.json asks for {tuple(asked)}"
-        )
-    if told["error_msgs"]:
-        raise CheckpointError(f"the weights of {folder} cannot be used: {'; '.join(told['error_msgs'])}")
 
 
 def _detach_from_files(module: nn.Module) -> None:
@@ -143,19 +98,3 @@ def _fingerprint(module: nn.Module) -> str:
         flat = tensor.detach().flatten()
         digest.update(flat[:: max(1, len(flat) // _SAMPLE)].float().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers without its progress bars and its report of the load: what is wrong becomes an error."""
-    from transformers.utils import logging
-
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

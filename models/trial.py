@@ -66,7 +66,9 @@ def _prompts(checkpoint: TextCheckpoint) -> list[list[int]]:
 def _reference(network: CausalNetwork, prompt: list[int]) -> Tensor:
     """Of the last position, as transformers computes it."""
     tokens = torch.tensor([prompt], device=network.device)
-    answer = (network.model.module if network.generates else network.model.module.base_model)(tokens, use_cache=False)
+    module = network.model.module if network.generates else network.model.module.base_model
+    positions = torch.arange(len(prompt), device=network.device)[None]
+    answer = module(tokens, position_ids=positions, use_cache=False)
     return (answer.logits if network.generates else answer.last_hidden_state)[0, -1].float()
 
 
