@@ -2,20 +2,109 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from attrs import frozen
+from torch import nn
 
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
-from ..core.model import ModelDescription
-from .checkpoint import Checkpoint, WeightFiles, read_checkpoint, resolve
+from ..core.model import Kind, ModelDescription
+from .architecture import TextCheckpoint, read_text_checkpoint
+from .causal import CausalNetwork
+from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
+from .features import LogMel
+from .inputs import MediaPreparer, TextPreparer
 from .kv import CrossKV, PagedKV
+from .loading import load_module
+from .network import Network, WhisperNetwork
+from .resources import AnyHolder
+from .transformer import ModuleFiles, TransformerModel
+from .trial import try_out
 from .whisper import WhisperModel, WhisperShape
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_SELF_KV_LIMIT = 4 << 30  # bytes of a text model's pages, where the configuration leaves the size to us
 _CROSS_KV_LIMIT = 2 << 30  # bytes, where the configuration leaves the size to us
+
+
+AnyModel = WhisperModel | TransformerModel
+
+
+class Own(Protocol):
+    """`ResourceStack.own`."""
+
+    def __call__(self, owner: str, holder: AnyHolder, /) -> AnyHolder:
+        """Takes over ``holder``, and returns it."""
+
+
+@frozen(kw_only=True, eq=False)
+class Parts:
+    """What an open executor's model is made of, each owned; what a kind of model has not is ``None``."""
+
+    network: Network
+    model: AnyModel
+    log_mel: LogMel | None
+    paged: PagedKV | None
+    cross: CrossKV | None
+
+
+class AnyBlueprint(Protocol):
+    """What `TorchExecutor.open` finds out once, and builds from; so does `TorchExecutor.wake`. No tensors."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights, when they have been read."""
+
+    @property
+    def checkpoint(self) -> Checkpoint | TextCheckpoint:
+        """What its files say."""
+
+    def files(self) -> WeightFiles | ModuleFiles:
+        """Its weights, to be loaded. Raises `CheckpointError` when they cannot be read."""
+
+    def load(self, files: Any) -> AnyModel:
+        """The model, with weights of `files`."""
+
+    def take(self, own: Own, load: Callable[[], AnyModel]) -> Parts:
+        """Takes all that the model needs on the device, each thing in the name of its owner."""
+
+    def prove(self, network: Network) -> None:
+        """Raises `UnsupportedModel` where the loaded model is not what was thought."""
+
+    def describe(self, name: str) -> ModelDescription:
+        """What the engine must know."""
+
+
+def draw(model: str | Path, config: EngineConfig) -> Blueprint | TextBlueprint:
+    """The blueprint of the checkpoint ``model``, a folder or hub id.
+
+    Raises:
+        CheckpointError: it is missing, incomplete or damaged.
+        UnsupportedModel: of an architecture that the engine cannot run.
+        InvalidRequest: a device that is not there, or sizes too small for one sequence.
+    """
+    device = find_device(config.device)
+    dtype = find_dtype(config.dtype, device)
+    folder = resolve(model)
+    if is_whisper(folder):
+        checkpoint = read_checkpoint(folder)
+        budget = Budget.of(config, checkpoint.shape, dtype)
+        return Blueprint(config=config, device=device, dtype=dtype, checkpoint=checkpoint, budget=budget)
+    text = read_text_checkpoint(folder)
+    pages = _text_pages(config, text, dtype)
+    return TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, pages=pages)
 
 
 @frozen(kw_only=True)
@@ -47,7 +136,7 @@ class Budget:
 
 @frozen(kw_only=True, eq=False)
 class Blueprint:
-    """What `TorchExecutor.open` finds out once, and builds from; so does `TorchExecutor.wake`. No tensors."""
+    """Of Whisper."""
 
     config: EngineConfig
     device: torch.device
@@ -56,18 +145,13 @@ class Blueprint:
     budget: Budget
     fingerprint: str = ""  # of the weights, when they have been read
 
-    @classmethod
-    def draw(cls, model: str | Path, config: EngineConfig) -> Blueprint:
-        device = find_device(config.device)
-        dtype = find_dtype(config.dtype, device)
-        checkpoint = read_checkpoint(resolve(model))
-        budget = Budget.of(config, checkpoint.shape, dtype)
-        return cls(config=config, device=device, dtype=dtype, checkpoint=checkpoint, budget=budget)
+    def files(self) -> WeightFiles:
+        return WeightFiles.open(self.checkpoint.folder)
 
-    def load(self, weights: WeightFiles) -> WhisperModel:
+    def load(self, files: WeightFiles) -> WhisperModel:
         checkpoint = self.checkpoint
         return WhisperModel.load(
-            weights,
+            files,
             checkpoint.shape,
             encoder_inner=checkpoint.encoder_inner,
             decoder_inner=checkpoint.decoder_inner,
@@ -77,7 +161,26 @@ class Blueprint:
             dtype=self.dtype,
         )
 
-    def allocate_pages(self) -> PagedKV:
+    def take(self, own: Own, load: Callable[[], WhisperModel]) -> Parts:
+        log_mel = own("features", LogMel.build(self.checkpoint.features, self.device))
+        model = own("weights", load())
+        paged = own("self_kv", self._allocate_pages())
+        cross = own("cross_kv", self._allocate_slots())
+        network = WhisperNetwork(
+            model=model,
+            log_mel=log_mel,
+            paged=paged,
+            cross=cross,
+            window_samples=self.checkpoint.features.window_samples,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross)
+
+    def prove(self, network: Network) -> None:
+        """Whisper is computed by code of our own."""
+
+    def _allocate_pages(self) -> PagedKV:
         shape = self.checkpoint.shape
         return PagedKV.allocate(
             layers=shape.decoder_layers,
@@ -89,7 +192,7 @@ class Blueprint:
             device=self.device,
         )
 
-    def allocate_slots(self) -> CrossKV:
+    def _allocate_slots(self) -> CrossKV:
         shape = self.checkpoint.shape
         return CrossKV.allocate(
             layers=shape.decoder_layers,
@@ -125,6 +228,129 @@ class Blueprint:
             whisper=checkpoint.tokens,
             tokenizer=checkpoint.tokenizer,
         )
+
+
+@frozen(kw_only=True, eq=False)
+class TextBlueprint:
+    """Of decoder-only and pooling models."""
+
+    config: EngineConfig
+    device: torch.device
+    dtype: torch.dtype
+    checkpoint: TextCheckpoint
+    pages: int
+    fingerprint: str = ""  # of the weights, when they have been read
+
+    def files(self) -> ModuleFiles:
+        return ModuleFiles(self.checkpoint.folder)
+
+    def load(self, files: ModuleFiles) -> TransformerModel:
+        return files.read(self._read, self.device)
+
+    def _read(self) -> nn.Module:
+        checkpoint = self.checkpoint
+        if checkpoint.family is not None:
+            return checkpoint.family.load(checkpoint.folder, self.dtype)
+        return load_module(checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler")
+
+    def take(self, own: Own, load: Callable[[], TransformerModel]) -> Parts:
+        checkpoint, shape = self.checkpoint, self.checkpoint.shape
+        model = own("weights", load())
+        paged = own("self_kv", self._allocate_pages())
+        network = CausalNetwork(
+            model=model,
+            paged=paged,
+            positions=shape.positions,
+            device=self.device,
+            generates=checkpoint.kind is not Kind.POOLING,
+            family=checkpoint.family,
+        )
+        return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
+
+    def prove(self, network: Network) -> None:
+        if isinstance(network, CausalNetwork):
+            try_out(network, self.checkpoint)
+
+    def _allocate_pages(self) -> PagedKV:
+        shape = self.checkpoint.shape
+        return PagedKV.allocate(
+            layers=shape.layers,
+            pages=self.pages,
+            page_size=self.config.page_size,
+            heads=shape.kv_heads,
+            width=shape.kv_heads * shape.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def describe(self, name: str) -> ModelDescription:
+        checkpoint, shape = self.checkpoint, self.checkpoint.shape
+        dtype_name = str(self.dtype).removeprefix("torch.")
+        identity = checkpoint.identity(self.fingerprint, dtype_name)
+        preparer = self._preparer(identity)
+        return ModelDescription(
+            name=name,
+            architecture=checkpoint.architecture,
+            device=str(self.device),
+            dtype=dtype_name,
+            vocabulary_size=shape.vocabulary,
+            max_positions=shape.positions,
+            eos_token_ids=checkpoint.eos_token_ids,
+            suppress_token_ids=checkpoint.suppress_token_ids,
+            begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
+            page_size=self.config.page_size,
+            pages=self.pages,
+            cross_slots=0,
+            encoder_embeddings=0,
+            encoder_bytes=0,
+            sampling_rate=preparer.sampling_rate if isinstance(preparer, MediaPreparer) else 0,
+            window_samples=0,
+            processor_identity=identity,
+            whisper=None,
+            tokenizer=checkpoint.tokenizer,
+            kind=checkpoint.kind,
+            preparer=preparer,
+            whole_prompts=not checkpoint.causal,
+            default_pooling=checkpoint.default_pooling,
+            labels=checkpoint.labels,
+        )
+
+    def _preparer(self, identity: str) -> TextPreparer | MediaPreparer:
+        checkpoint = self.checkpoint
+        if checkpoint.family is None:
+            return TextPreparer.of(checkpoint.tokenizer)
+        preparer = checkpoint.family.preparer(
+            checkpoint.folder,
+            checkpoint.tokenizer,
+            checkpoint.config,
+            identity=identity,
+            hidden=checkpoint.shape.hidden,
+            dtype=self.dtype,
+        )
+        assert isinstance(preparer, MediaPreparer), "families read media"
+        return preparer
+
+
+def _text_pages(config: EngineConfig, checkpoint: TextCheckpoint, dtype: torch.dtype) -> int:
+    """How many pages the configured bytes are; by default enough for ``max_running`` sequences of full length, but no
+    more than `_SELF_KV_LIMIT` beyond what one sequence needs.
+
+    Raises `InvalidRequest` where one sequence of full length would not fit.
+    """
+    shape = checkpoint.shape
+    if not checkpoint.causal:
+        return 0
+    page = shape.layers * 2 * shape.kv_heads * shape.head_dim * dtype.itemsize * config.page_size
+    full = -(-shape.positions // config.page_size)
+    if not config.self_kv_bytes:
+        return max(full, min(config.max_running * full, _SELF_KV_LIMIT // page))
+    pages = config.self_kv_bytes // page - 1
+    if pages < full:
+        raise InvalidRequest(
+            f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence of "
+            f"{shape.positions} positions and one of zeros, or 0 for {config.max_running} sequences"
+        )
+    return pages
 
 
 def find_device(name: str) -> torch.device:

@@ -42,6 +42,11 @@ _SETTINGS = (
     "vocab.json",
     "merges.txt",
     "normalizer.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "modules.json",
+    "1_Pooling/config.json",
 )
 _SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
 
@@ -88,19 +93,28 @@ def _from_hub(name: str) -> Path:
     return folder
 
 
-def check_architecture(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint that has an adapter. Needs neither torch nor transformers.
+def is_whisper(folder: Path) -> bool:
+    """Whether the checkpoint in ``folder`` is of Whisper. Raises `CheckpointError` when there is none."""
+    return _read_config(folder).get("model_type") == "whisper"
 
-    Raises:
-        CheckpointError: no config.json.
-        UnsupportedModel: of another architecture.
-    """
+
+def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no config.json, so it is no checkpoint; give a folder as save_pretrained writes it"
         )
-    config = read_json(path)
+    return read_json(path)
+
+
+def check_architecture(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint of Whisper. Needs neither torch nor transformers.
+
+    Raises:
+        CheckpointError: no config.json.
+        UnsupportedModel: of another architecture.
+    """
+    config, path = _read_config(folder), folder / "config.json"
     found = config.get("architectures") or []
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise Settings(path, config).bad("architectures", "a list of names")
@@ -238,8 +252,7 @@ class Checkpoint:
 
     def changed_files(self) -> tuple[str, ...]:
         """The files beside the weights that are not what they were when this was read."""
-        now = _stamps(self.folder)
-        return tuple(name for name in _SETTINGS if now.get(name) != self.stamps.get(name))
+        return changed_files(self.folder, self.stamps)
 
     def identity(self, fingerprint: str, dtype: str) -> str:
         """A hash of all that an encoder output depends on beside the samples."""
@@ -255,7 +268,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         UnsupportedModel: an architecture, or an activation function, without an adapter.
     """
     plain = Settings(folder / "config.json", check_architecture(folder))
-    stamps = _stamps(folder)
+    stamps = file_stamps(folder)
     find_weights(folder)
     config = Settings(plain.path, _load(folder, "config.json", "WhisperConfig").to_dict())
     shape = _shape(config)
@@ -286,9 +299,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def _stamps(folder: Path) -> dict[str, str]:
-    paths = [folder / name for name in _SETTINGS]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
+def file_stamps(folder: Path) -> dict[str, str]:
+    """A hash of each settings file there is in ``folder``."""
+    names = [name for name in _SETTINGS if (folder / name).is_file()]
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+
+
+def changed_files(folder: Path, stamps: Mapping[str, str]) -> tuple[str, ...]:
+    """The settings files that are not what they were when ``stamps`` were taken."""
+    now = file_stamps(folder)
+    return tuple(name for name in _SETTINGS if now.get(name) != stamps.get(name))
 
 
 def _load(folder: Path, file: str, loader: str) -> Any:

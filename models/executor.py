@@ -1,9 +1,11 @@
-"""`TorchExecutor`: the executor that runs Whisper on torch. Its owner calls it from one thread; nothing here is shared.
+"""`TorchExecutor`: the executor that runs models on torch. Its owner calls it from one thread; nothing here is shared.
 
 One step, in order::
 
-    StepPlan -> forget `ended`, record `started` -> write cross KV -> lay out rows (kv.py) -> decode (whisper.py)
+    StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the slices (network.py, causal.py)
              -> rules and draws (sampling.py) -> records grow -> StepResult
+
+What is known of the architecture lies behind `Network`, and what is taken for it behind a blueprint (blueprint.py).
 """
 
 from __future__ import annotations
@@ -27,17 +29,18 @@ from ..core.errors import (
     DeviceOutOfMemory,
     EncodeFailed,
     EngineError,
-    InvalidRequest,
 )
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
-from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
-from .blueprint import Blueprint
+from ..core.plan import DeviceMemory, Drawn, EncodeJob, Slice, StepPlan, StepResult
+from .blueprint import AnyBlueprint, AnyModel, Blueprint, TextBlueprint, draw
 from .checkpoint import WeightFiles
 from .features import LogMel
-from .kv import CrossKV, PagedKV, StepLayout, lay_out
+from .kv import CrossKV, PagedKV
+from .network import Feed, Network, Record
 from .resources import ReleaseReport, ResourceStack
 from .sampling import Draw, RuleMasks, apply_rules, choose, likeliest
+from .transformer import ModuleFiles, TransformerModel
 from .whisper import WhisperModel
 
 _HOST = torch.device("cpu")
@@ -130,27 +133,6 @@ class EncoderOutputs:
         self._outputs.clear()
 
 
-@define(eq=False)
-class _Record:
-    """A sequence as the executor knows it: all its tokens, drawn ones included."""
-
-    start: SequenceStart
-    tokens: list[int]
-    prompt: tuple[int, ...] = field(init=False)  # its tokens, each once; only where a penalty needs them
-
-    @prompt.default
-    def _distinct(self) -> tuple[int, ...]:
-        penalty = self.start.sampling.repetition_penalty
-        return tuple(set(self.start.token_ids[: self.start.prompt_length])) if penalty != 1.0 else ()
-
-    @property
-    def generated(self) -> list[int]:
-        return self.tokens[self.start.prompt_length :]
-
-    def feed(self, part: Slice) -> list[int]:
-        return self.tokens[part.start : part.start + part.length]
-
-
 @frozen(kw_only=True, eq=False)
 class _Open:
     """What an open executor works with. The executor and the resource stack hold it, nothing else.
@@ -159,20 +141,19 @@ class _Open:
     """
 
     device: torch.device
-    dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
-    window_samples: int
-    log_mel: LogMel
-    model: WhisperModel
-    paged: PagedKV
-    cross: CrossKV
+    network: Network
+    log_mel: LogMel | None
+    model: WhisperModel | TransformerModel
+    paged: PagedKV | None
+    cross: CrossKV | None
     outputs: EncoderOutputs
     masks: RuleMasks
 
 
 @define(eq=False)
 class TorchExecutor:
-    """Runs one Whisper checkpoint; implements `core.model.Executor`.
+    """Runs one checkpoint; implements `core.model.Executor`.
 
     Args:
         model: a checkpoint's folder or a hub id.
@@ -194,10 +175,10 @@ class TorchExecutor:
     before and after."""
     _stack: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
-    _parked_model: WhisperModel | None = field(init=False, default=None, repr=False)
-    _blueprint: Blueprint | None = field(init=False, default=None, repr=False)
+    _parked_model: AnyModel | None = field(init=False, default=None, repr=False)
+    _blueprint: Blueprint | TextBlueprint | None = field(init=False, default=None, repr=False)
     _open: _Open | None = field(init=False, default=None, repr=False)
-    _records: dict[int, _Record] = field(init=False, factory=dict, repr=False)
+    _records: dict[int, Record] = field(init=False, factory=dict, repr=False)
     _device: str = field(init=False, default="", repr=False)
 
     @_device_call
@@ -211,10 +192,12 @@ class TorchExecutor:
             DeviceOutOfMemory: the memory is not there.
         """
         assert self._blueprint is None, "the executor is open already"
-        blueprint = Blueprint.draw(self.model, self.config)
+        blueprint = draw(self.model, self.config)
         self._device = str(blueprint.device)
         with self._all_or_nothing():
             fingerprint = self._take_and_load(blueprint)
+            assert self._open is not None, "what was taken is open"
+            blueprint.prove(self._open.network)
             blueprint = evolve(blueprint, fingerprint=fingerprint)
             description = blueprint.describe(str(self.model))
         self._blueprint = blueprint
@@ -236,30 +219,30 @@ class TorchExecutor:
                 error.add_note(f"when it was given back: {failed!r}")
             raise
 
-    def _take_and_load(self, blueprint: Blueprint) -> str:
+    def _take_and_load(self, blueprint: AnyBlueprint) -> str:
         """Takes everything, with weights from the checkpoint's files; returns their fingerprint."""
-        weights = WeightFiles.open(blueprint.checkpoint.folder)
+        weights: WeightFiles | ModuleFiles = blueprint.files()
         self._take(blueprint, partial(blueprint.load, weights))
         return weights.fingerprint
 
-    def _take(self, blueprint: Blueprint, load: Callable[[], WhisperModel]) -> None:
+    def _take(self, blueprint: AnyBlueprint, load: Callable[[], AnyModel]) -> None:
         """Takes all that an open executor holds, each thing in the name of its owner."""
-        own, shape, device = self._stack.own, blueprint.checkpoint.shape, blueprint.device
+        own, device = self._stack.own, blueprint.device
         self._stack.callback("records", self._records.clear)
         self._set_threads()
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
+        parts = blueprint.take(own, load)
         self._open = _Open(
             device=device,
-            dtype=blueprint.dtype,
             eos_token_ids=blueprint.checkpoint.eos_token_ids,
-            window_samples=blueprint.checkpoint.features.window_samples,
-            log_mel=own("features", LogMel.build(blueprint.checkpoint.features, device)),
-            model=own("weights", load()),
-            paged=own("self_kv", blueprint.allocate_pages()),
-            cross=own("cross_kv", blueprint.allocate_slots()),
+            network=parts.network,
+            log_mel=parts.log_mel,
+            model=parts.model,
+            paged=parts.paged,
+            cross=parts.cross,
             outputs=own("encoder_outputs", EncoderOutputs()),
-            masks=own("rule_masks", RuleMasks(shape.vocabulary, device)),
+            masks=own("rule_masks", RuleMasks(blueprint.checkpoint.shape.vocabulary, device)),
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors of shapes {forgotten} have no owner: whoever holds them is to be own()ed"
@@ -316,7 +299,7 @@ class TorchExecutor:
         self._parked_model = None
         self._parked.close(handed_on=self._opened().model.tensors())
 
-    def _load_again(self, blueprint: Blueprint) -> None:
+    def _load_again(self, blueprint: AnyBlueprint) -> None:
         checkpoint = blueprint.checkpoint
         with _still_the_same(checkpoint.folder):
             if changed := checkpoint.changed_files():
@@ -340,15 +323,14 @@ class TorchExecutor:
         if not jobs:
             return
         with _device_errors(f"an encode batch of {len(jobs)} items"):
-            samples = [_samples(job, now.window_samples) for job in jobs]
-            encoded = now.model.encode(now.log_mel(now.log_mel.pad(samples)))
-            finite = encoded.isfinite().flatten(1).all(1).tolist()
+            encoded = now.network.encode(jobs)
+            finite = [bool(output.isfinite().all()) for output in encoded]
             broken = [key for key, good in zip(keys, finite, strict=True) if not good]
             if broken:
                 raise EncodeFailed(
                     f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity"
                 )
-            now.outputs.add({key: output.clone() for key, output in zip(keys, encoded, strict=True)})
+            now.outputs.add(dict(zip(keys, encoded, strict=True)))
 
     @_device_call
     def step(self, plan: StepPlan) -> StepResult:
@@ -369,20 +351,23 @@ class TorchExecutor:
     def _run(self, now: _Open, plan: StepPlan) -> StepResult:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
-            self._records[start.sequence_id] = _Record(start, list(start.token_ids))
+            record = self._records[start.sequence_id] = Record(start, list(start.token_ids))
+            now.network.start(record)
         for write in plan.cross_writes:
-            assert 0 <= write.slot < now.cross.slots, f"{write} of {now.cross.slots} slots"
-            now.cross.write(write.slot, now.model.cross_keys_values(now.outputs.get(write.key)))
-        if not plan.slices:
-            return StepResult(step_id=plan.step_id, drawn=())
-        records = [self._record(now, part) for part in plan.slices]
-        now.paged.enter(plan.slices)
-        layout = lay_out(plan.slices, now.paged, dtype=now.dtype, device=now.device)
-        fed = [token for index in layout.order for token in records[index].feed(plan.slices[index])]
-        hidden = now.model.decode(torch.tensor(fed).to(now.device), layout, now.paged, now.cross)
-        return StepResult(step_id=plan.step_id, drawn=self._draw(now, plan.slices, records, layout, hidden))
+            slots = 0 if now.cross is None else now.cross.slots
+            assert 0 <= write.slot < slots, f"{write} of {slots} slots"
+            now.network.write_cross(write.slot, now.outputs.get(write.key))
+        feeds = [Feed(part=part, record=self._record(now, part)) for part in plan.slices]
+        drawn: list[Drawn] = [Drawn(token_id=None)] * len(feeds)
+        pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
+        others = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is None]
+        for indices, answer in ((pooled, self._pool), (others, self._draw)):
+            if indices:
+                for index, one in zip(indices, answer(now, [feeds[index] for index in indices]), strict=True):
+                    drawn[index] = one
+        return StepResult(step_id=plan.step_id, drawn=tuple(drawn))
 
-    def _record(self, now: _Open, part: Slice) -> _Record:
+    def _record(self, now: _Open, part: Slice) -> Record:
         """The record of a possible slice. A bad index must go no further: on CUDA it ends the process's context."""
         record = self._records.get(part.sequence_id)
         assert record is not None, (
@@ -392,37 +377,40 @@ class TorchExecutor:
         assert 0 <= part.start < end <= known, (
             f"sequence {part.sequence_id}: slice {part.start}..{end} of {known} tokens"
         )
-        assert end <= now.model.shape.positions, f"sequence {part.sequence_id}: position {end - 1} is past the last"
-        assert len(part.block_table) * now.paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
-        assert all(0 <= page < now.paged.pages for page in part.block_table), (
-            f"sequence {part.sequence_id}: pages of {now.paged.pages} are unknown"
-        )
-        assert part.cross_slot is None or 0 <= part.cross_slot < now.cross.slots, (
-            f"sequence {part.sequence_id}: unknown slot"
-        )
+        assert end <= now.network.positions, f"sequence {part.sequence_id}: position {end - 1} is past the last"
+        if now.paged is None:
+            assert part.start == 0, f"sequence {part.sequence_id}: a prompt is read whole, but starts at {part.start}"
+            assert end == record.start.prompt_length, (
+                f"sequence {part.sequence_id}: a prompt is read whole, not to {end}"
+            )
+        else:
+            _check_pages(now.paged, part)
+        slots = 0 if now.cross is None else now.cross.slots
+        assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
         assert not part.draw or end == known, f"sequence {part.sequence_id}: a draw at {end} with {known} tokens known"
         return record
 
-    def _draw(
-        self, now: _Open, slices: tuple[Slice, ...], records: list[_Record], layout: StepLayout, hidden: Tensor
-    ) -> tuple[Drawn, ...]:
+    def _pool(self, now: _Open, feeds: list[Feed]) -> list[Drawn]:
+        """The vectors of those whose prompt ends."""
+        return [Drawn(token_id=None, vector=vector) for vector in now.network.vectors(feeds, now.outputs)]
+
+    def _draw(self, now: _Open, feeds: list[Feed]) -> list[Drawn]:
         """Logits where they are needed, probes, then tokens; the records grow when all has gone well."""
-        wanted = _wanted_rows(slices, records, layout)
-        if not wanted.rows:
-            return tuple(Drawn(token_id=None) for _ in slices)
-        logits = now.model.logits(hidden[torch.tensor(wanted.rows, device=now.device)])
-        probed = [records[index] for index in wanted.probes]
+        wanted = _wanted_rows(feeds)
+        logits = now.network.logits(feeds, wanted.rows, now.outputs)
+        probed = [feeds[index].record for index in wanted.probes]
         answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), probed)
         probes = dict(zip(wanted.probes, answers, strict=True))
+        records = [feed.record for feed in feeds]
         chosen = self._choose(now, logits, wanted.draws, records)
         for index, drawn in chosen.items():
             assert drawn.token_id is not None, "a draw without a token"
             records[index].tokens.append(drawn.token_id)
         nothing = Drawn(token_id=None)
-        return tuple(evolve(chosen.get(index, nothing), probe=probes.get(index)) for index in range(len(slices)))
+        return [evolve(chosen.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
 
     @staticmethod
-    def _choose(now: _Open, logits: Tensor, rows: dict[int, int], records: list[_Record]) -> dict[int, Drawn]:
+    def _choose(now: _Open, logits: Tensor, rows: dict[int, int], records: list[Record]) -> dict[int, Drawn]:
         """What is drawn, by slice. ``rows`` are the first of ``logits``, which are written to."""
         if not rows:
             return {}
@@ -489,45 +477,43 @@ class TorchExecutor:
         return self._open
 
 
+def _check_pages(paged: PagedKV, part: Slice) -> None:
+    end = part.start + part.length
+    assert len(part.block_table) * paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
+    assert all(0 <= page < paged.pages for page in part.block_table), (
+        f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"
+    )
+
+
 @frozen(kw_only=True)
 class _Wanted:
-    """The rows whose logits a step needs, and for each slice (by index) where in them its draw and probe lie."""
+    """The rows whose logits a step needs, as (index of the slice, offset in it), and for each slice (by index) where in
+    them its draw and probe lie."""
 
-    rows: list[int]
+    rows: list[tuple[int, int]]
     draws: dict[int, int]
     probes: dict[int, int]
 
 
-def _wanted_rows(slices: tuple[Slice, ...], records: list[_Record], layout: StepLayout) -> _Wanted:
+def _wanted_rows(feeds: list[Feed]) -> _Wanted:
     """Draws first, so that they are one view of the logits; a probe at a drawn row shares it."""
-    first = dict(zip(layout.order, layout.starts, strict=True))
     wanted = _Wanted(rows=[], draws={}, probes={})
-    for index, part in enumerate(slices):
-        if part.draw:
+    for index, feed in enumerate(feeds):
+        if feed.part.draw:
             wanted.draws[index] = len(wanted.rows)
-            wanted.rows.append(first[index] + part.length - 1)
-    for index, part in enumerate(slices):
-        probe = records[index].start.probe
+            wanted.rows.append((index, feed.part.length - 1))
+    for index, feed in enumerate(feeds):
+        part, probe = feed.part, feed.record.start.probe
         if probe is not None and part.start <= probe.position < part.start + part.length:
-            row = first[index] + probe.position - part.start
-            shared = part.draw and probe.position == part.start + part.length - 1
+            offset = probe.position - part.start
+            shared = part.draw and offset == part.length - 1
             wanted.probes[index] = wanted.draws[index] if shared else len(wanted.rows)
             if not shared:
-                wanted.rows.append(row)
+                wanted.rows.append((index, offset))
     return wanted
 
 
-def _probe(logits: Tensor, record: _Record) -> tuple[float, ...]:
+def _probe(logits: Tensor, record: Record) -> tuple[float, ...]:
     probe = record.start.probe
     assert probe is not None, "only a sequence with a probe is probed"
     return tuple(logits.log_softmax(-1)[list(probe.token_ids)].tolist())
-
-
-def _samples(job: EncodeJob, limit: int) -> Tensor:
-    """A job's payload as a float32 vector on the CPU."""
-    samples = torch.as_tensor(job.payload, dtype=torch.float32)
-    if samples.ndim != 1 or not 1 <= len(samples) <= limit:
-        raise InvalidRequest(
-            f"encoder item {job.key!r} has samples of shape {tuple(samples.shape)}; allowed: (1..{limit},)"
-        )
-    return samples

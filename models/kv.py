@@ -99,6 +99,25 @@ class PagedKV:
         """Stores ``keys_values`` [rows, 2 * width] at ``slot_mapping`` [rows]."""
         self._pool[layer].view(-1, self._pool.shape[-1]).index_copy_(0, slot_mapping, keys_values)
 
+    def gather(self, layer: int, table: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [count, heads, positions, head_dim], of the pages ``table`` [count * blocks]: views of
+        one copy, since they lie side by side."""
+        gathered = self._pool[layer].index_select(0, table)  # [count * blocks, page_size, 2 * width]
+        keys, values = gathered.view(count, -1, 2, self.heads, gathered.shape[-1] // (2 * self.heads)).permute(
+            2, 0, 3, 1, 4
+        )
+        return keys, values
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of one layer."""
+        return self.page_size * self._pool.shape[-1] * self._pool.itemsize
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is stored."""
+        return self._pool.dtype
+
     def attend(self, layer: int, queries: Tensor, groups: tuple[PageGroup, ...]) -> Tensor:
         """Causal attention of scaled ``queries`` [rows, width] over their own sequences; [rows, width]."""
         if len(groups) == 1 and groups[0].rows is None:
@@ -111,8 +130,7 @@ class PagedKV:
 
     def _attend_group(self, layer: int, queries: Tensor, group: PageGroup) -> Tensor:
         split = queries.view(group.count, group.length, self.heads, -1).transpose(1, 2)
-        gathered = self._pool[layer].index_select(0, group.table)  # [count * blocks, page_size, 2 * width]
-        keys, values = gathered.view(group.count, -1, 2, self.heads, split.shape[-1]).permute(2, 0, 3, 1, 4)
+        keys, values = self.gather(layer, group.table, group.count)
         attended = scaled_dot_product_attention(split, keys, values, attn_mask=group.mask, scale=1.0)
         return attended.transpose(1, 2).reshape(queries.shape)
 

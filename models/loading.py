@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,44 @@ from .settings import Settings
 _NAMED = 3  # of many missing weights
 
 
-def load_module(loader: str, folder: Path, dtype: torch.dtype) -> nn.Module:
+def load_module(loader: str, folder: Path, dtype: torch.dtype, *, spare: str | None = None) -> nn.Module:
     """The model that transformers' class ``loader`` reads from ``folder``, on the CPU and in eval mode.
+
+    Args:
+        spare: the name of a part that nobody uses, so that its weights may be missing.
 
     Raises:
         CheckpointError: weights are missing (which transformers would draw at random), of another shape, or damaged.
     """
-    module, told = load_part(loader, folder, dtype=dtype, output_loading_info=True)
-    missing = sorted(told["missing_keys"])
+    with _quiet():
+        module, told = load_part(loader, folder, dtype=dtype, output_loading_info=True)
+    missing = sorted(name for name in told["missing_keys"] if spare not in name.split("."))
     if missing:
         shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
         raise CheckpointError(
             f"{folder} lacks {len(missing)} weights that its config.json asks for: {shown}; "
             "download or save the checkpoint again"
         )
+    if told["error_msgs"]:
+        raise CheckpointError(f"the weights of {folder} cannot be used: {'; '.join(told['error_msgs'])}")
     loaded: nn.Module = module.eval()
     return loaded
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers without its progress bars and its report of a load: what is wrong becomes an error."""
+    from transformers.utils import logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def load_part(loader: str, folder: Path, **options: Any) -> Any:
@@ -44,6 +67,8 @@ def load_part(loader: str, folder: Path, **options: Any) -> Any:
     try:
         return getattr(transformers, loader).from_pretrained(str(folder), local_files_only=True, **options)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise  # nothing is wrong with the checkpoint
         raise CheckpointError(
             f"{loader} cannot be made from {folder}: {type(error).__name__}: {error}; "
             "download or save the checkpoint again"

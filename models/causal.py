@@ -1,0 +1,168 @@
+"""Decoder-only models of transformers behind `Network`: its modules compute, our attention reads and writes the pages.
+
+One call of the module feeds all slices of a step, flattened into rows; `paged.py` keeps the sequences apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from ..core.plan import EncodeJob, Slice
+from .attention import PAGED, PagedCall, Witness, register
+from .families import Family
+from .kv import PagedKV
+from .network import Feed, Outputs, Record
+from .paged import PagedLayout, PagedStep
+from .pooling import PooledHead, Sums
+from .transformer import TransformerModel
+
+
+@define(eq=False)
+class _Notes:
+    """What a network has found out of a sequence, on the host."""
+
+    positions: Any = None  # numpy int64 [3, prompt]; None: plain
+    delta: int = 0  # what is added to later positions
+    sums: Sums | None = None
+
+
+@frozen(kw_only=True, eq=False)
+class CausalNetwork:
+    """A decoder at work. ``generates`` is false where the module has no head for tokens."""
+
+    model: TransformerModel
+    paged: PagedKV
+    positions: int
+    device: torch.device
+    generates: bool
+    family: Family | None = None
+    witness: Witness | None = None
+
+    def attach(self) -> None:
+        """Makes our attention the module's."""
+        register()
+        module = self.model.module
+        text = module if self.family is None else self.family.text(module)
+        text.set_attn_implementation(PAGED)
+
+    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+        assert self.family is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
+        outputs = self.family.encode(self.model.module, [job.payload for job in jobs])
+        for job, output in zip(jobs, outputs, strict=True):
+            assert len(output) == job.embeddings, f"item {job.key!r} has {len(output)} embeddings, not {job.embeddings}"
+        return outputs
+
+    def write_cross(self, slot: int, output: Tensor) -> None:
+        raise AssertionError(
+            f"slot {slot} is to be written with {tuple(output.shape)}, but there is no cross-attention"
+        )
+
+    def start(self, record: Record) -> None:
+        start = record.start
+        record.notes = notes = _Notes()
+        placed = None
+        if self.family is not None:
+            prompt = start.token_ids[: start.prompt_length]
+            placed = self.family.positions(self.model.module, prompt, start.placements)
+        if placed is not None:
+            notes.positions, notes.delta = placed[0].numpy().copy(), placed[1]
+
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+        assert self.generates, "a model without a head for tokens is asked for some"
+        return self.rows(feeds, wanted, outputs)
+
+    def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+        """As `logits`; of a model that does not generate, the last hidden states [wanted, hidden]."""
+        layout = self._lay_out([feed.part for feed in feeds])
+        rows = torch.tensor(_rows(layout, wanted), dtype=torch.long, device=self.device)
+        if not self.generates:
+            return self.hidden(feeds, layout, outputs)[rows].float()
+        answer = self.model.module(
+            inputs_embeds=self._embed(feeds, layout, outputs)[None],
+            position_ids=self._position_ids(feeds, layout),
+            use_cache=False,
+            logits_to_keep=rows,
+            triolet=PagedCall(step=PagedStep(self.paged, layout), witness=self.witness),
+        )
+        return answer.logits[0].float().contiguous()
+
+    def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
+        layout = self._lay_out([feed.part for feed in feeds])
+        hidden = self.hidden(feeds, layout, outputs)
+        starts = dict(zip(layout.order, layout.starts, strict=True))
+        return [
+            self._pool(feed, hidden[starts[index] : starts[index] + feed.part.length])
+            for index, feed in enumerate(feeds)
+        ]
+
+    def hidden(self, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs) -> Tensor:
+        """The last hidden states [rows, hidden]."""
+        answer = self.model.module.base_model(
+            inputs_embeds=self._embed(feeds, layout, outputs)[None],
+            position_ids=self._position_ids(feeds, layout),
+            use_cache=False,
+            triolet=PagedCall(step=PagedStep(self.paged, layout), witness=self.witness),
+        )
+        return answer.last_hidden_state[0]
+
+    def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
+        pooling, notes = feed.record.start.pooling, feed.record.notes
+        assert pooling is not None, "only a sequence with a pooling is pooled"
+        if notes.sums is None:
+            notes.sums = Sums()
+        notes.sums.add(hidden, pooling)
+        return PooledHead(self.model).answer(notes.sums, pooling) if feed.part.draw else None
+
+    def _lay_out(self, slices: Sequence[Slice]) -> PagedLayout:
+        self.paged.enter(slices)
+        return PagedLayout.of(slices, self.paged.page_size, self.device)
+
+    def _embed(self, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs) -> Tensor:
+        """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them."""
+        fed = [token for index in layout.order for token in feeds[index].tokens]
+        embed = self.model.module.get_input_embeddings()
+        embeddings: Tensor = embed(torch.tensor(fed, device=self.device))
+        for index, row in zip(layout.order, layout.starts, strict=True):
+            _place(embeddings, row, feeds[index], outputs)
+        return embeddings
+
+    def _position_ids(self, feeds: Sequence[Feed], layout: PagedLayout) -> Tensor:
+        """[1, rows], or [3, 1, rows] where items have rows and columns."""
+        if feeds[0].record.notes.positions is None:
+            return layout.positions[None]
+        axes = np.concatenate([_axes(feeds[index]) for index in layout.order], 1)
+        return torch.from_numpy(axes).to(self.device)[:, None]
+
+
+def _place(embeddings: Tensor, row: int, feed: Feed, outputs: Outputs) -> None:
+    """Puts what the slice holds of each item in place of the embeddings of its placeholders. The slice's rows begin at
+    ``row``; an item's rows fill its spans in order, and slices may cut them anywhere."""
+    start, stop = feed.part.start, feed.part.start + feed.part.length
+    for placement in feed.record.start.placements:
+        if not placement.touches(start, stop):
+            continue
+        output, taken = outputs.get(placement.key), 0
+        for first, last in placement.spans:
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                embeddings[row + low - start : row + high - start] = output[taken + low - first : taken + high - first]
+            taken += last - first
+
+
+def _axes(feed: Feed) -> Any:
+    """Positions in three dimensions of the slice, numpy int64 [3, length]: the prompt's own, then in a line."""
+    start, stop, notes = feed.part.start, feed.part.start + feed.part.length, feed.record.notes
+    prompt = notes.positions.shape[1]
+    later = np.arange(max(start, prompt), stop, dtype=np.int64) + notes.delta
+    return np.concatenate([notes.positions[:, start:stop], np.broadcast_to(later, (3, len(later)))], 1)
+
+
+def _rows(layout: PagedLayout, wanted: Sequence[tuple[int, int]]) -> list[int]:
+    starts = dict(zip(layout.order, layout.starts, strict=True))
+    return [starts[index] + offset for index, offset in wanted]

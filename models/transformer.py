@@ -1,0 +1,100 @@
+"""A module of transformers as a holder of tensors: loaded, taken elsewhere, and emptied to the last byte."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor, nn
+
+_SAMPLE = 256  # values of each tensor that its fingerprint is made of
+
+
+@define(eq=False)
+class TransformerModel:
+    """A loaded module of transformers, for inference."""
+
+    _module: nn.Module | None = field(repr=False)
+
+    @property
+    def module(self) -> Any:
+        """The module; typed loosely, since transformers' modules are."""
+        assert self._module is not None, "the model is released"
+        return self._module
+
+    def to(self, device: torch.device) -> TransformerModel:
+        """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
+        memo: dict[int, Any] = {}
+        for tensor in _tensors(self.module):
+            if id(tensor) not in memo:
+                memo[id(tensor)] = _moved(tensor, device)
+        return TransformerModel(copy.deepcopy(self._module, memo))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The weights and buffers."""
+        return () if self._module is None else tuple(_tensors(self._module))
+
+    def release(self) -> None:
+        """Forgets every tensor. Modules may refer to each other in cycles, so each is emptied: the tensors die now,
+        and nothing waits for the collector."""
+        module, self._module = self._module, None
+        for each in () if module is None else list(module.modules()):
+            each._parameters.clear()
+            each._buffers.clear()
+            for name in [name for name, value in vars(each).items() if isinstance(value, Tensor)]:
+                delattr(each, name)
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, buffers, and tensors that are neither; one that is shared comes several times."""
+    for each in module.modules():
+        for held in (each._parameters, each._buffers, vars(each)):
+            for value in held.values():
+                if isinstance(value, Tensor):
+                    yield value
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    moved = tensor.detach().to(device)
+    return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
+
+
+@define(eq=False)
+class ModuleFiles:
+    """The weights of a checkpoint as transformers reads them.
+
+    ``fingerprint`` is there when they have been read: a hash of a sample of each tensor, enough that two trainings of
+    one model differ.
+    """
+
+    folder: Path
+    fingerprint: str = field(init=False, default="")
+
+    def read(self, load: Callable[[], nn.Module], device: torch.device) -> TransformerModel:
+        """The module that ``load`` reads from the folder, on ``device``."""
+        module = load().eval().requires_grad_(False)
+        _detach_from_files(module)
+        self.fingerprint = _fingerprint(module)
+        model = TransformerModel(module)
+        return model if device.type == "cpu" else model.to(device)
+
+
+def _detach_from_files(module: nn.Module) -> None:
+    """No tensor may be a view of a mapped file, which may change, or pin more than itself."""
+    for tensor in _tensors(module):
+        if tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.untyped_storage().filename is not None:
+            tensor.data = tensor.detach().clone()
+
+
+def _fingerprint(module: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        flat = tensor.detach().flatten()
+        digest.update(flat[:: max(1, len(flat) // _SAMPLE)].float().cpu().numpy().tobytes())
+    return digest.hexdigest()

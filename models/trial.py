@@ -1,0 +1,156 @@
+"""A trial before anything is promised: a few tokens through the module as transformers runs it, and through our
+attention, in chunks and side by side. A model that computes something else with us than without is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from ..core.errors import UnsupportedModel
+from ..core.plan import SequenceStart, Slice
+from ..core.request import LogitRules, SamplingParams
+from .architecture import TextCheckpoint
+from .attention import Witness
+from .causal import CausalNetwork
+from .kv import PagedKV
+from .network import Feed, Record
+
+_LENGTHS = (11, 5)  # of the two prompts; the first is read in two chunks
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest number
+
+
+class _Nothing:
+    """No encoder outputs."""
+
+    def get(self, key: str) -> Tensor:
+        raise AssertionError(f"{key!r} is read in a trial of text")
+
+
+def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
+    """Attaches our attention to ``network``, or refuses the model.
+
+    Raises:
+        UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
+    """
+    prompts = _prompts(checkpoint)
+    expected = [_reference(network, prompt) for prompt in prompts]
+    witness = Witness()
+    network.attach()
+    paged = PagedKV.allocate(
+        layers=checkpoint.shape.layers,
+        pages=len(prompts),
+        page_size=max(_LENGTHS),
+        heads=checkpoint.shape.kv_heads,
+        width=checkpoint.shape.kv_heads * checkpoint.shape.head_dim,
+        dtype=network.paged.dtype,
+        device=network.device,
+    )
+    found = _run(evolve(network, paged=paged, witness=witness), prompts, checkpoint, witness)
+    for told, ours in zip(expected, found, strict=True):
+        _compare(told, ours, checkpoint, network.paged.dtype)
+
+
+def _prompts(checkpoint: TextCheckpoint) -> list[list[int]]:
+    """Tokens from all over the vocabulary, but none that stands for an item."""
+    special = {getattr(checkpoint.config, name, None) for name in vars(checkpoint.config) if name.endswith("token_id")}
+    special |= set(checkpoint.tokenizer.all_special_ids)
+    size = checkpoint.shape.vocabulary
+    plain = (token for step in range(7 * size) if (token := (step * 7919 + 13) % size) not in special)
+    return [[next(plain, 0) for _ in range(min(length, checkpoint.shape.positions))] for length in _LENGTHS]
+
+
+def _reference(network: CausalNetwork, prompt: list[int]) -> Tensor:
+    """Of the last position, as transformers computes it."""
+    tokens = torch.tensor([prompt], device=network.device)
+    module = network.model.module if network.generates else network.model.module.base_model
+    positions = torch.arange(len(prompt), device=network.device)[None]
+    answer = module(tokens, position_ids=positions, use_cache=False)
+    return (answer.logits if network.generates else answer.last_hidden_state)[0, -1].float()
+
+
+def _run(
+    network: CausalNetwork, prompts: list[list[int]], checkpoint: TextCheckpoint, witness: Witness
+) -> list[Tensor]:
+    """The same by our attention: the first prompt's beginning beside the second, then its rest."""
+    records = [_record(number, prompt) for number, prompt in enumerate(prompts)]
+    for record in records:
+        network.start(record)
+    cut = max(1, len(prompts[0]) - 4)
+    beginning = _last(network, [_feed(records[0], 0, cut), _feed(records[1], 0, len(prompts[1]))])
+    _check_requests(witness, checkpoint)
+    if cut == len(prompts[0]):
+        return beginning
+    return [_last(network, [_feed(records[0], cut, len(prompts[0]) - cut)])[0], beginning[1]]
+
+
+def _last(network: CausalNetwork, feeds: list[Feed]) -> list[Tensor]:
+    """Of the last row of each slice."""
+    wanted = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
+    return list(network.rows(feeds, wanted, _Nothing()))
+
+
+def _record(number: int, prompt: list[int]) -> Record:
+    start = SequenceStart(
+        sequence_id=number,
+        token_ids=tuple(prompt),
+        prompt_length=len(prompt),
+        sampling=SamplingParams(),
+        rules=LogitRules(),
+        probe=None,
+    )
+    return Record(start, list(prompt))
+
+
+def _feed(record: Record, start: int, length: int) -> Feed:
+    number = record.start.sequence_id
+    part = Slice(sequence_id=number, start=start, length=length, block_table=(number,), cross_slot=None, draw=False)
+    return Feed(part=part, record=record)
+
+
+def _check_requests(witness: Witness, checkpoint: TextCheckpoint) -> None:
+    """Each layer has asked once, for what the KV was laid out for."""
+    shape = checkpoint.shape
+    layers = [request.layer for request in witness.requests]
+    if sorted(layers) != list(range(shape.layers)):
+        raise _refusal(checkpoint, f"has {shape.layers} layers, but attention was asked by the layers {layers}")
+    for request in witness.requests:
+        sizes = (request.kv_heads, request.head_dim, request.value_dim)
+        if sizes != (shape.kv_heads, shape.head_dim, shape.head_dim):
+            raise _refusal(
+                checkpoint,
+                f"has a layer {request.layer} with keys and values of {request.kv_heads} heads by {request.head_dim} "
+                f"and {request.value_dim}, where config.json tells {shape.kv_heads} by {shape.head_dim}",
+            )
+        if request.window != shape.windows[request.layer]:
+            raise _refusal(
+                checkpoint,
+                f"has a layer {request.layer} with a window of {request.window} positions, where config.json tells "
+                f"{shape.windows[request.layer]}",
+            )
+
+
+def _compare(expected: Tensor, found: Tensor, checkpoint: TextCheckpoint, dtype: torch.dtype) -> None:
+    largest = float(expected.abs().max())
+    apart = float((expected - found).abs().max())
+    if not apart <= _TOLERANCE[dtype] * max(largest, 1e-6):
+        raise _refusal(
+            checkpoint,
+            f"computes other numbers with the engine's attention than with its own ({apart:.3g} apart, the largest is "
+            f"{largest:.3g})",
+        )
+
+
+def _refusal(checkpoint: TextCheckpoint, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{checkpoint.architecture} in {checkpoint.folder} {reason}; allowed: decoders with one kind of causal "
+        "attention, full or within a sliding window, in every layer"
+    )
+
+
+def is_supported(module: Any) -> bool:
+    """Whether ``module`` lets its attention be replaced at all."""
+    return bool(module._can_set_attn_implementation())
