@@ -61,6 +61,13 @@ class Preparer(Protocol):
             InvalidRequest: placeholders and items do not match, or an item cannot be read.
         """
 
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """Tokens of two texts that are read together, and where the second one begins, for models that tell them apart.
+
+        Raises:
+            InvalidRequest: the tokenizer joins no texts.
+        """
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation, by the checkpoint's own chat template.
 

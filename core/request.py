@@ -243,11 +243,13 @@ class Pooling:
     """Asks for one vector of the whole prompt instead of tokens.
 
     ``kind`` is ``"mean"`` (of all positions), ``"cls"`` (the first), ``"last"`` (the last) or ``"classify"`` (the
-    checkpoint's classification head: one score per label). ``normalize`` divides by the Euclidean length.
+    checkpoint's classification head: one score per label). ``normalize`` divides by the Euclidean length. ``second`` is
+    the first position of the second of two texts, for models that tell them apart (BERT's token types).
     """
 
     kind: str
     normalize: bool = False
+    second: int | None = None
 
     def __attrs_post_init__(self) -> None:
         _check(self.kind in POOLINGS, f"pooling kind {self.kind!r}", ", ".join(POOLINGS))

@@ -52,6 +52,10 @@ class TextPreparer:
             return Prepared(token_ids=tuple(prompt))
         return Prepared(token_ids=tokenize(self.tokenizer, prompt, special=not isinstance(prompt, Rendered)))
 
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """Tokens of two texts, as ``tokenizer(first, second)`` gives them, and where the token types become 1."""
+        return pair(self.tokenizer, first, second)
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation, by the tokenizer's chat template, up to where the assistant's turn begins.
 
@@ -162,6 +166,10 @@ class MediaPreparer:
         text = "".join(_interleave(prompt.split(self.placeholder), [item.text for item in read]))
         return self._place(tokenize(self.tokenizer, text, special=self._adds_special(prompt)), read)
 
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """See `TextPreparer.prepare_pair`."""
+        return pair(self.tokenizer, first, second)
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation, by the checkpoint's chat template, up to where the assistant's turn begins.
 
@@ -236,6 +244,13 @@ def settled(tokenizer: Any) -> Any:
 def tokenize(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
     """The ids of ``text``; ``special``: with the tokens that the tokenizer puts around every text."""
     return tuple(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+
+def pair(tokenizer: Any, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+    """The ids of two texts that are read together, and the first of token type 1, where the tokenizer has types."""
+    encoded = tokenizer(first, second, verbose=False, return_token_type_ids=True)
+    types = encoded.get("token_type_ids") or []
+    return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
 
 
 def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, template: str | None = None) -> Rendered:

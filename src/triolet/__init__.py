@@ -13,7 +13,7 @@ from .api.engine import Engine
 from .api.results import Completion, Delta, Segment, Transcript, Usage
 from .api.streams import SegmentStream
 from .api.transcription import TranscribeOptions
-from .core.config import EngineConfig
+from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,
     CheckpointError,
@@ -33,6 +33,7 @@ from .core.errors import (
     RunnerCrashed,
     TrioletError,
     UnsupportedAudio,
+    UnsupportedImage,
     UnsupportedModel,
 )
 from .core.events import Event
@@ -66,9 +67,11 @@ __all__ = [
     "Segment",
     "SegmentStream",
     "TranscribeOptions",
+    "Speculation",
     "Transcript",
     "TrioletError",
     "UnsupportedAudio",
+    "UnsupportedImage",
     "UnsupportedModel",
     "Usage",
 ]
