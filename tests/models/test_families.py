@@ -117,6 +117,19 @@ def test_an_item_is_encoded_alike_alone_and_among_others(checkpoint: Checkpoint)
         torch.testing.assert_close(alone, embeddings, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["idefics3", "smolvlm"])
+def test_a_tile_that_transformers_takes_for_padding_fails_its_batch_and_shifts_nobodys_embeddings(
+    name: str, opened: Opened
+) -> None:
+    """Pixels that are all exactly zero, which a processor that does not normalize makes of black."""
+    checkpoint = opened(name)
+    one, other = (item.payload for item in checkpoint.prepare("<image><image>", checkpoint.items(0, 0)).items)
+    blank = {**one, "pixel_values": one["pixel_values"].clone()}
+    blank["pixel_values"][0] = 0.0
+    with pytest.raises(RuntimeError, match="split_with_sizes"):
+        checkpoint.family.encode(checkpoint.module, [blank, other])
+
+
 def test_half_precision_weights_encode_in_half_precision(checkpoint: Checkpoint) -> None:
     module = checkpoint.family.load(checkpoint.folder, torch.bfloat16)
     preparer = make_preparer(
@@ -238,7 +251,9 @@ def test_a_tokenizer_without_the_placeholder_is_told(opened: Opened) -> None:
     checkpoint = opened("llava")
     other = opened("qwen2_audio").tokenizer
     config = transformers.LlavaConfig(image_token_index=9999)
-    with pytest.raises(CheckpointError, match="9999 for the placeholder of an item, which is no token"):
+    with pytest.raises(
+        CheckpointError, match="9999 for the placeholder of an item, which is no token of the tokenizer"
+    ):
         make_preparer(checkpoint.folder, checkpoint.family, config, other)
 
 
