@@ -62,7 +62,7 @@ class QwenAudio:
         self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
     ) -> Preparer:
         """See `Family`."""
-        extractor = load_part("AutoFeatureExtractor", folder)
+        extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
         wanted = 2 * config.audio_config.max_source_positions
         if extractor.nb_max_frames != wanted:
             raise CheckpointError(

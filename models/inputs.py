@@ -129,10 +129,10 @@ class MediaPreparer:
             CheckpointError: the tokenizer does not know the placeholder.
         """
         placeholder = tokenizer.convert_ids_to_tokens(placeholder_id)
-        if placeholder is None:
+        if placeholder is None or tokenize(tokenizer, placeholder, special=False).count(placeholder_id) != 1:
             raise CheckpointError(
-                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer; "
-                "save the tokenizer with its added tokens"
+                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer, "
+                "or none that it finds in text; save the tokenizer with its special tokens"
             )
         return cls(
             tokenizer=settled(tokenizer),
@@ -182,9 +182,15 @@ class MediaPreparer:
         self._check_unread([text for text, token in self.unread if token in token_ids])
         self._check_count(token_ids.count(self.placeholder_id), len(given))
         read = self._read(given)
-        standing = iter([tokenize(self.tokenizer, item.text, special=False) for item in read])
+        standing = iter([self._standing(item) for item in read])
         expanded = [next(standing) if token == self.placeholder_id else (token,) for token in token_ids]
         return self._place(tuple(token for part in expanded for token in part), read)
+
+    def _standing(self, item: Read) -> tuple[int, ...]:
+        """The tokens that stand for ``item``."""
+        if item.text == self.placeholder * item.embeddings:  # a run needs no tokenizer
+            return (self.placeholder_id,) * item.embeddings
+        return tokenize(self.tokenizer, item.text, special=False)
 
     def _adds_special(self, prompt: str) -> bool:
         """A processor adds special tokens to a rendered conversation too, if it does not begin with one."""

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from triolet.core.errors import CheckpointError, InvalidRequest
 from triolet.core.model import Prepared
-from triolet.models.inputs import Rendered, TextPreparer
+from triolet.models.inputs import Rendered, TextPreparer, content_key
 from triolet.testing.families import make_checkpoint
 
 from .media import HIDDEN, PLACEHOLDERS, VISION, Checkpoint, make_preparer, make_processor, picture, sound
@@ -160,6 +160,16 @@ def test_a_rendered_conversation_has_the_tokens_of_the_processors_own(checkpoint
     check_equal_to_the_processor(prepared, dict(expected))
 
 
+def test_a_prompt_that_a_user_began_with_a_special_token_gets_the_tokenizers_own_too(opened: Opened) -> None:
+    """As in the processor; only a rendered conversation is known to have it."""
+    checkpoint = opened("llava")
+    prompt, items = "<s>see <image>", checkpoint.items(0)
+    prepared = checkpoint.prepare(prompt, items)
+    check_equal_to_the_processor(prepared, checkpoint.process(prompt, items))
+    assert prepared.token_ids[:2] == (checkpoint.tokenizer.bos_token_id,) * 2
+    assert checkpoint.prepare(Rendered(prompt), items).token_ids == prepared.token_ids[1:]
+
+
 def test_an_older_checkpoints_template_is_found_in_its_own_file(tmp_path: Path) -> None:
     folder = make_checkpoint("llava", tmp_path)
     (folder / "chat_template.jinja").unlink()
@@ -210,6 +220,13 @@ def test_grids_are_part_of_the_key(qwen: Checkpoint) -> None:
     wide, high = qwen.prepare(qwen.placeholder * 2, images).items
     assert torch.equal(wide.payload["pixel_values"], high.payload["pixel_values"])
     assert wide.key != high.key
+
+
+def test_what_a_tensor_is_called_and_its_kind_and_shape_are_part_of_the_key() -> None:
+    zeros = torch.zeros(4, 6)
+    payloads = [{"a": zeros}, {"b": zeros}, {"a": zeros.reshape(6, 4)}, {"a": zeros.int()}, {"a": zeros, "b": zeros}]
+    assert len({content_key("weights", payload) for payload in payloads}) == 5
+    assert content_key("weights", {"a": zeros}) == content_key("weights", {"a": torch.zeros(6, 4).T})
 
 
 # -- what cannot be read ---------------------------------------------------------------------------------------------
