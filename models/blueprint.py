@@ -16,6 +16,7 @@ from ..core.model import Kind, ModelDescription
 from .architecture import TextCheckpoint, read_text_checkpoint
 from .causal import CausalNetwork
 from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
+from .encoder import EncoderNetwork
 from .features import LogMel
 from .inputs import MediaPreparer, TextPreparer
 from .kv import CrossKV, PagedKV
@@ -256,6 +257,10 @@ class TextBlueprint:
     def take(self, own: Own, load: Callable[[], TransformerModel]) -> Parts:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
         model = own("weights", load())
+        if not checkpoint.causal:
+            pad = checkpoint.tokenizer.pad_token_id or 0
+            encoder = EncoderNetwork(model=model, positions=shape.positions, pad=pad, device=self.device)
+            return Parts(network=encoder, model=model, log_mel=None, paged=None, cross=None)
         paged = own("self_kv", self._allocate_pages())
         network = CausalNetwork(
             model=model,

@@ -6,6 +6,7 @@ One call of the module feeds all slices of a step, flattened into rows; `paged.p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -83,14 +84,10 @@ class CausalNetwork:
         rows = torch.tensor(_rows(layout, wanted), dtype=torch.long, device=self.device)
         if not self.generates:
             return self.hidden(feeds, layout, outputs)[rows].float()
-        answer = self.model.module(
-            inputs_embeds=self._embed(feeds, layout, outputs)[None],
-            position_ids=self._position_ids(feeds, layout),
-            use_cache=False,
-            logits_to_keep=rows,
-            triolet=PagedCall(step=PagedStep(self.paged, layout), witness=self.witness),
-        )
-        return answer.logits[0].float().contiguous()
+        module = self.model.module
+        keeps = "logits_to_keep" in signature(module.forward).parameters  # else it computes the logits of all rows
+        kept = self._run(module, feeds, layout, outputs, **({"logits_to_keep": rows} if keeps else {})).logits[0]
+        return (kept if keeps else kept[rows]).float().contiguous()
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         layout = self._lay_out([feed.part for feed in feeds])
@@ -103,13 +100,19 @@ class CausalNetwork:
 
     def hidden(self, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs) -> Tensor:
         """The last hidden states [rows, hidden]."""
-        answer = self.model.module.base_model(
+        hidden: Tensor = self._run(self.model.module.base_model, feeds, layout, outputs).last_hidden_state[0]
+        return hidden
+
+    def _run(
+        self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any
+    ) -> Any:
+        return module(
             inputs_embeds=self._embed(feeds, layout, outputs)[None],
             position_ids=self._position_ids(feeds, layout),
             use_cache=False,
             triolet=PagedCall(step=PagedStep(self.paged, layout), witness=self.witness),
+            **options,
         )
-        return answer.last_hidden_state[0]
 
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
         pooling, notes = feed.record.start.pooling, feed.record.notes
