@@ -22,10 +22,10 @@ _KINDS = "a path, bytes, a binary file, a PIL image, or a uint8 array of shape (
 
 
 def load_image(source: Any) -> Image:
-    """The image of ``source``, in RGB. Its pixels are read here, so that nothing of it is read later.
+    """The image of ``source``. Its pixels are read here, so that nothing of it is read later.
 
     Blocking: call it in a worker thread from async code. A file object is read from where it stands to its end and left
-    open. Orientation tags are not followed; transparency is dropped, as Pillow's ``convert("RGB")`` does.
+    open. Orientation tags are not followed. What is not RGB is made so later, as the checkpoint's processor does it.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
@@ -34,7 +34,7 @@ def load_image(source: Any) -> Image:
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        return source.convert("RGB")
+        return source
     if hasattr(source, "__array__"):
         return Image.fromarray(_checked(np.asarray(source)))
     data, name = _read(source)
@@ -45,7 +45,8 @@ def load_image(source: Any) -> Image:
                 raise UnsupportedImage(
                     f"{name} has {width} x {height} pixels; allowed: up to {_MOST_PIXELS}; make it smaller first"
                 )
-            return image.convert("RGB")
+            image.load()
+            return image.copy()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, UnsupportedImage):
             raise
