@@ -21,6 +21,7 @@ from ..core.errors import EngineStateError, InvalidRequest, Overloaded, RequestT
 from ..core.model import Executor, ModelDescription
 from ..core.plan import Drawn
 from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_integer
+from ..models.structure import check_structure
 from .alternatives import run_together
 from .audio import AudioSource, Samples, content_key, load_audio
 from .outputs import TextDeltas, completion_of, output_of
@@ -216,9 +217,7 @@ class TrioEngine:
             prompt_token_ids=token_ids,
             items=(await _audio_item(description, query.audio),),
             sampling=sampling,
-            rules=LogitRules(
-                suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids
-            ),
+            rules=await _rules(description, sampling),
             max_tokens=max_tokens,
             priority=query.priority,
         )
@@ -364,6 +363,17 @@ def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequen
             raise InvalidRequest(
                 f"{name} holds {token_id!r}; allowed: integers from 0 to {size - 1}, the model's vocabulary"
             )
+
+
+async def _rules(description: ModelDescription, sampling: SamplingParams) -> LogitRules:
+    """The checkpoint's own. With a structure they give way to it, since it may ask for what they suppress, brackets and
+    quotation marks for one; timestamps stay out of it, as they are no text."""
+    if sampling.structure is None:
+        return LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
+    await trio.to_thread.run_sync(check_structure, sampling.structure)
+    whisper = description.whisper
+    first = description.vocabulary_size if whisper is None else whisper.timestamp_begin_id
+    return LogitRules(suppress=tuple(range(first, description.vocabulary_size)))
 
 
 def _resolve_max_tokens(description: ModelDescription, prompt_length: int, sampling: SamplingParams) -> int:

@@ -37,7 +37,8 @@ from .checkpoint import WeightFiles
 from .features import LogMel
 from .kv import CrossKV, PagedKV, StepLayout, lay_out
 from .resources import ReleaseReport, ResourceStack
-from .sampling import Draw, RuleMasks, apply_rules, choose, likeliest
+from .sampling import Draw, RuleMasks, draw_tokens
+from .structure import Grammars, Guide
 from .whisper import WhisperModel
 
 _HOST = torch.device("cpu")
@@ -136,6 +137,7 @@ class _Record:
 
     start: SequenceStart
     tokens: list[int]
+    guide: Guide | None
     prompt: tuple[int, ...] = field(init=False)  # its tokens, each once; only where a penalty needs them
 
     @prompt.default
@@ -168,6 +170,7 @@ class _Open:
     cross: CrossKV
     outputs: EncoderOutputs
     masks: RuleMasks
+    grammars: Grammars
 
 
 @define(eq=False)
@@ -244,9 +247,12 @@ class TorchExecutor:
 
     def _take(self, blueprint: Blueprint, load: Callable[[], WhisperModel]) -> None:
         """Takes all that an open executor holds, each thing in the name of its owner."""
-        own, shape, device = self._stack.own, blueprint.checkpoint.shape, blueprint.device
+        checkpoint = blueprint.checkpoint
+        own, shape, device = self._stack.own, checkpoint.shape, blueprint.device
         self._stack.callback("records", self._records.clear)
         self._set_threads()
+        grammars = Grammars(checkpoint.tokenizer, shape.vocabulary, checkpoint.eos_token_ids)
+        self._stack.callback("grammars", grammars.release)
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
         self._open = _Open(
@@ -260,6 +266,7 @@ class TorchExecutor:
             cross=own("cross_kv", blueprint.allocate_slots()),
             outputs=own("encoder_outputs", EncoderOutputs()),
             masks=own("rule_masks", RuleMasks(shape.vocabulary, device)),
+            grammars=grammars,
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors of shapes {forgotten} have no owner: whoever holds them is to be own()ed"
@@ -369,7 +376,8 @@ class TorchExecutor:
     def _run(self, now: _Open, plan: StepPlan) -> StepResult:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
-            self._records[start.sequence_id] = _Record(start, list(start.token_ids))
+            guide = now.grammars.guide(start.sampling.structure, start.token_ids[start.prompt_length :])
+            self._records[start.sequence_id] = _Record(start, list(start.token_ids), guide)
         for write in plan.cross_writes:
             assert 0 <= write.slot < now.cross.slots, f"{write} of {now.cross.slots} slots"
             now.cross.write(write.slot, now.model.cross_keys_values(now.outputs.get(write.key)))
@@ -437,19 +445,17 @@ class TorchExecutor:
                     rules=start.rules,
                     never=never,
                     prompt=records[index].prompt,
+                    guide=records[index].guide,
                 )
             )
-        apply_rules(logits[: len(rows)], draws, now.eos_token_ids)
-        tokens, logprobs = choose(logits[: len(rows)], draws)
-        tops = likeliest(logits[: len(rows)], draws)
-        for index, logprob in zip(rows, logprobs, strict=True):
-            if math.isnan(logprob):  # the model's numbers broke down, or the rules leave no token
+        drawn = dict(zip(rows, draw_tokens(logits[: len(rows)], draws, now.eos_token_ids), strict=True))
+        for index, one in drawn.items():
+            if math.isnan(one.logprob):  # the model's numbers broke down, or the rules leave no token
                 raise EngineError(
                     f"sequence {records[index].start.sequence_id} has no token to draw: its logits are not finite, "
                     "or its rules allow none"
                 )
-        drawn = zip(rows, tokens, logprobs, tops, strict=True)
-        return {index: Drawn(token_id=token, logprob=logprob, top=top) for index, token, logprob, top in drawn}
+        return drawn
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""
