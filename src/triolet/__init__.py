@@ -36,7 +36,7 @@ from .core.errors import (
     UnsupportedModel,
 )
 from .core.events import Event
-from .core.request import FinishReason, SamplingParams
+from .core.request import FinishReason, SamplingParams, Structure
 
 __all__ = [
     "CallerError",
@@ -65,6 +65,7 @@ __all__ = [
     "SamplingParams",
     "Segment",
     "SegmentStream",
+    "Structure",
     "TranscribeOptions",
     "Transcript",
     "TrioletError",
