@@ -21,7 +21,7 @@ from ..core.errors import EngineStateError, InvalidRequest, Overloaded, RequestT
 from ..core.model import Executor, ModelDescription
 from ..core.plan import Drawn
 from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_integer
-from ..models.structure import check_structure
+from ..models.structure import fault_of
 from .alternatives import run_together
 from .audio import AudioSource, Samples, content_key, load_audio
 from .outputs import TextDeltas, completion_of, output_of
@@ -370,7 +370,8 @@ async def _rules(description: ModelDescription, sampling: SamplingParams) -> Log
     quotation marks for one; timestamps stay out of it, as they are no text."""
     if sampling.structure is None:
         return LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
-    await trio.to_thread.run_sync(check_structure, sampling.structure)
+    if fault := await trio.to_thread.run_sync(fault_of, sampling.structure):
+        raise InvalidRequest(fault)
     whisper = description.whisper
     first = description.vocabulary_size if whisper is None else whisper.timestamp_begin_id
     return LogitRules(suppress=tuple(range(first, description.vocabulary_size)))

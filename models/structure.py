@@ -3,9 +3,9 @@ parses grammars on tokens (https://github.com/guidance-ai/llguidance). It is imp
 
 ::
 
-    Structure -> check_structure (the caller's thread, no tokenizer)     a bad one is the caller's InvalidRequest
-              -> Grammars.guide  (the executor's thread)                 compiled once, copied for each sequence
-              -> Guide.allowed   (each draw)                             bits of the tokens that may come next
+    Structure -> fault_of        (any thread, needs no model)   a bad one is its caller's InvalidRequest
+              -> Grammars.guide  (the executor's thread)        compiled once, copied for each sequence
+              -> Guide.allowed   (each draw)                    bits of the tokens that may come next
 
 A guide is asked with the tokens drawn so far, whatever it was asked before: it takes back what was only guessed, and
 reads what is new. So a sequence that is replayed, or several guesses in one step, need nothing else; `Guide.valid`
@@ -33,17 +33,17 @@ _SILENT = 0  # llguidance's log level
 _LATEST = 16  # states of a guide that are kept; to go back farther, all is read again
 
 
-def check_structure(structure: Structure) -> None:
-    """Checks what can be checked without a model; takes milliseconds, for very large schemas up to a second.
-
-    Raises:
-        InvalidRequest: the grammar or schema cannot be followed, with llguidance's message.
-    """
+def fault_of(structure: Structure) -> str:
+    """Why ``structure`` cannot be followed, as far as that can be told without a model; else nothing. Takes
+    milliseconds, for very large schemas up to a second. It raises nothing, since an error that comes out of a thread
+    of trio's is part of a reference cycle."""
     from llguidance import LLMatcher
 
-    failed, messages = LLMatcher.validate_grammar_with_warnings(_grammar(structure))
-    if failed:
-        raise _bad(structure, messages[0])
+    try:
+        failed, messages = LLMatcher.validate_grammar_with_warnings(_grammar(structure))
+    except InvalidRequest as error:
+        return str(error)
+    return str(_bad(structure, messages[0])) if failed else ""
 
 
 def _grammar(structure: Structure) -> str:

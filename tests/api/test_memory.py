@@ -32,6 +32,7 @@ from triolet import (
     PoisonRequest,
     RunnerCrashed,
     SamplingParams,
+    Structure,
 )
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.audio import Samples
@@ -196,6 +197,15 @@ async def several_cancelled_with_their_nursery(engine: Engine, number: int) -> N
             raise Mine
 
 
+async def refused_structure(engine: Engine, number: int) -> None:
+    with expected(InvalidRequest):
+        await engine.generate(
+            prompt_token_ids=[1, 2],
+            audio=audio(number),
+            sampling=SamplingParams(structure=Structure(kind="regex", text="([")),
+        )
+
+
 async def stopped(engine: Engine, number: int) -> None:
     """Texts of this device are empty, so the stop string never comes: the way through the texts is what is tried."""
     sampling = SamplingParams(max_tokens=20, ignore_eos=True, stop="x", logprobs=2)
@@ -229,7 +239,7 @@ def assert_nothing_is_left(born: Births, *kinds: str) -> None:
     assert not born.alive, f"still alive: {born.alive}"
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", [*ENDINGS, refused_structure])  # which waits for a thread: virtual time jumps
 async def test_a_request_makes_no_garbage_however_it_ends(ending: Ending, autojump_clock: object) -> None:
     async with simulated() as engine:
         await ending(engine, 1)
