@@ -5,23 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attrs import evolve, frozen
 
 from triolet import Completion, Engine, FinishReason, InvalidRequest, SamplingParams, Structure
-from triolet.core.model import ModelDescription
-from triolet.testing.sim import SimExecutor, SimModel, SimTokenizer
+from triolet.testing.sim import SimExecutor, SimTokenizer
 
+from ..actors.shared import TextModel
 from .hosts import Bench, ask, expected, query
 
 LENGTH = 20
-
-
-@frozen(kw_only=True)
-class TextModel(SimModel):
-    """One whose tokens are all text, but for the end."""
-
-    def describe(self) -> ModelDescription:
-        return evolve(super().describe(), whisper=None)
 
 
 @pytest.fixture
