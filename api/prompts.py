@@ -13,6 +13,7 @@ from attrs import field, frozen
 from ..core.errors import InvalidRequest, RequestTooLarge
 from ..core.model import Kind, ModelDescription, Prepared, Preparer
 from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_integer
+from ..models.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
 
@@ -57,7 +58,7 @@ async def build_request(description: ModelDescription, query: Query, request_id:
         prompt_token_ids=prepared.token_ids,
         items=prepared.items,
         sampling=sampling,
-        rules=LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids),
+        rules=await _rules(description, sampling),
         max_tokens=_resolve_max_tokens(description, len(prepared.token_ids), sampling),
         priority=query.priority,
     )
@@ -203,6 +204,18 @@ def _without_media(message: Message, found: list[tuple[str, Any]]) -> Message:
 def _sampling(sampling: SamplingParams | None) -> SamplingParams:
     check_kind("sampling", sampling, SamplingParams, "SamplingParams(...), or leave it out for greedy sampling")
     return sampling or SamplingParams()
+
+
+async def _rules(description: ModelDescription, sampling: SamplingParams) -> LogitRules:
+    """The checkpoint's own. With a structure they give way to it, since it may ask for what they suppress, brackets and
+    quotation marks for one; timestamps stay out of it, as they are no text."""
+    if sampling.structure is None:
+        return LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
+    if fault := await trio.to_thread.run_sync(fault_of, sampling.structure):
+        raise InvalidRequest(fault)
+    whisper = description.whisper
+    first = description.vocabulary_size if whisper is None else whisper.timestamp_begin_id
+    return LogitRules(suppress=tuple(range(first, description.vocabulary_size)))
 
 
 def check_kind(name: str, value: object, kind: Any, allowed: str) -> None:

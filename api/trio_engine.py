@@ -250,12 +250,14 @@ class TrioEngine:
 
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
-    async def _submitted(self, request: Request, *, wait: bool) -> AsyncIterator[Mailbox]:
+    async def _submitted(
+        self, request: Request, *, wait: bool, on_token: Callable[[Drawn], object] | None = None
+    ) -> AsyncIterator[Mailbox]:
         """Admits and submits ``request``; on the way out withdraws what has not ended. No await between the halves of a
         state change. The request's place is free again when it has ended, whether or not anybody reads that."""
         supervisor, _ = self._opened()
         await self._admit(wait=wait)
-        mailbox = Mailbox(self._admission.release)
+        mailbox = Mailbox(self._admission.release, on_token)
         try:
             supervisor.submit(request, mailbox)
         except BaseException:
@@ -307,9 +309,11 @@ class TrioEngine:
     async def _deltas(self, request: Request, *, wait: bool, texts: TextDeltas | None) -> AsyncIterator[Deltas]:
         """`_submitted`, read as deltas; without ``texts`` these have none."""
         supervisor, description = self._opened()
-        output = output_of(request, texts, frozenset(description.eos_token_ids))
-        async with self._submitted(request, wait=wait) as mailbox:
-            yield Deltas(mailbox, output, partial(supervisor.abort, request.id))
+        withdraw = partial(supervisor.abort, request.id)
+        output = output_of(request, texts, frozenset(description.eos_token_ids), withdraw)
+        on_token = output.take if output.eager else None
+        async with self._submitted(request, wait=wait, on_token=on_token) as mailbox:
+            yield Deltas(mailbox, output)
 
     @trio.lowlevel.enable_ki_protection
     async def _complete(self, request: Request, begun: Callable[[], object], *, wait: bool) -> Completion:

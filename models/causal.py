@@ -103,9 +103,7 @@ class CausalNetwork:
         hidden: Tensor = self._run(self.model.module.base_model, feeds, layout, outputs).last_hidden_state[0]
         return hidden
 
-    def _run(
-        self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any
-    ) -> Any:
+    def _run(self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any) -> Any:
         return module(
             inputs_embeds=self._embed(feeds, layout, outputs)[None],
             position_ids=self._position_ids(feeds, layout),

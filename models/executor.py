@@ -39,7 +39,8 @@ from .features import LogMel
 from .kv import CrossKV, PagedKV
 from .network import Feed, Network, Record
 from .resources import ReleaseReport, ResourceStack
-from .sampling import Draw, RuleMasks, apply_rules, choose, likeliest
+from .sampling import Draw, RuleMasks, draw_tokens
+from .structure import Grammars
 from .transformer import ModuleFiles, TransformerModel
 from .whisper import WhisperModel
 
@@ -149,6 +150,7 @@ class _Open:
     cross: CrossKV | None
     outputs: EncoderOutputs
     masks: RuleMasks
+    grammars: Grammars
 
 
 @define(eq=False)
@@ -227,22 +229,26 @@ class TorchExecutor:
 
     def _take(self, blueprint: AnyBlueprint, load: Callable[[], AnyModel]) -> None:
         """Takes all that an open executor holds, each thing in the name of its owner."""
-        own, device = self._stack.own, blueprint.device
+        checkpoint = blueprint.checkpoint
+        own, vocabulary, device = self._stack.own, checkpoint.shape.vocabulary, blueprint.device
         self._stack.callback("records", self._records.clear)
         self._set_threads()
+        grammars = Grammars(checkpoint.tokenizer, vocabulary, checkpoint.eos_token_ids)
+        self._stack.callback("grammars", grammars.release)
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
         parts = blueprint.take(own, load)
         self._open = _Open(
             device=device,
-            eos_token_ids=blueprint.checkpoint.eos_token_ids,
+            eos_token_ids=checkpoint.eos_token_ids,
             network=parts.network,
             log_mel=parts.log_mel,
             model=parts.model,
             paged=parts.paged,
             cross=parts.cross,
             outputs=own("encoder_outputs", EncoderOutputs()),
-            masks=own("rule_masks", RuleMasks(blueprint.checkpoint.shape.vocabulary, device)),
+            masks=own("rule_masks", RuleMasks(vocabulary, device)),
+            grammars=grammars,
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors of shapes {forgotten} have no owner: whoever holds them is to be own()ed"
@@ -351,7 +357,8 @@ class TorchExecutor:
     def _run(self, now: _Open, plan: StepPlan) -> StepResult:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
-            record = self._records[start.sequence_id] = Record(start, list(start.token_ids))
+            guide = now.grammars.guide(start.sampling.structure, start.token_ids[start.prompt_length :])
+            record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide)
             now.network.start(record)
         for write in plan.cross_writes:
             slots = 0 if now.cross is None else now.cross.slots
@@ -425,19 +432,17 @@ class TorchExecutor:
                     rules=start.rules,
                     never=never,
                     prompt=records[index].prompt,
+                    guide=records[index].guide,
                 )
             )
-        apply_rules(logits[: len(rows)], draws, now.eos_token_ids)
-        tokens, logprobs = choose(logits[: len(rows)], draws)
-        tops = likeliest(logits[: len(rows)], draws)
-        for index, logprob in zip(rows, logprobs, strict=True):
-            if math.isnan(logprob):  # the model's numbers broke down, or the rules leave no token
+        drawn = dict(zip(rows, draw_tokens(logits[: len(rows)], draws, now.eos_token_ids), strict=True))
+        for index, one in drawn.items():
+            if math.isnan(one.logprob):  # the model's numbers broke down, or the rules leave no token
                 raise EngineError(
                     f"sequence {records[index].start.sequence_id} has no token to draw: its logits are not finite, "
                     "or its rules allow none"
                 )
-        drawn = zip(rows, tokens, logprobs, tops, strict=True)
-        return {index: Drawn(token_id=token, logprob=logprob, top=top) for index, token, logprob, top in drawn}
+        return drawn
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""

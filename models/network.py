@@ -16,6 +16,7 @@ from ..core.errors import InvalidRequest
 from ..core.plan import EncodeJob, SequenceStart, Slice
 from .features import LogMel
 from .kv import CrossKV, PagedKV, lay_out
+from .structure import Guide
 from .whisper import WhisperModel
 
 
@@ -28,6 +29,7 @@ class Record:
 
     start: SequenceStart
     tokens: list[int]
+    guide: Guide | None = None  # the way through its structure
     notes: Any = field(default=None, repr=False)
     prompt: tuple[int, ...] = field(init=False)  # its tokens, each once; only where a penalty needs them
 

@@ -37,7 +37,7 @@ from .core.errors import (
     UnsupportedModel,
 )
 from .core.events import Event
-from .core.request import FinishReason, SamplingParams
+from .core.request import FinishReason, SamplingParams, Structure
 
 __all__ = [
     "CallerError",
@@ -66,6 +66,7 @@ __all__ = [
     "SamplingParams",
     "Segment",
     "SegmentStream",
+    "Structure",
     "TranscribeOptions",
     "Speculation",
     "Transcript",
