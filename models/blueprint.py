@@ -270,6 +270,7 @@ class TextBlueprint:
             generates=checkpoint.kind is not Kind.POOLING,
             family=checkpoint.family,
         )
+        network.attach()
         return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
 
     def prove(self, network: Network) -> None:
@@ -319,7 +320,6 @@ class TextBlueprint:
             default_pooling=checkpoint.default_pooling,
             labels=checkpoint.labels,
         )
-
 
     def _preparer(self, identity: str) -> TextPreparer | MediaPreparer:
         checkpoint = self.checkpoint

@@ -45,12 +45,15 @@ class CausalNetwork:
     family: Family | None = None
     witness: Witness | None = None
 
-    def attach(self) -> None:
-        """Makes our attention the module's."""
+    @property
+    def language(self) -> Any:
+        """The module whose attention is ours; others of it, which encode, keep their own."""
+        return self.model.module if self.family is None else self.family.text(self.model.module)
+
+    def attach(self, implementation: str = PAGED) -> None:
+        """Makes our attention, or another ``implementation``, the language model's."""
         register()
-        module = self.model.module
-        text = module if self.family is None else self.family.text(module)
-        text.set_attn_implementation(PAGED)
+        self.language.set_attn_implementation(implementation)
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
         assert self.family is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
@@ -103,9 +106,7 @@ class CausalNetwork:
         hidden: Tensor = self._run(self.model.module.base_model, feeds, layout, outputs).last_hidden_state[0]
         return hidden
 
-    def _run(
-        self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any
-    ) -> Any:
+    def _run(self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any) -> Any:
         return module(
             inputs_embeds=self._embed(feeds, layout, outputs)[None],
             position_ids=self._position_ids(feeds, layout),

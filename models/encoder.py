@@ -34,7 +34,9 @@ class EncoderNetwork:
         raise AssertionError(f"{len(jobs)} items are to be encoded, but the model reads text only")
 
     def write_cross(self, slot: int, output: Tensor) -> None:
-        raise AssertionError(f"slot {slot} is to be written with {tuple(output.shape)}, but there is no cross-attention")
+        raise AssertionError(
+            f"slot {slot} is to be written with {tuple(output.shape)}, but there is no cross-attention"
+        )
 
     def start(self, record: Record) -> None:
         assert record.start.pooling is not None, (
