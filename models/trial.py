@@ -70,7 +70,8 @@ def _reference(network: CausalNetwork, prompt: list[int]) -> Tensor:
     module = network.model.module if network.generates else network.model.module.base_model
     positions = torch.arange(len(prompt), device=network.device)[None]
     answer = module(tokens, position_ids=positions, use_cache=False)
-    return (answer.logits if network.generates else answer.last_hidden_state)[0, -1].float()
+    last: Tensor = (answer.logits if network.generates else answer.last_hidden_state)[0, -1].float()
+    return last
 
 
 def _run(network: CausalNetwork, prompts: list[list[int]], witness: _Witness) -> list[Tensor]:
