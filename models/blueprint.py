@@ -162,9 +162,9 @@ class Blueprint:
             dtype=self.dtype,
         )
 
-    def take(self, own: Own, load: Callable[[], WhisperModel]) -> Parts:
+    def take(self, own: Own, load: Callable[[], Any]) -> Parts:
         log_mel = own("features", LogMel.build(self.checkpoint.features, self.device))
-        model = own("weights", load())
+        model: WhisperModel = own("weights", load())
         paged = own("self_kv", self._allocate_pages())
         cross = own("cross_kv", self._allocate_slots())
         network = WhisperNetwork(
@@ -254,9 +254,9 @@ class TextBlueprint:
             return checkpoint.family.load(checkpoint.folder, self.dtype)
         return load_module(checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler")
 
-    def take(self, own: Own, load: Callable[[], TransformerModel]) -> Parts:
+    def take(self, own: Own, load: Callable[[], Any]) -> Parts:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
-        model = own("weights", load())
+        model: TransformerModel = own("weights", load())
         if not checkpoint.causal:
             pad = checkpoint.tokenizer.pad_token_id or 0
             encoder = EncoderNetwork(model=model, positions=shape.positions, pad=pad, device=self.device)
@@ -270,6 +270,7 @@ class TextBlueprint:
             generates=checkpoint.kind is not Kind.POOLING,
             family=checkpoint.family,
         )
+        network.attach()
         return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
 
     def prove(self, network: Network) -> None:

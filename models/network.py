@@ -80,8 +80,9 @@ class Weights(Protocol):
 class Network(Protocol):
     """A model at work. Every method is for `torch.inference_mode`; slices have been checked against pages and slots."""
 
-    positions: int
-    """Decoder positions: prompt and generated tokens together."""
+    @property
+    def positions(self) -> int:
+        """Decoder positions: prompt and generated tokens together."""
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
         """Encoder outputs, each [embeddings, width] in storage of its own.
