@@ -178,7 +178,7 @@ class Twice(TorchExecutor):
 
     def open(self):
         description = super().open()
-        self._stack.own("pages", self._open.paged)
+        self._stack.own("pages", self._open.main.paged)
         return description
 
 
@@ -371,12 +371,12 @@ def read_once(monkeypatch):
 
 STAGES = [
     (blueprint, "read_checkpoint"),
-    (module.WeightFiles, "open"),
-    (module.WeightFiles, "get"),
-    (module.LogMel, "build"),
-    (module.WhisperModel, "load"),
-    (module.PagedKV, "allocate"),
-    (module.CrossKV, "allocate"),
+    (blueprint.WeightFiles, "open"),
+    (blueprint.WeightFiles, "get"),
+    (blueprint.LogMel, "build"),
+    (blueprint.WhisperModel, "load"),
+    (blueprint.PagedKV, "allocate"),
+    (blueprint.CrossKV, "allocate"),
     (module.RuleMasks, "__init__"),
     (module.EncoderOutputs, "__init__"),
     (module._Open, "__init__"),

@@ -136,7 +136,7 @@ def test_garbage_in_the_pages_reaches_no_result(text_driver, reference):
     """Pages hold what was there before; it may be no number."""
     driver = text_driver("gemma2")
     with torch.inference_mode():
-        driver.executor._open.paged._pool[:, :-1].fill_(torch.nan)
+        driver.executor._open.main.paged._pool[:, :-1].fill_(torch.nan)
     jobs = [TextJob(prompt=noise(length, length), chunk=9, max_tokens=5) for length in LENGTHS]
     results = driver.run(*jobs)
     assert [result.tokens for result in results] == [generate(reference("gemma2"), job.prompt, 5) for job in jobs]
@@ -262,7 +262,7 @@ def test_it_sleeps_and_wakes_as_it_was(books, open_driver, folder, family, keep_
     counted = books.check(driver.executor)
     before = work(driver)
     for _ in range(2):
-        pointers = {tensor.data_ptr() for tensor in driver.executor._open.model.tensors()}
+        pointers = {tensor.data_ptr() for tensor in driver.executor._open.main.model.tensors()}
         driver.executor.sleep(keep_weights=keep_weights)
         parked = {"parked_weights": counted["weights"]} if keep_weights else {}
         assert driver.executor.memory() == DeviceMemory(device="cpu", by_owner=parked)
@@ -270,7 +270,7 @@ def test_it_sleeps_and_wakes_as_it_was(books, open_driver, folder, family, keep_
         assert driver.executor.released.kept == {}
         driver.executor.wake()
         if keep_weights:
-            assert {tensor.data_ptr() for tensor in driver.executor._open.model.tensors()} == pointers
+            assert {tensor.data_ptr() for tensor in driver.executor._open.main.model.tensors()} == pointers
         assert books.check(driver.executor) == counted
         assert work(driver) == before
     driver.executor.close()
@@ -300,7 +300,7 @@ def test_bytes_are_those_of_the_checkpoint_and_the_configuration(text_driver, re
 
 def test_a_model_on_another_device_shares_what_is_shared(text_driver):
     """The head that is the embedding stays one tensor."""
-    model = text_driver("gemma2").executor._open.model
+    model = text_driver("gemma2").executor._open.main.model
     moved = model.to(torch.device("meta"))
     assert all(tensor.is_meta for tensor in moved.tensors())
     assert moved.module.lm_head.weight is moved.module.model.embed_tokens.weight
