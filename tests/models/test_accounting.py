@@ -339,13 +339,13 @@ def test_an_error_of_ours_keeps_no_tensor_either(books, driver, audio, ids, monk
     books.check(executor)
     driver.encode(a=audio(1), b=audio(2))
 
-    def choose(logits, draws):
+    def draw_tokens(logits, draws, eos_token_ids):
         try:
             raise ValueError(logits.sum())
         except ValueError as first:
             raise EngineError("chained") from first
 
-    monkeypatch.setattr(module, "choose", choose)
+    monkeypatch.setattr(module, "draw_tokens", draw_tokens)
     with pytest.raises(EngineError, match="chained") as error:
         executor.step(step_of(ids))
     kept.append(error)
@@ -436,7 +436,7 @@ def test_s7_an_open_that_fails_at_a_registration_leaves_nothing(
     executor = TorchExecutor(checkpoint, config(threads=1))
     executor.open()
     executor.close()
-    expected = {"own": list(OWNERS), "callback": ["records", "threads"]}[call]
+    expected = {"own": list(OWNERS), "callback": ["records", "threads", "grammars"]}[call]
     assert calls == expected
     for number in range(1, len(expected) + 1):
         calls.clear()
