@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import repeat
 
 from attrs import evolve, frozen
 from torch import Tensor
@@ -48,7 +49,9 @@ class Pen:
         """
         wanted = _wanted_rows(feeds)
         logits = self.network.logits(feeds, wanted.rows, self.outputs)
-        probes = {index: _probe(logits[row], feeds[index].record) for index, row in wanted.probes.items()}
+        asked = [feeds[index].record for index in wanted.probes]
+        answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), asked)
+        probes = dict(zip(wanted.probes, answers, strict=True))
         drawn = self._drawn(logits, wanted.draws, feeds)
         nothing = Drawn(token_id=None)
         return [evolve(drawn.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
@@ -57,9 +60,11 @@ class Pen:
         """What is drawn, by slice. ``rows`` are the first of ``logits``, which are written to."""
         if not rows:
             return {}
-        draws = [self._of(feeds[index], guesses) for index, own in rows.items() for guesses in range(len(own))]
-        all_drawn = draw_tokens(logits[: len(draws)], draws, self.eos_token_ids)
-        return {index: _accept(feeds[index], [all_drawn[row] for row in own]) for index, own in rows.items()}
+        draws: list[Draw] = []
+        for index, own in rows.items():
+            draws += map(self._of, repeat(feeds[index]), range(len(own)))
+        found = draw_tokens(logits[: len(draws)], draws, self.eos_token_ids)
+        return {index: _accept(feeds[index], found[own.start : own.stop]) for index, own in rows.items()}
 
     def _of(self, feed: Feed, guesses: int) -> Draw:
         """The draw behind the first ``guesses`` of its guesses."""

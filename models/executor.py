@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import repeat
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -322,8 +323,9 @@ class TorchExecutor:
         if not jobs:
             return
         with _device_errors(f"an encode batch of {len(jobs)} items"):
-            encoded = [(outputs, _encode(parts.network, jobs)) for parts, outputs in now.crossed()]
-        for outputs, found in encoded:
+            crossed = now.crossed()
+            encoded = list(map(_encode, (parts.network for parts, _ in crossed), repeat(jobs)))
+        for (_, outputs), found in zip(crossed, encoded, strict=True):
             outputs.add(dict(zip(keys, found, strict=True)))
 
     @_device_call
@@ -397,7 +399,7 @@ class TorchExecutor:
     def _draw(self, now: _Open, feeds: list[Feed]) -> list[Drawn]:
         """Tokens, and what was guessed right behind them; the records grow when all has gone well."""
         if now.guesser is not None:
-            feeds = [feed.with_guesses(guesses) for feed, guesses in zip(feeds, now.guesser.guess(feeds), strict=True)]
+            feeds = list(map(Feed.with_guesses, feeds, now.guesser.guess(feeds)))
         drawn = now.pen.draw(feeds)
         for feed, one in zip(feeds, drawn, strict=True):
             tokens = [part.token_id for part in (one, *one.accepted)]
@@ -454,11 +456,15 @@ def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:
 
 def _encode(network: Network, jobs: tuple[EncodeJob, ...]) -> Sequence[Tensor]:
     encoded = network.encode(jobs)
-    finite = [bool(output.isfinite().all()) for output in encoded]
+    finite = map(_is_finite, encoded)
     broken = [job.key for job, good in zip(jobs, finite, strict=True) if not good]
     if broken:
         raise EncodeFailed(f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity")
     return encoded
+
+
+def _is_finite(output: Tensor) -> bool:
+    return bool(output.isfinite().all())
 
 
 def _check_pages(paged: PagedKV, part: Slice) -> None:

@@ -66,9 +66,8 @@ class DraftGuesser:
         self.network.start(record.twin)
 
     def guess(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
-        seen = [index for index, feed in enumerate(feeds) if self._can_read(feed)]
         guesses: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(feeds)), ())
-        now = {index: _twin(feeds[index]) for index in seen}
+        now = {index: _twin(feed) for index, feed in enumerate(feeds) if self._can_read(feed)}
         while now:
             drawn = self.pen.draw(list(now.values()))
             for index, one in zip(now, drawn, strict=True):

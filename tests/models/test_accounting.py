@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError
 from triolet.core.plan import CrossWrite, SequenceStart, Slice, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
-from triolet.models import blueprint
+from triolet.models import blueprint, drawing
 from triolet.models import executor as module
 from triolet.models.executor import TorchExecutor
 from triolet.models.kv import PagedKV
@@ -345,7 +345,7 @@ def test_an_error_of_ours_keeps_no_tensor_either(books, driver, audio, ids, monk
         except ValueError as first:
             raise EngineError("chained") from first
 
-    monkeypatch.setattr(module, "draw_tokens", draw_tokens)
+    monkeypatch.setattr(drawing, "draw_tokens", draw_tokens)
     with pytest.raises(EngineError, match="chained") as error:
         executor.step(step_of(ids))
     kept.append(error)
