@@ -475,9 +475,8 @@ class TorchExecutor:
 def _check_pages(paged: PagedKV, part: Slice) -> None:
     end = part.start + part.length
     assert len(part.block_table) * paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
-    assert min(part.block_table) >= 0 and max(part.block_table) < paged.pages, (
-        f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"
-    )
+    known = min(part.block_table) >= 0 and max(part.block_table) < paged.pages
+    assert known, f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"
 
 
 @frozen(kw_only=True)
