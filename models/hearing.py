@@ -62,7 +62,7 @@ class QwenAudio:
         self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
     ) -> Preparer:
         """See `Family`."""
-        extractor = load_part("AutoFeatureExtractor", folder)
+        extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
         wanted = 2 * config.audio_config.max_source_positions
         if extractor.nb_max_frames != wanted:
             raise CheckpointError(
@@ -123,7 +123,9 @@ class _WindowReader:
         allowed = f"float32 samples at {self.sampling_rate} Hz, 1 to {self.extractor.n_samples} of them"
         if not isinstance(item, np.ndarray) or item.ndim != 1 or item.dtype != np.float32:
             kind = (
-                f"an array {list(item.shape)} of {item.dtype}" if isinstance(item, np.ndarray) else type(item).__name__
+                f"an array {list(item.shape)} of {item.dtype}"
+                if isinstance(item, np.ndarray)
+                else f"a {type(item).__name__}"
             )
             raise InvalidRequest(f"{kind}; allowed: {allowed}")
         if not 1 <= len(item) <= self.extractor.n_samples:

@@ -98,6 +98,7 @@ class MediaPreparer:
     identity: str  # of all that an encoding depends on beside the item itself
     embedding_bytes: int
     chat_template: str | None = field(repr=False)
+    unread: tuple[tuple[str, int], ...]  # tokens that stand for what is not read, such as videos, and their ids
     _reader: Reader
 
     @classmethod
@@ -110,22 +111,24 @@ class MediaPreparer:
         identity: Sequence[str],
         embedding_bytes: int,
         chat_template: str | None = None,
+        unread_ids: Sequence[int] = (),
     ) -> MediaPreparer:
         """For a transformers tokenizer.
 
         Args:
             identity: names the weights, their dtype and the processor's settings.
             embedding_bytes: of one embedding.
-            chat_template: where the tokenizer has none.
+            chat_template: goes before the tokenizer's own.
+            unread_ids: tokens that stand for what is not read, such as videos.
 
         Raises:
             CheckpointError: the tokenizer does not know the placeholder.
         """
         placeholder = tokenizer.convert_ids_to_tokens(placeholder_id)
-        if placeholder is None:
+        if placeholder is None or tokenize(tokenizer, placeholder, special=False).count(placeholder_id) != 1:
             raise CheckpointError(
-                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer; "
-                "save the tokenizer with its added tokens"
+                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer, "
+                "or none that it finds in text; save the tokenizer with its special tokens"
             )
         return cls(
             tokenizer=settled(tokenizer),
@@ -137,6 +140,7 @@ class MediaPreparer:
             identity=hashlib.blake2b("\0".join(identity).encode()).hexdigest(),
             embedding_bytes=embedding_bytes,
             chat_template=chat_template,
+            unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in unread_ids),
         )
 
     def prepare(
@@ -152,6 +156,7 @@ class MediaPreparer:
         _refuse(*other, f"reads text and {medium}")
         if not isinstance(prompt, str):
             return self._prepare_tokens(tuple(prompt), given)
+        self._check_unread([text for text, _ in self.unread if text in prompt])
         self._check_count(prompt.count(self.placeholder), len(given))
         read = self._read(given)
         text = "".join(_interleave(prompt.split(self.placeholder), [item.text for item in read]))
@@ -166,16 +171,29 @@ class MediaPreparer:
         return render(self.tokenizer, messages, template=self.chat_template)
 
     def _prepare_tokens(self, token_ids: tuple[int, ...], given: Sequence[Any]) -> Prepared:
+        self._check_unread([text for text, token in self.unread if token in token_ids])
         self._check_count(token_ids.count(self.placeholder_id), len(given))
         read = self._read(given)
-        standing = iter([tokenize(self.tokenizer, item.text, special=False) for item in read])
+        standing = iter([self._standing(item) for item in read])
         expanded = [next(standing) if token == self.placeholder_id else (token,) for token in token_ids]
         return self._place(tuple(token for part in expanded for token in part), read)
+
+    def _standing(self, item: Read) -> tuple[int, ...]:
+        """The tokens that stand for ``item``."""
+        if item.text == self.placeholder * item.embeddings:  # a run needs no tokenizer
+            return (self.placeholder_id,) * item.embeddings
+        return tokenize(self.tokenizer, item.text, special=False)
 
     def _adds_special(self, prompt: str) -> bool:
         """A processor adds special tokens to a rendered conversation too, if it does not begin with one."""
         begin = self.tokenizer.bos_token
         return not (isinstance(prompt, Rendered) and begin is not None and prompt.startswith(begin))
+
+    def _check_unread(self, found: list[str]) -> None:
+        if found:
+            raise InvalidRequest(
+                f"the prompt has {', '.join(found)}, but only {self._reader.medium} is read; leave it out"
+            )
 
     def _check_count(self, placeholders: int, items: int) -> None:
         if placeholders != items:

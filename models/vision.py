@@ -77,7 +77,8 @@ class QwenVision:
         processor = _image_processor(folder)
         token = tokenizer.convert_ids_to_tokens(config.image_token_id)
         reader = _PatchReader(processor=processor, token=token)
-        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype)
+        unread = (config.video_token_id,)
+        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, unread)
 
 
 @frozen
@@ -150,8 +151,9 @@ class Tiled:
                 pixels[None].to(device, dtype), masks[None].to(device), return_dict=True
             )  # as one prompt with all the tiles
         (rows,) = output.pooler_output
-        tiles = [len(payload["pixel_values"]) for payload in payloads]
-        return apart(torch.split(rows, [count * (len(rows) // sum(tiles)) for count in tiles]))
+        config: Any = module.config
+        embeddings = _cells_of(pixels, config)
+        return apart(torch.split(rows, [len(payload["pixel_values"]) * embeddings for payload in payloads]))
 
     def positions(self, module: nn.Module, token_ids: Sequence[int], placements: Sequence[Placement]) -> None:
         """See `Family`: a position is the index."""
@@ -164,7 +166,7 @@ class Tiled:
         reader = _TileReader(
             processor=processor,
             token=tokenizer.convert_ids_to_tokens(config.image_token_id),
-            cell=config.vision_config.patch_size * config.scale_factor,
+            config=config,
         )
         return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype)
 
@@ -247,17 +249,15 @@ class _SquareReader(_ImageReader):
 class _TileReader(_ImageReader):
     """Idefics3: rows and columns of tiles, then the whole image; the text says which is which."""
 
-    cell: int  # pixels of a side that become one embedding
+    config: Any = field(repr=False)
 
     def read(self, item: Any) -> Read:
         outputs = self._process(item, return_row_col_info=True)
         pixels = outputs["pixel_values"][0]
-        tiles = len(pixels)
-        height, width = pixels.shape[-2:]
+        tiles, embeddings = len(pixels), _cells_of(pixels, self.config)
         mask = outputs.get("pixel_attention_mask")
-        shown = torch.ones(tiles, height, width, dtype=torch.bool) if mask is None else mask[0].bool()
+        shown = torch.ones_like(pixels[:, 0], dtype=torch.bool) if mask is None else mask[0].bool()
         rows, columns = outputs["rows"][0][0], outputs["cols"][0][0]
-        embeddings = (height // self.cell) * (width // self.cell)  # of a tile
         return Read(
             payload={"pixel_values": pixels, "pixel_attention_mask": shown},
             text=self._text(rows, columns, self.token * embeddings),
@@ -291,6 +291,7 @@ def _preparer(
     identity: str,
     hidden: int,
     dtype: torch.dtype,
+    unread: tuple[int, ...] = (),
 ) -> MediaPreparer:
     return MediaPreparer.of(
         tokenizer,
@@ -299,11 +300,12 @@ def _preparer(
         identity=(identity, config.model_type, str(dtype), processor.to_json_string()),
         embedding_bytes=hidden * dtype.itemsize,
         chat_template=processor_template(folder),
+        unread_ids=unread,
     )
 
 
 def _image_processor(folder: Path) -> Any:
-    return load_part("AutoImageProcessor", folder, backend="pil")
+    return load_part("AutoImageProcessor", folder, backend="pil", trust_remote_code=False)
 
 
 def _class_tokens(config: Any) -> int:
@@ -312,6 +314,13 @@ def _class_tokens(config: Any) -> int:
     if kind not in _CLASS_TOKENS:
         raise UnsupportedModel(f"a LLaVA checkpoint with a {kind} encoder; allowed: {', '.join(_CLASS_TOKENS)}")
     return _CLASS_TOKENS[kind]
+
+
+def _cells_of(pixels: Tensor, config: Any) -> int:
+    """Embeddings of each tile of ``pixels``, [..., height, width]."""
+    side = config.vision_config.patch_size * config.scale_factor
+    height, width = pixels.shape[-2:]
+    return int((height // side) * (width // side))
 
 
 def _straight(start: int, length: int) -> Tensor:

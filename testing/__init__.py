@@ -1,5 +1,5 @@
 """What Triolet's own tests are made of, for yours: a simulated device, deterministic simulation, fault sweeps, a trace
-checker, a conformance kit for encoder caches and model adapters, and Hypothesis strategies.
+checker, a conformance kit for encoder caches and model adapters, tiny random checkpoints, and Hypothesis strategies.
 
 What needs Hypothesis is imported when it is asked for: ``pip install 'triolet[test]'``.
 """
@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .adapters import ADAPTER_INVARIANTS, check_model_adapter
+from .families import FAMILIES, make_checkpoint
 from .scenarios import SCENARIOS, Client, Scenario
 from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
@@ -40,6 +41,7 @@ _STRATEGIES = ("requests", "scenarios", "schedules", "workloads")
 
 __all__ = [
     "ADAPTER_INVARIANTS",
+    "FAMILIES",
     "INVARIANTS",
     "SCENARIOS",
     "Answer",
@@ -72,6 +74,7 @@ __all__ = [
     "check_model_adapter",
     "expected_tokens",
     "live_bytes",
+    "make_checkpoint",
     "play",
     "requests",
     "run_scheduled",

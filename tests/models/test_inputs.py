@@ -1,0 +1,407 @@
+"""Prompts: their tokens and items are those of the checkpoint's own processor, and what cannot be read is told."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoTokenizer
+
+from triolet.core.errors import CheckpointError, InvalidRequest
+from triolet.core.model import Prepared
+from triolet.models.inputs import Rendered, TextPreparer, content_key
+from triolet.testing.families import make_checkpoint
+
+from .media import HIDDEN, PLACEHOLDERS, VISION, Checkpoint, make_preparer, make_processor, picture, sound
+
+Opened = Callable[[str], Checkpoint]
+
+
+@pytest.fixture(params=list(PLACEHOLDERS))
+def checkpoint(request: pytest.FixtureRequest, opened: Opened) -> Checkpoint:
+    return opened(request.param)
+
+
+@pytest.fixture(params=VISION)
+def vision(request: pytest.FixtureRequest, opened: Opened) -> Checkpoint:
+    return opened(request.param)
+
+
+@pytest.fixture
+def qwen(opened: Opened) -> Checkpoint:
+    return opened("qwen2_5_vl")
+
+
+@pytest.fixture
+def hearing(opened: Opened) -> Checkpoint:
+    return opened("qwen2_audio")
+
+
+def check_equal_to_the_processor(prepared: Prepared, inputs: dict[str, Any]) -> None:
+    assert prepared.token_ids == tuple(inputs["input_ids"][0].tolist())
+    payloads = [item.payload for item in prepared.items]
+    if "input_features" in inputs:
+        assert torch.equal(torch.stack([payload["input_features"] for payload in payloads]), inputs["input_features"])
+        frames = inputs["feature_attention_mask"].sum(-1)
+        assert torch.equal(torch.stack([payload["frames"] for payload in payloads]), frames)
+        return
+    pixels = [payload["pixel_values"] for payload in payloads]
+    joined = torch.stack(pixels) if pixels[0].dim() == 3 else torch.cat(pixels)  # LLaVA's have one size
+    wanted = inputs["pixel_values"]
+    assert torch.equal(joined, wanted[0] if wanted.dim() == 5 else wanted)
+    if "image_grid_thw" in inputs:
+        assert [list(item.grid) for item in prepared.items] == inputs["image_grid_thw"].tolist()
+        assert torch.equal(torch.stack([payload["image_grid_thw"] for payload in payloads]), inputs["image_grid_thw"])
+    if "pixel_attention_mask" in inputs:
+        masks = torch.cat([payload["pixel_attention_mask"] for payload in payloads])
+        assert torch.equal(masks.long(), inputs["pixel_attention_mask"][0])
+
+
+# -- text and items, as the processor makes them ---------------------------------------------------------------------
+
+
+def test_tokens_and_items_are_those_of_the_processor(checkpoint: Checkpoint) -> None:
+    """Two items of different sizes, with text before, between and behind."""
+    mark = checkpoint.placeholder
+    prompt, items = f"What is {mark}\n\nand what is {mark} then?", checkpoint.items(0, 1)
+    check_equal_to_the_processor(checkpoint.prepare(prompt, items), checkpoint.process(prompt, items))
+
+
+@pytest.mark.parametrize("frame", ["{0}", "{0}{0}", "\n{0}\n", "a {0} b {0} c {0}\n"])
+def test_so_they_are_wherever_the_items_stand(frame: str, checkpoint: Checkpoint) -> None:
+    prompt = frame.format(checkpoint.placeholder)
+    items = checkpoint.items(*range(frame.count("{0}")))
+    check_equal_to_the_processor(checkpoint.prepare(prompt, items), checkpoint.process(prompt, items))
+
+
+def test_spans_hold_the_placeholders_of_their_item_and_nothing_else(checkpoint: Checkpoint) -> None:
+    mark = checkpoint.placeholder
+    prepared = checkpoint.prepare(f"{mark} and {mark}{mark}", checkpoint.items(0, 1, 2))
+    places = [place for item in prepared.items for span in item.spans for place in range(*span)]
+    wanted = [at for at, token in enumerate(prepared.token_ids) if token == checkpoint.preparer.placeholder_id]
+    assert places == wanted
+    for item in prepared.items:
+        assert sum(stop - start for start, stop in item.spans) == item.embeddings
+        assert item.size == item.embeddings * HIDDEN * 4
+
+
+@pytest.mark.parametrize("name", ["idefics3", "smolvlm"])
+def test_each_tile_has_a_span_of_its_own(name: str, opened: Opened) -> None:
+    checkpoint = opened(name)
+    (item,) = checkpoint.prepare("<image>", [picture(64, 64)]).items
+    assert len(item.spans) == 5  # two by two, and the whole
+    assert {stop - start for start, stop in item.spans} == {4}
+
+
+def test_an_image_that_is_not_cut_has_one_span(opened: Opened, tmp_path: Path) -> None:
+    folder = make_checkpoint("smolvlm", tmp_path)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps({**settings, "do_image_splitting": False}))
+    checkpoint = Checkpoint.open("smolvlm", folder)
+    prompt, items = "see <image> there", [picture(64, 64)]
+    prepared = checkpoint.prepare(prompt, items)
+    check_equal_to_the_processor(prepared, checkpoint.process(prompt, items))
+    assert len(prepared.items[0].spans) == 1
+
+
+def test_a_placeholder_among_tokens_is_expanded_likewise(checkpoint: Checkpoint) -> None:
+    mark = checkpoint.placeholder
+    prompt, items = f"What is {mark} and what is {mark} then?", checkpoint.items(0, 1)
+    tokens = checkpoint.tokenizer(prompt)["input_ids"]
+    assert tokens.count(checkpoint.preparer.placeholder_id) == 2
+    of_text, of_tokens = checkpoint.prepare(prompt, items), checkpoint.prepare(tokens, items)
+    assert of_tokens.token_ids == of_text.token_ids
+    assert [item.placement for item in of_tokens.items] == [item.placement for item in of_text.items]
+
+
+def test_text_alone_is_tokenized_as_it_is(checkpoint: Checkpoint) -> None:
+    prepared = checkpoint.prepare("text alone", [])
+    assert prepared == Prepared(token_ids=tuple(checkpoint.tokenizer("text alone")["input_ids"]))
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "I;16", "1"])
+def test_an_image_of_any_mode_is_read_as_the_processor_reads_it(mode: str, vision: Checkpoint) -> None:
+    image = picture(40, 60).convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    image = Image.new("I;16", (60, 40), 300) if mode == "I;16" else image.convert(mode)
+    prompt = f"see {vision.placeholder}"
+    check_equal_to_the_processor(vision.prepare(prompt, [image]), vision.process(prompt, [image]))
+
+
+def test_an_array_is_read_as_the_image_of_its_pixels(vision: Checkpoint) -> None:
+    image = picture(3, 3)  # whose channels could be mistaken for rows
+    of_image, of_array = (vision.prepare(vision.placeholder, [each]) for each in (image, np.asarray(image)))
+    assert of_image.items[0].key == of_array.items[0].key
+
+
+# -- conversations ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rendered_conversation_has_the_tokens_of_the_processors_own(checkpoint: Checkpoint) -> None:
+    medium, given = next(iter(checkpoint.preparer.media)), checkpoint.items(0, 1)
+    parts: list[Any] = [{"type": medium, medium: item} for item in given]
+    parts.insert(1, {"type": "text", "text": "and "})
+    messages = [{"role": "user", "content": parts}, {"role": "user", "content": [{"type": "text", "text": "ok"}]}]
+    processor = make_processor(checkpoint.name, checkpoint.folder)
+    if checkpoint.name == "smolvlm":  # which asks it, video or not
+        processor.video_processor = SimpleNamespace(num_frames=1, fps=1)
+    options = {"tokenize": True, "return_dict": True, "return_tensors": "pt", "add_generation_prompt": True}
+    expected = processor.apply_chat_template(messages, **options)
+    prepared = checkpoint.prepare(checkpoint.preparer.render(messages), given)
+    check_equal_to_the_processor(prepared, dict(expected))
+
+
+def test_a_prompt_that_a_user_began_with_a_special_token_gets_the_tokenizers_own_too(opened: Opened) -> None:
+    """As in the processor; only a rendered conversation is known to have it."""
+    checkpoint = opened("llava")
+    prompt, items = "<s>see <image>", checkpoint.items(0)
+    prepared = checkpoint.prepare(prompt, items)
+    check_equal_to_the_processor(prepared, checkpoint.process(prompt, items))
+    assert prepared.token_ids[:2] == (checkpoint.tokenizer.bos_token_id,) * 2
+    assert checkpoint.prepare(Rendered(prompt), items).token_ids == prepared.token_ids[1:]
+
+
+def test_an_older_checkpoints_template_is_found_in_its_own_file(tmp_path: Path) -> None:
+    folder = make_checkpoint("llava", tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "USER: {{ messages[0]['content'] }}"}))
+    preparer = Checkpoint.open("llava", folder).preparer
+    assert preparer.render([{"role": "user", "content": "hi"}]) == "USER: hi"
+
+
+def test_an_audio_checkpoint_without_a_template_has_transformers_own(tmp_path: Path) -> None:
+    folder = make_checkpoint("qwen2_audio", tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    preparer = Checkpoint.open("qwen2_audio", folder).preparer
+    rendered = preparer.render([{"role": "user", "content": [{"type": "audio"}]}])
+    assert "Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>\n<|im_end|>" in rendered
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_content_has_one_key_and_other_content_another(checkpoint: Checkpoint) -> None:
+    mark = checkpoint.placeholder
+    one, other = checkpoint.items(0, 3)  # of one size, where they are images
+    first, second = (checkpoint.prepare(f"{text} {mark}{mark}", [one, other]) for text in ("a", "b"))
+    assert [item.key for item in first.items] == [item.key for item in second.items]
+    assert first.items[0].key != first.items[1].key
+
+
+def test_other_weights_dtypes_and_settings_give_another_key(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    def key(folder: Path = checkpoint.folder, **changes: Any) -> str:
+        preparer = make_preparer(folder, checkpoint.family, checkpoint.config, checkpoint.tokenizer, **changes)
+        given = {"audio" if checkpoint.name == "qwen2_audio" else "images": checkpoint.items(0)}
+        return preparer.prepare(checkpoint.placeholder, **given).items[0].key
+
+    folder = make_checkpoint(checkpoint.name, tmp_path)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    settings["padding_value" if checkpoint.name == "qwen2_audio" else "image_std"] = (
+        0.5 if checkpoint.name == "qwen2_audio" else [0.4, 0.4, 0.4]
+    )
+    assert key() == key(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    keys = {key(), key(identity="others"), key(dtype=torch.bfloat16), key(folder)}
+    assert len(keys) == 4
+
+
+def test_grids_are_part_of_the_key(qwen: Checkpoint) -> None:
+    """Two images of one colour, as wide as the other is high, have equal patches."""
+    images = [Image.new("RGB", size, "red") for size in ((64, 32), (32, 64))]
+    wide, high = qwen.prepare(qwen.placeholder * 2, images).items
+    assert torch.equal(wide.payload["pixel_values"], high.payload["pixel_values"])
+    assert wide.key != high.key
+
+
+def test_what_a_tensor_is_called_and_its_kind_and_shape_are_part_of_the_key() -> None:
+    zeros = torch.zeros(4, 6)
+    payloads = [{"a": zeros}, {"b": zeros}, {"a": zeros.reshape(6, 4)}, {"a": zeros.int()}, {"a": zeros, "b": zeros}]
+    assert len({content_key("weights", payload) for payload in payloads}) == 5
+    assert content_key("weights", {"a": zeros}) == content_key("weights", {"a": torch.zeros(6, 4).T})
+
+
+# -- what cannot be read ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("marks", "items"), [(1, 0), (0, 1), (2, 1), (1, 2)])
+def test_placeholders_and_items_that_do_not_match_are_told_by_both_counts(
+    marks: int, items: int, checkpoint: Checkpoint
+) -> None:
+    prompt = "see " + checkpoint.placeholder * marks
+    given = checkpoint.items(*range(items))
+    told = rf"the prompt has {marks} of '<.*>' \(token \d+\), and {items} of (image|audio) were given; write it once"
+    with pytest.raises(InvalidRequest, match=told):
+        checkpoint.prepare(prompt, given)
+    with pytest.raises(InvalidRequest, match=told):
+        checkpoint.prepare(checkpoint.tokenizer(prompt)["input_ids"], given)
+
+
+def test_another_medium_than_the_models_is_refused(qwen: Checkpoint, hearing: Checkpoint) -> None:
+    with pytest.raises(InvalidRequest, match="1 audio given, but the model reads text and image; leave them out"):
+        qwen.preparer.prepare("hear", audio=[sound(100)])
+    with pytest.raises(InvalidRequest, match="1 images given, but the model reads text and audio; leave them out"):
+        hearing.preparer.prepare("see", images=[picture(9, 9)])
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        ("cat.png", "a str; allowed: a PIL image, or an array"),
+        (np.zeros((4, 4), np.uint8), r"an array \[4, 4\] of uint8; allowed: \[height, width, 3\] of uint8"),
+        (np.zeros((4, 4, 4), np.uint8), r"an array \[4, 4, 4\] of uint8; allowed"),
+        (np.zeros((4, 4, 3), np.float32), r"an array \[4, 4, 3\] of float32; allowed"),
+        (np.zeros((0, 4, 3), np.uint8), r"an array \[0, 4, 3\] of uint8; allowed"),
+        (Image.new("RGB", (0, 5)), "an image of 0 by 5 pixels; allowed: 1 or more each way"),
+    ],
+)
+def test_what_is_no_image_is_told_by_its_number(item: Any, told: str, vision: Checkpoint) -> None:
+    with pytest.raises(InvalidRequest, match=rf"image 2 of 2: {told}"):
+        vision.prepare(vision.placeholder * 2, [picture(9, 9), item])
+
+
+def test_a_damaged_file_is_told(vision: Checkpoint) -> None:
+    written = io.BytesIO()
+    picture(50, 50).save(written, "PNG")
+    damaged = Image.open(io.BytesIO(written.getvalue()[:500]))
+    with pytest.raises(InvalidRequest, match=r"image 1 of 1: it cannot be decoded: OSError: .*truncated"):
+        vision.prepare(vision.placeholder, [damaged])
+
+
+def test_a_size_that_the_processor_refuses_is_told(qwen: Checkpoint) -> None:
+    told = "image 1 of 1: an image of 500 by 2 pixels, which the checkpoint's processor refuses: .*aspect ratio"
+    with pytest.raises(InvalidRequest, match=told):
+        qwen.prepare(qwen.placeholder, [picture(2, 500)])
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        ([0.0, 0.1], "a list; allowed: float32 samples at 16000 Hz, 1 to 16000 of them"),
+        (np.zeros(100, np.float64), r"an array \[100\] of float64; allowed: float32 samples"),
+        (np.zeros((2, 100), np.float32), r"an array \[2, 100\] of float32; allowed: float32 samples"),
+        (np.zeros(0, np.float32), "0 samples; allowed: float32 samples"),
+        (np.zeros(16_001, np.float32), "16001 samples; allowed: .* Cut it into windows, one placeholder each"),
+        (np.full(1000, np.nan, np.float32), r"samples that are no numbers \(NaN or infinite\)"),
+        (np.zeros(200, np.float32), "200 samples, too few for one embedding; allowed: 40 ms or more"),
+    ],
+)
+def test_what_is_no_audio_is_told_by_its_number(item: Any, told: str, hearing: Checkpoint) -> None:
+    with pytest.raises(InvalidRequest, match=rf"audio 2 of 2: {told}"):
+        hearing.prepare(hearing.placeholder * 2, [sound(1000), item])
+
+
+def test_forty_milliseconds_and_a_whole_window_are_heard(hearing: Checkpoint) -> None:
+    short, whole = hearing.prepare(hearing.placeholder * 2, [sound(640), sound(16_000)]).items
+    assert (short.embeddings, whole.embeddings) == (1, 25)
+    assert hearing.preparer.sampling_rate == 16_000
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_a_video_is_refused_in_text_and_tokens(name: str, opened: Opened) -> None:
+    checkpoint = opened(name)
+    told = r"the prompt has <\|video_pad\|>, but only image is read; leave it out"
+    with pytest.raises(InvalidRequest, match=told):
+        checkpoint.prepare("see <|video_pad|>", [])
+    with pytest.raises(InvalidRequest, match=told):
+        checkpoint.prepare([1, checkpoint.config.video_token_id], [])
+
+
+def test_a_feature_extractor_with_another_window_than_the_models_is_refused(
+    hearing: Checkpoint, tmp_path: Path
+) -> None:
+    folder = make_checkpoint("qwen2_audio", tmp_path)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    for name in ("chunk_length", "n_samples", "nb_max_frames"):
+        settings[name] *= 2
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"makes 200 frames; config.json asks for 100"):
+        make_preparer(folder, hearing.family, hearing.config, hearing.tokenizer)
+
+
+# -- threads ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_image_file_stands_in_many_prompts_that_are_prepared_at_once(vision: Checkpoint) -> None:
+    """A file is decoded on first use, and Pillow's decoding is not made for two threads at once."""
+    written = io.BytesIO()
+    picture(300, 300).save(written, "PNG")
+    image = Image.open(written)
+    prompts = [f"{number} {vision.placeholder}" for number in range(16)]
+    with ThreadPoolExecutor(8) as threads:
+        prepared = list(threads.map(lambda prompt: vision.prepare(prompt, [image]), prompts))
+    alone = [vision.prepare(prompt, [picture(300, 300)]) for prompt in prompts]
+    assert [each.token_ids for each in prepared] == [each.token_ids for each in alone]
+    assert {each.items[0].key for each in prepared} == {alone[0].items[0].key}
+
+
+# -- text alone ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "bert"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return AutoTokenizer.from_pretrained(make_checkpoint(request.param, tmp_path_factory.mktemp(request.param)))
+
+
+def test_text_has_the_tokenizers_own_special_tokens(tokenizer: Any) -> None:
+    preparer = TextPreparer.of(tokenizer)
+    assert preparer.media == frozenset()
+    assert preparer.prepare("some text") == Prepared(token_ids=tuple(tokenizer("some text")["input_ids"]))
+    assert preparer.prepare([5, 6, 7]) == Prepared(token_ids=(5, 6, 7))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+def test_a_conversation_has_the_tokens_of_the_template_and_no_more(name: str, tmp_path: Path) -> None:
+    """Llama's and Gemma's tokenizers begin every text with a token that their templates have written already."""
+    tokenizer = AutoTokenizer.from_pretrained(make_checkpoint(name, tmp_path))
+    preparer = TextPreparer.of(tokenizer)
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    rendered = preparer.render(messages)
+    assert isinstance(rendered, Rendered)
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert preparer.prepare(rendered) == Prepared(token_ids=tuple(expected))
+    assert preparer.prepare(str(rendered)) == Prepared(token_ids=tuple(tokenizer(rendered)["input_ids"]))
+
+
+def test_a_model_of_text_refuses_images_and_audio(tokenizer: Any) -> None:
+    preparer = TextPreparer.of(tokenizer)
+    with pytest.raises(InvalidRequest, match="1 images given, but the model reads text only; leave them out"):
+        preparer.prepare("see", images=[picture(9, 9)])
+    with pytest.raises(InvalidRequest, match="2 audio given, but the model reads text only; leave them out"):
+        preparer.prepare("hear", audio=[sound(9), sound(9)])
+
+
+def test_messages_that_the_template_refuses_are_told(tmp_path: Path) -> None:
+    preparer = TextPreparer.of(AutoTokenizer.from_pretrained(make_checkpoint("llama", tmp_path)))
+    with pytest.raises(InvalidRequest, match=r"chat template refuses the messages: .*roles are system, user"):
+        preparer.render([{"role": "critic", "content": "hm"}])
+    with pytest.raises(InvalidRequest, match="no messages; a conversation has one or more"):
+        preparer.render([])
+
+
+def test_a_checkpoint_without_a_chat_template_says_so(tmp_path: Path) -> None:
+    preparer = TextPreparer.of(AutoTokenizer.from_pretrained(make_checkpoint("bert", tmp_path)))
+    with pytest.raises(InvalidRequest, match="no chat template; write the prompt as text"):
+        preparer.render([{"role": "user", "content": "hi"}])
+
+
+def test_a_tokenizer_that_was_saved_with_truncation_and_padding_does_neither(tmp_path: Path) -> None:
+    """It turns them off on its first call, which must not be one of several at once."""
+    folder = make_checkpoint("llama", tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    expected = tuple(tokenizer("some long text")["input_ids"])
+    tokenizer("a long text", truncation=True, padding="max_length", max_length=4)
+    tokenizer.save_pretrained(folder)
+    saved = AutoTokenizer.from_pretrained(folder)
+    assert saved.backend_tokenizer.truncation is not None
+    preparer = TextPreparer.of(saved)
+    assert saved.backend_tokenizer.truncation is saved.backend_tokenizer.padding is None
+    assert preparer.prepare("some long text") == Prepared(token_ids=expected)
