@@ -1,6 +1,6 @@
 """Requests per second of continuous batching, beside transformers' own on the same weights, in one run.
 
-    python benchmarks/continuous.py [--size small] [--requests 32] [--running 16] [--tokens 32] [--repeat 5] [--threads 1]
+    python benchmarks/continuous.py [--size small] [--requests 32] [--running 16] [--tokens 32] [--repeat 5]
 
 The same work for all: prompts of mixed lengths, as many greedy tokens each, end-of-text ignored, fp32 on the CPU, a
 Llama with random weights (nothing is downloaded). `generate_batch` is transformers' continuous batching with its paged
@@ -208,7 +208,9 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
                 rates[name].append(args.requests / (time.perf_counter() - start))
         same += sum(ours == theirs for ours, theirs in zip(*list(answers.values())[::2], strict=True))
     triolet.executor.close()
-    print(f"Llama {args.size}, random weights, fp32, {args.threads} threads, {args.requests} requests, {args.running} at")
+    print(
+        f"Llama {args.size}, random weights, fp32, {args.threads} threads, {args.requests} requests, {args.running} at"
+    )
     print(f"once, prompts of {min(LENGTHS)} to {max(LENGTHS)} tokens, {args.tokens} tokens each")
     print(f"{same} of {args.requests * (args.repeat + 1)} answers are those of `generate`, token for token")
     print("| | requests/s | triolet / it, paired |")

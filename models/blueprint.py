@@ -320,8 +320,14 @@ class TextBlueprint:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
         model: TransformerModel = own("weights", load())
         if not checkpoint.causal:
-            pad = checkpoint.tokenizer.pad_token_id or 0
-            encoder = EncoderNetwork(model=model, positions=shape.positions, pad=pad, device=self.device)
+            pads = (checkpoint.config.pad_token_id, checkpoint.tokenizer.pad_token_id, 0)
+            encoder = EncoderNetwork(
+                model=model,
+                positions=shape.positions,
+                pad=next(pad for pad in pads if pad is not None),
+                classifies=bool(checkpoint.labels),
+                device=self.device,
+            )
             return Parts(network=encoder, model=model, log_mel=None, paged=None, cross=None)
         paged = own("self_kv", self._allocate_pages())
         network = CausalNetwork(
@@ -330,6 +336,7 @@ class TextBlueprint:
             positions=shape.positions,
             device=self.device,
             generates=checkpoint.kind is not Kind.POOLING,
+            classifies=bool(checkpoint.labels),
             family=checkpoint.family,
         )
         network.attach()

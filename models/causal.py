@@ -20,7 +20,7 @@ from .families import Family
 from .kv import PagedKV
 from .network import Feed, Outputs, Record
 from .paged import PagedLayout, PagedStep
-from .pooling import PooledHead, Sums
+from .pooling import PooledHead, Sums, check_pooling
 from .transformer import TransformerModel
 
 
@@ -42,6 +42,7 @@ class CausalNetwork:
     positions: int
     device: torch.device
     generates: bool
+    classifies: bool = False
     family: Family | None = None
     witness: Witness | None = None
     _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
@@ -74,6 +75,7 @@ class CausalNetwork:
 
     def start(self, record: Record) -> None:
         start = record.start
+        check_pooling(start, classifies=self.classifies)
         record.notes = notes = _Notes()
         placed = None
         if self.family is not None:

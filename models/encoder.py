@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.plan import EncodeJob
 from ..core.request import Pooling
 from .network import Feed, Outputs, Record
-from .pooling import Sums, finish
+from .pooling import Sums, check_pooling, finish
 from .transformer import TransformerModel
 
 _FILLED = 0.25  # of a batch's rows, at most, are there to fill it up
@@ -28,6 +28,7 @@ class EncoderNetwork:
     model: TransformerModel
     positions: int
     pad: int
+    classifies: bool
     device: torch.device
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
@@ -42,6 +43,7 @@ class EncoderNetwork:
         assert record.start.pooling is not None, (
             f"sequence {record.start.sequence_id} is to be generated, but the model gives vectors only"
         )
+        check_pooling(record.start, classifies=self.classifies)
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         raise AssertionError(f"{wanted} of {len(feeds)} slices are to be logits besides {outputs}, of vectors only")
