@@ -206,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="    if slot.users:\n        return\n",
         mistake="",
         killer=SLOTS,
-        reason=("no slot is taken from its users", "left more often than joined"),
+        reason=("books_balance", "no slot is taken from its users"),
     ),
     Mutant(
         name="a cross slot whose write failed can be joined",
