@@ -62,12 +62,24 @@ class EncoderNetwork:
         filled = [[*feed.tokens, *[self.pad] * (longest - feed.part.length)] for feed in feeds]
         lengths = torch.tensor([feed.part.length for feed in feeds])
         module = self.model.module if classify else self.model.module.base_model
+        pairs = any(_second(feed) is not None for feed in feeds)
+        types = {"token_type_ids": self._types(feeds, longest)} if pairs else {}
         output = module(
             input_ids=torch.tensor(filled, device=self.device),
             attention_mask=(torch.arange(longest) < lengths[:, None]).long().to(self.device),
+            **types,
         )
         rows = output.logits[:, None] if classify else output.last_hidden_state
         return [_answer(row, feed, classify) for row, feed in zip(rows, feeds, strict=True)]
+
+    def _types(self, feeds: list[Feed], longest: int) -> Tensor:
+        """Which of two texts each token is of, [prompts, longest]."""
+        seconds = [longest if _second(feed) is None else _second(feed) for feed in feeds]
+        return (torch.arange(longest) >= torch.tensor(seconds)[:, None]).long().to(self.device)
+
+
+def _second(feed: Feed) -> int | None:
+    return _pooling(feed).second
 
 
 def _answer(rows: Tensor, feed: Feed, classify: bool) -> tuple[float, ...]:
