@@ -1,4 +1,4 @@
-"""The table of mutants: pages shared by content, items placed among the tokens, guesses, and prompts that are pooled."""
+"""The table of mutants: pages shared by content, items placed among the tokens, guesses, whole prompts."""
 
 from __future__ import annotations
 
