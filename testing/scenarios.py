@@ -185,7 +185,7 @@ _ALL = (
         name="images that do not fit together",  # 30, 40 and 10 bytes
         clients=(
             Client(images=(2, 3, 2), prompt=(START, IMAGE, 5, IMAGE, IMAGE), max_tokens=4),
-            Client(images=(2, 0), prompt=_TWO_IMAGES, patience=0.7),
+            Client(images=(2, 0), prompt=_TWO_IMAGES, patience=0.31),
             Client(images=(3,), prompt=(START, IMAGE), arrives=0.31, max_tokens=2),
         ),
         model=_READS_IMAGES,

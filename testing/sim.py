@@ -62,8 +62,8 @@ class SimTokenizer:
 
 @frozen(kw_only=True)
 class SimPreparer:
-    """Prompts with images, which are numbers here: image n has ``1 + n % 4`` embeddings, each of as many bytes as one
-    of the model's encoder outputs. `IMAGE` stands for each image in the prompt."""
+    """Prompts with images, which are numbers here: image n has ``1 + n % 4`` embeddings, each of as many bytes as an
+    embedding of the model has. `IMAGE` stands for each image in the prompt."""
 
     model: SimModel
     media: frozenset[str] = frozenset({"image"})

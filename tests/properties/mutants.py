@@ -37,7 +37,7 @@ from ..actors import shared
 from ..actors.test_promises import SCHEDULES
 from .test_ledger import LedgerMachine
 from .test_pages import PagesMachine, SlotsMachine
-from .test_planner import PlannerMachine
+from .test_planner import PlannerMachine, SharingMachine, WholePromptsMachine
 
 Killer = Callable[[], object]
 
@@ -208,6 +208,8 @@ def without_collector() -> Iterator[None]:
 
 
 LEDGER = machine(LedgerMachine)
+SHARING = machine(SharingMachine)
+WHOLE_PROMPTS = machine(WholePromptsMachine)
 PLANNER = machine(PlannerMachine)
 PAGES = machine(PagesMachine)
 SLOTS = machine(SlotsMachine)

@@ -38,6 +38,9 @@ PROMISES = (
     "nobody_waits_while_there_is_room",
     "pages_balance",
     "a_waiting_request_holds_no_pages",
+    "nobody_holds_what_another_one_waits_for",
+    "what_is_found_was_fed",
+    "what_has_been_read_is_given_back",
 )
 
 

@@ -9,15 +9,23 @@ from hypothesis.stateful import rule
 
 from triolet.core.ledger import EncoderLedger
 
-from . import mutants_of_actors, mutants_of_core, mutants_of_recovery
+from . import mutants_of_actors, mutants_of_core, mutants_of_recovery, mutants_of_sharing
 from .machines import Machine
 from .mutants import Mutant, machine, planted, verdict
 
-MUTANTS = mutants_of_core.MUTANTS + mutants_of_actors.MUTANTS + mutants_of_recovery.MUTANTS
+MUTANTS = (
+    *mutants_of_core.MUTANTS,
+    *mutants_of_sharing.MUTANTS,
+    *mutants_of_actors.MUTANTS,
+    *mutants_of_recovery.MUTANTS,
+)
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
     "core.ledger": 8,
     "core.planner": 8,
+    "core.prefix": 8,
+    "core.pages": 8,
+    "core.asks": 4,
     "actors.scheduler": 4,
     "actors.encoder_cache": 4,
     "actors.gpu_runner": 5,

@@ -7,6 +7,7 @@ that every request that ends well has exactly the tokens it would have had alone
 from __future__ import annotations
 
 from collections import Counter, deque
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.errors import PoisonRequest, RunnerCrashed
-from triolet.core.ledger import Decisions, EncoderLedger
+from triolet.core.ledger import Decisions, EncoderLedger, State
 from triolet.core.plan import Drawn, Slice, StepPlan, StepResult
 from triolet.core.planner import Planner
 from triolet.core.request import EncoderItem, Pooling, Probe, Request
@@ -56,7 +57,6 @@ class PlannerMachine(Machine):
         depth=st.integers(1, 2),
         caching=st.booleans(),
         speculate=st.sampled_from((0, 0, 1, 3)),
-        whole=st.sampled_from((False, False, False, False, True)),
     )
     def open(
         self,
@@ -93,6 +93,8 @@ class PlannerMachine(Machine):
         self.broken_epoch = -1
         self.crashing: set[int] = set()  # ids of steps that a poison request is in
         self.reached: dict[int, int] = {}  # the position that each sequence has been fed up to, by its id
+        self.answered: dict[int, int] = {}  # and the one that steps have been answered up to
+        self.cached = 0  # tokens that need not be fed
 
     # -- the actors' part --------------------------------------------------------------------------------------------
 
@@ -193,6 +195,18 @@ class PlannerMachine(Machine):
         tokens = max_tokens if pooling is None else 1
         self.ask(tuple(prompt), tuple(items), max_tokens=tokens, priority=priority, poison=poison, pooling=pooling)
 
+    @precondition(lambda self: self.requests and not self.limits.whole_prompts)
+    @rule(data=st.data(), more=st.integers(0, 2), pooling=st.sampled_from((None, None, *POOLINGS)))
+    def go_on(self, data: st.DataObject, more: int, pooling: Pooling | None) -> None:
+        """Another turn of a conversation: a prompt that goes on from where another request has come."""
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        request = self.requests[name]
+        prompt = (*request.prompt_token_ids, *self.tokens[name], *range(2, 2 + more))
+        placed = all(item.spans for item in request.items)
+        if len(prompt) <= 16:
+            tokens, pooled = (1, pooling) if pooling is not None and placed else (3, None)
+            self.ask(prompt, request.items, max_tokens=tokens, poison=False, pooling=pooled)
+
     def item(self, key: str, embeddings: int, spans: tuple[tuple[int, int], ...], *, units: int = 1) -> EncoderItem:
         size = units * self.model.encoder_bytes
         return EncoderItem(key=key, payload=key, embeddings=embeddings, size=size, spans=spans)
@@ -226,18 +240,26 @@ class PlannerMachine(Machine):
         alone = self.limits.whole_prompts and len(plan.slices) == 1  # cannot be divided
         assert alone or plan.tokens <= self.limits.max_step_tokens, "the token budget is kept, guesses included"
         for name, part in zip(names, plan.slices, strict=True):
-            self.everything_is_fed_once(name, part)
+            self.everything_is_fed_once(part)
+            assert not self.limits.whole_prompts or (part.start == 0 and part.draw), "a whole prompt is one slice"
             drawn = len(self.tokens[name]) + 1 + part.speculate
             assert not part.draw or drawn <= self.requests[name].max_tokens, "no guess beyond the last token wanted"
+        assert self.planner.statistics().tokens_cached == self.cached, "every position is fed once, or cached"
+        for hold in self.planner.reads_of(plan.step_id):
+            state, holders, _ = self.ledger.entries().get(hold.key, (State.ABSENT, (), 0))
+            assert state is State.READY, "no use before ready"
+            assert hold.holder in holders, "no use before ready: it is not held"
         assert len(plan.slices) <= self.limits.max_running, "no more sequences than places"
         assert len({part.sequence_id for part in plan.slices}) == len(plan.slices)
         self.flights.append(plan)
         assert len(self.flights) <= self.limits.steps_in_flight, "steps in order: no more in flight than allowed"
 
-    def everything_is_fed_once(self, name: str, part: Slice) -> None:
+    def everything_is_fed_once(self, part: Slice) -> None:
         """A sequence's slices lie end to end, the first one behind the pages that it has found."""
-        cached = self.planner._sequences[name].listed * self.limits.page_size
-        assert part.start == self.reached.get(part.sequence_id, cached), "every position is fed once, none is left out"
+        if part.sequence_id not in self.reached:
+            self.cached += part.start
+            self.answered[part.sequence_id] = part.start
+        assert part.start == self.reached.get(part.sequence_id, part.start), "every position is fed once"
         self.reached[part.sequence_id] = part.start + part.length
 
     def first_come_first_served(self, plan: StepPlan | None, ready: list[Sequence]) -> None:
@@ -276,6 +298,7 @@ class PlannerMachine(Machine):
             result = self.executor.step(plan)
             for part, drawn in zip(plan.slices, result.drawn, strict=True):
                 self.reached[part.sequence_id] += len(drawn.accepted)
+                self.answered[part.sequence_id] = part.start + part.length + len(drawn.accepted)
             self.planner.step_done(result)
         self.publish()
 
@@ -310,6 +333,7 @@ class PlannerMachine(Machine):
         """Every page is free or used, and only what is full and written is used by several."""
         uses = Counter(page for sequence in self.planner._sequences.values() for page in sequence.pages)
         assert uses == self.planner._pages._users, "books balance: a page has as many users as sequences have it"
+        assert not (uses and self.limits.whole_prompts), "a whole prompt holds no pages"
         free = self.planner.statistics().pages_free
         assert len(uses) + free == self.limits.pages, "books balance: a page is free or taken"
         for sequence in self.planner._sequences.values():
@@ -324,6 +348,22 @@ class PlannerMachine(Machine):
         assert not held & {name for name in waiting if name != waiting[0]}, (
             "a request holds one item and waits for another"
         )
+
+    @invariant()
+    def what_is_found_was_fed(self) -> None:
+        """Nobody finds a page before a step that was answered has filled it."""
+        for sequence in self.planner._sequences.values():
+            if sequence.id is not None:
+                assert sequence.id in self.answered, "who starts has a slice in that very step"
+                filled = self.answered[sequence.id] // self.limits.page_size
+                assert sequence.listed <= filled, "a page can be found once answered steps have filled it"
+
+    @invariant()
+    def what_has_been_read_is_given_back(self) -> None:
+        for sequence in self.planner._sequences.values():
+            if sequence.phase is Phase.RUNNING and sequence.placements:
+                needed = {placement.key for placement in sequence.placements if placement.stop > sequence.fed}
+                assert sequence.asks.keys() <= needed, "an image that has been read is given back"
 
     @invariant()
     def a_waiting_request_holds_no_pages(self) -> None:
@@ -361,9 +401,12 @@ class PlannerMachine(Machine):
         for _ in range(3000):
             if self.planner.idle:
                 break
-            self.plan()
+            for _ in range(self.limits.steps_in_flight):
+                self.plan()
             self.device_encodes(broken=False)
             self.device_steps(broken=False)
+            self.what_is_found_was_fed()
+            self.what_has_been_read_is_given_back()
         assert self.planner.idle, "terminal once: a request never ended"
         assert set(self.ends) == set(self.requests), "terminal once: a request was forgotten"
         for name, end in self.ends.items():
@@ -396,16 +439,53 @@ class PlannerMachine(Machine):
         assert self.planner.next_step() is None, "steps without end for nobody"
 
 
+class WholePromptsMachine(PlannerMachine):
+    """Models that read a prompt at once: each is one slice, and holds no pages."""
+
+    @initialize(running=st.integers(1, 4), budget=st.integers(2, 12), depth=st.integers(1, 2))
+    def open(self, running: int, budget: int, depth: int) -> None:
+        super().open(pages=1, slots=1, running=running, budget=budget, capacity=1, depth=depth, whole=True)
+
+
+class SharingMachine(PlannerMachine):
+    """Always with prefix caching and little room: more is shared, and evicted, in as many examples."""
+
+    @initialize(
+        pages=st.integers(6, 9),
+        running=st.integers(1, 3),
+        budget=st.integers(4, 10),
+        capacity=st.integers(1, 2),
+        depth=st.integers(1, 2),
+        speculate=st.sampled_from((0, 3)),
+    )
+    def open(self, pages: int, running: int, budget: int, capacity: int, depth: int, speculate: int) -> None:
+        sizes = {"pages": pages, "running": running, "budget": budget, "capacity": capacity, "depth": depth}
+        super().open(**sizes, slots=1, caching=True, speculate=speculate)
+
+
 TestPlanner = PlannerMachine.TestCase
 TestPlanner.settings = settings(stateful_step_count=50)
+TestWholePrompts = WholePromptsMachine.TestCase
+TestWholePrompts.settings = settings(stateful_step_count=30, max_examples=settings.default.max_examples // 4)
+TestSharing = SharingMachine.TestCase
+TestSharing.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 2)
 
 
 def opened(
-    *, pages: int = 64, depth: int = 1, slots: int = 4, running: int = 4, budget: int = 100
+    *,
+    pages: int = 64,
+    depth: int = 1,
+    slots: int = 4,
+    running: int = 4,
+    budget: int = 100,
+    whole: bool = False,
+    **more: Any,
 ) -> tuple[Planner, SimExecutor]:
     """A planner and its device, open."""
-    model = SimModel(pages=pages, cross_slots=slots)
-    limits = PlannerLimits.of(model.describe(), max_running=running, max_step_tokens=budget, steps_in_flight=depth)
+    model = SimModel(pages=pages, cross_slots=slots, whole_prompts=whole)
+    limits = PlannerLimits.of(
+        model.describe(), max_running=running, max_step_tokens=budget, steps_in_flight=depth, **more
+    )
     executor = SimExecutor(model)
     executor.open()
     return Planner(limits), executor
@@ -542,6 +622,51 @@ def test_the_news_of_an_ended_sequence_survives_a_skipped_step():
     assert not executor._records, "the executor remembers a sequence that has ended"
 
 
+def test_guesses_cost_nobody_a_page_that_is_in_use():
+    """The young one would like to guess further than its page goes, and the old one has the others."""
+    planner, executor = opened(pages=3, speculate=3)
+    planner.submit(request("old", prompt=1, max_tokens=2))
+    planner.submit(request("young", prompt=4, max_tokens=8))
+    run(planner, executor)
+    assert planner.statistics().tokens_guessed > 0
+    assert planner.statistics().preemptions == 0, "somebody gave way to a guess"
+
+
+def test_nothing_is_found_of_what_was_in_the_pages_before_a_restart():
+    planner, executor = opened(prefix_caching=True)
+    for name in ("before", "after"):
+        planner.submit(request(name, prompt=12))
+        run(planner, executor)
+        executor.reset()
+        planner.generation_lost()
+    assert planner.idle
+    assert planner.statistics().tokens_cached == 0
+
+
+def test_what_a_request_asks_about_its_prompt_is_never_found_in_pages_that_are_cached():
+    planner, executor = opened(prefix_caching=True)
+    for name in ("first", "second"):
+        planner.submit(request(name, prompt=12, max_tokens=1, probe=Probe(position=5, token_ids=(3,))))
+        run(planner, executor)
+    told = [action.drawn.probe for action in planner.take_actions() if isinstance(action, Commit)]
+    assert [probe for probe in told if probe] == [(-4.0,)] * 2, "what a request asks about its prompt is answered"
+    assert planner.statistics().tokens_cached == 4, "the page before it is found"
+
+
+def test_a_whole_prompt_that_is_too_large_for_the_memory_fails():
+    """It cannot be divided: smaller steps do not help."""
+    planner, executor = opened(whole=True)
+    planner.submit(request("large", prompt=20, max_tokens=1, pooling=Pooling(kind="mean")))
+    executor.fault = lambda *_: MemoryError("full")
+    for _ in range(20):
+        plan = planner.next_step()
+        if plan is not None and plan.slices:
+            planner.step_failed(plan.step_id, MemoryError("full"))
+    ends = [action for action in planner.take_actions() if isinstance(action, Fail)]
+    assert len(ends) == 1, "it is tried again for ever"
+    assert isinstance(ends[0].error, PoisonRequest)
+
+
 def item(key: str) -> EncoderItem:
     return EncoderItem(key=key, payload=key, embeddings=1, size=1)
 
@@ -576,6 +701,55 @@ def test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once():
     planner.next_step()
     released = [ask.holder for ask in asks(planner)]
     assert released == ["joins/0"], "the one who writes holds it until its step is done, the other one no more"
+
+
+def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back():
+    """They held its first image, so that it had asked for the second one alone. If it changed its mind with every page
+    that comes or goes it might never start."""
+    planner, executor = opened(pages=6, running=1, prefix_caching=True, encoder_cache_bytes=200)
+    executor.outputs |= {"r": 200, "q": 100}
+    spans = {"r": ((0, 5),), "q": ((6, 9),)}
+    items = [
+        EncoderItem(key=key, payload=key, embeddings=5, size=executor.outputs[key], spans=spans[key]) for key in "rq"
+    ]
+
+    def ask_with_images(name: str, priority: int) -> None:
+        planner.submit(request(name, prompt=10, max_tokens=1, priority=priority, items=tuple(items)))
+
+    def grant() -> list[str]:
+        asked = [action for action in asks(planner) if isinstance(action, AcquireItem)]
+        for ask in asked:
+            planner.encoder_ready(ask.holder)
+        return [ask.item.key for ask in asked]
+
+    def serve() -> None:
+        while (plan := planner.next_step()) is not None or grant():
+            if plan is not None:
+                planner.step_done(executor.step(plan))
+
+    ask_with_images("first", 0)
+    grant()
+    serve()
+    planner.submit(request("large", prompt=4, max_tokens=20))
+    ask_with_images("waits", 1)
+    assert grant() == ["q"], "the first image lies in cached pages"
+    steps = run(planner, executor)
+    assert max(len(part.block_table) for plan in steps for part in plan.slices) == 6, "every page was taken"
+    assert [ask.item.key for ask in asks(planner) if isinstance(ask, AcquireItem)] == ["r"], (
+        "it asks for what they held"
+    )
+    ask_with_images("overtakes", 0)
+    grant()
+    while "overtakes" in planner._sequences:
+        planner.step_done(executor.step(planner.next_step()))
+        if "overtakes" in planner._sequences:
+            grant()
+    planner.encoder_ready("waits/1")
+    starts = []
+    while plan := planner.next_step() or (grant() and planner.next_step()):
+        starts += [part.start for part in plan.slices]
+        planner.step_done(executor.step(plan))
+    assert starts[:1] == [0], "it starts without them"
 
 
 def test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it():

@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 from attrs import evolve, frozen
 from hypothesis import example, given
 
-from triolet.core.prefix import PageKeys, root_key
+from triolet.core import prefix
+from triolet.core.prefix import PageKeys
 from triolet.core.request import Placement
 
 PAGE = 2
@@ -23,7 +24,10 @@ class Prompt:
 
     def keys(self) -> list[bytes]:
         pages = len(self.tokens) // PAGE
-        return PageKeys(PAGE, self.placements, root_key(self.identity, self.audio)).upto(self.tokens, pages)
+        return self.page_keys().upto(self.tokens, pages)
+
+    def page_keys(self) -> PageKeys:
+        return PageKeys(PAGE, self.placements, prefix.root_key(self.identity, self.audio))
 
     def read(self, stop: int) -> tuple[object, ...]:
         """All that the first ``stop`` positions depend on."""
@@ -87,5 +91,5 @@ def test_equal_prefixes_have_equal_keys_whatever_comes_behind(prompt: Prompt, be
     )
     keys = prompt.keys()
     assert longer.keys()[: len(keys)] == keys, "the same beginning has two keys"
-    bit_by_bit = PageKeys(PAGE, prompt.placements, root_key(prompt.identity, prompt.audio))
+    bit_by_bit = prompt.page_keys()
     assert [bit_by_bit.upto(prompt.tokens, page)[-1] for page in range(1, len(keys) + 1)] == keys

@@ -1,0 +1,448 @@
+"""The table of mutants: pages shared by content, items placed among the tokens, guesses, whole prompts."""
+
+from __future__ import annotations
+
+from . import test_planner, test_prefix
+from .mutants import PAGES, PLANNER, SHARING, WHOLE_PROMPTS, Mutant
+
+LOST = test_planner.test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back
+KEYS = test_prefix.test_equal_keys_mean_equal_prefixes
+
+MUTANTS: tuple[Mutant, ...] = (
+    # keys
+    Mutant(
+        name="pages are found whatever tokens they hold",
+        function="core.prefix:page_key",
+        fragment='array("q", token_ids).tobytes()',
+        mistake='b""',
+        killer=KEYS,
+        reason="one key for two contents",
+    ),
+    Mutant(
+        name="pages are found whatever image lies in them",
+        function="core.prefix:page_key",
+        fragment='(repr(marks).encode() if marks else b"")',
+        mistake='b""',
+        killer=KEYS,
+        reason="one key for two contents",
+    ),
+    Mutant(
+        name="pages are found whatever comes before them",
+        function="core.prefix:page_key",
+        fragment="_digest(parent, array",
+        mistake='_digest(b"", array',
+        killer=KEYS,
+        reason="one key for two contents",
+    ),
+    Mutant(
+        name="pages are found wherever in them an image lies",
+        function="core.prefix:_marks",
+        fragment="first - start, last - start, before",
+        mistake="0, last - first, before",
+        killer=KEYS,
+        reason="one key for two contents",
+    ),
+    Mutant(
+        name="pages are found whichever part of an image lies in them",
+        function="core.prefix:_marks",
+        fragment="last - start, before",
+        mistake="last - start, 0",
+        killer=KEYS,
+        reason="one key for two contents",
+    ),
+    Mutant(
+        name="pages are found whichever image it is",
+        function="core.prefix:_marks",
+        fragment="(placement.key, ",
+        mistake='("", ',
+        killer=KEYS,
+        reason="one key for two contents",
+    ),
+    Mutant(
+        name="pages of other weights are found",
+        function="core.prefix:root_key",
+        fragment="(identity, cross_key)",
+        mistake="(cross_key,)",
+        killer=KEYS,
+        reason="one key for two contents",
+    ),
+    Mutant(
+        name="pages of other audio are found",
+        function="core.prefix:root_key",
+        fragment="(identity, cross_key)",
+        mistake="(identity,)",
+        killer=KEYS,
+        reason="one key for two contents",
+    ),
+    Mutant(
+        name="where an image lies counts from the prompt's beginning",
+        function="core.prefix:PageKeys.upto",
+        fragment="start, self.placements",
+        mistake="start, ()",
+        killer=KEYS,
+        reason="one key for two contents",
+    ),
+    # pages
+    Mutant(
+        name="a content is listed twice",
+        function="core.pages:PageAllocator.list_as",
+        fragment="if key not in self._listed and page not in self._keys:",
+        mistake="if page not in self._keys:",
+        killer=PAGES,
+        reason=("what is listed is found", "books balance", "least recently used", "del self._listed"),
+    ),
+    Mutant(
+        name="the first user who gives a page back frees it",
+        function="core.pages:PageAllocator.give_back",
+        fragment="if self._users[page]:",
+        mistake="if self._users[page] < 0:",
+        killer=PAGES,
+        reason=("books balance", "no page is taken from its users", "it is not taken"),
+    ),
+    Mutant(
+        name="a cached page that is joined can still be taken",
+        function="core.pages:PageAllocator.join",
+        fragment="        self._cached.pop(page, None)\n",
+        mistake="",
+        killer=PAGES,
+        reason=("books balance", "no page is taken from its users", "least recently used first"),
+    ),
+    Mutant(
+        name="a page that is joined has no more users than before",
+        function="core.pages:PageAllocator.join",
+        fragment="self._users.get(page, 0) + 1",
+        mistake="1",
+        killer=PAGES,
+        reason=("books balance", "no page is taken from its users", "it is not taken"),
+    ),
+    Mutant(
+        name="the page that was cached last is evicted first",
+        function="core.pages:PageAllocator._pop",
+        fragment="last=False",
+        mistake="last=True",
+        killer=PAGES,
+        reason="least recently used first",
+    ),
+    Mutant(
+        name="the beginning of a text loses its place before its end",
+        function="core.pages:PageAllocator.give_back",
+        fragment="reversed(pages)",
+        mistake="pages",
+        killer=PAGES,
+        reason="least recently used first",
+    ),
+    Mutant(
+        name="what was evicted is still found",
+        function="core.pages:PageAllocator._pop",
+        fragment="del self._listed[self._keys.pop(page)]",
+        mistake="self._keys.pop(page)",
+        killer=PAGES,
+        reason=("no phantom", "and no more", "it is not listed"),
+    ),
+    Mutant(
+        name="cached pages are evicted while others are free",
+        function="core.pages:PageAllocator._pop",
+        fragment="if self._free:",
+        mistake="if self._free and not self._cached:",
+        killer=PAGES,
+        reason="least recently used first",
+    ),
+    Mutant(
+        name="pages behind one that is gone are found",
+        function="core.pages:PageAllocator.find",
+        fragment="takewhile(",
+        mistake="filter(",
+        killer=PAGES,
+        reason="the longest beginning is found",
+    ),
+    Mutant(
+        name="pages whose content is lost are lost themselves",
+        function="core.pages:PageAllocator.forget_contents",
+        fragment="    self._free.extend(reversed(self._cached))\n",
+        mistake="",
+        killer=PAGES,
+        reason="books balance",
+    ),
+    # what is found
+    Mutant(
+        name="a restart forgets nothing of what was in the pages",
+        function="core.planner:Planner.generation_lost",
+        fragment="    self._pages.forget_contents()\n",
+        mistake="",
+        killer=test_planner.test_nothing_is_found_of_what_was_in_the_pages_before_a_restart,
+        reason="holds another sequence's KV",
+    ),
+    Mutant(
+        name="a page is listed when its step is planned",
+        function="core.planner:Planner._add_slice",
+        fragment="    sequence.dispatched += length\n",
+        mistake=(
+            "    sequence.dispatched += length\n"
+            "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
+            "    self._list_pages(sequence)\n"
+            "    sequence.fed = fed\n"
+        ),
+        killer=SHARING,
+        reason="once answered steps have filled it",
+    ),
+    Mutant(
+        name="a page is listed though its step has failed",
+        function="core.planner:Planner.step_failed",
+        fragment="        sequence.draws -= part.draw\n",
+        mistake=(
+            "        sequence.draws -= part.draw\n"
+            "        if sequence.pages:\n"
+            "            sequence.fed = part.start + part.length\n"
+            "            self._list_pages(sequence)\n"
+        ),
+        killer=SHARING,
+        reason=("once answered steps have filled it", "holds another sequence's KV"),
+    ),
+    Mutant(
+        name="what was guessed wrong is listed",
+        function="core.planner:Planner._slice_done",
+        fragment="sequence.fed = part.start + part.length + len(drawn.accepted)",
+        mistake="sequence.fed = part.start + part.length + part.speculate",
+        killer=SHARING,
+        reason="once answered steps have filled it",
+    ),
+    Mutant(
+        name="the last token is found in a cached page",
+        function="core.sequence:Sequence.most_cached",
+        fragment="len(self.tokens) - 1",
+        mistake="len(self.tokens)",
+        killer=SHARING,
+        reason=("a request never ended", "every position is fed once"),
+    ),
+    Mutant(
+        name="what a request asks about is found in a cached page",
+        function="core.sequence:Sequence.most_cached",
+        fragment="most = min(most, self.request.probe.position)",
+        mistake="pass",
+        killer=test_planner.test_what_a_request_asks_about_its_prompt_is_never_found_in_pages_that_are_cached,
+        reason="is answered",
+    ),
+    Mutant(
+        name="a mean is taken over what was not found in cached pages",
+        function="core.sequence:Sequence.most_cached",
+        fragment='("mean", "cls")',
+        mistake="()",
+        killer=SHARING,
+        reason="positions were not fed",
+    ),
+    Mutant(
+        name="cached pages stay joined by a request that finds no room behind them",
+        function="core.planner:Planner._try_take_first_pages",
+        fragment="        self._pages.give_back(cached)\n",
+        mistake="",
+        killer=SHARING,
+        reason=("books balance", "does not fit the pages", "pages are left"),
+    ),
+    Mutant(
+        name="what lies in cached pages is fed again",
+        function="core.planner:Planner._try_take_first_pages",
+        fragment="sequence.dispatched = sequence.fed = start",
+        mistake="sequence.fed = start",
+        killer=SHARING,
+        reason=("every position is fed once", "written while another sequence uses it"),
+    ),
+    # placed items
+    Mutant(
+        name="a request asks for more images than fit together",
+        function="core.asks:Asks.ask_from",
+        fragment="if left < 0 and sequence.asks:",
+        mistake="if left < -(1 << 40):",
+        killer=SHARING,
+        reason=("a request never ended", "holds one item and waits for another"),
+    ),
+    Mutant(
+        name="a request asks for images while it holds others",
+        function="core.asks:Asks.release_read",
+        fragment="    if not sequence.asks:\n",
+        mistake="    if True:\n",
+        killer=SHARING,
+        reason="would wait for encoder outputs while it holds others",
+    ),
+    Mutant(
+        name="images that have been read are kept",
+        function="core.asks:Asks.release_read",
+        fragment="        self._release(sequence, key)\n",
+        mistake="        pass\n",
+        killer=SHARING,
+        reason="an image that has been read is given back",
+    ),
+    Mutant(
+        name="images are given back when the step that reads them is planned",
+        function="core.planner:Planner._add_slice",
+        fragment="    sequence.dispatched += length\n",
+        mistake=(
+            "    sequence.dispatched += length\n"
+            "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
+            "    self._asks.release_read(sequence)\n"
+            "    sequence.fed = fed\n"
+        ),
+        killer=SHARING,
+        reason=("no use before ready", "it is not resident"),
+    ),
+    Mutant(
+        name="an image that comes twice is given back after its first place",
+        function="core.sequence:Sequence.needed",
+        fragment="for item, placement in zip(self.request.items, self.placements, strict=False):",
+        mistake=(
+            "for item, placement in "
+            "{i.key: (i, p) for i, p in [*zip(self.request.items, self.placements, strict=False)][::-1]}.values():"
+        ),
+        killer=SHARING,
+        reason=("a request never ended", "has a slice in that very step"),
+    ),
+    Mutant(
+        name="an image is read before it is there",
+        function="core.planner:Planner._slice_length",
+        fragment="min(wanted, budget, sequence.reach(sequence.dispatched) - sequence.dispatched)",
+        mistake="min(wanted, budget)",
+        killer=SHARING,
+        reason=("it is not resident", "sequence.asks[key]"),
+    ),
+    Mutant(
+        name="an image is asked for and not waited for",
+        function="core.sequence:Sequence.reach",
+        fragment="(ask is not None and ask.held)",
+        mistake="(ask is not None)",
+        killer=SHARING,
+        reason=("no use before ready", "it is not resident"),
+    ),
+    Mutant(
+        name="after a restart images that are gone count as held",
+        function="core.planner:Planner.generation_lost",
+        fragment="            ask.held = False\n",
+        mistake="            pass\n",
+        killer=SHARING,
+        reason=("no use before ready", "it is not resident"),
+    ),
+    Mutant(
+        name="who waits for a place keeps the image that a running one waits for",
+        function="core.asks:Asks.stalled",
+        fragment="return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._askers.values())",
+        mistake="return False",
+        killer=SHARING,
+        reason=("a request never ended", "holds one item and waits for another"),
+    ),
+    Mutant(
+        name="who starts behind cached pages waits with the images that they hold",
+        function="core.planner:Planner._has_what_it_needs",
+        fragment="        self._asks.release_all(sequence)\n",
+        mistake="        pass\n",
+        killer=LOST,
+        reason="it asks for what they held",
+    ),
+    Mutant(
+        name="a running request keeps images that it needs only behind others",
+        function="core.asks:Asks.release_read",
+        fragment="        self.release_all(sequence)  #",
+        mistake="        pass  #",
+        killer=SHARING,
+        reason="a request never ended",
+    ),
+    Mutant(
+        name="a request that is waiting for its images again changes its mind",
+        function="core.planner:Planner._has_what_it_needs",
+        fragment="        sequence.shuns_cache = True\n",
+        mistake="",
+        killer=LOST,
+        reason="it starts without them",
+    ),
+    # guesses
+    Mutant(
+        name="guesses go beyond the last token that is wanted",
+        function="core.planner:Planner._guesses",
+        fragment="sequence.left - 1",
+        mistake="sequence.left",
+        killer=PLANNER,
+        reason="no guess beyond the last token",
+    ),
+    Mutant(
+        name="guesses do not count as tokens of the step",
+        function="core.planner:Planner._add_slice",
+        fragment="    return length + guesses\n",
+        mistake="    return length\n",
+        killer=PLANNER,
+        reason="the token budget is kept",
+    ),
+    Mutant(
+        name="somebody gives way to a guess",
+        function="core.planner:Planner._guesses",
+        fragment="    pages = self._pages.try_take(missing) if missing > 0 else ()\n",
+        mistake=(
+            "    self._try_grow(sequence, end + most, _StepDraft(sequences=[sequence]))\n"
+            "    missing = self._pages_for(end + most) - len(sequence.pages)\n"
+            "    pages = None if missing > 0 else ()\n"
+        ),
+        killer=test_planner.test_guesses_cost_nobody_a_page_that_is_in_use,
+        reason="gave way to a guess",
+    ),
+    Mutant(
+        name="guesses are written behind the last page",
+        function="core.planner:Planner._guesses",
+        fragment="min(most, len(sequence.pages) * self.limits.page_size - end)",
+        mistake="most",
+        killer=test_planner.test_guesses_cost_nobody_a_page_that_is_in_use,
+        reason="IndexError",
+    ),
+    Mutant(
+        name="accepted tokens are fed again",
+        function="core.planner:Planner._slice_done",
+        fragment="    sequence.dispatched += len(drawn.accepted)\n",
+        mistake="",
+        killer=PLANNER,
+        reason="every position is fed once",
+    ),
+    Mutant(
+        name="a step is planned behind guesses of which nobody knows how many are right",
+        function="core.planner:Planner._slice_length",
+        fragment=" or (self.limits.speculate and sequence.draws)",
+        mistake="",
+        killer=SHARING,
+        reason=("every position is fed once", "a draw before the last token"),
+    ),
+    Mutant(
+        name="tokens behind the last one are committed",
+        function="core.planner:Planner._commit",
+        fragment="if not sequence.ended:",
+        mistake="if True:",
+        killer=PLANNER,
+        reason=("terminal once", "would end twice"),
+    ),
+    # whole prompts
+    Mutant(
+        name="a whole prompt is started in a step that has no room for it",
+        function="core.planner:Planner._try_start",
+        fragment="if self.limits.whole_prompts and draft.slices and len(sequence.tokens) > budget:",
+        mistake="if False:",
+        killer=WHOLE_PROMPTS,
+        reason="the token budget is kept",
+    ),
+    Mutant(
+        name="a whole prompt is cut",
+        function="core.planner:Planner._slice_length",
+        fragment="        return wanted\n",
+        mistake="        return min(wanted, budget)\n",
+        killer=WHOLE_PROMPTS,
+        reason="a whole prompt is one slice",
+    ),
+    Mutant(
+        name="a whole prompt holds pages",
+        function="core.planner:Planner._pages_for",
+        fragment="0 if self.limits.whole_prompts else ",
+        mistake="",
+        killer=WHOLE_PROMPTS,
+        reason=("a whole prompt holds no pages", "does not fit the pages"),
+    ),
+    Mutant(
+        name="a whole prompt that is too large is tried again for ever",
+        function="core.planner:Planner._divisible",
+        fragment="len(flight.sequences) > 1 if self.limits.whole_prompts else ",
+        mistake="",
+        killer=test_planner.test_a_whole_prompt_that_is_too_large_for_the_memory_fails,
+        reason="tried again for ever",
+    ),
+)
