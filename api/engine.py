@@ -199,8 +199,8 @@ class Engine:
             prompt: the prompt as text; special tokens are spelled as in the vocabulary (``<|startoftranscript|>``), and
                 so is the checkpoint's own placeholder for an image or audio (``<image>``), once for each.
             prompt_token_ids: the prompt as tokens, instead of ``prompt``.
-            messages: a conversation, instead of ``prompt``: ``{"role": ..., "content": text or list of parts}``, rendered
-                by the checkpoint's chat template. Parts ``{"type": "image", "image": ...}`` hold images, and
+            messages: a conversation, instead of ``prompt``: ``{"role": ..., "content": text or list of parts}``,
+                rendered by the checkpoint's chat template. Parts ``{"type": "image", "image": ...}`` hold images, and
                 ``{"type": "audio", "audio": ...}`` audio.
             images: path, bytes, binary file, PIL image or uint8 array (height, width, 3) each, in the order of their
                 placeholders.
@@ -212,8 +212,8 @@ class Engine:
             wait: wait where the queue is full, or raise `Overloaded` at once.
 
         Raises:
-            InvalidRequest: an argument that cannot work; `UnsupportedAudio`, `UnsupportedImage`, `RequestTooLarge` among
-                them.
+            InvalidRequest: an argument that cannot work; `UnsupportedAudio`, `UnsupportedImage` and `RequestTooLarge`
+                among them.
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: the request could not be served.
         """

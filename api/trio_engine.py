@@ -30,7 +30,6 @@ from .streams import Deltas, Mailbox, Segments, SegmentStream
 from .transcription import Generated, TranscribeOptions, Transcription
 from .vectors import VectorQuery, Vectors, build_requests, check_texts, embedding_pooling, scoring_pooling, softmax
 
-
 _INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
 
 
