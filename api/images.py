@@ -51,8 +51,8 @@ def load_image(source: Any) -> Image:
         if isinstance(error, UnsupportedImage):
             raise
         raise UnsupportedImage(
-            f"{name} is not an image that can be read ({_reason(error)}); allowed: PNG, JPEG, WebP and what else Pillow "
-            "reads"
+            f"{name} is not an image that can be read ({_reason(error)}); allowed: PNG, JPEG, WebP and what else "
+            "Pillow reads"
         ) from error
 
 
