@@ -200,7 +200,7 @@ class TrioEngine:
         build = partial(build_requests, self.model, query, most_tokens=self.config.max_step_tokens, new_id=new_id)
         requests = await trio.to_thread.run_sync(build) if len(query.texts) > _INLINE_TEXTS else build()
         vectors = await run_together([partial(self._vector, request, wait=wait) for request in requests])
-        return np.array(vectors, np.float32).reshape(len(requests), -1)
+        return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 
     async def _vector(self, request: Request, begun: Callable[[], object], *, wait: bool) -> tuple[float, ...]:
         begun()  # they have no prompt to share: nobody need wait for the first one

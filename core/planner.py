@@ -345,7 +345,7 @@ class Planner:
                 break
             if sequence.phase is Phase.WAITING and not self._has_what_it_needs(sequence):
                 continue
-            if sequence.phase is Phase.WAITING and (draft.preempted or not self._try_start(sequence, draft)):
+            if sequence.phase is Phase.WAITING and (draft.preempted or not self._try_start(sequence, budget, draft)):
                 break
             if sequence.phase is Phase.RUNNING:
                 budget -= self._add_slice(sequence, budget, draft)
@@ -366,10 +366,12 @@ class Planner:
         self._ask(sequence)
         return False
 
-    def _try_start(self, sequence: Sequence, draft: _StepDraft) -> bool:
+    def _try_start(self, sequence: Sequence, budget: int, draft: _StepDraft) -> bool:
         """Gives the sequence a place, a slot and pages for its first slice (a suspect: for all its tokens), or
-        nothing at all."""
+        nothing at all. It has a slice in the very step that starts it: a step that fails starts it anew."""
         item = sequence.cross_item
+        if self.limits.whole_prompts and draft.slices and len(sequence.tokens) > budget:
+            return False  # it cannot be divided: a long one runs alone
         if len(self._sequences) - len(self._waiting) >= self.limits.max_running:
             return False
         if item is not None and not self._slots.resident(item.key) and not self._slots.available():
@@ -452,7 +454,7 @@ class Planner:
 
     def _add_slice(self, sequence: Sequence, budget: int, draft: _StepDraft) -> int:
         """Adds the sequence's next slice, within ``budget`` tokens; how many it took."""
-        length = self._slice_length(sequence, budget, draft)
+        length = self._slice_length(sequence, budget)
         if length <= 0 or not self._try_grow(sequence, sequence.dispatched + length, draft):
             return 0
         assert sequence.id is not None, "a running sequence has an id"
@@ -476,13 +478,13 @@ class Planner:
         sequence.in_flight += 1
         return length + guesses
 
-    def _slice_length(self, sequence: Sequence, budget: int, draft: _StepDraft) -> int:
+    def _slice_length(self, sequence: Sequence, budget: int) -> int:
         """Tokens of its next slice: none where it must wait for the steps in flight, or for an encoder output."""
         if sequence.left < 1 or (self.limits.speculate and sequence.draws):
             return 0  # how many tokens a step with guesses will draw is not known before it is answered
         wanted = sequence.known - sequence.dispatched
-        if self.limits.whole_prompts:  # cannot be divided: a long one runs alone
-            return 0 if wanted > budget and draft.slices else wanted
+        if self.limits.whole_prompts:
+            return wanted
         return int(min(wanted, budget, sequence.reach(sequence.dispatched) - sequence.dispatched))
 
     def _guesses(self, sequence: Sequence, length: int, budget: int) -> int:

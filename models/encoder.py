@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.plan import EncodeJob
 from ..core.request import Pooling
 from .network import Feed, Outputs, Record
-from .pooling import Sums, finish
+from .pooling import Sums, check_pooling, finish
 from .transformer import TransformerModel
 
 _FILLED = 0.25  # of a batch's rows, at most, are there to fill it up
@@ -28,6 +28,7 @@ class EncoderNetwork:
     model: TransformerModel
     positions: int
     pad: int
+    classifies: bool
     device: torch.device
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
@@ -42,6 +43,7 @@ class EncoderNetwork:
         assert record.start.pooling is not None, (
             f"sequence {record.start.sequence_id} is to be generated, but the model gives vectors only"
         )
+        check_pooling(record.start, classifies=self.classifies)
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         raise AssertionError(f"{wanted} of {len(feeds)} slices are to be logits besides {outputs}, of vectors only")
@@ -60,12 +62,24 @@ class EncoderNetwork:
         filled = [[*feed.tokens, *[self.pad] * (longest - feed.part.length)] for feed in feeds]
         lengths = torch.tensor([feed.part.length for feed in feeds])
         module = self.model.module if classify else self.model.module.base_model
+        pairs = any(_second(feed) is not None for feed in feeds)
+        types = {"token_type_ids": self._types(feeds, longest)} if pairs else {}
         output = module(
             input_ids=torch.tensor(filled, device=self.device),
             attention_mask=(torch.arange(longest) < lengths[:, None]).long().to(self.device),
+            **types,
         )
         rows = output.logits[:, None] if classify else output.last_hidden_state
         return [_answer(row, feed, classify) for row, feed in zip(rows, feeds, strict=True)]
+
+    def _types(self, feeds: list[Feed], longest: int) -> Tensor:
+        """Which of two texts each token is of, [prompts, longest]."""
+        seconds = [longest if _second(feed) is None else _second(feed) for feed in feeds]
+        return (torch.arange(longest) >= torch.tensor(seconds)[:, None]).long().to(self.device)
+
+
+def _second(feed: Feed) -> int | None:
+    return _pooling(feed).second
 
 
 def _answer(rows: Tensor, feed: Feed, classify: bool) -> tuple[float, ...]:

@@ -280,14 +280,14 @@ def tokenize(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
 
 
 def pair(tokenizer: Any, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-    """The ids of two texts that are read together, and the first of token type 1, where the tokenizer has types.
+    """The ids of two texts that are read together, and the first of token type 1, where the tokenizer says types.
 
     Raises:
         InvalidRequest: one has lone surrogates, which are no characters.
     """
     check_characters(first)
     check_characters(second)
-    encoded = tokenizer(first, second, verbose=False, return_token_type_ids=True)
+    encoded = tokenizer(first, second, verbose=False)
     types = encoded.get("token_type_ids") or []
     return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
 

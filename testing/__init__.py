@@ -9,11 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..core.config import Speculation
+from ..core.model import Kind
+from ..core.request import Pooling
 from .adapters import ADAPTER_INVARIANTS, check_model_adapter
 from .families import FAMILIES, make_checkpoint
 from .scenarios import SCENARIOS, Client, Scenario
 from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
-from .sim import SimExecutor, SimModel, SimWorker, expected_tokens, sim_engine
+from .sim import SimExecutor, SimModel, SimPreparer, SimWorker, expected_tokens, expected_vector, sim_engine
 from .simulation import Fault, FaultKind, Outcome, simulate
 from .sweep import Failure, Report, sweep_all, sweep_scenario
 from .tensors import live_bytes
@@ -56,16 +59,20 @@ __all__ = [
     "FaultKind",
     "Free",
     "InvariantViolation",
+    "Kind",
     "Listed",
     "Outcome",
     "Pct",
+    "Pooling",
     "Release",
     "Report",
     "Scenario",
     "Schedule",
     "SimExecutor",
     "SimModel",
+    "SimPreparer",
     "SimWorker",
+    "Speculation",
     "TraceChecker",
     "TrioChanged",
     "Uniform",
@@ -73,6 +80,7 @@ __all__ = [
     "check_encoder_cache",
     "check_model_adapter",
     "expected_tokens",
+    "expected_vector",
     "live_bytes",
     "make_checkpoint",
     "play",

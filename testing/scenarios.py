@@ -11,7 +11,10 @@ import numpy as np
 from attrs import field, frozen
 
 from ..api.audio import Samples, content_key
-from .sim import EOS, START, SimModel, expected_tokens
+from ..core.config import Speculation
+from ..core.model import Kind, Prepared
+from ..core.request import Placement, Pooling
+from .sim import EOS, IMAGE, START, SimModel, SimPreparer, expected_tokens, expected_vector
 
 FOREVER = 1e9
 """Virtual seconds that are never over."""
@@ -20,10 +23,15 @@ FOREVER = 1e9
 @frozen(kw_only=True)
 class Client:
     """What one client of a scenario does: ask for ``max_tokens`` tokens on audio number ``audio``, from ``arrives`` on,
-    and leave after ``patience`` seconds; ``pause`` seconds pass between two reads."""
+    and leave after ``patience`` seconds; ``pause`` seconds pass between two reads.
+
+    Where the model is no encoder-decoder there is no audio, but ``images``, one for each `triolet.testing.sim.IMAGE` of
+    the prompt, and a ``pooling`` asks for a vector instead of tokens."""
 
     audio: int = 0
+    images: tuple[int, ...] = ()
     prompt: tuple[int, ...] = (START,)
+    pooling: Pooling | None = None
     max_tokens: int = 3
     priority: int = 0
     arrives: float = 0.0
@@ -55,14 +63,37 @@ def audio(number: int) -> Samples:
     return np.full(1600, number / 100, np.float32)
 
 
+def prepared(client: Client, model: SimModel) -> Prepared:
+    """What a client that has no audio asks for."""
+    return SimPreparer(model=model).prepare(client.prompt, images=client.images)
+
+
 def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     """The tokens that a client must get, without end-of-text."""
-    tokens = expected_tokens(client.prompt, content_key(audio(client.audio), "sim"), client.max_tokens, model)
+    if model.kind is Kind.ENCODER_DECODER:
+        key = content_key(audio(client.audio), "sim")
+        tokens = expected_tokens(client.prompt, key, client.max_tokens, model)
+    else:
+        prompt = prepared(client, model)
+        tokens = expected_tokens(prompt.token_ids, None, client.max_tokens, model, _placements(prompt))
     return tokens[:-1] if tokens[-1] == EOS else tokens
+
+
+def true_vector(client: Client, model: SimModel) -> tuple[float, ...]:
+    """The vector that a client must get who asks for one."""
+    prompt = prepared(client, model)
+    return expected_vector(prompt.token_ids, None, _placements(prompt))
+
+
+def _placements(prompt: Prepared) -> list[Placement]:
+    return [item.placement for item in prompt.items if item.placement is not None]
 
 
 _ONE_ENTRY = {"encoder_cache_bytes": 100}
 _FEW_PAGES = SimModel(max_positions=16, pages=5, page_size=4, cross_slots=2)
+_READS_IMAGES = SimModel(kind=Kind.DECODER, max_positions=24, pages=14)
+_GUESSES = {"speculation": Speculation(tokens=3)}
+_TWO_IMAGES = (START, IMAGE, 5, IMAGE, 6)
 
 _ALL = (
     Scenario(name="plain", clients=(Client(audio=1), Client(audio=2, arrives=0.4))),
@@ -93,6 +124,7 @@ _ALL = (
         name="preemption",
         clients=tuple(Client(audio=1, prompt=(START, number), max_tokens=7) for number in range(3)),
         model=_FEW_PAGES,
+        config={"prefix_caching": False},
     ),
     Scenario(
         name="leaving while it is encoded",  # 0.3 s: an answer and a withdrawal cross
@@ -148,6 +180,55 @@ _ALL = (
         name="slow reader",
         clients=(Client(audio=1, pause=1.0), Client(audio=2)),
         config={"max_pending": 1},
+    ),
+    Scenario(
+        name="images that do not fit together",  # 30, 40 and 10 bytes
+        clients=(
+            Client(images=(2, 3, 2), prompt=(START, IMAGE, 5, IMAGE, IMAGE), max_tokens=4),
+            Client(images=(2, 0), prompt=_TWO_IMAGES, patience=0.7),
+            Client(images=(3,), prompt=(START, IMAGE), arrives=0.31, max_tokens=2),
+        ),
+        model=_READS_IMAGES,
+        config={"encoder_cache_bytes": 60, "encode_batch_embeddings": 4, "max_step_tokens": 8},
+    ),
+    Scenario(
+        name="shared prefix",  # the third comes when the second has ended, and finds its pages
+        clients=(
+            Client(images=(3, 1), prompt=_TWO_IMAGES, max_tokens=6),
+            Client(images=(3, 2), prompt=_TWO_IMAGES, arrives=0.33, max_tokens=2),
+            Client(images=(3, 1), prompt=(*_TWO_IMAGES, 7), arrives=0.9),
+        ),
+        model=_READS_IMAGES,
+        config=_GUESSES,
+    ),
+    Scenario(
+        name="preemption among images",
+        clients=tuple(
+            Client(images=(3, number), prompt=_TWO_IMAGES, max_tokens=7, priority=-number) for number in range(3)
+        ),
+        model=SimModel(kind=Kind.DECODER, max_positions=16, pages=6),
+        config=_GUESSES | {"encoder_cache_bytes": 80},
+    ),
+    Scenario(
+        name="pooling",
+        clients=tuple(
+            Client(
+                prompt=(START, *range(2, 3 + 4 * number)), pooling=Pooling(kind="mean"), arrives=0.01 * (number // 2)
+            )
+            for number in range(4)
+        ),
+        model=SimModel(kind=Kind.POOLING, whole_prompts=True),
+        config={"max_step_tokens": 8},
+    ),
+    Scenario(
+        name="pooling with images",
+        clients=(
+            Client(images=(3, 1), prompt=_TWO_IMAGES, pooling=Pooling(kind="last")),
+            Client(images=(3, 1), prompt=(*_TWO_IMAGES, 7), arrives=0.4, pooling=Pooling(kind="mean")),
+            Client(images=(3, 1), prompt=_TWO_IMAGES, arrives=0.6, max_tokens=2),
+        ),
+        model=_READS_IMAGES,
+        config={"encoder_cache_bytes": 40, "max_step_tokens": 6},
     ),
 )
 

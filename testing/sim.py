@@ -15,6 +15,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import trio
 from attrs import define, field, frozen
@@ -22,9 +23,10 @@ from attrs import define, field, frozen
 from ..actors.worker import Call, Deliver, Job, run_call
 from ..api.engine import Engine
 from ..core.config import EngineConfig
-from ..core.model import Kind, ModelDescription, WhisperTokens
+from ..core.errors import InvalidRequest
+from ..core.model import Kind, ModelDescription, Prepared, WhisperTokens
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
-from ..core.request import Placement
+from ..core.request import EncoderItem, Placement, Pooling
 
 SECONDS: Mapping[Job, float] = {
     Job.OPEN: 1.0,
@@ -37,7 +39,10 @@ SECONDS: Mapping[Job, float] = {
     Job.CLOSE: 0.1,
 }
 EOS, START = 0, 1
+IMAGE = 61  # stands in a prompt for an image
+_MOST_IMAGE = 4  # embeddings
 WEIGHTS = 1000  # bytes
+READ_WHOLE = ("mean", "cls")  # poolings that need what every position of the prompt gives
 _ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # what may be called then
 
 
@@ -56,8 +61,64 @@ class SimTokenizer:
 
 
 @frozen(kw_only=True)
+class SimPreparer:
+    """Prompts with images, which are numbers here: image n has ``1 + n % 4`` embeddings, each of as many bytes as one of
+    the model's encoder outputs. `IMAGE` stands for each image in the prompt."""
+
+    model: SimModel
+    media: frozenset[str] = frozenset({"image"})
+
+    def prepare(
+        self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
+    ) -> Prepared:
+        """See `triolet.core.model.Preparer`.
+
+        Raises:
+            InvalidRequest: there is audio, or there are not as many images as stand in the prompt.
+        """
+        if audio:
+            raise InvalidRequest(f"{len(audio)} audio; allowed: images, this simulated model reads no audio")
+        written = SimTokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if written.count(IMAGE) != len(images):
+            places = written.count(IMAGE)
+            raise InvalidRequest(f"{len(images)} images; allowed: {places}, one for each token {IMAGE} of the prompt")
+        token_ids: list[int] = []
+        items: list[EncoderItem] = []
+        for token_id in written:
+            if token_id == IMAGE:
+                items.append(self._item(images[len(items)], len(token_ids)))
+                token_ids += [IMAGE] * items[-1].embeddings
+            else:
+                token_ids.append(token_id)
+        return Prepared(token_ids=tuple(token_ids), items=tuple(items))
+
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """See `triolet.core.model.Preparer`."""
+        tokenizer = SimTokenizer()
+        return (*tokenizer.encode(first), *tokenizer.encode(second)), len(first)
+
+    def _item(self, image: int, start: int) -> EncoderItem:
+        count = 1 + image % _MOST_IMAGE
+        return EncoderItem(
+            key=f"image {image}",
+            payload=image,
+            embeddings=count,
+            size=count * self.model.encoder_bytes // self.model.encoder_embeddings,
+            spans=((start, start + count),),
+        )
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """See `triolet.core.model.Preparer`.
+
+        Raises:
+            InvalidRequest: always.
+        """
+        raise InvalidRequest(f"{len(messages)} messages; allowed: prompts, this simulated model has no chat template")
+
+
+@frozen(kw_only=True)
 class SimModel:
-    """Sizes of a simulated model."""
+    """Sizes of a simulated model. One that is no encoder-decoder reads images; one that pools has whole prompts."""
 
     vocabulary_size: int = 64
     max_positions: int = 64
@@ -66,11 +127,12 @@ class SimModel:
     cross_slots: int = 4
     encoder_embeddings: int = 10
     encoder_bytes: int = 100
-    kind: Kind = Kind.ENCODER_DECODER
+    kind: Kind = field(default=Kind.ENCODER_DECODER, repr=str)  # as Python says it
     whole_prompts: bool = False
 
     def describe(self) -> ModelDescription:
         """What the engine is told of it."""
+        windows = self.kind is Kind.ENCODER_DECODER
         return ModelDescription(
             name="sim",
             architecture="SimForConditionalGeneration",
@@ -83,25 +145,30 @@ class SimModel:
             begin_suppress_token_ids=(),
             page_size=self.page_size,
             pages=self.pages,
-            cross_slots=self.cross_slots,
-            encoder_embeddings=self.encoder_embeddings,
-            encoder_bytes=self.encoder_bytes,
+            cross_slots=self.cross_slots if windows else 0,
+            encoder_embeddings=self.encoder_embeddings if windows else 0,
+            encoder_bytes=self.encoder_bytes if windows else 0,
             sampling_rate=16_000,
-            window_samples=480_000,
+            window_samples=480_000 if windows else 0,
             processor_identity="sim",
-            whisper=WhisperTokens(
-                start_id=START,
-                no_timestamps_id=self.vocabulary_size - 1,
-                timestamp_begin_id=self.vocabulary_size,
-                previous_id=None,
-                no_speech_id=None,
-                language_ids={},
-                task_ids={},
-                max_initial_timestamp=None,
-            ),
+            whisper=self._whisper() if windows else None,
             tokenizer=SimTokenizer(),
             kind=self.kind,
+            preparer=None if windows else SimPreparer(model=self),
             whole_prompts=self.whole_prompts,
+            default_pooling=Pooling(kind="last") if self.kind is Kind.POOLING else None,
+        )
+
+    def _whisper(self) -> WhisperTokens:
+        return WhisperTokens(
+            start_id=START,
+            no_timestamps_id=self.vocabulary_size - 1,
+            timestamp_begin_id=self.vocabulary_size,
+            previous_id=None,
+            no_speech_id=None,
+            language_ids={},
+            task_ids={},
+            max_initial_timestamp=None,
         )
 
 
@@ -133,10 +200,7 @@ def expected_tokens(
 ) -> tuple[int, ...]:
     """The tokens that a request must get, end-of-text included, whatever else the engine does meanwhile."""
     model = model or SimModel()
-    placed = _placed(placements)
-    fingerprint = 0
-    for position, token_id in enumerate(prompt_token_ids):
-        fingerprint = _chain(fingerprint, token_id, _seen(placed, position, key))
+    fingerprint = _read(prompt_token_ids, key, placements)
     drawn: list[int] = []
     while len(drawn) < max_tokens:
         drawn.append(fingerprint % model.vocabulary_size)
@@ -146,13 +210,29 @@ def expected_tokens(
     return tuple(drawn)
 
 
+def expected_vector(
+    prompt_token_ids: Sequence[int], key: str | None = None, placements: Sequence[Placement] = ()
+) -> tuple[float, ...]:
+    """The vector that a request with a `Pooling` must get."""
+    return (float(_read(prompt_token_ids, key, placements)),)
+
+
+def _read(prompt_token_ids: Sequence[int], key: str | None, placements: Sequence[Placement]) -> int:
+    """The fingerprint of a prompt's last position."""
+    placed = _placed(placements)
+    fingerprint = 0
+    for position, token_id in enumerate(prompt_token_ids):
+        fingerprint = _chain(fingerprint, token_id, _seen(placed, position, key))
+    return fingerprint
+
+
 @define(eq=False)
 class _Record:
     start: SequenceStart
     tokens: list[int]
     placed: dict[int, tuple[str, int]]
     key: str | None = None
-    fed: bool = False
+    first: int | None = None  # the first position that was fed
 
 
 DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
@@ -306,6 +386,8 @@ class SimExecutor:
         if not part.draw:
             return Drawn(token_id=None, probe=answer)
         if record.start.pooling is not None:
+            whole = record.first == 0 or record.start.pooling.kind not in READ_WHOLE
+            assert whole, f"{record.start.pooling} of a prompt whose first {record.first} positions were not fed"
             return Drawn(token_id=None, vector=(float(fingerprint),))
         token_id = fingerprint % self.model.vocabulary_size
         record.tokens.append(token_id)
@@ -315,8 +397,8 @@ class SimExecutor:
         assert part.sequence_id in self._records, f"sequence {part.sequence_id} is not known"
         record = self._records[part.sequence_id]
         key = None if part.cross_slot is None else self._slots[part.cross_slot]
-        if not record.fed:
-            record.key, record.fed = key, True
+        if record.first is None:
+            record.key, record.first = key, part.start
         assert record.key == key, f"cross slot {part.cross_slot} held {record.key}, now it holds {key}"
         assert part.start + part.length <= len(record.tokens), "a slice beyond the tokens that are known"
         assert not part.draw or part.start + part.length == len(record.tokens), "a draw before the last token"

@@ -14,13 +14,15 @@ from __future__ import annotations
 import enum
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 import trio
 from attrs import define, field, frozen
 
 from ..actors.worker import Job
 from ..api.engine import Engine
+from ..api.results import Delta
 from ..core import events
 from ..core.config import EngineConfig
 from ..core.errors import (
@@ -35,9 +37,10 @@ from ..core.errors import (
     RunnerCrashed,
     TrioletError,
 )
-from ..core.request import SamplingParams
+from ..core.model import Kind
+from ..core.request import LogitRules, Request, SamplingParams
 from ..core.trace import TEARDOWN, TraceChecker
-from .scenarios import FOREVER, SCENARIOS, Client, Scenario, audio, true_tokens
+from .scenarios import FOREVER, SCENARIOS, Client, Scenario, audio, prepared, true_tokens, true_vector
 from .schedule import Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimWorker, sim_engine
 from .trio_hooks import throw_into
@@ -332,7 +335,7 @@ class _Run:
         self.ends[number] = "cancelled"
         try:
             with trio.move_on_after(client.patience) as scope:
-                await self._read(client)
+                await (self._read(client) if client.pooling is None else self._read_vector(client))
             self.ends[number] = "left" if scope.cancelled_caught else "finished"
         except TrioletError as error:
             self.ends[number] = type(error).__name__
@@ -340,23 +343,56 @@ class _Run:
     async def _read(self, client: Client) -> None:
         true = true_tokens(client, self.scenario.model)
         got: tuple[int, ...] = ()
-        async with self.engine.stream(
-            prompt_token_ids=client.prompt,
-            audio=audio(client.audio),
-            sampling=SamplingParams(max_tokens=client.max_tokens),
-            priority=client.priority,
-        ) as deltas:
+        async with self._stream(client) as deltas:
             async for delta in deltas:
                 got += delta.token_ids
                 assert got == true[: len(got)], f"{client} got the tokens {got}, not {true}"
-                if self.injector.happens(FaultKind.CLIENT_RAISES):
-                    raise Injected("in a client")
-                if self.injector.happens(FaultKind.STALL):
-                    await trio.sleep(PATIENCE / 2)
+                if await self._stalls():
                     return
                 if client.pause:
                     await trio.sleep(client.pause)
         assert got == true, f"{client} finished with the tokens {got}, not {true}"
+
+    async def _read_vector(self, client: Client) -> None:
+        got: list[tuple[float, ...] | None] = []
+        async with self.engine.inside._submitted(self._request(client), wait=True) as drawn:
+            async for part in drawn:
+                got.append(part.vector)
+                if await self._stalls():
+                    return
+        true = true_vector(client, self.scenario.model)
+        assert got == [true], f"{client} finished with the vectors {got}, not {true}"
+
+    async def _stalls(self) -> bool:
+        """A client has read something. Whether it has stopped reading; it may raise."""
+        if self.injector.happens(FaultKind.CLIENT_RAISES):
+            raise Injected("in a client")
+        if self.injector.happens(FaultKind.STALL):
+            await trio.sleep(PATIENCE / 2)
+            return True
+        return False
+
+    def _stream(self, client: Client) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        if self.scenario.model.kind is not Kind.ENCODER_DECODER:
+            return self.engine.inside._deltas(self._request(client), wait=True, texts=None)
+        return self.engine.stream(
+            prompt_token_ids=client.prompt,
+            audio=audio(client.audio),
+            sampling=SamplingParams(max_tokens=client.max_tokens),
+            priority=client.priority,
+        )
+
+    def _request(self, client: Client) -> Request:
+        prompt = prepared(client, self.scenario.model)
+        return Request(
+            id=self.engine.inside._new_id(None),
+            prompt_token_ids=prompt.token_ids,
+            items=prompt.items,
+            rules=LogitRules(),
+            max_tokens=client.max_tokens if client.pooling is None else 1,
+            pooling=client.pooling,
+            priority=client.priority,
+        )
 
 
 def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault | None = None) -> Outcome:

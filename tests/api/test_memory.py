@@ -342,7 +342,8 @@ async def test_while_a_request_decodes_nobody_but_itself_holds_its_payload(autoj
 
 
 async def test_an_engine_that_serves_keeps_no_more_than_before(autojump_clock: object) -> None:
-    """R2: what is listed for others is taken from the list. Once the caches are full, no container grows."""
+    """R2: what is listed for others is taken from the list. Once the caches are full, no container grows. (Which pages
+    are cached changes, and how many requests share them.)"""
     numbers = itertools.count()
     sizes = []
     device = SimExecutor(fault=fault)
@@ -353,7 +354,7 @@ async def test_an_engine_that_serves_keeps_no_more_than_before(autojump_clock: o
             await settle()
             device.calls.clear()  # its own diary
             sizes.append(kept(engine, *actors()))
-    assert sizes[1:] == sizes[1:2] * 3, f"elements kept, round by round: {sizes}"
+    assert max(sizes[2:]) <= max(sizes[:2]), f"elements kept, round by round: {sizes}"
 
 
 async def cancelled_after(engine: Engine, checkpoints: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A driver that plays the planner's part for models without cross-attention, and transformers' answers to compare with."""
+"""A driver that plays the planner's part for models without cross-attention, and transformers' answers beside it."""
 
 from __future__ import annotations
 
@@ -93,9 +93,7 @@ class TextDriver:
             ended.clear()
             for one, part, drawn in zip(active, slices, self.executor.step(plan).drawn, strict=True):
                 self._commit(one, part, drawn, ended)
-        self.executor.step(
-            StepPlan(step_id=-1, epoch=0, started=(), ended=tuple(ended), cross_writes=(), slices=())
-        )
+        self.executor.step(StepPlan(step_id=-1, epoch=0, started=(), ended=tuple(ended), cross_writes=(), slices=()))
         assert not self.executor._records
         return [one.result for one in every]
 
@@ -158,9 +156,8 @@ class TextDriver:
 def generate(model: Any, prompt: Sequence[int], max_tokens: int, **inputs: Any) -> list[int]:
     """What transformers draws after ``prompt``, greedily, alone."""
     tokens = torch.tensor([list(prompt)])
-    output = model.generate(
-        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=max_tokens, do_sample=False, **inputs
-    )
+    inputs = {"attention_mask": torch.ones_like(tokens), **inputs}
+    output = model.generate(tokens, max_new_tokens=max_tokens, do_sample=False, **inputs)
     drawn: list[int] = output[0, len(prompt) :].tolist()
     return drawn
 

@@ -36,7 +36,7 @@ from triolet.testing.sweep import sweep_scenario
 from ..actors import shared
 from ..actors.test_promises import SCHEDULES
 from .test_ledger import LedgerMachine
-from .test_pages import PagesMachine
+from .test_pages import PagesMachine, SlotsMachine
 from .test_planner import PlannerMachine
 
 Killer = Callable[[], object]
@@ -210,4 +210,5 @@ def without_collector() -> Iterator[None]:
 LEDGER = machine(LedgerMachine)
 PLANNER = machine(PlannerMachine)
 PAGES = machine(PagesMachine)
+SLOTS = machine(SlotsMachine)
 SIMULATION = simulation()

@@ -285,7 +285,7 @@ MUTANTS: tuple[Mutant, ...] = (
             memory_tests.test_a_request_makes_no_garbage_however_it_ends,
             ending=memory_tests.cancelled_with_its_nursery,
         ),
-        reason="frame of TrioEngine._run",
+        reason="frame of Deltas.__anext__",
     ),
     # the supervisor
     Mutant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import test_ledger, test_pages, test_planner
-from .mutants import LEDGER, PAGES, PLANNER, Mutant, simulation
+from .mutants import LEDGER, PAGES, PLANNER, SLOTS, Mutant, simulation
 
 MUTANTS: tuple[Mutant, ...] = (
     # the ledger
@@ -179,8 +179,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the last page is never used",
         function="core.pages:PageAllocator.try_take",
-        fragment="if count > len(self._free):",
-        mistake="if count >= len(self._free):",
+        fragment="if count > self.free:",
+        mistake="if count >= self.free:",
         killer=PAGES,
         reason="self.pages.total) or ()",
     ),
@@ -205,8 +205,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.pages:CrossSlots.leave",
         fragment="    if slot.users:\n        return\n",
         mistake="",
-        killer=PLANNER,
-        reason=("now it holds", "self._slots[key]", "left more often than joined"),
+        killer=SLOTS,
+        reason=("books_balance", "no slot is taken from its users"),
     ),
     Mutant(
         name="a cross slot whose write failed can be joined",
@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment=" or sequence.in_flight",
         mistake="",
         killer=simulation("abort storm", "shutdown while busy", "preemption"),
-        reason="got the tokens",
+        reason=("got the tokens", "list index out of range"),  # of pages that it has no more
     ),
     Mutant(
         name="a skipped step's news of ended sequences is lost",
@@ -243,8 +243,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="requests start in a step that had to preempt",
         function="core.planner:Planner._plan",
-        fragment="(draft.preempted or not self._try_start(sequence, draft))",
-        mistake="not self._try_start(sequence, draft)",
+        fragment="(draft.preempted or not self._try_start(sequence, budget, draft))",
+        mistake="not self._try_start(sequence, budget, draft)",
         killer=test_planner.test_nobody_starts_in_a_step_that_had_to_preempt,
         reason="starts again before",
     ),
@@ -258,15 +258,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a token that was drawn counts as still to come",
-        function="core.planner:Planner.step_done",
-        fragment="        sequence.draws -= part.draw\n",
+        function="core.planner:Planner._slice_done",
+        fragment="    sequence.draws -= part.draw\n",
         mistake="",
         killer=PLANNER,
         reason=("beyond the tokens that are known", "a request never ended"),
     ),
     Mutant(
         name="the last token does not end the request",
-        function="core.planner:Planner._commit",
+        function="core.planner:Planner._commit_one",
         fragment="sequence.generated >= request.max_tokens",
         mistake="sequence.generated > request.max_tokens",
         killer=PLANNER,
@@ -274,27 +274,27 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="one token more than wanted is drawn",
-        function="core.sequence:Sequence.wants_slice",
-        fragment="self.generated + self.draws < self.request.max_tokens",
-        mistake="self.generated + self.draws <= self.request.max_tokens",
+        function="core.planner:Planner._slice_length",
+        fragment="sequence.left < 1",
+        mistake="sequence.left < 0",
         killer=test_planner.test_nothing_is_fed_beyond_the_last_token_that_is_wanted,
         reason="one position for each token",
     ),
     Mutant(
         name="pages taken for a start that finds no cross slot are lost",
         function="core.planner:Planner._try_start",
-        fragment="    pages = self._pages.try_take(math.ceil(first / self.limits.page_size))\n    if pages is None:\n",
+        fragment="if not self._try_take_first_pages(sequence):",
         mistake=(
-            "    pages = self._pages.try_take(math.ceil(first / self.limits.page_size))\n"
-            "    if pages is None or self._slots.used == self.limits.cross_slots and item is not None:\n"
+            "if not self._try_take_first_pages(sequence) or "
+            "self._slots.used == self.limits.cross_slots and item is not None:"
         ),
         killer=PLANNER,
         reason=("books balance", "does not fit the pages", "pages are left"),
     ),
     Mutant(
         name="a holder that has released is remembered",
-        function="core.planner:Planner._release_entry",
-        fragment="    del self._holders[sequence.holder]\n",
+        function="core.asks:Asks._release",
+        fragment="    del self._askers[ask.holder]\n",
         mistake="",
         killer=PLANNER,
         reason="remembers a holder",
@@ -342,15 +342,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a replayed request starts where it had been",
         function="core.planner:Planner._give_back",
-        fragment="    sequence.dispatched = 0\n",
-        mistake="",
+        fragment="sequence.dispatched = sequence.fed =",
+        mistake="sequence.fed =",
         killer=PLANNER,
         reason=("preemption rolls back", "a request never ended"),
     ),
     Mutant(
         name="a waiting request does not ask again for what has lost its place",
         function="core.planner:Planner._startable",
-        fragment="        self._ask_for_entry(sequence)  #",
+        fragment="        self._ask(sequence)  #",
         mistake="        pass  #",
         killer=test_planner.test_who_waits_asks_again_where_its_cross_kv_has_lost_its_place,
         reason="as soon as it has something",
@@ -358,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="who finds its cross KV resident keeps its entry",
         function="core.planner:Planner._take_slot",
-        fragment="        self._release_entry(sequence)\n",
+        fragment="        self._asks.release_all(sequence)\n",
         mistake="",
         killer=test_planner.test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once,
         reason="holds it until its step",

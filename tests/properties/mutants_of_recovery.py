@@ -148,8 +148,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a suspect starts with pages for its first chunk only",
-        function="core.planner:Planner._try_start",
-        fragment="len(sequence.tokens) if sequence.suspicion else ",
+        function="core.planner:Planner._try_take_first_pages",
+        fragment="known if sequence.suspicion else ",
         mistake="",
         killer=functools.partial(
             test_liveness.test_a_suspect_and_an_older_request_do_not_give_way_to_each_other_for_ever,
@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="steps that failed grow again as soon as ever",
-        function="core.planner:Planner.step_failed",
+        function="core.step_size:StepSize.too_large",
         fragment="min(2 * self._patience, _MOST_PATIENCE)",
         mistake="self._patience",
         killer=engine_test(

@@ -152,7 +152,7 @@ def test_e3_an_abort_that_does_not_release_the_entry():
     Caught by "always freed eventually": ``simulate(SCENARIOS["abort storm"])``, where a client leaves that has been
     given its entry and has not read it.
     """
-    kept = ("core.planner:Planner._give_back", "        self._release_entry(sequence)\n", "")
+    kept = ("core.planner:Planner._give_back", "        self._asks.release_all(sequence)\n", "        pass\n")
     assert_caught(lambda: simulate(SCENARIOS["abort storm"]), ALWAYS_FREED, kept)
 
 
@@ -182,7 +182,7 @@ def test_e5_an_entry_given_back_before_the_step_that_reads_it_has_run():
     at_planning = (
         "core.planner:Planner._take_slot",
         "    draft.writes.append(sequence)",
-        "    draft.writes.append(sequence)\n    self._release_entry(sequence)",
+        "    draft.writes.append(sequence)\n    self._asks.release_all(sequence)",
     )
     assert_caught(lambda: simulate(SCENARIOS["plain"]), FREE_FOLLOWS_COMPLETION, at_planning)
 
@@ -226,11 +226,11 @@ def test_e8_every_decode_step_gives_the_slots_back_again():
     Caught by the slot's own books, "left more often than joined": submit; encoded; two steps.
     """
     every_step = (
-        "core.planner:Planner.step_done",
-        "        self._settle(sequence)\n",
-        "        if sequence.slot is not None:\n"
-        "            self._slots.leave(sequence.item.key, sequence.slot)\n"
-        "        self._settle(sequence)\n",
+        "core.planner:Planner._slice_done",
+        "    self._settle(sequence)\n",
+        "    if sequence.slot is not None:\n"
+        "        self._slots.leave(sequence.cross_item.key, sequence.slot)\n"
+        "    self._settle(sequence)\n",
     )
     assert_caught(PLANNER, "was left more often than joined", every_step)
     shortest = planner(submit("a", max_tokens=3), encodes, step, step)
@@ -299,7 +299,7 @@ def test_e12_steps_without_progress():
     """
     rounded_down = (
         "core.planner:Planner._plan",
-        "budget = self._step_tokens",
+        "budget = self._step_size.tokens",
         "budget = self.limits.max_step_tokens // self.limits.page_size * self.limits.page_size",
     )
     assert_caught(PLANNER, "a request never ended", rounded_down)
@@ -319,12 +319,14 @@ def test_r1_a_request_that_holds_a_bound_partial_of_itself():
     """
     bound_to_itself = (
         "core.planner:Planner.submit",
-        "    sequence = Sequence(request, self._next_arrival, list(request.prompt_token_ids))\n",
+        "    self._sequences[request.id] = sequence\n",
         "    from functools import partial\n"
         "    class Bound(Sequence):\n"
         "        __slots__ = ('settle',)\n"
-        "    sequence = Bound(request, self._next_arrival, list(request.prompt_token_ids))\n"
-        "    sequence.settle = partial(self._settle, sequence)\n",
+        "    arguments = (request, sequence.arrival, sequence.tokens, sequence.keys, sequence.placements)\n"
+        "    sequence = Bound(*arguments)\n"
+        "    sequence.settle = partial(self._settle, sequence)\n"
+        "    self._sequences[request.id] = sequence\n",
     )
     assert_caught(engine_test(DIES, ending=memory_tests.finished), "still alive", bound_to_itself)
 
@@ -337,8 +339,9 @@ def test_r2_a_list_for_others_that_is_never_drained():
     """
     never_drained = ("core.planner:Planner._dispatch", "    self._to_forget = []\n", "")
     never_alone = ("core.planner:Planner._nothing_but_forgetting", "return bool", "return False and bool")
+    listed_still = ("core.planner:Planner.step_failed", "    if skipped:  #", "    if False:  #")
     killer = engine_test(memory_tests.test_an_engine_that_serves_keeps_no_more_than_before)
-    assert_caught(killer, "elements kept", never_drained, never_alone)
+    assert_caught(killer, "elements kept", never_drained, never_alone, listed_still)
 
 
 ADDED = engine_test(memory_tests.test_a_request_cancelled_while_it_is_added_leaves_nothing_with_the_engine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -14,13 +16,19 @@ from .machines import Machine
 KEYS = ("a", "b", "c", "d")
 
 
+TEXTS = ("aaaa", "aabb", "bb", "c")  # the page behind a beginning is keyed by that beginning
+
+
 class PagesMachine(Machine):
-    """Sequences that take pages and give them back as they please."""
+    """Sequences that take pages, write texts into them that others find, and give them back as they please."""
 
     @initialize(total=st.integers(1, 8))
     def open(self, total: int) -> None:
         self.pages = PageAllocator(total)
         self.taken: list[tuple[int, ...]] = []
+        self.written: dict[int, bytes] = {}  # what lies in a page
+        self.found: dict[bytes, int] = {}  # what `find` must find
+        self.cached: list[int] = []  # pages without a user that may be found, the first to lose its place first
 
     @rule(count=st.integers(0, 9))
     def take(self, count: int) -> None:
@@ -31,26 +39,91 @@ class PagesMachine(Machine):
             assert self.pages.free == free, "all or nothing: a take that fails takes nothing"
             return
         assert len(pages) == count
+        assert not set(pages) & set(self.in_use()), "no page is taken from its users"
+        lost = max(0, count - (free - len(self.cached)))  # pages with nothing in them are taken first
+        evicted, self.cached = self.cached[:lost], self.cached[lost:]
+        assert set(evicted) == {page for page in pages if page in self.found.values()}, "least recently used first"
+        self.found = {key: page for key, page in self.found.items() if page not in evicted}
+        for page in pages:
+            self.written.pop(page, None)
         self.taken.append(pages)
+
+    @rule(text=st.sampled_from(TEXTS), others=st.integers(0, 2))
+    def start(self, text: str, others: int) -> None:
+        """Joins what is there of a text, and takes pages for the rest and ``others``, as the planner does."""
+        keys = [text[:stop].encode() for stop in range(1, len(text) + 1)]
+        pages = self.pages.find(keys)
+        here = [key in self.found for key in keys]
+        length = here.index(False) if False in here else len(here)
+        assert pages == tuple(self.found[key] for key in keys[:length]), "the longest beginning is found, and no more"
+        assert [self.written[page] for page in pages] == keys[:length], "no phantom: a page holds what it is found as"
+        self.pages.join(pages)
+        self.cached = [page for page in self.cached if page not in pages]
+        before = len(self.taken)
+        self.take(len(keys) - length + others)
+        if len(self.taken) == before:
+            self.give(pages)
+            return
+        self.taken[-1] = (*pages, *self.taken[-1])
+        for key, page in zip(keys[length:], self.taken[-1][length:], strict=False):
+            self.written[page] = key
+            self.pages.list_as(page, key)
+            self.found.setdefault(key, page)
+
+    @rule(data=st.data(), text=st.sampled_from(TEXTS))
+    def write(self, data: st.DataObject, text: str) -> None:
+        """A page that one sequence alone has, and that nobody finds, is written by it: others may hold the same."""
+        uses = Counter(self.in_use())
+        own = [page for page, users in uses.items() if users == 1 and page not in self.written]
+        if own:
+            page = data.draw(st.sampled_from(own))
+            self.written[page] = text.encode()
+            self.pages.list_as(page, self.written[page])
+            self.found.setdefault(self.written[page], page)
 
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         if self.taken:
-            self.pages.give_back(self.taken.pop(data.draw(st.integers(0, len(self.taken) - 1))))
+            self.give(self.taken.pop(data.draw(st.integers(0, len(self.taken) - 1))))
+
+    def give(self, pages: tuple[int, ...]) -> None:
+        """The last ones are to lose their place first."""
+        self.pages.give_back(pages)
+        unused = set(pages) - set(self.in_use())
+        self.cached += [page for page in reversed(pages) if page in unused and page in self.found.values()]
+
+    @rule(really=st.sampled_from((False, False, True)))
+    def contents_are_lost(self, really: bool) -> None:
+        if really:
+            self.pages.forget_contents()
+            self.written.clear()
+            self.found.clear()
+            self.cached.clear()
+
+    def in_use(self) -> list[int]:
+        return [page for pages in self.taken for page in pages]
 
     @invariant()
-    def every_page_is_free_or_taken_once(self) -> None:
-        taken = [page for pages in self.taken for page in pages]
-        assert len(taken) == len(set(taken)), "a page belongs to one sequence"
+    def every_page_is_free_or_taken(self) -> None:
+        taken = set(self.in_use())
         assert self.pages.free + len(taken) == self.pages.total, "books balance"
-        assert set(taken) <= set(range(self.pages.total))
+        assert taken <= set(range(self.pages.total))
+        assert self.pages.cached == len(self.cached), "books balance: of cached pages"
+
+    @invariant()
+    def what_is_listed_is_found(self) -> None:
+        for key, page in self.found.items():
+            assert self.pages.find([key]) == (page,), "what is listed is found while it keeps its place"
+        for text in TEXTS:
+            found = self.pages.find([text.encode()])
+            assert not found or text.encode() in self.found, "no phantom: nothing else is found"
 
     def teardown(self) -> None:
         """Whatever was taken can be taken again."""
         if self.failed:
             return
-        for pages in self.taken:
-            self.pages.give_back(pages)
+        while self.taken:
+            self.give(self.taken.pop())
         assert sorted(self.pages.try_take(self.pages.total) or ()) == list(range(self.pages.total))
 
 

@@ -17,14 +17,27 @@ from triolet.core.errors import PoisonRequest, RunnerCrashed
 from triolet.core.ledger import Decisions, EncoderLedger
 from triolet.core.plan import Drawn, Slice, StepPlan, StepResult
 from triolet.core.planner import Planner
-from triolet.core.request import EncoderItem, Pooling, Request
-from triolet.core.sequence import Abort, AcquireItem, Commit, Fail, Finish, Phase, PlannerLimits, ReleaseItem, Sequence
-from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens
+from triolet.core.request import EncoderItem, Pooling, Probe, Request
+from triolet.core.sequence import (
+    Abort,
+    AcquireItem,
+    Action,
+    Commit,
+    Fail,
+    Finish,
+    Phase,
+    PlannerLimits,
+    ReleaseItem,
+    Sequence,
+)
+from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens, expected_vector
 
 from .machines import Machine
 
 KEYS = ("a", "b", "c")
 PLACED = {"p": 1, "q": 3, "r": 5}  # embeddings of each
+UNITS = {"p": 1, "q": 1, "r": 2}  # and its bytes, in those of a cross-attention item
+POOLINGS = tuple(Pooling(kind=kind) for kind in ("last", "mean", "cls"))
 
 
 class PlannerMachine(Machine):
@@ -43,6 +56,7 @@ class PlannerMachine(Machine):
         depth=st.integers(1, 2),
         caching=st.booleans(),
         speculate=st.sampled_from((0, 0, 1, 3)),
+        whole=st.sampled_from((False, False, False, False, True)),
     )
     def open(
         self,
@@ -54,8 +68,9 @@ class PlannerMachine(Machine):
         depth: int,
         caching: bool = False,
         speculate: int = 0,
+        whole: bool = False,
     ) -> None:
-        self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots)
+        self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots, whole_prompts=whole)
         self.limits = PlannerLimits.of(
             self.model.describe(),
             max_running=running,
@@ -71,16 +86,22 @@ class PlannerMachine(Machine):
         self.executor.open()
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
-        self.vectors: dict[str, tuple[float, ...]] = {}
+        self.vectors: dict[str, list[tuple[float, ...]]] = {}
+        self.probed: dict[str, list[tuple[float, ...]]] = {}
         self.ends: dict[str, object] = {}
         self.flights: deque[StepPlan] = deque()
         self.broken_epoch = -1
         self.crashing: set[int] = set()  # ids of steps that a poison request is in
+        self.reached: dict[int, int] = {}  # the position that each sequence has been fed up to, by its id
 
     # -- the actors' part --------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
-        for action in self.planner.take_actions():
+        while actions := self.planner.take_actions():  # a refusal makes new ones
+            self.act(actions)
+
+    def act(self, actions: list[Action]) -> None:
+        for action in actions:
             match action:
                 case AcquireItem(holder, item):
                     self.obey(
@@ -92,7 +113,8 @@ class PlannerMachine(Machine):
                     self.obey(self.ledger.release(holder, key, now=0.0))
                 case Commit(request_id, drawn):
                     assert request_id not in self.ends, "terminal once: nothing is committed after the end"
-                    self.vectors[request_id] += drawn.vector or ()
+                    self.vectors[request_id] += [] if drawn.vector is None else [drawn.vector]
+                    self.probed[request_id] += [] if drawn.probe is None else [drawn.probe]
                     if drawn.token_id is not None:
                         self.tokens[request_id].append(drawn.token_id)
                 case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
@@ -117,46 +139,70 @@ class PlannerMachine(Machine):
         priority=st.integers(0, 1),
         poison=st.sampled_from((False, False, False, False, False, True)),
         begins=st.sampled_from((0, 0, 1)),
+        probe=st.sampled_from((None, None, 0, 1)),
+        pooling=st.sampled_from(POOLINGS),
     )
     def submit(
-        self, length: int, key: str | None, max_tokens: int, priority: int, poison: bool, begins: int = 0
+        self,
+        length: int,
+        key: str | None,
+        max_tokens: int,
+        priority: int,
+        poison: bool,
+        begins: int = 0,
+        probe: int | None = None,
+        pooling: Pooling = POOLINGS[0],
     ) -> None:
-        items = () if key is None else (self.item(key, self.model.encoder_embeddings, ()),)
+        """A prompt that begins as others do. A model with whole prompts pools them, and reads nothing beside them."""
         text = tuple(1 + (len(self.requests) // 4 + begins + i) % 60 for i in range(length))
-        self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison)
+        if self.limits.whole_prompts:
+            self.ask(text, (), priority=priority, poison=poison, pooling=pooling)
+            return
+        items = () if key is None else (self.item(key, self.model.encoder_embeddings, ()),)
+        asked = None if probe is None else Probe(position=probe * (length - 1), token_ids=(3, 1))
+        self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison, probe=asked)
 
+    @precondition(lambda self: not self.limits.whole_prompts)
     @rule(
         before=st.integers(0, 4),
         keys=st.lists(st.sampled_from(sorted(PLACED)), min_size=1, max_size=3),
         max_tokens=st.integers(1, 6),
         priority=st.integers(0, 1),
         poison=st.sampled_from((False, False, False, False, False, True)),
-        pooling=st.sampled_from((None, None, None, Pooling(kind="last"), Pooling(kind="mean"))),
+        pooling=st.sampled_from((None, None, None, *POOLINGS)),
     )
     def submit_placed(
-        self, before: int, keys: list[str], max_tokens: int, priority: int, poison: bool, pooling: Pooling | None
+        self,
+        before: int,
+        keys: list[str],
+        max_tokens: int,
+        priority: int = 0,
+        poison: bool = False,
+        pooling: Pooling | None = None,
     ) -> None:
-        """Images among the tokens: also one that comes twice, and more than fit the encoder cache together."""
+        """Images among the tokens: also one that comes twice, one that is larger than the encoder cache, and more than
+        fit it together."""
         prompt = [7] * before
         items = []
         for key in keys:
             stop = len(prompt) + PLACED[key]
             if stop > 15:
                 break
-            items.append(self.item(key, PLACED[key], ((len(prompt), stop),)))
+            items.append(self.item(key, PLACED[key], ((len(prompt), stop),), units=UNITS[key]))
             prompt += [61] * PLACED[key] + [8]
         tokens = max_tokens if pooling is None else 1
         self.ask(tuple(prompt), tuple(items), max_tokens=tokens, priority=priority, poison=poison, pooling=pooling)
 
-    def item(self, key: str, embeddings: int, spans: tuple[tuple[int, int], ...]) -> EncoderItem:
-        return EncoderItem(key=key, payload=key, embeddings=embeddings, size=self.model.encoder_bytes, spans=spans)
+    def item(self, key: str, embeddings: int, spans: tuple[tuple[int, int], ...], *, units: int = 1) -> EncoderItem:
+        size = units * self.model.encoder_bytes
+        return EncoderItem(key=key, payload=key, embeddings=embeddings, size=size, spans=spans)
 
     def ask(self, prompt: tuple[int, ...], items: tuple[EncoderItem, ...], *, poison: bool, **more: object) -> None:
         name = f"poison{len(self.requests)}" if poison else f"r{len(self.requests)}"
         request = Request(id=name, prompt_token_ids=prompt, items=items, **more)
         self.requests[name] = request
         self.tokens[name] = []
-        self.vectors[name] = ()
+        self.vectors[name], self.probed[name] = [], []
         self.planner.submit(request)
         self.publish()
 
@@ -177,14 +223,22 @@ class PlannerMachine(Machine):
         names = self.planner.requests_of(plan.step_id)
         if any(self.crashes(name, part) for name, part in zip(names, plan.slices, strict=True)):
             self.crashing.add(plan.step_id)
-        assert plan.tokens <= self.limits.max_step_tokens, "the token budget is kept, guesses included"
+        alone = self.limits.whole_prompts and len(plan.slices) == 1  # cannot be divided
+        assert alone or plan.tokens <= self.limits.max_step_tokens, "the token budget is kept, guesses included"
         for name, part in zip(names, plan.slices, strict=True):
+            self.everything_is_fed_once(name, part)
             drawn = len(self.tokens[name]) + 1 + part.speculate
             assert not part.draw or drawn <= self.requests[name].max_tokens, "no guess beyond the last token wanted"
         assert len(plan.slices) <= self.limits.max_running, "no more sequences than places"
         assert len({part.sequence_id for part in plan.slices}) == len(plan.slices)
         self.flights.append(plan)
         assert len(self.flights) <= self.limits.steps_in_flight, "steps in order: no more in flight than allowed"
+
+    def everything_is_fed_once(self, name: str, part: Slice) -> None:
+        """A sequence's slices lie end to end, the first one behind the pages that it has found."""
+        cached = self.planner._sequences[name].listed * self.limits.page_size
+        assert part.start == self.reached.get(part.sequence_id, cached), "every position is fed once, none is left out"
+        self.reached[part.sequence_id] = part.start + part.length
 
     def first_come_first_served(self, plan: StepPlan | None, ready: list[Sequence]) -> None:
         """FIFO within a priority: nobody starts before an earlier one that needs nothing but room. (While a crashing
@@ -219,7 +273,10 @@ class PlannerMachine(Machine):
                 self.planner.step_failed(plan.step_id, error)
             self.executor.fault = None
         else:
-            self.planner.step_done(self.executor.step(plan))
+            result = self.executor.step(plan)
+            for part, drawn in zip(plan.slices, result.drawn, strict=True):
+                self.reached[part.sequence_id] += len(drawn.accepted)
+            self.planner.step_done(result)
         self.publish()
 
     @rule(really=st.sampled_from((False, False, False, True)))
@@ -293,6 +350,10 @@ class PlannerMachine(Machine):
         key = request.items[0].key if request.items and not placements else None
         return expected_tokens(request.prompt_token_ids, key, request.max_tokens, self.model, placements)
 
+    def true_vector(self, request: Request) -> tuple[float, ...]:
+        placements = [item.placement for item in request.items if item.placement is not None]
+        return expected_vector(request.prompt_token_ids, None, placements)
+
     def teardown(self) -> None:
         """Nobody starves: once the device works again, every request ends, and everything is given back."""
         if self.failed:
@@ -306,14 +367,20 @@ class PlannerMachine(Machine):
         assert self.planner.idle, "terminal once: a request never ended"
         assert set(self.ends) == set(self.requests), "terminal once: a request was forgotten"
         for name, end in self.ends.items():
-            assert not (name.startswith("poison") and isinstance(end, Finish)), "a crash counted as a success"
-            if isinstance(end, Finish) and self.requests[name].pooling is not None:
-                assert len(self.vectors[name]) == 1, "one vector for a prompt"
-                assert end.reason.value == "pooled", "a wrong reason for the end"
-            elif isinstance(end, Finish):
-                assert tuple(self.tokens[name]) == self.true_tokens(self.requests[name]), "tokens are missing"
-                assert (self.tokens[name][-1] == EOS) == (end.reason.value == "stop"), "a wrong reason for the end"
+            if isinstance(end, Finish):
+                self.ended_well(name, self.requests[name], end)
         self.everything_is_given_back()
+
+    def ended_well(self, name: str, request: Request, end: Finish) -> None:
+        assert not name.startswith("poison"), "a crash counted as a success"
+        if request.pooling is not None:
+            assert self.vectors[name] == [self.true_vector(request)], "one vector for a prompt, and the true one"
+            assert end.reason.value == "pooled", "a wrong reason for the end"
+            return
+        assert tuple(self.tokens[name]) == self.true_tokens(request), "tokens are missing"
+        assert (self.tokens[name][-1] == EOS) == (end.reason.value == "stop"), "a wrong reason for the end"
+        if request.probe is not None:  # again, where it was replayed
+            assert set(self.probed[name]) == {(-4.0, -2.0)}, "what a request asks about its prompt is answered"
 
     def everything_is_given_back(self) -> None:
         statistics = self.planner.statistics()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from attrs import evolve
@@ -34,26 +31,19 @@ from triolet.testing.adapters import (
 )
 from triolet.testing.sim import SimExecutor, SimModel
 
+from ..models import conftest as tiny  # what the executor's own tests make their tiny checkpoints with
+
 PAYLOADS = ("one", "two", "three")  # the simulated device does not look at them
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    """What the executor's own tests make their tiny checkpoints with."""
-    spec = importlib.util.spec_from_file_location("tiny", Path(__file__).parents[1] / "models" / "conftest.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def make_torch(tiny, tmp_path_factory):
+def make_torch(tmp_path_factory):
     folder = tiny.save_checkpoint(tmp_path_factory.mktemp("checkpoint"), tiny.make_model())
     return lambda: TorchExecutor(folder, tiny.small_config(max_running=3, threads=1))
 
 
 @pytest.fixture(scope="module")
-def clips(tiny):
+def clips():
     return [tiny.make_audio(seed, seconds) for seed, seconds in enumerate((2.0, 0.7, 1.3))]
 
 
