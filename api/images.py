@@ -51,9 +51,17 @@ def load_image(source: Any) -> Image:
         if isinstance(error, UnsupportedImage):
             raise
         raise UnsupportedImage(
-            f"{name} is not an image that can be read ({type(error).__name__}: {error}); allowed: PNG, JPEG, WebP and "
-            "what else Pillow reads"
+            f"{name} is not an image that can be read ({_reason(error)}); allowed: PNG, JPEG, WebP and what else "
+            "Pillow reads"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):  # whose text is of an object of ours
+        return "no format that is known"
+    return f"{type(error).__name__}: {error}"
 
 
 def _checked(pixels: NDArray[Any]) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from ..core.errors import InvalidRequest, RequestTooLarge
 from ..core.model import Kind, ModelDescription, Prepared, Preparer
-from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_integer
+from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_characters, check_integer
 from ..models.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
@@ -96,6 +96,7 @@ async def _prepare_crossed(description: ModelDescription, query: Query) -> Prepa
     if query.messages is not None or query.images:
         raise InvalidRequest(f"{description.architecture} reads audio and a prompt; messages and images are not for it")
     if query.prompt is not None:
+        check_characters(query.prompt)
         token_ids = tuple(description.tokenizer.encode(query.prompt, add_special_tokens=False))
     else:
         token_ids = tuple(query.prompt_token_ids or ())
@@ -139,7 +140,10 @@ async def _prepare_placed(description: ModelDescription, preparer: Preparer, que
     for name, given in (("image", images), ("audio", audio)):
         if given and name not in preparer.media:
             reads = " and ".join(("text", *sorted(preparer.media)))
-            raise InvalidRequest(f"{len(given)} of {name} given, but {description.architecture} reads {reads}")
+            raise InvalidRequest(
+                f"{name} in the request, but {description.architecture} reads {reads}; leave it out, or open "
+                "another model"
+            )
     work = partial(_read, description, preparer, query, messages, images, audio)
     if not images and not audio and _is_short(query):
         return work()

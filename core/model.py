@@ -50,6 +50,13 @@ class Preparer(Protocol):
     def media(self) -> frozenset[str]:
         """What may be placed in a prompt: ``"image"``, ``"audio"``, or nothing."""
 
+    @property
+    def converses(self) -> bool:
+        """Whether there is a chat template for `render`."""
+
+    def with_items(self, prompt: str, count: int) -> str:
+        """``prompt`` with ``count`` items written in front of it, unless it says itself where they belong."""
+
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:

@@ -32,6 +32,17 @@ def check_integer(name: str, value: object) -> None:
     _check(isinstance(value, int) and not isinstance(value, bool), f"{name}={value!r}", "an integer")
 
 
+def check_characters(text: str) -> None:
+    """Raises `InvalidRequest` where ``text`` has lone surrogates, as file names and arguments that are no text have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"a text with {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
+            "character; decode it from bytes with errors='replace'"
+        ) from None
+
+
 STRUCTURES = ("json_schema", "regex", "lark", "choice")
 
 

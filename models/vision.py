@@ -78,7 +78,9 @@ class QwenVision:
         token = tokenizer.convert_ids_to_tokens(config.image_token_id)
         reader = _PatchReader(processor=processor, token=token)
         unread = (config.video_token_id,)
-        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, unread)
+        ends = (config.vision_start_token_id, config.vision_end_token_id)
+        around = (tokenizer.convert_ids_to_tokens(ends[0]) or "", tokenizer.convert_ids_to_tokens(ends[1]) or "")
+        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, unread, around)
 
 
 @frozen
@@ -121,7 +123,8 @@ class Llava:
             patch=config.vision_config.patch_size,
             extra=extra,
         )
-        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype)
+        around = ("", "\n")
+        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, around=around)
 
 
 @frozen
@@ -292,6 +295,7 @@ def _preparer(
     hidden: int,
     dtype: torch.dtype,
     unread: tuple[int, ...] = (),
+    around: tuple[str, str] = ("", ""),
 ) -> MediaPreparer:
     return MediaPreparer.of(
         tokenizer,
@@ -301,6 +305,7 @@ def _preparer(
         embedding_bytes=hidden * dtype.itemsize,
         chat_template=processor_template(folder),
         unread_ids=unread,
+        around=around,
     )
 
 

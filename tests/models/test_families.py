@@ -23,7 +23,8 @@ from .media import PLACEHOLDERS, Checkpoint, make_preparer
 
 MULTIMODAL = tuple(PLACEHOLDERS)
 MROPE = ("qwen2_vl", "qwen2_5_vl")
-WRITERS = tuple(name for name in FAMILIES if name not in {*MULTIMODAL, "bert", "bert_classifier", "llama_classifier"})
+POOLING = {"bert", "bert_classifier", "bert_reranker", "llama_classifier"}
+WRITERS = tuple(name for name in FAMILIES if name not in {*MULTIMODAL, *POOLING})
 Opened = Callable[[str], Checkpoint]
 
 
