@@ -238,16 +238,17 @@ class TorchExecutor:
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
         parts = blueprint.take(own, load)
+        outputs, masks = own("encoder_outputs", EncoderOutputs()), own("rule_masks", RuleMasks(vocabulary, device))
         self._open = _Open(
             device=device,
             eos_token_ids=checkpoint.eos_token_ids,
-            network=parts.network,
+            network=blueprint.hasten(parts.network, own),
             log_mel=parts.log_mel,
             model=parts.model,
             paged=parts.paged,
             cross=parts.cross,
-            outputs=own("encoder_outputs", EncoderOutputs()),
-            masks=own("rule_masks", RuleMasks(vocabulary, device)),
+            outputs=outputs,
+            masks=masks,
             grammars=grammars,
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
