@@ -14,10 +14,11 @@ from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription
 from .architecture import TextCheckpoint, read_text_checkpoint
-from .causal import CausalNetwork
+from .causal import CausalDecode, CausalNetwork
 from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
 from .encoder import EncoderNetwork
 from .features import LogMel
+from .graphs import GraphManager, find_recorder
 from .inputs import MediaPreparer, TextPreparer
 from .kv import CrossKV, PagedKV
 from .loading import load_module
@@ -80,6 +81,10 @@ class AnyBlueprint(Protocol):
 
     def take(self, own: Own, load: Callable[[], AnyModel]) -> Parts:
         """Takes all that the model needs on the device, each thing in the name of its owner."""
+
+    def hasten(self, network: Network, own: Own) -> Network:
+        """``network`` with what makes it faster and refers to all the rest, so is taken after it and released
+        before."""
 
     def prove(self, network: Network) -> None:
         """Raises `UnsupportedModel` where the loaded model is not what was thought."""
@@ -240,6 +245,9 @@ class Blueprint:
         )
         return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross)
 
+    def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
+        return network
+
     def prove(self, network: Network) -> None:
         """Whisper is computed by code of our own."""
 
@@ -342,9 +350,27 @@ class TextBlueprint:
         network.attach()
         return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
 
+    def hasten(self, network: Network, own: Own) -> Network:
+        recorder = find_recorder(self.config.graphs, self.device)
+        if recorder is None or not isinstance(network, CausalNetwork) or not network.generates:
+            return network
+        shape = self.checkpoint.shape
+        graphs = GraphManager.allocate(
+            decode=CausalDecode.of(network),
+            recorder=recorder,
+            paged=network.paged,
+            max_running=self.config.max_running,
+            positions=shape.positions,
+            vocabulary=shape.vocabulary,
+            device=self.device,
+        )
+        return evolve(network, graphs=own("graphs", graphs))
+
     def prove(self, network: Network) -> None:
         if isinstance(network, CausalNetwork):
             try_out(network, self.checkpoint)
+            if network.graphs is not None:
+                network.graphs.prove()
 
     def _allocate_pages(self) -> PagedKV:
         shape = self.checkpoint.shape
