@@ -20,7 +20,7 @@ COUNTS = (  # 1 or more
     "encoder_cache_bytes",
     "encode_batch_embeddings",
 )
-SIZES = ("threads", "self_kv_bytes", "cross_kv_bytes", "restarts")  # 0 or more
+SIZES = ("threads", "max_positions", "self_kv_bytes", "cross_kv_bytes", "restarts")  # 0 or more
 SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds", "restart_seconds", "idle_sleep")
 WHILE_ASLEEP = ("wait", "refuse")
 GRAPHS = ("auto", "off", "eager")
@@ -65,8 +65,11 @@ class EngineConfig:
         max_running: most sequences decoded together.
         max_pending: most requests accepted and not yet ended; past it ``submit`` waits, or raises `Overloaded`.
         max_step_tokens: token budget of one step.
+        max_positions: most positions of a sequence, prompt and generated tokens together; 0: as many as the model has.
+            A smaller number needs fewer pages.
         page_size: positions of one self-attention KV page.
-        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length.
+        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length, for text
+            models at most 4 GiB or one such sequence.
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, at most 2 GiB.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
@@ -104,6 +107,7 @@ class EngineConfig:
     max_running: int = 32
     max_pending: int = 1024
     max_step_tokens: int = 2048
+    max_positions: int = 0
     page_size: int = 16
     self_kv_bytes: int = 0
     cross_kv_bytes: int = 0

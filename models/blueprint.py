@@ -187,12 +187,14 @@ class Budget:
         """Raises `InvalidRequest` where one sequence of full length, or one window, would not fit."""
         position = shape.decoder_layers * 2 * shape.width * dtype.itemsize
         page, slot = position * config.page_size, position * shape.embeddings
-        full = -(-shape.positions // config.page_size)
+        positions = _most_positions(config, shape.positions)
+        full = -(-positions // config.page_size)
         pages = config.self_kv_bytes // page - 1 if config.self_kv_bytes else config.max_running * full
         if pages < full:
             raise InvalidRequest(
                 f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence "
-                f"of {shape.positions} positions and one of zeros, or 0 for {config.max_running} sequences"
+                f"of {positions} positions and one of zeros, 0 for {config.max_running} sequences, or a smaller "
+                "max_positions"
             )
         slots = config.cross_kv_bytes // slot or max(1, min(config.max_running, _CROSS_KV_LIMIT // slot))
         if 0 < config.cross_kv_bytes < slot:
@@ -284,7 +286,7 @@ class Blueprint:
             device=str(self.device),
             dtype=dtype_name,
             vocabulary_size=shape.vocabulary,
-            max_positions=shape.positions,
+            max_positions=_most_positions(self.config, shape.positions),
             eos_token_ids=checkpoint.eos_token_ids,
             suppress_token_ids=checkpoint.suppress_token_ids,
             begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
@@ -395,7 +397,7 @@ class TextBlueprint:
             device=str(self.device),
             dtype=dtype_name,
             vocabulary_size=shape.vocabulary,
-            max_positions=shape.positions,
+            max_positions=_most_positions(self.config, shape.positions),
             eos_token_ids=checkpoint.eos_token_ids,
             suppress_token_ids=checkpoint.suppress_token_ids,
             begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
@@ -442,16 +444,22 @@ def _text_pages(config: EngineConfig, checkpoint: TextCheckpoint, dtype: torch.d
     if not checkpoint.causal:
         return 0
     page = shape.layers * 2 * shape.kv_heads * shape.head_dim * dtype.itemsize * config.page_size
-    full = -(-shape.positions // config.page_size)
+    positions = _most_positions(config, shape.positions)
+    full = -(-positions // config.page_size)
     if not config.self_kv_bytes:
         return max(full, min(config.max_running * full, _SELF_KV_LIMIT // page))
     pages = config.self_kv_bytes // page - 1
     if pages < full:
         raise InvalidRequest(
             f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence of "
-            f"{shape.positions} positions and one of zeros, or 0 for {config.max_running} sequences"
+            f"{positions} positions and one of zeros, 0 for {config.max_running} sequences, or a smaller max_positions"
         )
     return pages
+
+
+def _most_positions(config: EngineConfig, own: int) -> int:
+    """What a sequence may have, of a model with ``own`` positions."""
+    return min(own, config.max_positions or own)
 
 
 def find_device(name: str) -> torch.device:
