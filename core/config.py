@@ -65,7 +65,8 @@ class EngineConfig:
         max_pending: most requests accepted and not yet ended; past it ``submit`` waits, or raises `Overloaded`.
         max_step_tokens: token budget of one step.
         page_size: positions of one self-attention KV page.
-        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length.
+        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length, of
+            models without cross-attention at most 4 GiB or what one sequence needs.
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, at most 2 GiB.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
