@@ -68,8 +68,8 @@ class EngineConfig:
         max_positions: most positions of a sequence, prompt and generated tokens together; 0: as many as the model has.
             A smaller number needs fewer pages.
         page_size: positions of one self-attention KV page.
-        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length, for text
-            models at most 4 GiB or one such sequence.
+        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length, of
+            models without cross-attention at most 4 GiB or what one sequence needs.
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, at most 2 GiB.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
