@@ -20,9 +20,10 @@ COUNTS = (  # 1 or more
     "encoder_cache_bytes",
     "encode_batch_embeddings",
 )
-SIZES = ("threads", "self_kv_bytes", "cross_kv_bytes", "restarts")  # 0 or more
+SIZES = ("threads", "max_positions", "self_kv_bytes", "cross_kv_bytes", "restarts")  # 0 or more
 SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds", "restart_seconds", "idle_sleep")
 WHILE_ASLEEP = ("wait", "refuse")
+GRAPHS = ("auto", "off", "eager")
 
 
 @frozen(kw_only=True)
@@ -64,8 +65,11 @@ class EngineConfig:
         max_running: most sequences decoded together.
         max_pending: most requests accepted and not yet ended; past it ``submit`` waits, or raises `Overloaded`.
         max_step_tokens: token budget of one step.
+        max_positions: most positions of a sequence, prompt and generated tokens together; 0: as many as the model has.
+            A smaller number needs fewer pages.
         page_size: positions of one self-attention KV page.
-        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length.
+        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length, of
+            models without cross-attention at most 4 GiB or what one sequence needs.
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, at most 2 GiB.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
@@ -83,6 +87,10 @@ class EngineConfig:
         prefix_caching: keep the KV of full pages after their request has ended, and share it with requests whose prompt
             begins alike (the same tokens, images and audio).
         speculation: guess several tokens ahead and check them in one step; the tokens stay the same. ``None``: off.
+        graphs: the steps in which all sequences of a decoder-only model decode are recorded and replayed, which saves
+            most of a small step's time on a GPU. ``"auto"``: as CUDA graphs on CUDA, unless the model does what no
+            graph can (a warning tells, and the engine goes on without); nothing on the CPU. ``"off"``. ``"eager"``: in
+            the shapes and buffers of graphs, but computed each time, on any device: to find faults.
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
         verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken one stops the
             engine, and its `InvariantViolation` leaves the block.
@@ -99,6 +107,7 @@ class EngineConfig:
     max_running: int = 32
     max_pending: int = 1024
     max_step_tokens: int = 2048
+    max_positions: int = 0
     page_size: int = 16
     self_kv_bytes: int = 0
     cross_kv_bytes: int = 0
@@ -114,6 +123,7 @@ class EngineConfig:
     while_asleep: str = "wait"
     prefix_caching: bool = True
     speculation: Speculation | None = None
+    graphs: str = "auto"
     steps_in_flight: int = 2
     verify: bool = False
     observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)
@@ -133,6 +143,8 @@ class EngineConfig:
             raise InvalidRequest(f"while_asleep={self.while_asleep!r}; allowed: {' or '.join(map(repr, WHILE_ASLEEP))}")
         if self.speculation is not None and not isinstance(self.speculation, Speculation):
             raise InvalidRequest(f"speculation={self.speculation!r}; allowed: Speculation(...), or None")
+        if self.graphs not in GRAPHS:
+            raise InvalidRequest(f"graphs={self.graphs!r}; allowed: {', '.join(map(repr, GRAPHS))}")
         if self.steps_in_flight not in (1, 2):
             raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
 

@@ -6,13 +6,13 @@ layer asks for and we do not know must not be left out silently: it is refused, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from attrs import frozen
 from torch import Tensor, nn
 
 from ..core.errors import UnsupportedModel
-from .paged import PagedStep
 
 PAGED = "triolet_paged"
 """Our name among transformers' attention implementations."""
@@ -57,11 +57,19 @@ class Witness(Protocol):
         """May raise `UnsupportedModel`."""
 
 
+class AnyStep(Protocol):
+    """A step's attention: `paged.PagedStep`, or what stands in for it."""
+
+    @property
+    def attend(self) -> Callable[..., Tensor]:
+        """See `paged.PagedStep.attend`."""
+
+
 @frozen(kw_only=True, eq=False)
 class PagedCall:
     """What goes through the model's forward to every layer."""
 
-    step: PagedStep
+    step: AnyStep
     witness: Witness | None = None
 
 

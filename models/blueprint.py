@@ -14,10 +14,11 @@ from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription
 from .architecture import TextCheckpoint, read_text_checkpoint
-from .causal import CausalNetwork
+from .causal import CausalDecode, CausalNetwork
 from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
 from .encoder import EncoderNetwork
 from .features import LogMel
+from .graphs import GraphManager, find_recorder
 from .inputs import MediaPreparer, TextPreparer
 from .kv import CrossKV, PagedKV
 from .loading import load_module
@@ -80,6 +81,10 @@ class AnyBlueprint(Protocol):
 
     def take(self, own: Own, load: Callable[[], AnyModel]) -> Parts:
         """Takes all that the model needs on the device, each thing in the name of its owner."""
+
+    def hasten(self, network: Network, own: Own) -> Network:
+        """``network`` with what makes it faster and refers to all the rest, so is taken after it and released
+        before."""
 
     def prove(self, network: Network) -> None:
         """Raises `UnsupportedModel` where the loaded model is not what was thought."""
@@ -182,12 +187,14 @@ class Budget:
         """Raises `InvalidRequest` where one sequence of full length, or one window, would not fit."""
         position = shape.decoder_layers * 2 * shape.width * dtype.itemsize
         page, slot = position * config.page_size, position * shape.embeddings
-        full = -(-shape.positions // config.page_size)
+        positions = _most_positions(config, shape.positions)
+        full = -(-positions // config.page_size)
         pages = config.self_kv_bytes // page - 1 if config.self_kv_bytes else config.max_running * full
         if pages < full:
             raise InvalidRequest(
                 f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence "
-                f"of {shape.positions} positions and one of zeros, or 0 for {config.max_running} sequences"
+                f"of {positions} positions and one of zeros, 0 for {config.max_running} sequences, or a smaller "
+                "max_positions"
             )
         slots = config.cross_kv_bytes // slot or max(1, min(config.max_running, _CROSS_KV_LIMIT // slot))
         if 0 < config.cross_kv_bytes < slot:
@@ -240,6 +247,9 @@ class Blueprint:
         )
         return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross)
 
+    def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
+        return network
+
     def prove(self, network: Network) -> None:
         """Whisper is computed by code of our own."""
 
@@ -276,7 +286,7 @@ class Blueprint:
             device=str(self.device),
             dtype=dtype_name,
             vocabulary_size=shape.vocabulary,
-            max_positions=shape.positions,
+            max_positions=_most_positions(self.config, shape.positions),
             eos_token_ids=checkpoint.eos_token_ids,
             suppress_token_ids=checkpoint.suppress_token_ids,
             begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
@@ -342,9 +352,27 @@ class TextBlueprint:
         network.attach()
         return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
 
+    def hasten(self, network: Network, own: Own) -> Network:
+        recorder = find_recorder(self.config.graphs, self.device)
+        if recorder is None or not isinstance(network, CausalNetwork) or not network.generates:
+            return network
+        shape = self.checkpoint.shape
+        graphs = GraphManager.allocate(
+            decode=CausalDecode.of(network),
+            recorder=recorder,
+            paged=network.paged,
+            max_running=self.config.max_running,
+            positions=shape.positions,
+            vocabulary=shape.vocabulary,
+            device=self.device,
+        )
+        return evolve(network, graphs=own("graphs", graphs))
+
     def prove(self, network: Network) -> None:
         if isinstance(network, CausalNetwork):
             try_out(network, self.checkpoint)
+            if network.graphs is not None:
+                network.graphs.prove()
 
     def _allocate_pages(self) -> PagedKV:
         shape = self.checkpoint.shape
@@ -369,7 +397,7 @@ class TextBlueprint:
             device=str(self.device),
             dtype=dtype_name,
             vocabulary_size=shape.vocabulary,
-            max_positions=shape.positions,
+            max_positions=_most_positions(self.config, shape.positions),
             eos_token_ids=checkpoint.eos_token_ids,
             suppress_token_ids=checkpoint.suppress_token_ids,
             begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
@@ -416,16 +444,22 @@ def _text_pages(config: EngineConfig, checkpoint: TextCheckpoint, dtype: torch.d
     if not checkpoint.causal:
         return 0
     page = shape.layers * 2 * shape.kv_heads * shape.head_dim * dtype.itemsize * config.page_size
-    full = -(-shape.positions // config.page_size)
+    positions = _most_positions(config, shape.positions)
+    full = -(-positions // config.page_size)
     if not config.self_kv_bytes:
         return max(full, min(config.max_running * full, _SELF_KV_LIMIT // page))
     pages = config.self_kv_bytes // page - 1
     if pages < full:
         raise InvalidRequest(
             f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence of "
-            f"{shape.positions} positions and one of zeros, or 0 for {config.max_running} sequences"
+            f"{positions} positions and one of zeros, 0 for {config.max_running} sequences, or a smaller max_positions"
         )
     return pages
+
+
+def _most_positions(config: EngineConfig, own: int) -> int:
+    """What a sequence may have, of a model with ``own`` positions."""
+    return min(own, config.max_positions or own)
 
 
 def find_device(name: str) -> torch.device:

@@ -17,6 +17,8 @@ from torch import Tensor
 from ..core.plan import EncodeJob, Slice
 from .attention import PAGED, PagedCall, Witness, register
 from .families import Family
+from .fixed import FixedInputs, FixedRow, FixedStep
+from .graphs import GraphManager
 from .kv import PagedKV
 from .network import Feed, Outputs, Record
 from .paged import PagedLayout, PagedStep
@@ -45,6 +47,7 @@ class CausalNetwork:
     classifies: bool = False
     family: Family | None = None
     witness: Witness | None = None
+    graphs: GraphManager | None = None  # what records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
 
     @_keeps.default
@@ -86,6 +89,13 @@ class CausalNetwork:
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         assert self.generates, "a model without a head for tokens is asked for some"
+        rows = None if self.graphs is None else _fixed_rows(feeds)
+        if self.graphs is not None and rows is not None:
+            self.paged.enter([feed.part for feed in feeds])
+            logits = self.graphs.run(rows)
+            if logits is not None:  # of all rows, one for each slice
+                chosen = torch.tensor([index for index, _ in wanted], dtype=torch.long, device=self.device)
+                return logits.index_select(0, chosen).float()
         return self.rows(feeds, wanted, outputs)
 
     def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
@@ -153,6 +163,46 @@ class CausalNetwork:
             return layout.positions[None]
         axes = np.concatenate([_axes(feeds[index]) for index in layout.order], 1)
         return torch.from_numpy(axes).to(self.device)[:, None]
+
+
+@frozen(kw_only=True, eq=False)
+class CausalDecode:
+    """Computes a `FixedStep`'s logits; what is recorded. It does the same each time, and asks the device nothing."""
+
+    model: TransformerModel
+    paged: PagedKV
+    axes: bool  # whether the model reads positions in three dimensions
+
+    @classmethod
+    def of(cls, network: CausalNetwork) -> CausalDecode:
+        """Of a network's model, pages and positions."""
+        family, module = network.family, network.model.module
+        axes = family is not None and family.positions(module, (0,), ()) is not None
+        return cls(model=network.model, paged=network.paged, axes=axes)
+
+    def __call__(self, inputs: FixedInputs) -> None:
+        module = self.model.module
+        answer = module(
+            inputs_embeds=module.get_input_embeddings()(inputs.token_ids)[None],
+            position_ids=inputs.positions.expand(3, 1, -1) if self.axes else inputs.positions[None],
+            use_cache=False,
+            triolet=PagedCall(step=FixedStep(self.paged, inputs)),
+        )
+        inputs.logits.copy_(answer.logits[0])
+
+
+def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
+    """The rows of a step that only decodes; ``None``: it does not."""
+    rows = []
+    for feed in feeds:
+        part, start, notes = feed.part, feed.part.start, feed.record.notes
+        placed = any(one.touches(start, start + 1) for one in feed.record.start.placements)
+        bent = notes.positions is not None and start < notes.positions.shape[1]  # among items, three numbers differ
+        if part.length != 1 or part.speculate or placed or bent:
+            return None
+        token, position = feed.record.tokens[start], start + notes.delta
+        rows.append(FixedRow(token=token, start=start, position=position, block_table=part.block_table))
+    return rows
 
 
 def _place(embeddings: Tensor, row: int, feed: Feed, outputs: Outputs) -> None:

@@ -218,6 +218,9 @@ class TorchExecutor:
         outputs = own("encoder_outputs", EncoderOutputs())
         draft_outputs = EncoderOutputs() if smaller is None else own("draft_encoder_outputs", EncoderOutputs())
         masks = own("rule_masks", RuleMasks(vocabulary, device))
+        main = evolve(main, network=blueprint.hasten(main.network, own))  # last, so that graphs are released first
+        if draft is not None and smaller is not None:
+            smaller = evolve(smaller, network=draft.hasten(smaller.network, partial(_own_as_draft, own)))
         pen = Pen(network=main.network, outputs=outputs, masks=masks, eos_token_ids=checkpoint.eos_token_ids)
         self._open = _Open(
             main=main,

@@ -67,6 +67,11 @@ class SimPreparer:
 
     model: SimModel
     media: frozenset[str] = frozenset({"image"})
+    converses: bool = False
+
+    def with_items(self, prompt: str, count: int) -> str:
+        """See `triolet.core.model.Preparer`."""
+        return prompt if chr(97 + IMAGE) in prompt else chr(97 + IMAGE) * count + prompt
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()

@@ -1,0 +1,505 @@
+"""Steps in fixed shapes: recorded or not, a sequence gets the tokens that it gets without.
+
+No test here needs a GPU to say something: `EagerRecorder` walks the whole way but the capture, and the meta device
+refuses whatever a capture would (numbers asked of the device, tensors of two devices together). With one, the same
+tests run on captured graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import pytest
+import torch
+from attrs import define, evolve, field
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+
+from triolet.core.config import EngineConfig
+from triolet.core.errors import DeviceOutOfMemory, InvalidRequest
+from triolet.core.plan import StepPlan
+from triolet.core.request import Probe, SamplingParams
+from triolet.models import graphs as module
+from triolet.models.causal import CausalDecode
+from triolet.models.executor import TorchExecutor
+from triolet.models.fixed import Bucket, Buckets, FixedInputs, FixedRow, describe
+from triolet.models.graphs import CannotCaptureError, EagerRecorder, GraphManager, find_recorder
+from triolet.models.kv import PagedKV
+from triolet.models.transformer import TransformerModel
+from triolet.testing.families import make_checkpoint
+
+from .media import VISION
+from .texts import TextDriver, TextJob, generate, noise
+
+DECODERS = ("llama", "qwen3", "gemma2", "gemma3", "mistral")
+LENGTHS = (1, 5, 23, 40, 70)
+CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+BOTH = pytest.mark.parametrize(
+    ("place", "mode"),
+    [("cpu", "eager"), pytest.param("cuda", "eager", marks=CUDA), pytest.param("cuda", "auto", marks=CUDA)],
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """``folder(family)``: a tiny checkpoint of it, which nobody changes."""
+
+    @functools.cache
+    def make(family):
+        return make_checkpoint(family, tmp_path_factory.mktemp(family))
+
+    return make
+
+
+@pytest.fixture
+def start(open_driver, folder):
+    """``start(family, mode, place, **config_changes)``."""
+
+    def open_one(family, mode="eager", place="cpu", **changes):
+        driver = open_driver(folder(family), graphs=mode, device=place, **changes)
+        return TextDriver(driver.executor, driver.description)
+
+    return open_one
+
+
+def manager(driver):
+    return driver.executor._open.main.network.graphs
+
+
+def mixed_jobs(**changes):
+    """Sequences of different lengths that join one after the other, leave when they like, and start again."""
+    return [
+        TextJob(
+            prompt=noise(length, length),
+            joins=3 * index,
+            chunk=(1000, 7, 18)[index % 3],
+            max_tokens=(34, 30, 27, 24, 16)[index],
+            preempted_at=9 * (index % 2),
+            **changes,
+        )
+        for index, length in enumerate(LENGTHS)
+    ]
+
+
+# -- the same tokens ---------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("family", DECODERS)
+def test_recorded_steps_give_the_tokens_of_transformers(start, folder, family, place, mode):
+    """Joining, leaving and starting again, over the borders of buckets in both directions; prefill and mixed steps
+    between them are computed as they come."""
+    driver = start(family, mode, place)
+    results = driver.run(*mixed_jobs())
+    reference = AutoModelForCausalLM.from_pretrained(folder(family), dtype=torch.float32).eval()
+    assert [result.tokens for result in results] == [
+        generate(reference, job.prompt, job.max_tokens) for job in mixed_jobs()
+    ]
+    told = manager(driver).statistics
+    assert told.replayed > 20, "too few steps were replayed to prove anything"
+    assert {bucket.rows for bucket in manager(driver)._recorded} >= {1, 2, 4, 8}
+    assert len({bucket.blocks for bucket in manager(driver)._recorded}) >= 3
+    assert told.refused == ""
+
+
+@BOTH
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_page_sizes_change_no_token(start, place, mode, page_size):
+    """One position a page; more than a sequence."""
+    plain = start("gemma3", "off", place, page_size=page_size).run(*mixed_jobs())
+    recorded = start("gemma3", mode, place, page_size=page_size).run(*mixed_jobs())
+    assert [one.tokens for one in recorded] == [one.tokens for one in plain]
+
+
+@pytest.mark.parametrize("name", [*VISION, "qwen2_audio"])
+def test_what_follows_images_and_audio_is_recorded_too(open_driver, opened, name):
+    """Where positions have three dimensions, a token behind the prompt has one number for all of them; inside, the step
+    is computed as it comes."""
+    checkpoint = opened(name)
+    medium = "audio" if name == "qwen2_audio" else "images"
+    told = []
+    for mode in ("off", "eager"):
+        base = open_driver(checkpoint.folder, graphs=mode)
+        driver = TextDriver(base.executor, base.description)
+        prepared = base.description.preparer.prepare(
+            f"See {checkpoint.placeholder} here", **{medium: checkpoint.items(1)}
+        )
+        from .test_causal import payload_jobs
+
+        driver.executor.encode(payload_jobs(prepared.items))
+        placements = tuple(item.placement for item in prepared.items)
+        jobs = [
+            TextJob(prompt=prepared.token_ids, placements=placements, chunk=chunk, max_tokens=8) for chunk in (1000, 1)
+        ]
+        told.append([result.tokens for result in driver.run(*jobs)])
+    assert told[0] == told[1]
+    assert manager(driver).statistics.replayed >= 7
+
+
+@BOTH
+def test_draws_and_probes_are_those_of_a_step_without(start, place, mode):
+    """Seeds, log-probabilities, and a probe in a chunk of one token."""
+    sampling = SamplingParams(temperature=0.9, top_k=40, seed=5, logprobs=2)
+    jobs = mixed_jobs(sampling=sampling)
+    jobs.append(TextJob(prompt=noise(9, 9), probe=Probe(position=4, token_ids=(5, 9)), chunk=1, max_tokens=3))
+    plain = start("qwen3", "off", place).run(*jobs)
+    recorded = start("qwen3", mode, place).run(*jobs)
+    for one, other in zip(plain, recorded, strict=True):
+        assert one.tokens == other.tokens
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert recorded[-1].probes[0] == pytest.approx(plain[-1].probes[0], abs=1e-4)
+
+
+@BOTH
+def test_garbage_in_the_pages_reaches_no_result(start, place, mode):
+    """Rows that are left over read and write the page of zeros alone, which stays zero; not even what is no number
+    gets there."""
+    driver = start("gemma2", mode, place)
+    pool = driver.executor._open.main.paged._pool
+    with torch.inference_mode():
+        pool[:, :-1].fill_(torch.nan)
+    results = driver.run(*mixed_jobs())
+    assert [one.tokens for one in results] == [one.tokens for one in start("gemma2", "off", place).run(*mixed_jobs())]
+    assert not pool[:, -1].any()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_row_left_over_writes_zeros_whatever_it_computes(start, number):
+    """Weights that overflow for token 0, which those rows feed."""
+    driver = start("llama", "eager")
+    with torch.inference_mode():
+        driver.executor._open.main.model.module.get_input_embeddings().weight[0] = number
+    jobs = [TextJob(prompt=tuple(token or 1 for token in noise(length, length)), max_tokens=5) for length in (3, 9, 20)]
+    results = driver.run(*jobs)
+    assert all(result.tokens for result in results)
+    assert not driver.executor._open.main.paged._pool[:, -1].any()
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+def row(start, blocks=(7, 8, 9)):
+    return FixedRow(token=start + 100, start=start, position=start + 5, block_table=blocks)
+
+
+@pytest.mark.parametrize(
+    ("count", "start", "bucket"),
+    [(1, 0, (1, 1)), (3, 4, (4, 2)), (5, 8, (8, 4)), (9, 19, (16, 5)), (17, 3, (20, 1)), (21, 0, None), (1, 20, None)],
+)
+def test_a_step_has_the_next_larger_shape(count, start, bucket):
+    """Never larger than what there is; none where it is too large."""
+    buckets = Buckets(rows=20, blocks=5, cells=1000)
+    found = buckets.fit([row(start)] * count, 4)
+    assert found == (bucket and Bucket(*bucket))
+
+
+def test_a_step_that_gathers_too_much_has_no_shape():
+    """Bytes are bounded, whatever rows and blocks alone may be."""
+    buckets = Buckets(rows=20, blocks=5, cells=16)
+    assert buckets.fit([row(8)] * 4, 4) == Bucket(4, 4)
+    assert buckets.fit([row(8)] * 5, 4) is None
+    assert buckets.numbers == 4 * 20 + 16
+
+
+def test_what_describes_a_step_is_as_drawn():
+    """Columns one after the other; rows left over are nobody's."""
+    numbers = describe(Bucket(3, 4), [row(9), row(2)], 4, 50)
+    inputs = FixedInputs.of(Bucket(3, 4), torch.cat([numbers, torch.full((9,), -1)]), torch.zeros(8, 6))
+    assert inputs.token_ids.tolist() == [109, 102, 0]
+    assert inputs.starts.tolist() == [9, 2, 0]
+    assert inputs.positions.tolist() == [14, 7, 0]
+    assert inputs.slot_mapping.tolist() == [9 * 4 + 1, 7 * 4 + 2, 200]
+    assert inputs.table.view(3, 4).tolist() == [[7, 8, 9, 50], [7, 50, 50, 50], [50] * 4]
+    assert inputs.logits.shape == (3, 6)
+
+
+def test_a_step_that_is_too_large_is_computed_as_it_comes(start):
+    """More sequences than `max_running` says: nothing is asked of the recorder."""
+    driver = start("llama", "eager", max_running=2)
+    jobs = [TextJob(prompt=noise(4, index), max_tokens=6) for index in range(5)]
+    results = driver.run(*jobs)
+    assert [one.tokens for one in results] == [one.tokens for one in start("llama", "off").run(*jobs)]
+    assert manager(driver).statistics.replayed == 1, "only what `prove` did"
+
+
+# -- what may be captured ----------------------------------------------------------------------------------------------
+
+
+class NothingFromTheHost(TorchDispatchMode):
+    """Refuses tensors made of Python's numbers: a capture would bake them in, or break off."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert "lift_fresh" not in str(func), "a tensor is made of Python's numbers"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "qwen2_vl", "qwen2_5_vl", "llava", "smolvlm", "qwen2_audio"])
+def test_a_decode_asks_nothing_of_the_device_and_takes_nothing_to_it(start, name):
+    """On the meta device a number cannot be asked for, and tensors of two devices cannot meet: what runs there can be
+    captured, as far as the host is concerned."""
+    network = start(name).executor._open.main.network
+    place = torch.device("meta")
+    paged = network.paged
+    pool = paged._pool
+    paged = PagedKV(paged.page_size, paged.pages, paged.heads, pool.to(place))
+    with torch.inference_mode():
+        decode = evolve(CausalDecode.of(network), model=network.model.to(place), paged=paged)
+        buckets = network.graphs.buckets
+        inputs = FixedInputs.of(
+            Bucket(4, 8),
+            torch.zeros(buckets.numbers, dtype=torch.long, device=place),
+            network.graphs._logits.to(place),
+        )
+        with NothingFromTheHost():
+            decode(inputs)
+
+
+@define
+class Refuses:
+    """Captures so many steps, then none: the function asks the device for something."""
+
+    left: int
+    released: int = field(init=False, default=0)
+
+    def capture(self, function, inputs):
+        if not self.left:
+            raise CannotCaptureError("planted")
+        self.left -= 1
+        return EagerRecorder().capture(function, inputs)
+
+    def release(self):
+        self.released += 1
+
+
+@pytest.mark.parametrize("captures", [0, 3])
+def test_a_model_that_cannot_be_captured_runs_without_and_says_so(start, monkeypatch, caplog, captures):
+    """At `open`, or in the middle of a step: once, with the reason; the tokens stay the same, and what was captured is
+    given back."""
+    recorder = Refuses(captures)
+    monkeypatch.setattr(module, "EagerRecorder", lambda: recorder)
+    with caplog.at_level(logging.WARNING):
+        driver = start("llama", "eager")
+        results = driver.run(*mixed_jobs())
+    assert [one.tokens for one in results] == [one.tokens for one in start("llama", "off").run(*mixed_jobs())]
+    told = manager(driver).statistics
+    assert (told.refused, told.kept, told.recorded) == ("planted", 0, captures)
+    assert [record.message for record in caplog.records] == [
+        "steps are computed without graphs from now on, since one cannot be captured: planted"
+    ]
+    assert recorder.released == 1
+
+
+def test_the_least_recently_used_graph_goes_first(start):
+    """And only when the new one is there: the pool of memory that they share goes with the last."""
+
+    @define
+    class Notes:
+        alive: list = field(factory=list)
+
+        def capture(self, function, inputs):
+            self.alive.append(inputs.bucket.rows)
+            return Note(self, inputs.bucket.rows)
+
+        def release(self):
+            assert not self.alive, "the pool is given back before the graphs"
+
+    @define
+    class Note:
+        notes: Notes
+        rows: int
+
+        def replay(self):
+            """Nothing is computed here."""
+
+        def release(self):
+            assert len(self.notes.alive) > 1 or self.notes.closing
+            self.notes.alive.remove(self.rows)
+
+    Notes.closing = False
+    network = start("llama").executor._open.main.network
+    notes = Notes()
+    graphs = GraphManager.allocate(
+        decode=CausalDecode.of(network),
+        recorder=notes,
+        paged=network.paged,
+        max_running=8,
+        positions=64,
+        vocabulary=network.graphs._logits.shape[1],
+        device=torch.device("cpu"),
+        capacity=2,
+    )
+    for count, alive in ((1, [1]), (2, [1, 2]), (1, [1, 2]), (3, [1, 4]), (2, [4, 2]), (8, [2, 8]), (2, [2, 8])):
+        assert graphs.run([row(0)] * count).shape[0] == count
+        assert sorted(notes.alive) == sorted(alive)
+    assert graphs.statistics == module.GraphStatistics(recorded=5, replayed=7, kept=2, refused="")
+    Notes.closing = True
+    graphs.release()
+    assert notes.alive == []
+    assert all(tensor.numel() == 0 for tensor in graphs.tensors())
+
+
+@pytest.mark.parametrize(
+    ("mode", "place", "kind"),
+    [
+        ("off", "cuda", None),
+        ("auto", "cpu", None),
+        ("eager", "cuda", "EagerRecorder"),
+        ("auto", "cuda", "CudaRecorder"),
+    ],
+)
+def test_who_records_is_as_configured(mode, place, kind):
+    """Graphs are CUDA's; what they do can be done everywhere."""
+    recorder = find_recorder(mode, torch.device(place))
+    assert (type(recorder).__name__ if recorder else None) == kind
+
+
+def test_an_unknown_mode_is_refused():
+    """With those that there are."""
+    with pytest.raises(InvalidRequest, match="allowed: 'auto', 'off', 'eager'"):
+        EngineConfig(graphs="on")
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_static_buffers_are_counted_and_die_first(books, start, monkeypatch):
+    """They are there from the start and stay as they are; the graphs are released before the pages and weights they
+    refer to, by close and by sleep; `wake` takes them again."""
+    order = []
+    for kind in (GraphManager, PagedKV, TransformerModel):
+        release = kind.release
+        monkeypatch.setattr(kind, "release", lambda self, r=release: (order.append(type(self).__name__), r(self))[1])
+    driver = start("gemma2")
+    executor = driver.executor
+    counted = books.check(executor)
+    graphs = manager(driver)
+    assert counted["graphs"] == graphs.buckets.numbers * 8 + 8 * driver.description.vocabulary_size * 4
+    order.clear()
+    first = driver.run(*mixed_jobs())
+    assert books.check(executor) == counted
+    for keep_weights in (True, False):
+        executor.sleep(keep_weights=keep_weights)
+        assert order[0] == "GraphManager"
+        assert "graphs" not in books.check(executor)
+        executor.wake()
+        assert books.check(executor) == counted
+        assert driver.run(*mixed_jobs()) == first
+        order.clear()
+    executor.reset()
+    assert books.check(executor) == counted
+    executor.close()
+    assert order == ["GraphManager", "PagedKV", "TransformerModel"]
+    assert executor.released.kept == {}
+    del graphs
+    assert books.live() == {}
+
+
+def test_a_recorded_step_that_runs_out_of_memory_leaves_nothing(books, start, watch):
+    """At whichever of its storages; the next one goes well."""
+    driver = start("gemma2")
+    job = TextJob(prompt=noise(5, 5), max_tokens=30)
+    plans = []
+
+    def step(plan):
+        if plan.slices and plan.slices[0].start == 20:
+            plans.append(plan)
+            raise StopIteration
+        return TorchExecutor.step(driver.executor, plan)
+
+    played = TextDriver(type("Played", (), {"step": staticmethod(step)}), driver.description)
+    with pytest.raises(StopIteration):
+        played.run(job)
+    (plan,) = plans
+    record = driver.executor._records[plan.slices[0].sequence_id]
+    tokens = list(record.tokens)
+    with watch() as watched:
+        driver.executor.step(plan)
+    assert watched.alive == 0
+    assert len(watched.made) > 30
+    for number in range(1, len(watched.made), 5):
+        record.tokens[:] = tokens
+        driver.executor._records[plan.slices[0].sequence_id] = record
+        with watch(fail_at=number) as failed, pytest.raises(DeviceOutOfMemory) as kept:
+            driver.executor.step(plan)
+        assert failed.alive == 0, f"storage {number}: {kept.value}"
+    driver.executor.step(StepPlan(step_id=9, epoch=0, started=(), ended=(), cross_writes=(), slices=()))
+    del record
+    books.check(driver.executor)
+
+
+@pytest.mark.parametrize("target", ["GraphManager.allocate", "GraphManager.prove", "CausalDecode.of"])
+def test_an_open_that_fails_at_the_graphs_leaves_nothing(books, folder, config, monkeypatch, target):
+    """Before they are owned, and after."""
+    executor = TorchExecutor(folder("llama"), config(graphs="eager"))
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"triolet.models.{'causal' if 'Causal' in target else 'graphs'}.{target}", fail)
+        with pytest.raises(RuntimeError, match="planted") as kept:
+            executor.open()
+    assert books.live() == {}, f"{kept.value} keeps tensors"
+    assert executor.memory().by_owner == {}
+    executor.open()
+    executor.close()
+
+
+# -- on CUDA alone -----------------------------------------------------------------------------------------------------
+
+
+def cuda_bytes():
+    """What is allocated, without what cuBLAS keeps for good."""
+    torch._C._cuda_clearCublasWorkspaces()
+    return torch.cuda.memory_allocated()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_captured_graphs_give_every_byte_back(no_collector, start):
+    """Close and sleep: the allocator's count is as before, exactly."""
+    start("llama", "auto", "cuda").executor.close()
+    before = cuda_bytes()
+    driver = start("llama", "auto", "cuda")
+    executor = driver.executor
+    first = driver.run(*mixed_jobs())
+    assert manager(driver).statistics.kept > 3
+    for keep_weights in (True, False):
+        executor.sleep(keep_weights=keep_weights)
+        assert cuda_bytes() == before
+        executor.wake()
+        assert [one.tokens for one in driver.run(*mixed_jobs())] == [one.tokens for one in first]
+    executor.close()
+    assert cuda_bytes() == before
+    assert executor.released.kept == {}
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_capture_that_breaks_off_harms_nothing(start, monkeypatch, caplog):
+    """The function asks the device for a number in the midst of its capture."""
+    compute = CausalDecode.__call__
+
+    def asks(self, inputs):
+        compute(self, inputs)
+        inputs.logits[0, 0].item()
+
+    monkeypatch.setattr(CausalDecode, "__call__", asks)
+    driver = start("llama", "auto", "cuda")
+    assert manager(driver).statistics.refused
+    results = driver.run(*mixed_jobs())
+    assert [one.tokens for one in results] == [one.tokens for one in start("llama", "off", "cuda").run(*mixed_jobs())]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_graphs_that_come_and_go_share_one_pool(start):
+    """With room for two: each is captured anew when it is needed again."""
+    driver = start("llama", "auto", "cuda")
+    manager(driver).capacity = 2
+    results = driver.run(*mixed_jobs())
+    assert [one.tokens for one in results] == [one.tokens for one in start("llama", "off", "cuda").run(*mixed_jobs())]
+    told = manager(driver).statistics
+    assert (told.kept, told.refused) == (2, "")
+    assert told.recorded > 4
