@@ -40,7 +40,7 @@ SECONDS: Mapping[Job, float] = {
 }
 EOS, START = 0, 1
 IMAGE = 61  # stands in a prompt for an image
-_MOST_IMAGE = 4  # embeddings
+MOST_IMAGE = 4  # embeddings
 WEIGHTS = 1000  # bytes
 READ_WHOLE = ("mean", "cls")  # poolings that need what every position of the prompt gives
 _ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # what may be called then
@@ -93,7 +93,7 @@ class SimPreparer:
         return Prepared(token_ids=tuple(token_ids), items=tuple(items))
 
     def _item(self, image: int, start: int) -> EncoderItem:
-        count = 1 + image % _MOST_IMAGE
+        count = 1 + image % MOST_IMAGE
         return EncoderItem(
             key=f"image {image}",
             payload=image,
