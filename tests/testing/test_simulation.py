@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections import Counter
 
@@ -9,6 +10,7 @@ import pytest
 import trio
 
 import triolet.testing
+import triolet.testing.sweep as sweep_module
 from triolet import RunnerCrashed
 from triolet.actors.supervisor import Supervisor
 from triolet.core.ledger import Decisions, EncoderLedger
@@ -201,9 +203,22 @@ def test_reports_add_up():
     assert total.runs == 2 * (total.runs // 2) > 0
 
 
-def test_20_000_faults_at_every_step_of_every_task_break_no_promise():
-    """The sweep of every scenario, under trio's own schedule, uniform ones and PCT."""
-    report = sweep_all(20_000)
+def test_every_fault_at_every_step_of_every_task_breaks_no_promise():
+    """Every scenario under one schedule, which are in turn PCT, uniform, and trio's own. ``make soak`` takes each
+    through many."""
+    report, schedules = Report(), itertools.cycle((Pct(0), Uniform(0), Pct(0, depth=5), Batches(0)))
+    for scenario, schedule in zip(SCENARIOS.values(), schedules, strict=False):
+        report.add(sweep_scenario(scenario, schedule))
     print(f"\n{report.runs} runs, {report.faults} faults, {report.runs / report.seconds:.0f} runs a second")  # noqa: T201
     assert [str(failure) for failure in report.failures] == []
-    assert report.faults >= 20_000
+    assert report.faults >= 8_000
+
+
+def test_a_sweep_of_everything_goes_on_until_there_are_enough_faults(monkeypatch):
+    """What ``make soak`` runs: round after round, each under another schedule."""
+    monkeypatch.setattr(sweep_module, "SCENARIOS", {TINY.name: TINY})
+    told: list[int] = []
+    report = sweep_all(500, on_progress=lambda so_far: told.append(so_far.faults))
+    assert report.failures == []
+    assert report.faults >= 500
+    assert len(told) > 1
