@@ -1,44 +1,51 @@
-"""The command ``triolet``: ``transcribe`` files, list ``devices``.
+"""The command ``triolet``: ``transcribe`` files, ``generate`` text, ``embed`` texts, list ``devices``.
 
 Results go to standard output, in the order of the files; progress and errors go to standard error. Exit status: 0 all
-is well, 1 a file or the model failed or the output could not be written, 2 wrong usage, 130 interrupted, 141 the reader
-of the output went away.
+is well, 1 a file or the model failed or the output could not be written, 2 wrong usage or a prompt that cannot be
+served, 130 interrupted, 141 the reader of the output went away.
 """
 
 from __future__ import annotations
 
-import codecs
-import errno
 import json
 import os
 import platform
-import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, NoReturn, TextIO, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NoReturn, TextIO
 
 import attrs
 import click
 import trio
 from attrs import define, field, frozen
 
-from ..core.config import DTYPES, EngineConfig
+from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
 from .audio import AudioSource
+from .cli_generate import embed, generate
 from .results import Segment, Transcript
+from .terminal import (
+    FAILED,
+    INTERRUPTED,
+    PIPE_CLOSED,
+    STDIN,
+    UNWRITABLE,
+    OpenEngine,
+    OutputError,
+    at_a_shell,
+    complain,
+    discard_stdout,
+    is_utf8,
+    model_options,
+    read_stdin,
+    shown,
+    stdout,
+    stdout_fails,
+    until_interrupted,
+    write,
+)
 from .transcription import TASKS
-
-
-class OutputError(Exception):
-    """Results cannot be written: the disk is full, standard output is closed. Its text says so in one line."""
-
-
-OpenEngine: TypeAlias = Callable[[str, EngineConfig], AbstractAsyncContextManager[Any]]
-
-FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141
-STDIN = "-"
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None = None) -> NoReturn:
@@ -52,12 +59,12 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
         error.show()
         status = error.exit_code
     except OutputError as error:
-        _complain(str(error))
+        complain(str(error))
         status = FAILED
     except OSError as error:  # of click, which writes the help by a stream of its own
-        if error.errno not in _UNWRITABLE:
+        if error.errno not in UNWRITABLE:
             raise
-        _complain(f"the output cannot be written: {error}")
+        complain(f"the output cannot be written: {error}")
         status = FAILED
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
@@ -65,15 +72,15 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
         if errors.subgroup(KeyboardInterrupt) is None:
             raise
         status = INTERRUPTED
-    if _stdout_fails():
-        _discard_stdout()
+    if stdout_fails():
+        discard_stdout()
     sys.exit(status or 0)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="triolet", message="triolet %(version)s")
 def cli() -> None:
-    """Speech to text with Whisper-like models, on this machine."""
+    """Speech to text, text, questions about images and audio, and embeddings, by models on this machine."""
 
 
 @cli.command()
@@ -82,9 +89,7 @@ def cli() -> None:
 @click.option("--language", help="Spoken language: a code (en) or a name (english). Default: detect it.")
 @click.option("--task", type=click.Choice(TASKS), default=TASKS[0], show_default=True, help="translate: into English.")
 @click.option("--format", "style", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights.")
-@click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes.")
+@model_options
 @click.option("--at-once", type=click.IntRange(1), default=8, show_default=True, help="Files held in memory together.")
 @click.pass_obj
 def transcribe(
@@ -110,18 +115,22 @@ def transcribe(
         config = EngineConfig(device=device, dtype=dtype, threads=threads)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
-    out = _stdout()
+    out = stdout()
     job = Job(files=files, style=style, **options)
-    return trio.run(_until_interrupted, lambda: job.run(lambda: open_engine(model or _demo(), config), out))
+    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model or _demo(), config), out))
+
+
+cli.add_command(generate)
+cli.add_command(embed)
 
 
 @cli.command()
 def devices() -> int:
     """List what a model can run on. The default is marked with a star."""
-    out = _stdout()
+    out = stdout()
     try:
         for line in _device_lines():
-            _write(line, out)
+            write(line, out)
     except BrokenPipeError:
         return PIPE_CLOSED
     return 0
@@ -130,6 +139,7 @@ def devices() -> int:
 def _open_engine(model: str, config: EngineConfig) -> AbstractAsyncContextManager[Any]:
     from .engine import Engine
 
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what is wrong becomes an error of ours
     return Engine(model, config=config)
 
 
@@ -137,74 +147,6 @@ def _demo() -> str:
     from ..demo import checkpoint
 
     return str(checkpoint())
-
-
-def _stdout() -> TextIO:
-    """Standard output, which the shell may have closed (``>&-``): before any model is loaded for nothing."""
-    if sys.stdout is None or sys.stdout.closed:
-        raise OutputError("standard output is closed; send it somewhere, such as to a file (> FILE) or to a program")
-    return sys.stdout
-
-
-def _write(line: str, out: TextIO) -> None:
-    """Writes a line at once.
-
-    Raises:
-        BrokenPipeError: its reader went away.
-        OutputError: it cannot be written for another reason.
-    """
-    try:
-        out.write(line + "\n")
-        out.flush()
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError) as error:
-        raise OutputError(f"the output cannot be written: {error}") from error
-
-
-def _stdout_fails() -> bool:
-    """Something is still buffered that cannot be written."""
-    try:
-        if sys.stdout is not None and not sys.stdout.closed:
-            sys.stdout.flush()
-    except OSError:
-        return True
-    return False
-
-
-def _discard_stdout() -> None:
-    """What is still buffered must not raise when the interpreter flushes it at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-def _complain(message: str) -> None:
-    """One line on standard error; where that is gone too, the exit status alone has to tell."""
-    with suppress(OSError, ValueError):
-        click.echo("triolet: " + " ".join(message.split()), err=True)
-
-
-async def _until_interrupted(work: Callable[[], Awaitable[int]]) -> int:
-    """The status of ``work``, or `INTERRUPTED`. The first ^C cancels it, so that all closes in order; a second one is
-    Python's KeyboardInterrupt again."""
-    interrupted = False
-
-    async def watch(task_status: trio.TaskStatus[None]) -> None:
-        nonlocal interrupted
-        with trio.open_signal_receiver(signal.SIGINT) as signals:
-            task_status.started()
-            async for _ in signals:
-                interrupted = True
-                nursery.cancel_scope.cancel()
-                return
-
-    status = INTERRUPTED
-    async with trio.open_nursery() as nursery:
-        await nursery.start(watch)
-        status = await work()
-        nursery.cancel_scope.cancel()
-    return INTERRUPTED if interrupted else status
 
 
 # ---- transcribe ------------------------------------------------------------------------------------------------------
@@ -242,7 +184,7 @@ class Job:
             async with open_engine() as engine:
                 return await self._run(engine, out)
         except TrioletError as error:
-            _complain(str(error))
+            complain(str(error))
             return FAILED
 
     async def _run(self, engine: Any, out: TextIO) -> int:
@@ -262,7 +204,7 @@ class Job:
                     nursery.cancel_scope.cancel()
                 except OutputError as error:
                     progress.clear()
-                    _complain(str(error))
+                    complain(str(error))
                     status = FAILED
                     nursery.cancel_scope.cancel()
         return status
@@ -278,7 +220,7 @@ class Job:
     async def _transcribe(self, engine: Any, name: str, progress: _Progress) -> Transcript:
         source: AudioSource = name
         if name == STDIN:
-            source = await trio.to_thread.run_sync(_read_stdin, abandon_on_cancel=True)
+            source = await trio.to_thread.run_sync(_read_audio, abandon_on_cancel=True)
         found: list[Segment] = []
         async with engine.stream_transcription(source, language=self.language, task=self.task) as segments:
             told = progress.begin(segments.duration)
@@ -298,57 +240,21 @@ class Job:
         assert outcome is not None, "a file was reported before it was done"
         if isinstance(outcome, TrioletError):
             progress.clear()
-            _complain(f"{_shown(slot.name)}: {_at_a_shell(slot.name, outcome)}")
+            complain(f"{shown(slot.name)}: {at_a_shell(slot.name, outcome)}")
             return FAILED
         progress.clear()
-        _write(self._line(slot.name, outcome, out), out)
+        write(self._line(slot.name, outcome, out), out)
         return 0
 
     def _line(self, name: str, transcript: Transcript, out: TextIO) -> str:
         if self.style == "json":
-            return json.dumps({"file": name, **attrs.asdict(transcript)}, ensure_ascii=not _is_utf8(out))
+            return json.dumps({"file": name, **attrs.asdict(transcript)}, ensure_ascii=not is_utf8(out))
         text = " ".join(transcript.text.splitlines())
         return text if len(self.files) == 1 else f"{name}: {text}"
 
 
-def _is_utf8(out: TextIO) -> bool:
-    """``out`` writes every character as it is. In other encodings what it lacks would be written as Python's escapes,
-    such as \\xe9, which JSON does not know."""
-    return out.encoding is None or codecs.lookup(out.encoding).name == "utf-8"
-
-
-def _shown(name: str) -> str:
-    return {STDIN: "standard input", "": "''"}.get(name, name)
-
-
-def _at_a_shell(name: str, error: TrioletError) -> str:
-    """What ``error`` means to somebody who types file names and has no arrays or bytes to give."""
-    if not name:
-        return "an empty file name; look at the quotes, and whether the variable between them is set"
-    if not isinstance(error.__cause__, FileNotFoundError):
-        return str(error)
-    if "://" in name:
-        return "no such file; addresses are not fetched: download it first, or pipe it in and give - as its name"
-    return "no such file; check the spelling and the folder (ls shows what is there)"
-
-
-def _read_stdin() -> bytes:
-    """All of standard input, by its descriptor: an abandoned read then holds no lock of Python's.
-
-    Raises:
-        InvalidRequest: it is closed, or cannot be read.
-    """
-    if sys.stdin is None or sys.stdin.closed:
-        raise InvalidRequest("it is closed; pipe audio in, or redirect it from a file (< FILE)")
-    parts = []
-    try:
-        while part := os.read(sys.stdin.fileno(), 1 << 16):
-            parts.append(part)
-    except OSError as error:
-        raise InvalidRequest(
-            f"it cannot be read ({error}); pipe audio in, or redirect it from a file (< FILE)"
-        ) from error
-    return b"".join(parts)
+def _read_audio() -> bytes:
+    return read_stdin("audio")
 
 
 class _Progress:

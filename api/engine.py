@@ -20,10 +20,13 @@ from ..core.model import Executor, ModelDescription
 from ..core.request import SamplingParams
 from .audio import AudioSource
 from .hosts import Host, current_host
+from .images import ImageSource
+from .prompts import Message, Query
 from .results import Completion, Delta, Transcript
 from .streams import SegmentStream
 from .transcription import TranscribeOptions
-from .trio_engine import Query, State, TrioEngine
+from .trio_engine import State, TrioEngine
+from .vectors import Vectors
 
 
 class TranscribeArguments(TypedDict, total=False):
@@ -182,7 +185,9 @@ class Engine:
         prompt: str | None = None,
         *,
         prompt_token_ids: Sequence[int] | None = None,
-        audio: AudioSource | None = None,
+        messages: Sequence[Message] | None = None,
+        images: Sequence[ImageSource] = (),
+        audio: AudioSource | Sequence[AudioSource] | None = None,
         sampling: SamplingParams | None = None,
         priority: int = 0,
         request_id: str | None = None,
@@ -191,22 +196,32 @@ class Engine:
         """Runs one sequence to its end.
 
         Args:
-            prompt: decoder prompt as text; special tokens are spelled as in the vocabulary (``<|startoftranscript|>``).
-            prompt_token_ids: the decoder prompt as tokens, instead of ``prompt``.
-            audio: path, bytes, binary file or mono float array at the model's rate; at most one window of the model.
+            prompt: the prompt as text; special tokens are spelled as in the vocabulary (``<|startoftranscript|>``), and
+                so is the checkpoint's own placeholder for an image or audio (``<image>``), once for each.
+            prompt_token_ids: the prompt as tokens, instead of ``prompt``.
+            messages: a conversation, instead of ``prompt``: ``{"role": ..., "content": text or list of parts}``,
+                rendered by the checkpoint's chat template. Parts ``{"type": "image", "image": ...}`` hold images, and
+                ``{"type": "audio", "audio": ...}`` audio.
+            images: path, bytes, binary file, PIL image or uint8 array (height, width, 3) each, in the order of their
+                placeholders.
+            audio: path, bytes, binary file or mono float array at the model's rate. Whisper reads one, of at most one
+                window; decoders that read audio take a list, in the order of their placeholders.
             sampling: how tokens are drawn; greedy by default.
             priority: smaller runs first.
             request_id: a name for the trace and for errors; it need not be unique.
             wait: wait where the queue is full, or raise `Overloaded` at once.
 
         Raises:
-            InvalidRequest: an argument that cannot work; `UnsupportedAudio`, `RequestTooLarge` among them.
+            InvalidRequest: an argument that cannot work; `UnsupportedAudio`, `UnsupportedImage` and `RequestTooLarge`
+                among them.
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: the request could not be served.
         """
         query = Query(
             prompt=prompt,
             prompt_token_ids=prompt_token_ids,
+            messages=messages,
+            images=images,
             audio=audio,
             sampling=sampling,
             priority=priority,
@@ -219,7 +234,9 @@ class Engine:
         prompt: str | None = None,
         *,
         prompt_token_ids: Sequence[int] | None = None,
-        audio: AudioSource | None = None,
+        messages: Sequence[Message] | None = None,
+        images: Sequence[ImageSource] = (),
+        audio: AudioSource | Sequence[AudioSource] | None = None,
         sampling: SamplingParams | None = None,
         priority: int = 0,
         request_id: str | None = None,
@@ -232,12 +249,60 @@ class Engine:
         query = Query(
             prompt=prompt,
             prompt_token_ids=prompt_token_ids,
+            messages=messages,
+            images=images,
             audio=audio,
             sampling=sampling,
             priority=priority,
             request_id=request_id,
         )
         return self._reached().deltas(partial(self.inside.stream, query, wait=wait))
+
+    # -- vectors -----------------------------------------------------------------------------------------------------
+
+    async def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        priority: int = 0,
+        wait: bool = True,
+    ) -> Vectors:
+        """Embeddings of texts, by an embedding model.
+
+        Args:
+            texts: one text or many; each is a request of its own.
+            pooling: ``"mean"``, ``"cls"`` or ``"last"``; by default what the checkpoint says (sentence-transformers'
+                files), or else the mean for encoders and the last token for decoders.
+            normalize: divide each by its Euclidean length; by default what the checkpoint says.
+            priority: smaller runs first.
+            wait: wait where the queue is full, or raise `Overloaded` at once.
+
+        Returns:
+            float32 [texts, width].
+
+        Raises:
+            InvalidRequest: the model gives no embeddings, or an argument cannot work (`RequestTooLarge` among them).
+            Overloaded: ``wait=False`` and the queue is full.
+            EngineError: a text could not be served.
+        """
+        ask = partial(self.inside.embed, texts, pooling, normalize, priority, wait=wait)
+        return await self._reached().call(ask)
+
+    async def score(
+        self, query: str, documents: str | Sequence[str], *, priority: int = 0, wait: bool = True
+    ) -> tuple[float, ...]:
+        """How well each document answers ``query``, by a reranker (a sequence classifier with one label that reads both
+        texts together): its raw score, larger is better. Arguments and errors are those of `embed`."""
+        return await self._reached().call(partial(self.inside.score, query, documents, priority, wait=wait))
+
+    async def classify(
+        self, texts: str | Sequence[str], *, priority: int = 0, wait: bool = True
+    ) -> tuple[dict[str, float], ...]:
+        """For each text the probability of each label, by a sequence classifier (softmax of its scores). Arguments and
+        errors are those of `embed`."""
+        return await self._reached().call(partial(self.inside.classify, texts, priority, wait=wait))
 
     # -- speech ------------------------------------------------------------------------------------------------------
 

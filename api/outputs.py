@@ -5,6 +5,7 @@ Pure: nothing here waits. `Deltas` in `triolet.api.streams` feeds it from a requ
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,6 +75,7 @@ class Output:
         texts: ``None`` where nobody reads the text of a delta.
         stops: the request's stop strings; they need ``texts``.
         tops: whether ``top_logprobs`` were asked for.
+        withdraw: called once, when a stop string or a fault ends the output before its request.
     """
 
     prompt_tokens: int
@@ -81,19 +83,55 @@ class Output:
     texts: TextDeltas | None
     stops: StopStrings
     tops: bool
-    ended: bool = field(default=False, init=False)
-    """Its last delta was given."""
+    withdraw: Callable[[], object] | None = None
+    ready: deque[Delta] = field(factory=deque, init=False)
+    """What nobody has read yet."""
+    _ended: bool = field(default=False, init=False)
+    _fault: Exception | None = field(default=None, init=False)
     _drawn: int = field(default=0, init=False)
 
-    def add(self, drawn: Drawn) -> Delta | None:
-        """What ``drawn`` adds: ``None`` for a token that is no part of the output. With the token that completes a stop
-        string the output has `ended`.
+    @property
+    def eager(self) -> bool:
+        """Whether it is to be fed when tokens come, not when they are read: else a slow reader would have its request
+        decode beyond a stop string."""
+        return bool(self.stops.stops)
+
+    @property
+    def over(self) -> bool:
+        """Nothing comes any more."""
+        return self._ended and not self.ready and self._fault is None
+
+    def take(self, drawn: Drawn) -> None:
+        """Adds ``drawn``. With the token that completes a stop string the output ends, and what comes after it is
+        nothing. Never raises: it may be called in a task that serves everybody; see `raise_fault`."""
+        if self._ended:
+            return
+        try:
+            delta = self._add(drawn)
+        except Exception as error:  # noqa: BLE001  (raised by `raise_fault`)
+            error.__traceback__ = None  # through that frame it would refer to itself
+            self._fault, self._ended, delta = error, True, None
+        if delta is not None:
+            self.ready.append(delta)
+        if self._ended and self.withdraw is not None:
+            self.withdraw()
+            self.withdraw = None
+
+    def raise_fault(self) -> None:
+        """Raises what ended the output, once.
 
         Raises:
             InvalidRequest: the request's structure could not be followed.
         """
+        fault, self._fault = self._fault, None
+        try:
+            if fault is not None:
+                raise fault
+        finally:
+            del fault  # a frame in its own error's traceback would be a reference cycle
+
+    def _add(self, drawn: Drawn) -> Delta | None:
         if drawn.error:
-            self.ended = True
             raise InvalidRequest(drawn.error)
         if drawn.token_id is None:
             return None
@@ -101,33 +139,36 @@ class Output:
         if drawn.token_id in self.stop_ids:
             return None
         text = "" if self.texts is None else self.stops.feed(self.texts.add(drawn.token_id))
-        self.ended = self.stops.stopped
+        self._ended = self.stops.stopped
         return Delta(
             text=text,
             token_ids=(drawn.token_id,),
             logprobs=(drawn.logprob,),
             top_logprobs=(drawn.top,) if self.tops else None,
-            finish_reason=FinishReason.STOP if self.ended else None,
-            usage=self._usage() if self.ended else None,
+            finish_reason=FinishReason.STOP if self._ended else None,
+            usage=self._usage() if self._ended else None,
         )
 
-    def end(self, reason: FinishReason) -> Delta:
-        """The last delta of a request that ended by itself: the text that was held back."""
-        self.ended = True
+    def end(self, reason: FinishReason) -> None:
+        """Adds the last delta of a request that ended by itself: the text that was held back."""
+        self._ended = True
         text = "" if self.texts is None else self.stops.feed(self.texts.rest()) + self.stops.rest()
-        return Delta(
+        last = Delta(
             text=text,
             token_ids=(),
             top_logprobs=() if self.tops else None,
             finish_reason=FinishReason.STOP if self.stops.stopped else reason,
             usage=self._usage(),
         )
+        self.ready.append(last)
 
     def _usage(self) -> Usage:
         return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._drawn)
 
 
-def output_of(request: Request, texts: TextDeltas | None, eos_ids: frozenset[int]) -> Output:
+def output_of(
+    request: Request, texts: TextDeltas | None, eos_ids: frozenset[int], withdraw: Callable[[], object]
+) -> Output:
     """The output of ``request``; ``texts`` where its deltas are read or its text may end early."""
     sampling = request.sampling
     stops = frozenset(sampling.stop_token_ids)
@@ -137,6 +178,7 @@ def output_of(request: Request, texts: TextDeltas | None, eos_ids: frozenset[int
         texts=texts,
         stops=StopStrings(sampling.stop),
         tops=sampling.logprobs is not None,
+        withdraw=withdraw,
     )
 
 

@@ -26,10 +26,12 @@ class Mailbox:
         EngineError: the request failed, or the engine ended before it did (`EngineClosed`).
     """
 
-    def __init__(self, on_end: Callable[[], object]) -> None:
-        """``on_end`` is called in the scheduler's task when the request has ended, read or not."""
+    def __init__(self, on_end: Callable[[], object], on_token: Callable[[Drawn], object] | None = None) -> None:
+        """``on_end`` is called in the scheduler's task when the request has ended, read or not, and ``on_token`` there
+        for every token, which must not raise."""
         self._send, self._receive = trio.open_memory_channel[StreamMessage](math.inf)
         self._on_end = on_end
+        self._on_token = on_token
         self.finish_reason: FinishReason | None = None
         self.ended = False  # the request's last message has been read
 
@@ -37,7 +39,10 @@ class Mailbox:
         """Called by the scheduler. Nothing is lost: the reader either reads it or has said that it does not care."""
         self._send.send_nowait(message)
         if not isinstance(message, Tokens):
+            self._on_token = None
             self._on_end()
+        elif self._on_token is not None:
+            self._on_token(message.drawn)
 
     def __aiter__(self) -> AsyncIterator[Drawn]:
         return self
@@ -73,33 +78,29 @@ class Mailbox:
 
 
 class Deltas:
-    """Async iterator of `Delta` over one request. Once a stop string has ended its output, it is withdrawn at once."""
+    """Async iterator of `Delta` over one request, whose ``mailbox`` or reader feeds ``output``."""
 
-    def __init__(self, mailbox: Mailbox, output: Output, withdraw: Callable[[], object]) -> None:
+    def __init__(self, mailbox: Mailbox, output: Output) -> None:
         self._mailbox = mailbox
         self._output = output
-        self._withdraw = withdraw
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
     async def __anext__(self) -> Delta:
-        if self._output.ended:
+        output = self._output
+        if output.over:
             raise StopAsyncIteration
         async for drawn in self._mailbox:
-            try:
-                delta = self._output.add(drawn)
-            finally:
-                self._withdraw_if_ended()
-            if delta is not None:
-                return delta
+            if not output.eager:
+                output.take(drawn)
+            if output.ready:
+                return output.ready.popleft()
+            output.raise_fault()
         if self._mailbox.finish_reason is None:  # its error was raised before
             raise StopAsyncIteration
-        return self._output.end(self._mailbox.finish_reason)
-
-    def _withdraw_if_ended(self) -> None:
-        if self._output.ended:
-            self._withdraw()
+        output.end(self._mailbox.finish_reason)
+        return output.ready.popleft()
 
 
 class Segments:

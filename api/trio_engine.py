@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -12,23 +12,25 @@ from typing import Self
 
 import numpy as np
 import trio
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from ..actors.supervisor import EngineStatistics, Supervisor
 from ..actors.worker import Worker
 from ..core.config import EngineConfig
-from ..core.errors import EngineStateError, InvalidRequest, Overloaded, RequestTooLarge
+from ..core.errors import EngineStateError, InvalidRequest, Overloaded
 from ..core.model import Executor, ModelDescription
 from ..core.plan import Drawn
-from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_integer
+from ..core.request import Request
 from .alternatives import run_together
-from .audio import AudioSource, Samples, content_key, load_audio
+from .audio import AudioSource
 from .outputs import TextDeltas, completion_of, output_of
+from .prompts import Query, build_request, load
 from .results import Completion, Delta, Transcript
 from .streams import Deltas, Mailbox, Segments, SegmentStream
 from .transcription import Generated, TranscribeOptions, Transcription
+from .vectors import VectorQuery, Vectors, build_requests, check_texts, embedding_pooling, scoring_pooling, softmax
 
-_INLINE_SAMPLES = 1_000_000  # checking more would hold the loop up for over a millisecond
+_INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
 
 
 class State(enum.Enum):
@@ -38,18 +40,6 @@ class State(enum.Enum):
     OPENING = "still opening"
     OPEN = "open"
     CLOSED = "closed"
-
-
-@frozen(kw_only=True, eq=False)
-class Query:
-    """What one call of `Engine.generate` or `Engine.stream` asks for; see there."""
-
-    prompt: str | None
-    prompt_token_ids: Sequence[int] | None
-    audio: AudioSource | None = field(repr=False)
-    sampling: SamplingParams | None
-    priority: int
-    request_id: str | None
 
 
 class TrioEngine:
@@ -173,6 +163,54 @@ class TrioEngine:
         async with self._deltas(request, wait=wait, texts=self._text_deltas()) as deltas:
             yield deltas
 
+    # -- vectors -----------------------------------------------------------------------------------------------------
+
+    async def embed(
+        self, texts: object, pooling: str | None, normalize: bool | None, priority: int, *, wait: bool
+    ) -> Vectors:
+        """See `Engine.embed`."""
+        kind = embedding_pooling(self._opened()[1], pooling, normalize)
+        query = VectorQuery(texts=check_texts("texts", texts), pooling=kind, priority=priority)
+        return await self._vectors(query, wait=wait)
+
+    async def score(self, query: object, documents: object, priority: int, *, wait: bool) -> tuple[float, ...]:
+        """See `Engine.score`."""
+        pooling = scoring_pooling(self._opened()[1])
+        if not isinstance(query, str):
+            raise InvalidRequest(f"query={query!r}; allowed: a text")
+        pairs = [(query, document) for document in check_texts("documents", documents)]
+        vectors = await self._vectors(VectorQuery(texts=pairs, pooling=pooling, priority=priority), wait=wait)
+        if pairs and vectors.shape[1] != 1:
+            raise InvalidRequest(
+                f"{self.model.architecture} has {vectors.shape[1]} labels; rerankers have one. Ask engine.classify(...)"
+            )
+        return tuple(map(float, vectors[:, 0])) if pairs else ()
+
+    async def classify(self, texts: object, priority: int, *, wait: bool) -> tuple[dict[str, float], ...]:
+        """See `Engine.classify`."""
+        pooling = scoring_pooling(self._opened()[1])
+        query = VectorQuery(texts=check_texts("texts", texts), pooling=pooling, priority=priority)
+        labels = self.model.labels
+        scores = await self._vectors(query, wait=wait)
+        return tuple(dict(zip(labels, softmax(row), strict=True)) for row in scores.tolist())
+
+    async def _vectors(self, query: VectorQuery, *, wait: bool) -> Vectors:
+        """[texts, width]"""
+        new_id = partial(self._new_id, None)
+        build = partial(build_requests, self.model, query, most_tokens=self.config.max_step_tokens, new_id=new_id)
+        requests = await trio.to_thread.run_sync(build) if len(query.texts) > _INLINE_TEXTS else build()
+        vectors = await run_together([partial(self._vector, request, wait=wait) for request in requests])
+        return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
+
+    async def _vector(self, request: Request, begun: Callable[[], object], *, wait: bool) -> tuple[float, ...]:
+        begun()  # they have no prompt to share: nobody need wait for the first one
+        vector: tuple[float, ...] | None = None
+        async with self._submitted(request, wait=wait) as mailbox:
+            async for drawn in mailbox:
+                vector = drawn.vector
+        assert vector is not None, "a pooled request ended without a vector"
+        return vector
+
     # -- speech ------------------------------------------------------------------------------------------------------
 
     async def transcribe(
@@ -196,32 +234,14 @@ class TrioEngine:
         self, audio: AudioSource, options: TranscribeOptions, request_id: str | None, *, wait: bool
     ) -> Transcription:
         _, description = self._opened()
-        samples = await _load(audio, description.sampling_rate)
+        samples = await load(audio, description.sampling_rate)
         run = partial(self._run, wait=wait)
         return Transcription(samples, options, description, run, request_id=self._new_id(request_id))
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def _build(self, query: Query) -> Request:
-        _, description = self._opened()
-        sampling = _sampling(query.sampling)
-        token_ids = _prompt_tokens(description, query.prompt, query.prompt_token_ids)
-        check_integer("priority", query.priority)
-        _check_token_ids(description, "prompt_token_ids", token_ids)
-        _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
-        _check_token_ids(description, "logit_bias", [token for token, _ in sampling.logit_bias])
-        max_tokens = _resolve_max_tokens(description, len(token_ids), sampling)
-        return Request(
-            id=self._new_id(query.request_id),
-            prompt_token_ids=token_ids,
-            items=(await _audio_item(description, query.audio),),
-            sampling=sampling,
-            rules=LogitRules(
-                suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids
-            ),
-            max_tokens=max_tokens,
-            priority=query.priority,
-        )
+        return await build_request(self._opened()[1], query, self._new_id(query.request_id))
 
     def _new_id(self, name: str | None) -> str:
         """Unique in this engine, whatever names its users give."""
@@ -229,12 +249,14 @@ class TrioEngine:
 
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
-    async def _submitted(self, request: Request, *, wait: bool) -> AsyncIterator[Mailbox]:
+    async def _submitted(
+        self, request: Request, *, wait: bool, on_token: Callable[[Drawn], object] | None = None
+    ) -> AsyncIterator[Mailbox]:
         """Admits and submits ``request``; on the way out withdraws what has not ended. No await between the halves of a
         state change. The request's place is free again when it has ended, whether or not anybody reads that."""
         supervisor, _ = self._opened()
         await self._admit(wait=wait)
-        mailbox = Mailbox(self._admission.release)
+        mailbox = Mailbox(self._admission.release, on_token)
         try:
             supervisor.submit(request, mailbox)
         except BaseException:
@@ -286,9 +308,11 @@ class TrioEngine:
     async def _deltas(self, request: Request, *, wait: bool, texts: TextDeltas | None) -> AsyncIterator[Deltas]:
         """`_submitted`, read as deltas; without ``texts`` these have none."""
         supervisor, description = self._opened()
-        output = output_of(request, texts, frozenset(description.eos_token_ids))
-        async with self._submitted(request, wait=wait) as mailbox:
-            yield Deltas(mailbox, output, partial(supervisor.abort, request.id))
+        withdraw = partial(supervisor.abort, request.id)
+        output = output_of(request, texts, frozenset(description.eos_token_ids), withdraw)
+        on_token = output.take if output.eager else None
+        async with self._submitted(request, wait=wait, on_token=on_token) as mailbox:
+            yield Deltas(mailbox, output)
 
     @trio.lowlevel.enable_ki_protection
     async def _complete(self, request: Request, begun: Callable[[], object], *, wait: bool) -> Completion:
@@ -324,82 +348,3 @@ class TrioEngine:
 
 def _nothing() -> None:
     """Nobody waits for its first token."""
-
-
-# -- checks of what callers give -------------------------------------------------------------------------------------
-
-
-def _prompt_tokens(
-    description: ModelDescription, prompt: str | None, prompt_token_ids: Sequence[int] | None
-) -> tuple[int, ...]:
-    if (prompt is None) == (prompt_token_ids is None):
-        raise InvalidRequest("give exactly one of prompt and prompt_token_ids")
-    _check_kind("prompt", prompt, str, "a text, or use prompt_token_ids=[...]")
-    _check_kind("prompt_token_ids", prompt_token_ids, Iterable, "a sequence of integers")
-    if prompt_token_ids is None:
-        token_ids = tuple(description.tokenizer.encode(prompt, add_special_tokens=False))
-    else:
-        token_ids = tuple(prompt_token_ids)
-    if not token_ids:
-        raise InvalidRequest(
-            "the prompt has no tokens; allowed: 1 or more (Whisper's begin with <|startoftranscript|>)"
-        )
-    return token_ids
-
-
-def _sampling(sampling: SamplingParams | None) -> SamplingParams:
-    _check_kind("sampling", sampling, SamplingParams, "SamplingParams(...), or leave it out for greedy sampling")
-    return sampling or SamplingParams()
-
-
-def _check_kind(name: str, value: object, kind: type, allowed: str) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise InvalidRequest(f"{name}={value!r}; allowed: {allowed}")
-
-
-def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequence[int]) -> None:
-    size = description.vocabulary_size
-    for token_id in token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < size:
-            raise InvalidRequest(
-                f"{name} holds {token_id!r}; allowed: integers from 0 to {size - 1}, the model's vocabulary"
-            )
-
-
-def _resolve_max_tokens(description: ModelDescription, prompt_length: int, sampling: SamplingParams) -> int:
-    most = description.max_positions - prompt_length
-    if most < 1:
-        raise RequestTooLarge(
-            f"a prompt of {prompt_length} tokens leaves no room to generate; allowed: up to "
-            f"{description.max_positions - 1} tokens, the model has {description.max_positions} positions"
-        )
-    if sampling.max_tokens is not None and sampling.max_tokens > most:
-        raise RequestTooLarge(
-            f"max_tokens={sampling.max_tokens} after a prompt of {prompt_length} tokens; allowed: up to {most}, the "
-            f"model has {description.max_positions} positions; leave max_tokens out to use them all"
-        )
-    return most if sampling.max_tokens is None else sampling.max_tokens
-
-
-async def _load(audio: AudioSource, sampling_rate: int) -> Samples:
-    """`load_audio` in a worker thread, since it reads files and decodes; a short array needs neither."""
-    if isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES:
-        return load_audio(audio, sampling_rate=sampling_rate)
-    return await trio.to_thread.run_sync(partial(load_audio, audio, sampling_rate=sampling_rate))
-
-
-async def _audio_item(description: ModelDescription, audio: AudioSource | None) -> EncoderItem:
-    if audio is None:
-        raise InvalidRequest(f"{description.architecture} reads audio; give audio=...")
-    samples = await _load(audio, description.sampling_rate)
-    if len(samples) > description.window_samples:
-        raise RequestTooLarge(
-            f"audio of {len(samples) / description.sampling_rate:.2f} s; allowed: one window of the model, "
-            f"{description.window_samples / description.sampling_rate:g} s; engine.transcribe takes audio of any length"
-        )
-    return EncoderItem(
-        key=content_key(samples, description.processor_identity),
-        payload=samples,
-        embeddings=description.encoder_embeddings,
-        size=description.encoder_bytes,
-    )

@@ -6,6 +6,7 @@
     ├── CallerError                  the caller can mend it; other requests are untouched
     │   ├── InvalidRequest           400  a value that can never work
     │   │   ├── UnsupportedAudio     415  not audio, or audio that cannot be decoded
+    │   │   ├── UnsupportedImage     415  not an image, or one that cannot be read
     │   │   └── RequestTooLarge      413  more tokens, bytes or embeddings than the engine can ever hold
     │   ├── Overloaded               429  the queue is full and the caller asked not to wait
     │   ├── CheckpointError          404  no checkpoint there, or one without weights
@@ -46,6 +47,12 @@ class InvalidRequest(CallerError, ValueError):
 
 class UnsupportedAudio(InvalidRequest):
     """The input is not audio, or is audio that cannot be decoded."""
+
+    http_status = 415
+
+
+class UnsupportedImage(InvalidRequest):
+    """The input is not an image, or one that cannot be read."""
 
     http_status = 415
 

@@ -50,6 +50,13 @@ class Preparer(Protocol):
     def media(self) -> frozenset[str]:
         """What may be placed in a prompt: ``"image"``, ``"audio"``, or nothing."""
 
+    @property
+    def converses(self) -> bool:
+        """Whether there is a chat template for `render`."""
+
+    def with_items(self, prompt: str, count: int) -> str:
+        """``prompt`` with ``count`` items written in front of it, unless it says itself where they belong."""
+
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
@@ -59,6 +66,13 @@ class Preparer(Protocol):
 
         Raises:
             InvalidRequest: placeholders and items do not match, or an item cannot be read.
+        """
+
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """Tokens of two texts that are read together, and where the second one begins, for models that tell them apart.
+
+        Raises:
+            InvalidRequest: the tokenizer joins no texts.
         """
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:

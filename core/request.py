@@ -32,6 +32,17 @@ def check_integer(name: str, value: object) -> None:
     _check(isinstance(value, int) and not isinstance(value, bool), f"{name}={value!r}", "an integer")
 
 
+def check_characters(text: str) -> None:
+    """Raises `InvalidRequest` where ``text`` has lone surrogates, as file names and arguments that are no text have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"a text with {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
+            "character; decode it from bytes with errors='replace'"
+        ) from None
+
+
 STRUCTURES = ("json_schema", "regex", "lark", "choice")
 
 
@@ -243,11 +254,13 @@ class Pooling:
     """Asks for one vector of the whole prompt instead of tokens.
 
     ``kind`` is ``"mean"`` (of all positions), ``"cls"`` (the first), ``"last"`` (the last) or ``"classify"`` (the
-    checkpoint's classification head: one score per label). ``normalize`` divides by the Euclidean length.
+    checkpoint's classification head: one score per label). ``normalize`` divides by the Euclidean length. ``second`` is
+    the first position of the second of two texts, for models that tell them apart (BERT's token types).
     """
 
     kind: str
     normalize: bool = False
+    second: int | None = None
 
     def __attrs_post_init__(self) -> None:
         _check(self.kind in POOLINGS, f"pooling kind {self.kind!r}", ", ".join(POOLINGS))

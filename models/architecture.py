@@ -159,7 +159,7 @@ def _architecture(plain: Settings, config: Any) -> str:
             f"{plain.path} names {found[0]!r}; allowed: models that generate text, give vectors or classify texts "
             "(...ForCausalLM, ...Model, ...ForMaskedLM, ...ForSequenceClassification)"
         )
-    return found[0]
+    return str(found[0])
 
 
 def _refuse(folder: Path, plain: Settings, config: Any, text: Any) -> None:
@@ -278,8 +278,8 @@ def _eos(generation: Settings | None, plain: Settings, text: Any, tokenizer: Any
             return tuple(tokens)
     for value in (text.eos_token_id, tokenizer.eos_token_id):
         if value is not None:
-            tokens = value if isinstance(value, list | tuple) else [value]
-            return tuple(token for token in tokens if _is_token(token, vocabulary))
+            named = value if isinstance(value, list | tuple) else (value,)
+            return tuple(token for token in named if _is_token(token, vocabulary))
     return ()
 
 

@@ -6,9 +6,9 @@ layer asks for and we do not know must not be left out silently: it is refused, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from attrs import define, field, frozen
+from attrs import frozen
 from torch import Tensor, nn
 
 from ..core.errors import UnsupportedModel
@@ -44,19 +44,17 @@ class LayerRequest:
     """What one layer asks of attention."""
 
     layer: int
-    heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
     window: int | None
-    softcap: float | None
 
 
-@define(eq=False)
-class Witness:
-    """Notes what the layers ask for; see `trial.py`."""
+class Witness(Protocol):
+    """Hears what the layers ask for, before they are answered; see `trial.py`."""
 
-    requests: list[LayerRequest] = field(factory=list)
+    def hear(self, request: LayerRequest) -> None:
+        """May raise `UnsupportedModel`."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -96,17 +94,14 @@ def attend_paged(
         )
     if triolet.witness is not None:
         check_request(module, attention_mask=attention_mask, dropout=dropout, is_causal=is_causal, **others)
-        triolet.witness.requests.append(
-            LayerRequest(
-                layer=layer,
-                heads=query.shape[1],
-                kv_heads=key.shape[1],
-                head_dim=key.shape[-1],
-                value_dim=value.shape[-1],
-                window=sliding_window,
-                softcap=softcap,
-            )
+        asked = LayerRequest(
+            layer=layer,
+            kv_heads=key.shape[1],
+            head_dim=key.shape[-1],
+            value_dim=value.shape[-1],
+            window=sliding_window,
         )
+        triolet.witness.hear(asked)
     attended = triolet.step.attend(
         layer,
         query[0].transpose(0, 1),

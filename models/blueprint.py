@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from ..core.config import EngineConfig
@@ -16,6 +16,7 @@ from ..core.model import Kind, ModelDescription
 from .architecture import TextCheckpoint, read_text_checkpoint
 from .causal import CausalNetwork
 from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
+from .encoder import EncoderNetwork
 from .features import LogMel
 from .inputs import MediaPreparer, TextPreparer
 from .kv import CrossKV, PagedKV
@@ -107,6 +108,68 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint | TextBlueprint:
     return TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, pages=pages)
 
 
+@frozen(kw_only=True, eq=False)
+class Blueprints:
+    """Of the model, and of a smaller one that guesses for it if the configuration has one."""
+
+    main: Blueprint | TextBlueprint
+    draft: Blueprint | TextBlueprint | None
+
+    @classmethod
+    def draw(cls, model: str | Path, config: EngineConfig) -> Blueprints:
+        """As `draw`.
+
+        Raises:
+            InvalidRequest: a draft model of another kind or vocabulary, too.
+        """
+        main = draw(model, config)
+        name = None if config.speculation is None else config.speculation.draft
+        if name is None:
+            return cls(main=main, draft=None)
+        draft = draw(name, evolve(config, self_kv_bytes=0, cross_kv_bytes=0))
+        return cls(main=main, draft=_with_room_of(main, draft))
+
+    @property
+    def all(self) -> tuple[Blueprint | TextBlueprint, ...]:
+        """One or two."""
+        return (self.main,) if self.draft is None else (self.main, self.draft)
+
+    def with_fingerprints(self, fingerprints: Sequence[str]) -> Blueprints:
+        """With those of the weights."""
+        main, *rest = [evolve(one, fingerprint=new) for one, new in zip(self.all, fingerprints, strict=True)]
+        return Blueprints(main=main, draft=rest[0] if rest else None)
+
+    def describe(self, name: str) -> ModelDescription:
+        """What the engine must know: an encoder output takes the bytes of both encoders."""
+        sizes = [blueprint.describe(name).encoder_bytes for blueprint in self.all]
+        return evolve(self.main.describe(name), encoder_bytes=sum(sizes))
+
+
+def _with_room_of(main: Blueprint | TextBlueprint, draft: Blueprint | TextBlueprint) -> Blueprint | TextBlueprint:
+    """The draft with as many pages and slots as the model: page for page, they hold the same tokens.
+
+    Raises:
+        InvalidRequest: it cannot guess for this model.
+    """
+    ours, its = main.checkpoint.shape.vocabulary, draft.checkpoint.shape.vocabulary
+    if ours != its:
+        raise InvalidRequest(f"the draft model has a vocabulary of {its} tokens; allowed: the model's own, of {ours}")
+    if isinstance(main, Blueprint) and isinstance(draft, Blueprint):
+        if main.checkpoint.features.window_samples != draft.checkpoint.features.window_samples:
+            raise InvalidRequest("the draft model reads windows of another length; allowed: one of the model's own")
+        return evolve(draft, budget=main.budget)
+    if isinstance(main, TextBlueprint) and isinstance(draft, TextBlueprint):
+        if draft.checkpoint.kind is Kind.POOLING or draft.checkpoint.family is not None:
+            raise InvalidRequest(
+                f"the draft model is {draft.checkpoint.architecture}; allowed: a decoder that reads text and writes it"
+            )
+        return evolve(draft, pages=main.pages)
+    raise InvalidRequest(
+        f"the draft model is {draft.checkpoint.architecture}, the model {main.checkpoint.architecture}; allowed: a "
+        "smaller Whisper for Whisper, a decoder of text for a decoder"
+    )
+
+
 @frozen(kw_only=True)
 class Budget:
     """How many pages and slots the configured bytes are."""
@@ -161,9 +224,9 @@ class Blueprint:
             dtype=self.dtype,
         )
 
-    def take(self, own: Own, load: Callable[[], WhisperModel]) -> Parts:
+    def take(self, own: Own, load: Callable[[], Any]) -> Parts:
         log_mel = own("features", LogMel.build(self.checkpoint.features, self.device))
-        model = own("weights", load())
+        model: WhisperModel = own("weights", load())
         paged = own("self_kv", self._allocate_pages())
         cross = own("cross_kv", self._allocate_slots())
         network = WhisperNetwork(
@@ -253,9 +316,19 @@ class TextBlueprint:
             return checkpoint.family.load(checkpoint.folder, self.dtype)
         return load_module(checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler")
 
-    def take(self, own: Own, load: Callable[[], TransformerModel]) -> Parts:
+    def take(self, own: Own, load: Callable[[], Any]) -> Parts:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
-        model = own("weights", load())
+        model: TransformerModel = own("weights", load())
+        if not checkpoint.causal:
+            pads = (checkpoint.config.pad_token_id, checkpoint.tokenizer.pad_token_id, 0)
+            encoder = EncoderNetwork(
+                model=model,
+                positions=shape.positions,
+                pad=next(pad for pad in pads if pad is not None),
+                classifies=bool(checkpoint.labels),
+                device=self.device,
+            )
+            return Parts(network=encoder, model=model, log_mel=None, paged=None, cross=None)
         paged = own("self_kv", self._allocate_pages())
         network = CausalNetwork(
             model=model,
@@ -263,8 +336,10 @@ class TextBlueprint:
             positions=shape.positions,
             device=self.device,
             generates=checkpoint.kind is not Kind.POOLING,
+            classifies=bool(checkpoint.labels),
             family=checkpoint.family,
         )
+        network.attach()
         return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
 
     def prove(self, network: Network) -> None:

@@ -6,11 +6,12 @@ One call of the module feeds all slices of a step, flattened into rows; `paged.p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 from torch import Tensor
 
 from ..core.plan import EncodeJob, Slice
@@ -19,7 +20,7 @@ from .families import Family
 from .kv import PagedKV
 from .network import Feed, Outputs, Record
 from .paged import PagedLayout, PagedStep
-from .pooling import PooledHead, Sums
+from .pooling import PooledHead, Sums, check_pooling
 from .transformer import TransformerModel
 
 
@@ -41,15 +42,24 @@ class CausalNetwork:
     positions: int
     device: torch.device
     generates: bool
+    classifies: bool = False
     family: Family | None = None
     witness: Witness | None = None
+    _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
 
-    def attach(self) -> None:
-        """Makes our attention the module's."""
+    @_keeps.default
+    def _find_out(self) -> bool:
+        return "logits_to_keep" in signature(self.model.module.forward).parameters
+
+    @property
+    def language(self) -> Any:
+        """The module whose attention is ours; others of it, which encode, keep their own."""
+        return self.model.module if self.family is None else self.family.text(self.model.module)
+
+    def attach(self, implementation: str = PAGED) -> None:
+        """Makes our attention, or another ``implementation``, the language model's."""
         register()
-        module = self.model.module
-        text = module if self.family is None else self.family.text(module)
-        text.set_attn_implementation(PAGED)
+        self.language.set_attn_implementation(implementation)
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
         assert self.family is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
@@ -65,6 +75,7 @@ class CausalNetwork:
 
     def start(self, record: Record) -> None:
         start = record.start
+        check_pooling(start, classifies=self.classifies)
         record.notes = notes = _Notes()
         placed = None
         if self.family is not None:
@@ -83,14 +94,10 @@ class CausalNetwork:
         rows = torch.tensor(_rows(layout, wanted), dtype=torch.long, device=self.device)
         if not self.generates:
             return self.hidden(feeds, layout, outputs)[rows].float()
-        answer = self.model.module(
-            inputs_embeds=self._embed(feeds, layout, outputs)[None],
-            position_ids=self._position_ids(feeds, layout),
-            use_cache=False,
-            logits_to_keep=rows,
-            triolet=PagedCall(step=PagedStep(self.paged, layout), witness=self.witness),
-        )
-        return answer.logits[0].float().contiguous()
+        module = self.model.module
+        kept = self._run(module, feeds, layout, outputs, **({"logits_to_keep": rows} if self._keeps else {})).logits[0]
+        logits: Tensor = (kept if self._keeps else kept[rows]).float().contiguous()
+        return logits
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         layout = self._lay_out([feed.part for feed in feeds])
@@ -103,19 +110,26 @@ class CausalNetwork:
 
     def hidden(self, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs) -> Tensor:
         """The last hidden states [rows, hidden]."""
-        answer = self.model.module.base_model(
+        hidden: Tensor = self._run(self.model.module.base_model, feeds, layout, outputs).last_hidden_state[0]
+        return hidden
+
+    def _run(self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any) -> Any:
+        return module(
             inputs_embeds=self._embed(feeds, layout, outputs)[None],
             position_ids=self._position_ids(feeds, layout),
             use_cache=False,
             triolet=PagedCall(step=PagedStep(self.paged, layout), witness=self.witness),
+            **options,
         )
-        return answer.last_hidden_state[0]
 
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
         pooling, notes = feed.record.start.pooling, feed.record.notes
         assert pooling is not None, "only a sequence with a pooling is pooled"
         if notes.sums is None:
-            notes.sums = Sums()
+            notes.sums = Sums(count=feed.part.start)
+            assert feed.part.start == 0 or pooling.kind in {"last", "classify"}, (
+                f"sequence {feed.record.start.sequence_id}: {pooling.kind} needs all positions, so no shared prefix"
+            )
         notes.sums.add(hidden, pooling)
         return PooledHead(self.model).answer(notes.sums, pooling) if feed.part.draw else None
 
@@ -129,7 +143,8 @@ class CausalNetwork:
         embed = self.model.module.get_input_embeddings()
         embeddings: Tensor = embed(torch.tensor(fed, device=self.device))
         for index, row in zip(layout.order, layout.starts, strict=True):
-            _place(embeddings, row, feeds[index], outputs)
+            if feeds[index].record.start.placements:
+                _place(embeddings, row, feeds[index], outputs)
         return embeddings
 
     def _position_ids(self, feeds: Sequence[Feed], layout: PagedLayout) -> Tensor:

@@ -10,11 +10,11 @@ What is known of the architecture lies behind `Network`, and what is taken for i
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import repeat
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -28,20 +28,19 @@ from ..core.errors import (
     DeviceLost,
     DeviceOutOfMemory,
     EncodeFailed,
-    EngineError,
 )
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, Slice, StepPlan, StepResult
-from .blueprint import AnyBlueprint, AnyModel, Blueprint, TextBlueprint, draw
-from .checkpoint import WeightFiles
-from .features import LogMel
-from .kv import CrossKV, PagedKV
+from .blueprint import AnyBlueprint, AnyModel, Blueprints, Own, Parts
+from .drawing import Pen
+from .kv import PagedKV
 from .network import Feed, Network, Record
-from .resources import ReleaseReport, ResourceStack
-from .sampling import Draw, RuleMasks, apply_rules, choose, likeliest
-from .transformer import ModuleFiles, TransformerModel
-from .whisper import WhisperModel
+from .outputs import EncoderOutputs
+from .resources import AnyHolder, ReleaseReport, ResourceStack
+from .sampling import RuleMasks
+from .speculation import DraftGuesser, Guesser, LookupGuesser
+from .structure import Grammars
 
 _HOST = torch.device("cpu")
 _Executor = TypeVar("_Executor")
@@ -98,41 +97,6 @@ def _still_the_same(folder: Path) -> Iterator[None]:
         ) from error
 
 
-@define(eq=False)
-class EncoderOutputs:
-    """Encoder outputs by key, each [embeddings, width] in storage of its own: freeing one frees its bytes, whatever
-    became of the others of its batch."""
-
-    _outputs: dict[str, Tensor] = field(init=False, factory=dict, repr=False)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._outputs
-
-    def add(self, outputs: dict[str, Tensor]) -> None:
-        """Keeps ``outputs``."""
-        self._outputs.update(outputs)
-
-    def get(self, key: str) -> Tensor:
-        """The output of ``key``, which must be resident."""
-        assert key in self._outputs, f"encoder output {key!r} is read but not resident"
-        return self._outputs[key]
-
-    def free(self, keys: tuple[str, ...]) -> None:
-        """Drops ``keys``, all of which must be resident: all or none."""
-        missing = [key for key in keys if key not in self._outputs]
-        assert not missing, f"encoder outputs {missing} are freed but not resident"
-        for key in keys:
-            del self._outputs[key]
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All outputs."""
-        return tuple(self._outputs.values())
-
-    def release(self) -> None:
-        """Drops everything."""
-        self._outputs.clear()
-
-
 @frozen(kw_only=True, eq=False)
 class _Open:
     """What an open executor works with. The executor and the resource stack hold it, nothing else.
@@ -140,15 +104,26 @@ class _Open:
     Whatever holds tensors here has an owner in the stack: `TorchExecutor._take` looks for what was forgotten.
     """
 
-    device: torch.device
-    eos_token_ids: tuple[int, ...]
-    network: Network
-    log_mel: LogMel | None
-    model: WhisperModel | TransformerModel
-    paged: PagedKV | None
-    cross: CrossKV | None
+    main: Parts
+    draft: Parts | None  # a smaller model that guesses
     outputs: EncoderOutputs
+    draft_outputs: EncoderOutputs  # of its encoder, where it has one
     masks: RuleMasks
+    grammars: Grammars
+    pen: Pen
+    guesser: Guesser | None
+
+    @property
+    def all_parts(self) -> tuple[Parts, ...]:
+        """Of the model, and of the draft model if there is one."""
+        return (self.main,) if self.draft is None else (self.main, self.draft)
+
+    def crossed(self) -> list[tuple[Parts, EncoderOutputs]]:
+        """The parts that read items, each with the outputs of its encoder: a draft of a decoder reads text alone."""
+        both = [(self.main, self.outputs)]
+        if self.draft is not None and self.draft.cross is not None:
+            both.append((self.draft, self.draft_outputs))
+        return both
 
 
 @define(eq=False)
@@ -164,8 +139,9 @@ class TorchExecutor:
     other sequences go on undisturbed. For the same reason an id in ``ended`` may be unknown: there is nothing left to
     forget.
 
-    It is closed (as made), open or asleep. ``_blueprint`` is there while it is not closed, ``_open`` while it is open;
-    ``_parked`` holds what sleep keeps: ``_parked_model``, or nothing.
+    It is closed (as made), open or asleep. ``_blueprints`` (of the model, and of a draft model if there is one) are
+    there while it is not closed, ``_open`` while it is open; ``_parked`` holds what sleep keeps: ``_parked_models``, or
+    nothing.
     """
 
     model: str | Path
@@ -175,8 +151,8 @@ class TorchExecutor:
     before and after."""
     _stack: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
-    _parked_model: AnyModel | None = field(init=False, default=None, repr=False)
-    _blueprint: Blueprint | TextBlueprint | None = field(init=False, default=None, repr=False)
+    _parked_models: tuple[AnyModel, ...] = field(init=False, default=(), repr=False)
+    _blueprints: Blueprints | None = field(init=False, default=None, repr=False)
     _open: _Open | None = field(init=False, default=None, repr=False)
     _records: dict[int, Record] = field(init=False, factory=dict, repr=False)
     _device: str = field(init=False, default="", repr=False)
@@ -191,16 +167,16 @@ class TorchExecutor:
             InvalidRequest: a device that is not there, or sizes too small for one sequence.
             DeviceOutOfMemory: the memory is not there.
         """
-        assert self._blueprint is None, "the executor is open already"
-        blueprint = draw(self.model, self.config)
-        self._device = str(blueprint.device)
+        assert self._blueprints is None, "the executor is open already"
+        blueprints = Blueprints.draw(self.model, self.config)
+        self._device = str(blueprints.main.device)
         with self._all_or_nothing():
-            fingerprint = self._take_and_load(blueprint)
-            assert self._open is not None, "what was taken is open"
-            blueprint.prove(self._open.network)
-            blueprint = evolve(blueprint, fingerprint=fingerprint)
-            description = blueprint.describe(str(self.model))
-        self._blueprint = blueprint
+            fingerprints = self._take_and_load(blueprints)
+            for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
+                blueprint.prove(parts.network)
+            blueprints = blueprints.with_fingerprints(fingerprints)
+            description = blueprints.describe(str(self.model))
+        self._blueprints = blueprints
         return description
 
     @contextmanager
@@ -219,33 +195,50 @@ class TorchExecutor:
                 error.add_note(f"when it was given back: {failed!r}")
             raise
 
-    def _take_and_load(self, blueprint: AnyBlueprint) -> str:
-        """Takes everything, with weights from the checkpoint's files; returns their fingerprint."""
-        weights: WeightFiles | ModuleFiles = blueprint.files()
-        self._take(blueprint, partial(blueprint.load, weights))
-        return weights.fingerprint
+    def _take_and_load(self, blueprints: Blueprints) -> list[str]:
+        """Takes everything, with weights from the checkpoints' files; returns their fingerprints."""
+        all_of_them: tuple[AnyBlueprint, ...] = blueprints.all
+        files = [blueprint.files() for blueprint in all_of_them]
+        self._take(blueprints, [partial(one.load, weights) for one, weights in zip(all_of_them, files, strict=True)])
+        return [weights.fingerprint for weights in files]
 
-    def _take(self, blueprint: AnyBlueprint, load: Callable[[], AnyModel]) -> None:
+    def _take(self, blueprints: Blueprints, loads: Sequence[Callable[[], AnyModel]]) -> None:
         """Takes all that an open executor holds, each thing in the name of its owner."""
-        own, device = self._stack.own, blueprint.device
+        blueprint, draft = blueprints.main, blueprints.draft
+        checkpoint = blueprint.checkpoint
+        own, vocabulary, device = self._stack.own, checkpoint.shape.vocabulary, blueprint.device
         self._stack.callback("records", self._records.clear)
         self._set_threads()
+        grammars = Grammars(checkpoint.tokenizer, vocabulary, checkpoint.eos_token_ids)
+        self._stack.callback("grammars", grammars.release)
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
-        parts = blueprint.take(own, load)
+        main = blueprint.take(own, loads[0])
+        smaller = None if draft is None else draft.take(partial(_own_as_draft, own), loads[1])
+        outputs = own("encoder_outputs", EncoderOutputs())
+        draft_outputs = EncoderOutputs() if smaller is None else own("draft_encoder_outputs", EncoderOutputs())
+        masks = own("rule_masks", RuleMasks(vocabulary, device))
+        pen = Pen(network=main.network, outputs=outputs, masks=masks, eos_token_ids=checkpoint.eos_token_ids)
         self._open = _Open(
-            device=device,
-            eos_token_ids=blueprint.checkpoint.eos_token_ids,
-            network=parts.network,
-            log_mel=parts.log_mel,
-            model=parts.model,
-            paged=parts.paged,
-            cross=parts.cross,
-            outputs=own("encoder_outputs", EncoderOutputs()),
-            masks=own("rule_masks", RuleMasks(blueprint.checkpoint.shape.vocabulary, device)),
+            main=main,
+            draft=smaller,
+            outputs=outputs,
+            draft_outputs=draft_outputs,
+            masks=masks,
+            grammars=grammars,
+            pen=pen,
+            guesser=self._guesser(pen, smaller, draft_outputs),
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors of shapes {forgotten} have no owner: whoever holds them is to be own()ed"
+
+    def _guesser(self, pen: Pen, draft: Parts | None, outputs: EncoderOutputs) -> Guesser | None:
+        speculation = self.config.speculation
+        if speculation is None:
+            return None
+        if draft is None:
+            return LookupGuesser(match=speculation.match)
+        return DraftGuesser(pen=evolve(pen, network=draft.network, outputs=outputs))
 
     def _set_threads(self) -> None:
         """The thread count is the process's: it is only touched when asked for, and restored."""
@@ -257,7 +250,7 @@ class TorchExecutor:
         """Gives back what `_take` took, whatever is raised on the way. What is parked stays: on the CPU the weights are
         the very same tensors."""
         self._open = None
-        handed_on = self._parked_model.tensors() if self._parked_model is not None else ()
+        handed_on = [tensor for model in self._parked_models for tensor in model.tensors()]
         try:
             self._stack.close(handed_on=handed_on)
         finally:
@@ -273,12 +266,18 @@ class TorchExecutor:
             DeviceOutOfMemory: the host has no room for the weights; the executor is awake and undisturbed.
             ExceptionGroup: what the releases raised; the executor sleeps, and the others were released.
         """
-        model = self._opened().model
+        self._opened()
         if keep_weights:
-            with _device_errors("a copy of the weights"):
-                self._parked_model = self._parked.own("parked_weights", model.to(_HOST))
-        del model
+            self._park()
         self._release()
+
+    def _park(self) -> None:
+        """Takes the weights to host memory: all, or none."""
+        parked: list[AnyModel] = []
+        with _device_errors("a copy of the weights"):
+            for parts in self._opened().all_parts:
+                parked.append(parts.model.to(_HOST))  # noqa: PERF401  (see `core.frames`)
+        self._parked_models = tuple(map(partial(self._parked.own, "parked_weights"), parked))
 
     @_device_call
     def wake(self) -> None:
@@ -288,23 +287,24 @@ class TorchExecutor:
             CheckpointError: the weights were dropped, and the checkpoint is not what it was.
             DeviceOutOfMemory: the memory is not there now.
         """
-        blueprint = self._blueprint
-        assert blueprint is not None, "the executor is not open"
+        blueprints = self._blueprints
+        assert blueprints is not None, "the executor is not open"
         assert self._open is None, "the executor is awake"
         with self._all_or_nothing():
-            if self._parked_model is not None:
-                self._take(blueprint, partial(self._parked_model.to, blueprint.device))
+            if self._parked_models:
+                self._take(blueprints, [partial(model.to, blueprints.main.device) for model in self._parked_models])
             else:
-                self._load_again(blueprint)
-        self._parked_model = None
-        self._parked.close(handed_on=self._opened().model.tensors())
+                self._load_again(blueprints)
+        self._parked_models = ()
+        self._parked.close(handed_on=[t for parts in self._opened().all_parts for t in parts.model.tensors()])
 
-    def _load_again(self, blueprint: AnyBlueprint) -> None:
-        checkpoint = blueprint.checkpoint
-        with _still_the_same(checkpoint.folder):
-            if changed := checkpoint.changed_files():
-                raise CheckpointError(f"{', '.join(changed)} differ or are gone")
-            if self._take_and_load(blueprint) != blueprint.fingerprint:
+    def _load_again(self, blueprints: Blueprints) -> None:
+        for blueprint in blueprints.all:
+            with _still_the_same(blueprint.checkpoint.folder):
+                if changed := blueprint.checkpoint.changed_files():
+                    raise CheckpointError(f"{', '.join(changed)} differ or are gone")
+        with _still_the_same(blueprints.main.checkpoint.folder):
+            if self._take_and_load(blueprints) != [blueprint.fingerprint for blueprint in blueprints.all]:
                 raise CheckpointError("the weights are others")
 
     @_device_call
@@ -323,14 +323,10 @@ class TorchExecutor:
         if not jobs:
             return
         with _device_errors(f"an encode batch of {len(jobs)} items"):
-            encoded = now.network.encode(jobs)
-            finite = [bool(output.isfinite().all()) for output in encoded]
-            broken = [key for key, good in zip(keys, finite, strict=True) if not good]
-            if broken:
-                raise EncodeFailed(
-                    f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity"
-                )
-            now.outputs.add(dict(zip(keys, encoded, strict=True)))
+            crossed = now.crossed()
+            encoded = list(map(_encode, (parts.network for parts, _ in crossed), repeat(jobs)))
+        for (_, outputs), found in zip(crossed, encoded, strict=True):
+            outputs.add(dict(zip(keys, found, strict=True)))
 
     @_device_call
     def step(self, plan: StepPlan) -> StepResult:
@@ -351,12 +347,16 @@ class TorchExecutor:
     def _run(self, now: _Open, plan: StepPlan) -> StepResult:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
-            record = self._records[start.sequence_id] = Record(start, list(start.token_ids))
-            now.network.start(record)
+            guide = now.grammars.guide(start.sampling.structure, start.token_ids[start.prompt_length :])
+            record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide)
+            now.main.network.start(record)
+            if now.guesser is not None and start.pooling is None:
+                now.guesser.start(record)
         for write in plan.cross_writes:
-            slots = 0 if now.cross is None else now.cross.slots
+            slots = 0 if now.main.cross is None else now.main.cross.slots
             assert 0 <= write.slot < slots, f"{write} of {slots} slots"
-            now.network.write_cross(write.slot, now.outputs.get(write.key))
+            for parts, outputs in now.crossed():
+                parts.network.write_cross(write.slot, outputs.get(write.key))
         feeds = [Feed(part=part, record=self._record(now, part)) for part in plan.slices]
         drawn: list[Drawn] = [Drawn(token_id=None)] * len(feeds)
         pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
@@ -377,84 +377,53 @@ class TorchExecutor:
         assert 0 <= part.start < end <= known, (
             f"sequence {part.sequence_id}: slice {part.start}..{end} of {known} tokens"
         )
-        assert end <= now.network.positions, f"sequence {part.sequence_id}: position {end - 1} is past the last"
-        if now.paged is None:
+        assert end + part.speculate <= now.main.network.positions, (
+            f"sequence {part.sequence_id}: position {end + part.speculate - 1} is past the last"
+        )
+        if now.main.paged is None:
             assert part.start == 0, f"sequence {part.sequence_id}: a prompt is read whole, but starts at {part.start}"
             assert end == record.start.prompt_length, (
                 f"sequence {part.sequence_id}: a prompt is read whole, not to {end}"
             )
         else:
-            _check_pages(now.paged, part)
-        slots = 0 if now.cross is None else now.cross.slots
+            _check_pages(now.main.paged, part)
+        slots = 0 if now.main.cross is None else now.main.cross.slots
         assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
         assert not part.draw or end == known, f"sequence {part.sequence_id}: a draw at {end} with {known} tokens known"
         return record
 
     def _pool(self, now: _Open, feeds: list[Feed]) -> list[Drawn]:
         """The vectors of those whose prompt ends."""
-        return [Drawn(token_id=None, vector=vector) for vector in now.network.vectors(feeds, now.outputs)]
+        return [Drawn(token_id=None, vector=vector) for vector in now.main.network.vectors(feeds, now.outputs)]
 
     def _draw(self, now: _Open, feeds: list[Feed]) -> list[Drawn]:
-        """Logits where they are needed, probes, then tokens; the records grow when all has gone well."""
-        wanted = _wanted_rows(feeds)
-        logits = now.network.logits(feeds, wanted.rows, now.outputs)
-        probed = [feeds[index].record for index in wanted.probes]
-        answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), probed)
-        probes = dict(zip(wanted.probes, answers, strict=True))
-        records = [feed.record for feed in feeds]
-        chosen = self._choose(now, logits, wanted.draws, records)
-        for index, drawn in chosen.items():
-            assert drawn.token_id is not None, "a draw without a token"
-            records[index].tokens.append(drawn.token_id)
-        nothing = Drawn(token_id=None)
-        return [evolve(chosen.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
-
-    @staticmethod
-    def _choose(now: _Open, logits: Tensor, rows: dict[int, int], records: list[Record]) -> dict[int, Drawn]:
-        """What is drawn, by slice. ``rows`` are the first of ``logits``, which are written to."""
-        if not rows:
-            return {}
-        draws = []
-        for index in rows:
-            start = records[index].start
-            never = now.masks.mask(start.rules)
-            draws.append(
-                Draw(
-                    generated=records[index].generated,
-                    sampling=start.sampling,
-                    rules=start.rules,
-                    never=never,
-                    prompt=records[index].prompt,
-                )
-            )
-        apply_rules(logits[: len(rows)], draws, now.eos_token_ids)
-        tokens, logprobs = choose(logits[: len(rows)], draws)
-        tops = likeliest(logits[: len(rows)], draws)
-        for index, logprob in zip(rows, logprobs, strict=True):
-            if math.isnan(logprob):  # the model's numbers broke down, or the rules leave no token
-                raise EngineError(
-                    f"sequence {records[index].start.sequence_id} has no token to draw: its logits are not finite, "
-                    "or its rules allow none"
-                )
-        drawn = zip(rows, tokens, logprobs, tops, strict=True)
-        return {index: Drawn(token_id=token, logprob=logprob, top=top) for index, token, logprob, top in drawn}
+        """Tokens, and what was guessed right behind them; the records grow when all has gone well."""
+        if now.guesser is not None:
+            feeds = list(map(Feed.with_guesses, feeds, now.guesser.guess(feeds)))
+        drawn = now.pen.draw(feeds)
+        for feed, one in zip(feeds, drawn, strict=True):
+            tokens = [part.token_id for part in (one, *one.accepted)]
+            feed.record.tokens += [token for token in tokens if token is not None]
+        return drawn
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""
-        self._opened().outputs.free(keys)
+        for _, outputs in self._opened().crossed():
+            outputs.free(keys)
 
     def reset(self) -> None:
         """Forgets sequences and encoder outputs. Pages and slots stay allocated: what is in them counts for nothing."""
-        assert self._blueprint is not None, "the executor is not open"
+        assert self._blueprints is not None, "the executor is not open"
         self._records.clear()
         if self._open is not None:
             self._open.outputs.release()
+            self._open.draft_outputs.release()
 
     def memory(self) -> DeviceMemory:
         """Bytes held now, by owner; asleep, what is parked in host memory. None before `open` and after `close`, unless
         somebody else keeps what was released: that is told, too."""
         by_owner = {**self._stack.bytes_by_owner(), **self._parked.bytes_by_owner()}
-        asleep = self._blueprint is not None and self._open is None
+        asleep = self._blueprints is not None and self._open is None
         return DeviceMemory(device=str(_HOST) if asleep else self._device, by_owner=by_owner)
 
     def close(self) -> None:
@@ -464,7 +433,7 @@ class TorchExecutor:
         Raises:
             ExceptionGroup: what the releases raised; all the others were released.
         """
-        self._blueprint = self._parked_model = None
+        self._blueprints, self._parked_models = None, ()
         try:
             self._release()
         finally:
@@ -472,48 +441,34 @@ class TorchExecutor:
             self.released = self.released.with_(self._parked.report)
 
     def _opened(self) -> _Open:
-        assert self._blueprint is not None, "the executor is not open"
+        assert self._blueprints is not None, "the executor is not open"
+        return self._opened_now()
+
+    def _opened_now(self) -> _Open:
         assert self._open is not None, "the executor is asleep"
         return self._open
 
 
+def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:
+    """In the name of the draft model."""
+    return own(f"draft_{owner}", holder)
+
+
+def _encode(network: Network, jobs: tuple[EncodeJob, ...]) -> Sequence[Tensor]:
+    encoded = network.encode(jobs)
+    finite = map(_is_finite, encoded)
+    broken = [job.key for job, good in zip(jobs, finite, strict=True) if not good]
+    if broken:
+        raise EncodeFailed(f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity")
+    return encoded
+
+
+def _is_finite(output: Tensor) -> bool:
+    return bool(output.isfinite().all())
+
+
 def _check_pages(paged: PagedKV, part: Slice) -> None:
-    end = part.start + part.length
+    end = part.start + part.length + part.speculate
     assert len(part.block_table) * paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
-    assert all(0 <= page < paged.pages for page in part.block_table), (
-        f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"
-    )
-
-
-@frozen(kw_only=True)
-class _Wanted:
-    """The rows whose logits a step needs, as (index of the slice, offset in it), and for each slice (by index) where in
-    them its draw and probe lie."""
-
-    rows: list[tuple[int, int]]
-    draws: dict[int, int]
-    probes: dict[int, int]
-
-
-def _wanted_rows(feeds: list[Feed]) -> _Wanted:
-    """Draws first, so that they are one view of the logits; a probe at a drawn row shares it."""
-    wanted = _Wanted(rows=[], draws={}, probes={})
-    for index, feed in enumerate(feeds):
-        if feed.part.draw:
-            wanted.draws[index] = len(wanted.rows)
-            wanted.rows.append((index, feed.part.length - 1))
-    for index, feed in enumerate(feeds):
-        part, probe = feed.part, feed.record.start.probe
-        if probe is not None and part.start <= probe.position < part.start + part.length:
-            offset = probe.position - part.start
-            shared = part.draw and offset == part.length - 1
-            wanted.probes[index] = wanted.draws[index] if shared else len(wanted.rows)
-            if not shared:
-                wanted.rows.append((index, offset))
-    return wanted
-
-
-def _probe(logits: Tensor, record: Record) -> tuple[float, ...]:
-    probe = record.start.probe
-    assert probe is not None, "only a sequence with a probe is probed"
-    return tuple(logits.log_softmax(-1)[list(probe.token_ids)].tolist())
+    known = 0 <= min(part.block_table) <= max(part.block_table) < paged.pages
+    assert known, f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"

@@ -62,7 +62,7 @@ class QwenAudio:
         self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
     ) -> Preparer:
         """See `Family`."""
-        extractor = load_part("AutoFeatureExtractor", folder)
+        extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
         wanted = 2 * config.audio_config.max_source_positions
         if extractor.nb_max_frames != wanted:
             raise CheckpointError(
@@ -81,6 +81,7 @@ class QwenAudio:
             identity=(identity, config.model_type, str(dtype), extractor.to_json_string()),
             embedding_bytes=hidden * dtype.itemsize,
             chat_template=processor_template(folder) or self._template(extractor, tokenizer),
+            around=_around(tokenizer),
         )
 
     def _template(self, extractor: Any, tokenizer: Any) -> str | None:
@@ -92,6 +93,13 @@ class QwenAudio:
         make: Any = Qwen2AudioProcessor  # untyped there
         template: str = make(extractor, tokenizer).chat_template
         return template
+
+
+def _around(tokenizer: Any) -> tuple[str, str]:
+    """The tokens that its processor knows by these names alone."""
+    known = tokenizer.get_vocab()
+    begin, end = (text if text in known else "" for text in ("<|audio_bos|>", "<|audio_eos|>"))
+    return begin, end
 
 
 @frozen(kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.errors import CheckpointError, InvalidRequest
 from ..core.model import Prepared
-from ..core.request import EncoderItem
+from ..core.request import EncoderItem, check_characters
 
 
 class Rendered(str):
@@ -37,6 +37,15 @@ class TextPreparer:
         """For a transformers tokenizer."""
         return cls(tokenizer=settled(tokenizer))
 
+    @property
+    def converses(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return bool(self.tokenizer.chat_template)
+
+    def with_items(self, prompt: str, count: int) -> str:  # noqa: ARG002  (see `Preparer`)
+        """``prompt`` as it is: there is nothing to place in it."""
+        return prompt
+
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
@@ -51,6 +60,10 @@ class TextPreparer:
         if not isinstance(prompt, str):
             return Prepared(token_ids=tuple(prompt))
         return Prepared(token_ids=tokenize(self.tokenizer, prompt, special=not isinstance(prompt, Rendered)))
+
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """Tokens of two texts, as ``tokenizer(first, second)`` gives them, and where the token types become 1."""
+        return pair(self.tokenizer, first, second)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation, by the tokenizer's chat template, up to where the assistant's turn begins.
@@ -95,6 +108,7 @@ class MediaPreparer:
     sampling_rate: int  # at which audio is given, in Hz; 0 for images
     placeholder: str  # stands for one item in a prompt
     placeholder_id: int
+    written: str  # one item where a prompt does not say how: the placeholder, and what models know around it
     identity: str  # of all that an encoding depends on beside the item itself
     embedding_bytes: int
     chat_template: str | None = field(repr=False)
@@ -112,6 +126,7 @@ class MediaPreparer:
         embedding_bytes: int,
         chat_template: str | None = None,
         unread_ids: Sequence[int] = (),
+        around: tuple[str, str] = ("", ""),
     ) -> MediaPreparer:
         """For a transformers tokenizer.
 
@@ -120,15 +135,16 @@ class MediaPreparer:
             embedding_bytes: of one embedding.
             chat_template: goes before the tokenizer's own.
             unread_ids: tokens that stand for what is not read, such as videos.
+            around: what the model knows before and after the placeholder of an item.
 
         Raises:
             CheckpointError: the tokenizer does not know the placeholder.
         """
         placeholder = tokenizer.convert_ids_to_tokens(placeholder_id)
-        if placeholder is None:
+        if placeholder is None or tokenize(tokenizer, placeholder, special=False).count(placeholder_id) != 1:
             raise CheckpointError(
-                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer; "
-                "save the tokenizer with its added tokens"
+                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer, "
+                "or none that it finds in text; save the tokenizer with its special tokens"
             )
         return cls(
             tokenizer=settled(tokenizer),
@@ -137,11 +153,21 @@ class MediaPreparer:
             sampling_rate=reader.sampling_rate,
             placeholder=placeholder,
             placeholder_id=placeholder_id,
+            written=around[0] + placeholder + around[1],
             identity=hashlib.blake2b("\0".join(identity).encode()).hexdigest(),
             embedding_bytes=embedding_bytes,
             chat_template=chat_template,
             unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in unread_ids),
         )
+
+    @property
+    def converses(self) -> bool:
+        """Whether the checkpoint has a chat template."""
+        return bool(self.chat_template or self.tokenizer.chat_template)
+
+    def with_items(self, prompt: str, count: int) -> str:
+        """``prompt`` with ``count`` items in front of it, unless it has a placeholder."""
+        return prompt if self.placeholder in prompt else self.written * count + prompt
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
@@ -162,6 +188,10 @@ class MediaPreparer:
         text = "".join(_interleave(prompt.split(self.placeholder), [item.text for item in read]))
         return self._place(tokenize(self.tokenizer, text, special=self._adds_special(prompt)), read)
 
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """See `TextPreparer.prepare_pair`."""
+        return pair(self.tokenizer, first, second)
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation, by the checkpoint's chat template, up to where the assistant's turn begins.
 
@@ -174,9 +204,15 @@ class MediaPreparer:
         self._check_unread([text for text, token in self.unread if token in token_ids])
         self._check_count(token_ids.count(self.placeholder_id), len(given))
         read = self._read(given)
-        standing = iter([tokenize(self.tokenizer, item.text, special=False) for item in read])
+        standing = iter([self._standing(item) for item in read])
         expanded = [next(standing) if token == self.placeholder_id else (token,) for token in token_ids]
         return self._place(tuple(token for part in expanded for token in part), read)
+
+    def _standing(self, item: Read) -> tuple[int, ...]:
+        """The tokens that stand for ``item``."""
+        if item.text == self.placeholder * item.embeddings:  # a run needs no tokenizer
+            return (self.placeholder_id,) * item.embeddings
+        return tokenize(self.tokenizer, item.text, special=False)
 
     def _adds_special(self, prompt: str) -> bool:
         """A processor adds special tokens to a rendered conversation too, if it does not begin with one."""
@@ -192,8 +228,8 @@ class MediaPreparer:
     def _check_count(self, placeholders: int, items: int) -> None:
         if placeholders != items:
             raise InvalidRequest(
-                f"the prompt has {placeholders} of {self.placeholder!r} (token {self.placeholder_id}), and "
-                f"{items} of {self._reader.medium} were given; write it once for each, where it belongs"
+                f"the prompt has {placeholders} of {self.placeholder!r} (token {self.placeholder_id}), but "
+                f"{_counted(items, self._reader.medium)} given; write it once for each, where it belongs"
             )
 
     def _read(self, given: Sequence[Any]) -> list[Read]:
@@ -234,8 +270,26 @@ def settled(tokenizer: Any) -> Any:
 
 
 def tokenize(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
-    """The ids of ``text``; ``special``: with the tokens that the tokenizer puts around every text."""
+    """The ids of ``text``; ``special``: with the tokens that the tokenizer puts around every text.
+
+    Raises:
+        InvalidRequest: it has lone surrogates, which are no characters.
+    """
+    check_characters(text)
     return tuple(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+
+def pair(tokenizer: Any, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+    """The ids of two texts that are read together, and the first of token type 1, where the tokenizer says types.
+
+    Raises:
+        InvalidRequest: one has lone surrogates, which are no characters.
+    """
+    check_characters(first)
+    check_characters(second)
+    encoded = tokenizer(first, second, verbose=False)
+    types = encoded.get("token_type_ids") or []
+    return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
 
 
 def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, template: str | None = None) -> Rendered:
@@ -271,6 +325,13 @@ def content_key(identity: str, payload: Mapping[str, Tensor]) -> str:
 def _refuse(name: str, given: Sequence[Any], reads: str) -> None:
     if given:
         raise InvalidRequest(f"{len(given)} {name} given, but the model {reads}; leave them out")
+
+
+def _counted(items: int, medium: str) -> str:
+    """ "1 image was", "2 images were"; audio is not counted."""
+    if medium == "audio":
+        return f"{items} of audio {'was' if items == 1 else 'were'}"
+    return f"{items} {medium} was" if items == 1 else f"{items} {medium}s were"
 
 
 def _interleave(texts: list[str], between: list[str]) -> list[str]:

@@ -43,7 +43,9 @@ def load_module(loader: str, folder: Path, dtype: torch.dtype, *, spare: str | N
 @contextmanager
 def _quiet() -> Iterator[None]:
     """transformers without its progress bars and its report of a load: what is wrong becomes an error."""
-    from transformers.utils import logging
+    from transformers.utils import logging as untyped
+
+    logging: Any = untyped
 
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, Self
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ..core.errors import InvalidRequest
+from ..core.lookup import Lookup
 from ..core.plan import EncodeJob, SequenceStart, Slice
 from .features import LogMel
 from .kv import CrossKV, PagedKV, lay_out
+from .structure import Guide
 from .whisper import WhisperModel
 
 
@@ -28,6 +30,9 @@ class Record:
 
     start: SequenceStart
     tokens: list[int]
+    guide: Guide | None = None  # the way through its structure
+    lookup: Lookup | None = field(default=None, repr=False)  # of a guesser; see `triolet.models.speculation`
+    twin: Record | None = field(default=None, repr=False)  # the same sequence, as a draft model knows it
     notes: Any = field(default=None, repr=False)
     prompt: tuple[int, ...] = field(init=False)  # its tokens, each once; only where a penalty needs them
 
@@ -44,15 +49,24 @@ class Record:
 
 @frozen(kw_only=True, eq=False)
 class Feed:
-    """One slice of a step, and the sequence it is of."""
+    """One slice of a step, and the sequence it is of. The last tokens of the slice may be ``guesses``."""
 
     part: Slice
     record: Record
+    guesses: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> list[int]:
         """What is fed."""
-        return self.record.tokens[self.part.start : self.part.start + self.part.length]
+        known = self.record.tokens[self.part.start : self.part.start + self.part.length]
+        return [*known, *self.guesses]
+
+    def with_guesses(self, guesses: tuple[int, ...]) -> Feed:
+        """The slice with ``guesses`` behind it."""
+        if not guesses:
+            return self
+        longer = evolve(self.part, length=self.part.length + len(guesses))
+        return Feed(part=longer, record=self.record, guesses=guesses)
 
 
 class Outputs(Protocol):
@@ -78,8 +92,9 @@ class Weights(Protocol):
 class Network(Protocol):
     """A model at work. Every method is for `torch.inference_mode`; slices have been checked against pages and slots."""
 
-    positions: int
-    """Decoder positions: prompt and generated tokens together."""
+    @property
+    def positions(self) -> int:
+        """Decoder positions: prompt and generated tokens together."""
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
         """Encoder outputs, each [embeddings, width] in storage of its own.

@@ -9,6 +9,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
+from ..core.plan import SequenceStart
 from ..core.request import Pooling
 from .transformer import TransformerModel
 
@@ -56,6 +57,12 @@ class PooledHead:
             score = self.model.module.score
             vector = _host(score(torch.from_numpy(vector).to(score.weight)))
         return finish(vector, pooling)
+
+
+def check_pooling(start: SequenceStart, *, classifies: bool) -> None:
+    """What a model cannot give must not reach it."""
+    kind = None if start.pooling is None else start.pooling.kind
+    assert classifies or kind != "classify", f"sequence {start.sequence_id}: the model has no classification head"
 
 
 def finish(vector: Any, pooling: Pooling) -> tuple[float, ...]:

@@ -1,21 +1,25 @@
 """From logits to tokens: logit rules, greedy choice, keyed sampling and log-probabilities.
 
-The order is transformers': bias and penalties, suppressions, then timestamp rules, then temperature, top-k, top-p and
-min-p. Log-probabilities are taken after the rules and before the temperature.
+The order is transformers': bias and penalties, suppressions, then timestamp rules (and what a structure bans), then
+temperature, top-k, top-p and min-p. Log-probabilities are taken after the rules and before the temperature.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
+from ..core.plan import Drawn
 from ..core.request import LogitRules, SamplingParams, TimestampRules
+from .structure import Guide
 
 _NEVER = -torch.inf
 _STEEP = 1_024  # tokens that usually hold all of top-p
@@ -30,6 +34,7 @@ class Draw:
     rules: LogitRules
     never: Tensor | None  # [vocabulary] bool, from `RuleMasks`
     prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; needed for a repetition penalty alone
+    guide: Guide | None = None  # the way through its structure
 
 
 @define(eq=False)
@@ -71,6 +76,31 @@ class RuleMasks:
         self._masks.clear()
 
 
+def draw_tokens(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> list[Drawn]:
+    """Draws one token per row of ``logits`` (float32 [rows, vocabulary], written to), with all that is told of it.
+
+    A log-probability is NaN where nothing could be drawn, unless it is the structure that leaves nothing: that is told
+    as the draw's ``error``, with an end-of-text as token.
+    """
+    apply_rules(logits, draws, eos_token_ids)
+    tokens, logprobs = choose(logits, draws)
+    tops = likeliest(logits, draws)
+    found = []
+    for row, (draw, token, logprob, top) in enumerate(zip(draws, tokens, logprobs, tops, strict=True)):
+        error = _structure_error(draw, logits[row], logprob)
+        drawn = Drawn(token_id=token, logprob=logprob, top=top)
+        found.append(Drawn(token_id=eos_token_ids[0], error=error) if error else drawn)
+    return found
+
+
+def _structure_error(draw: Draw, logits: Tensor, logprob: float) -> str:
+    if draw.guide is None:
+        return ""
+    if not draw.guide.error and math.isnan(logprob) and not logits.isnan().any():
+        draw.guide.error = "the structure leaves no token that the model may draw; ask for another one"
+    return draw.guide.error
+
+
 def apply_rules(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> None:
     """Bias and penalties, then what may not be drawn becomes -inf, in place. ``logits``: float32 [rows, vocabulary],
     one row per draw."""
@@ -83,6 +113,7 @@ def apply_rules(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int,
         rows, tokens = torch.tensor(banned, device=logits.device).T
         logits[rows, tokens] = _NEVER
     _apply_timestamps(logits, draws, eos_token_ids)
+    _apply_guides(logits, draws)
 
 
 def _apply_bias(logits: Tensor, draws: Sequence[Draw]) -> None:
@@ -168,6 +199,22 @@ def timestamp_bans(
     if last is not None:  # time does not run backwards, and only a pair repeats it
         bans.append((begin, last if closes else last + 1))
     return bans
+
+
+def _apply_guides(logits: Tensor, draws: Sequence[Draw]) -> None:
+    """Bans what a structure does not allow next. The bits are spread on the device: an eighth of the bytes to move."""
+    allowed = [
+        (row, bits)
+        for row, draw in enumerate(draws)
+        if draw.guide is not None and (bits := draw.guide.allowed(draw.generated)) is not None
+    ]
+    if not allowed:
+        return
+    rows = torch.tensor([row for row, _ in allowed], device=logits.device)
+    packed = torch.from_numpy(np.stack([bits for _, bits in allowed])).to(logits.device)
+    spread = (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
+    banned = spread.flatten(1)[:, : logits.shape[-1]] == 0
+    logits[rows] = logits[rows].masked_fill(banned, _NEVER)
 
 
 def _apply_timestamps(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> None:

@@ -27,12 +27,13 @@ class TransformerModel:
         assert self._module is not None, "the model is released"
         return self._module
 
-    def to(self, device: torch.device) -> TransformerModel:
-        """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
+    def to(self, device: torch.device, *, copied: bool = False) -> TransformerModel:
+        """The same model with its tensors on ``device``; those that are there already are shared, not copied, unless
+        they are to be ``copied``."""
         memo: dict[int, Any] = {}
         for tensor in _tensors(self.module):
             if id(tensor) not in memo:
-                memo[id(tensor)] = _moved(tensor, device)
+                memo[id(tensor)] = _moved(tensor, device, copied=copied)
         return TransformerModel(copy.deepcopy(self._module, memo))
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -59,8 +60,8 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
                     yield value
 
 
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    moved = tensor.detach().to(device)
+def _moved(tensor: Tensor, device: torch.device, *, copied: bool) -> Tensor:
+    moved = tensor.detach().to(device, copy=copied).contiguous()
     return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
 
 
@@ -77,18 +78,11 @@ class ModuleFiles:
 
     def read(self, load: Callable[[], nn.Module], device: torch.device) -> TransformerModel:
         """The module that ``load`` reads from the folder, on ``device``."""
-        module = load().eval().requires_grad_(False)
-        _detach_from_files(module)
-        self.fingerprint = _fingerprint(module)
-        model = TransformerModel(module)
-        return model if device.type == "cpu" else model.to(device)
-
-
-def _detach_from_files(module: nn.Module) -> None:
-    """No tensor may be a view of a mapped file, which may change, or pin more than itself."""
-    for tensor in _tensors(module):
-        if tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.untyped_storage().filename is not None:
-            tensor.data = tensor.detach().clone()
+        mapped = TransformerModel(load().eval())
+        self.fingerprint = _fingerprint(mapped.module)
+        model = mapped.to(device, copied=True)  # never a view of a mapped file: it may change
+        mapped.release()
+        return model
 
 
 def _fingerprint(module: nn.Module) -> str:

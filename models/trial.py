@@ -4,17 +4,15 @@ attention, in chunks and side by side. A model that computes something else with
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from attrs import evolve
+from attrs import define, evolve, field
 from torch import Tensor
 
 from ..core.errors import UnsupportedModel
 from ..core.plan import SequenceStart, Slice
 from ..core.request import LogitRules, SamplingParams
 from .architecture import TextCheckpoint
-from .attention import Witness
+from .attention import LayerRequest
 from .causal import CausalNetwork
 from .kv import PagedKV
 from .network import Feed, Record
@@ -31,14 +29,17 @@ class _Nothing:
 
 
 def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
-    """Attaches our attention to ``network``, or refuses the model.
+    """Compares, and refuses the model or attaches our attention to it.
 
     Raises:
         UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
     """
     prompts = _prompts(checkpoint)
+    if not network.language._can_set_attn_implementation():
+        raise _refusal(checkpoint, "does not let its attention be replaced")
+    network.attach("eager")  # transformers' exact one
     expected = [_reference(network, prompt) for prompt in prompts]
-    witness = Witness()
+    witness = _Witness(checkpoint)
     network.attach()
     paged = PagedKV.allocate(
         layers=checkpoint.shape.layers,
@@ -49,7 +50,7 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
         dtype=network.paged.dtype,
         device=network.device,
     )
-    found = _run(evolve(network, paged=paged, witness=witness), prompts, checkpoint, witness)
+    found = _run(evolve(network, paged=paged, witness=witness), prompts, witness)
     for told, ours in zip(expected, found, strict=True):
         _compare(told, ours, checkpoint, network.paged.dtype)
 
@@ -69,19 +70,18 @@ def _reference(network: CausalNetwork, prompt: list[int]) -> Tensor:
     module = network.model.module if network.generates else network.model.module.base_model
     positions = torch.arange(len(prompt), device=network.device)[None]
     answer = module(tokens, position_ids=positions, use_cache=False)
-    return (answer.logits if network.generates else answer.last_hidden_state)[0, -1].float()
+    last: Tensor = (answer.logits if network.generates else answer.last_hidden_state)[0, -1].float()
+    return last
 
 
-def _run(
-    network: CausalNetwork, prompts: list[list[int]], checkpoint: TextCheckpoint, witness: Witness
-) -> list[Tensor]:
+def _run(network: CausalNetwork, prompts: list[list[int]], witness: _Witness) -> list[Tensor]:
     """The same by our attention: the first prompt's beginning beside the second, then its rest."""
     records = [_record(number, prompt) for number, prompt in enumerate(prompts)]
     for record in records:
         network.start(record)
     cut = max(1, len(prompts[0]) - 4)
     beginning = _last(network, [_feed(records[0], 0, cut), _feed(records[1], 0, len(prompts[1]))])
-    _check_requests(witness, checkpoint)
+    witness.check()
     if cut == len(prompts[0]):
         return beginning
     return [_last(network, [_feed(records[0], cut, len(prompts[0]) - cut)])[0], beginning[1]]
@@ -111,26 +111,42 @@ def _feed(record: Record, start: int, length: int) -> Feed:
     return Feed(part=part, record=record)
 
 
-def _check_requests(witness: Witness, checkpoint: TextCheckpoint) -> None:
-    """Each layer has asked once, for what the KV was laid out for."""
-    shape = checkpoint.shape
-    layers = [request.layer for request in witness.requests]
-    if sorted(layers) != list(range(shape.layers)):
-        raise _refusal(checkpoint, f"has {shape.layers} layers, but attention was asked by the layers {layers}")
-    for request in witness.requests:
+@define(eq=False)
+class _Witness:
+    """Each layer is to ask once in a step, for what the KV was laid out for."""
+
+    checkpoint: TextCheckpoint
+    layers: list[int] = field(init=False, factory=list)
+
+    def hear(self, request: LayerRequest) -> None:
+        shape = self.checkpoint.shape
+        if request.layer in self.layers or not request.layer < shape.layers:
+            raise _refusal(
+                self.checkpoint,
+                f"has {shape.layers} layers by config.json, but attention is asked by layer {request.layer} after the "
+                f"layers {self.layers}",
+            )
+        self.layers.append(request.layer)
         sizes = (request.kv_heads, request.head_dim, request.value_dim)
         if sizes != (shape.kv_heads, shape.head_dim, shape.head_dim):
             raise _refusal(
-                checkpoint,
+                self.checkpoint,
                 f"has a layer {request.layer} with keys and values of {request.kv_heads} heads by {request.head_dim} "
                 f"and {request.value_dim}, where config.json tells {shape.kv_heads} by {shape.head_dim}",
             )
         if request.window != shape.windows[request.layer]:
             raise _refusal(
-                checkpoint,
+                self.checkpoint,
                 f"has a layer {request.layer} with a window of {request.window} positions, where config.json tells "
                 f"{shape.windows[request.layer]}",
             )
+
+    def check(self) -> None:
+        """A step is over: all layers have asked, or somebody else mixes the positions."""
+        silent = sorted(set(range(self.checkpoint.shape.layers)) - set(self.layers))
+        if silent:
+            raise _refusal(self.checkpoint, f"asks for no attention in its layers {', '.join(map(str, silent))}")
+        self.layers.clear()
 
 
 def _compare(expected: Tensor, found: Tensor, checkpoint: TextCheckpoint, dtype: torch.dtype) -> None:
@@ -149,8 +165,3 @@ def _refusal(checkpoint: TextCheckpoint, reason: str) -> UnsupportedModel:
         f"{checkpoint.architecture} in {checkpoint.folder} {reason}; allowed: decoders with one kind of causal "
         "attention, full or within a sliding window, in every layer"
     )
-
-
-def is_supported(module: Any) -> bool:
-    """Whether ``module`` lets its attention be replaced at all."""
-    return bool(module._can_set_attn_implementation())

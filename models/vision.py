@@ -78,7 +78,9 @@ class QwenVision:
         token = tokenizer.convert_ids_to_tokens(config.image_token_id)
         reader = _PatchReader(processor=processor, token=token)
         unread = (config.video_token_id,)
-        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, unread)
+        ends = (config.vision_start_token_id, config.vision_end_token_id)
+        around = (tokenizer.convert_ids_to_tokens(ends[0]) or "", tokenizer.convert_ids_to_tokens(ends[1]) or "")
+        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, unread, around)
 
 
 @frozen
@@ -121,7 +123,8 @@ class Llava:
             patch=config.vision_config.patch_size,
             extra=extra,
         )
-        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype)
+        around = ("", "\n")
+        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, around=around)
 
 
 @frozen
@@ -151,8 +154,9 @@ class Tiled:
                 pixels[None].to(device, dtype), masks[None].to(device), return_dict=True
             )  # as one prompt with all the tiles
         (rows,) = output.pooler_output
-        tiles = [len(payload["pixel_values"]) for payload in payloads]
-        return apart(torch.split(rows, [count * (len(rows) // sum(tiles)) for count in tiles]))
+        config: Any = module.config
+        embeddings = _cells_of(pixels, config)
+        return apart(torch.split(rows, [len(payload["pixel_values"]) * embeddings for payload in payloads]))
 
     def positions(self, module: nn.Module, token_ids: Sequence[int], placements: Sequence[Placement]) -> None:
         """See `Family`: a position is the index."""
@@ -165,7 +169,7 @@ class Tiled:
         reader = _TileReader(
             processor=processor,
             token=tokenizer.convert_ids_to_tokens(config.image_token_id),
-            cell=config.vision_config.patch_size * config.scale_factor,
+            config=config,
         )
         return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype)
 
@@ -248,17 +252,15 @@ class _SquareReader(_ImageReader):
 class _TileReader(_ImageReader):
     """Idefics3: rows and columns of tiles, then the whole image; the text says which is which."""
 
-    cell: int  # pixels of a side that become one embedding
+    config: Any = field(repr=False)
 
     def read(self, item: Any) -> Read:
         outputs = self._process(item, return_row_col_info=True)
         pixels = outputs["pixel_values"][0]
-        tiles = len(pixels)
-        height, width = pixels.shape[-2:]
+        tiles, embeddings = len(pixels), _cells_of(pixels, self.config)
         mask = outputs.get("pixel_attention_mask")
-        shown = torch.ones(tiles, height, width, dtype=torch.bool) if mask is None else mask[0].bool()
+        shown = torch.ones_like(pixels[:, 0], dtype=torch.bool) if mask is None else mask[0].bool()
         rows, columns = outputs["rows"][0][0], outputs["cols"][0][0]
-        embeddings = (height // self.cell) * (width // self.cell)  # of a tile
         return Read(
             payload={"pixel_values": pixels, "pixel_attention_mask": shown},
             text=self._text(rows, columns, self.token * embeddings),
@@ -293,6 +295,7 @@ def _preparer(
     hidden: int,
     dtype: torch.dtype,
     unread: tuple[int, ...] = (),
+    around: tuple[str, str] = ("", ""),
 ) -> MediaPreparer:
     return MediaPreparer.of(
         tokenizer,
@@ -302,11 +305,12 @@ def _preparer(
         embedding_bytes=hidden * dtype.itemsize,
         chat_template=processor_template(folder),
         unread_ids=unread,
+        around=around,
     )
 
 
 def _image_processor(folder: Path) -> Any:
-    return load_part("AutoImageProcessor", folder, backend="pil")
+    return load_part("AutoImageProcessor", folder, backend="pil", trust_remote_code=False)
 
 
 def _class_tokens(config: Any) -> int:
@@ -315,6 +319,13 @@ def _class_tokens(config: Any) -> int:
     if kind not in _CLASS_TOKENS:
         raise UnsupportedModel(f"a LLaVA checkpoint with a {kind} encoder; allowed: {', '.join(_CLASS_TOKENS)}")
     return _CLASS_TOKENS[kind]
+
+
+def _cells_of(pixels: Tensor, config: Any) -> int:
+    """Embeddings of each tile of ``pixels``, [..., height, width]."""
+    side = config.vision_config.patch_size * config.scale_factor
+    height, width = pixels.shape[-2:]
+    return int((height // side) * (width // side))
 
 
 def _straight(start: int, length: int) -> Tensor:

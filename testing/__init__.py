@@ -1,5 +1,5 @@
 """What Triolet's own tests are made of, for yours: a simulated device, deterministic simulation, fault sweeps, a trace
-checker, a conformance kit for encoder caches and model adapters, and Hypothesis strategies.
+checker, a conformance kit for encoder caches and model adapters, tiny random checkpoints, and Hypothesis strategies.
 
 What needs Hypothesis is imported when it is asked for: ``pip install 'triolet[test]'``.
 """
@@ -13,6 +13,7 @@ from ..core.config import Speculation
 from ..core.model import Kind
 from ..core.request import Pooling
 from .adapters import ADAPTER_INVARIANTS, check_model_adapter
+from .families import FAMILIES, make_checkpoint
 from .scenarios import SCENARIOS, Client, Scenario
 from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimModel, SimPreparer, SimWorker, expected_tokens, expected_vector, sim_engine
@@ -43,6 +44,7 @@ _STRATEGIES = ("image_requests", "requests", "scenarios", "schedules", "workload
 
 __all__ = [
     "ADAPTER_INVARIANTS",
+    "FAMILIES",
     "INVARIANTS",
     "SCENARIOS",
     "Answer",
@@ -81,6 +83,7 @@ __all__ = [
     "expected_vector",
     "image_requests",
     "live_bytes",
+    "make_checkpoint",
     "play",
     "requests",
     "run_scheduled",

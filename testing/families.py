@@ -198,6 +198,13 @@ def _bert_classifier(folder: Path, seed: int) -> None:
     _save_text(folder, seed, BertForSequenceClassification, BertConfig, _BERT, **_labels())
 
 
+def _bert_reranker(folder: Path, seed: int) -> None:
+    """One label: how well the second of two texts answers the first."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    _save_text(folder, seed, BertForSequenceClassification, BertConfig, _BERT, num_labels=1)
+
+
 def _llama_classifier(folder: Path, seed: int) -> None:
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
@@ -423,6 +430,7 @@ _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "mistral": _mistral,
     "bert": _bert,
     "bert_classifier": _bert_classifier,
+    "bert_reranker": _bert_reranker,
     "llama_classifier": _llama_classifier,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,

@@ -92,6 +92,11 @@ class SimPreparer:
                 token_ids.append(token_id)
         return Prepared(token_ids=tuple(token_ids), items=tuple(items))
 
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """See `triolet.core.model.Preparer`."""
+        tokenizer = SimTokenizer()
+        return (*tokenizer.encode(first), *tokenizer.encode(second)), len(first)
+
     def _item(self, image: int, start: int) -> EncoderItem:
         count = 1 + image % MOST_IMAGE
         return EncoderItem(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Tiny models gain nothing from a second thread of torch, and on a busy machine the two wait for each other: set before
+# anybody imports it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Same examples in every run: a red test is red for everybody. `make soak` looks for new ones.
 settings.register_profile(

@@ -216,9 +216,11 @@ class Level:
 
 
 def _counts(found: object) -> bool:
-    """Scopes do not: trio's heap of deadlines keeps some that were left, until it is worth tidying up."""
+    """Scopes do not: trio's heap of deadlines keeps some that were left, until it is worth tidying up. Nor do the
+    threads that it keeps for its next call, and drops when that does not come."""
     kind = type(found)
-    return str(kind.__module__).startswith("trio") and kind is not trio.CancelScope
+    kept = kind is trio.CancelScope or kind.__name__ == "WorkerThread"
+    return str(kind.__module__).startswith("trio") and not kept
 
 
 def _descriptors() -> int:

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from triolet import Engine, EngineConfig, Event, demo
 from triolet.core.events import RequestAccepted, RequestEnded
+from triolet.testing import make_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 300
@@ -33,10 +35,11 @@ TOO_MUCH = 80 * 2**20  # bytes; the services take 64 MiB
 def run(tmp_path):
     """Runs python with some arguments and returns the lines of standard output and of standard error."""
 
-    def run(*arguments: str | Path, status: int = 0) -> tuple[list[str], list[str]]:
+    def run(*arguments: str | Path, status: int = 0, typed: str = "") -> tuple[list[str], list[str]]:
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=tmp_path,
+            input=typed,
             capture_output=True,
             encoding="utf-8",
             timeout=SECONDS,
@@ -91,6 +94,51 @@ def test_anyio_group_tells_its_usage_when_a_file_stands_where_the_event_loop_bel
     assert not lines
     assert len(errors) == 1
     assert errors[0].endswith("usage: anyio_group.py [asyncio|trio [FILE...]]")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The folder of a tiny random checkpoint of a family."""
+    return lambda family: make_checkpoint(family, tmp_path_factory.mktemp(family))
+
+
+def test_chat_answers_each_line_and_finds_what_was_said_before_computed(run, checkpoint):
+    """Two lines in: their answers on standard output, prompts and counts beside it."""
+    lines, errors = run(ROOT / "examples" / "chat.py", checkpoint("qwen3"), "20", typed="hi there\nand now?\n")
+    assert len("".join(lines)) > 20
+    counts = re.fullmatch(r"(?:> ){3}(\d+) tokens computed, (\d+) found computed", "".join(errors))
+    assert counts, errors
+    assert int(counts[2]) >= 16
+
+
+def test_describe_image_answers_every_question_and_encodes_once(run, checkpoint, tmp_path):
+    picture = tmp_path / "red.png"
+    Image.new("RGB", (40, 60), (200, 30, 30)).save(picture)
+    questions = ["What is it?", "Why?"]
+    lines, errors = run(ROOT / "examples" / "describe_image.py", checkpoint("qwen2_5_vl"), picture, *questions)
+    assert not errors
+    assert sorted(line for line in lines if not line.startswith("  ")) == [*questions, "images encoded: 1"]
+    assert len(lines) == 5
+
+
+def test_describe_image_tells_what_is_no_image_in_one_line(run, checkpoint):
+    lines, errors = run(ROOT / "examples" / "describe_image.py", checkpoint("llava"), ROOT / "README.md", status=1)
+    assert not lines
+    assert len(errors) == 1
+    assert "README.md is not an image that can be read" in errors[0]
+
+
+def test_search_ranks_the_nearest_texts(run, checkpoint):
+    """Of six texts the reranker reads five; the best comes first."""
+    texts = ["a cat", "two dogs", "three hats", "the mat", "on and on", "in the hat"]
+    models = (checkpoint("bert"), checkpoint("bert_reranker"))
+    lines, errors = run(ROOT / "examples" / "search.py", *models, "a cat?", typed="\n".join(texts))
+    assert not errors
+    found = [re.fullmatch(r" *(-?\d+\.\d{3})  (.*)", line) for line in lines]
+    assert all(found), lines
+    scores = [float(match[1]) for match in found]
+    assert scores == sorted(scores, reverse=True)
+    assert len({match[2] for match in found} & set(texts)) == 5
 
 
 @pytest.fixture

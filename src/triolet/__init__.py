@@ -13,7 +13,7 @@ from .api.engine import Engine
 from .api.results import Completion, Delta, Segment, Transcript, Usage
 from .api.streams import SegmentStream
 from .api.transcription import TranscribeOptions
-from .core.config import EngineConfig
+from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,
     CheckpointError,
@@ -33,10 +33,11 @@ from .core.errors import (
     RunnerCrashed,
     TrioletError,
     UnsupportedAudio,
+    UnsupportedImage,
     UnsupportedModel,
 )
 from .core.events import Event
-from .core.request import FinishReason, SamplingParams
+from .core.request import FinishReason, SamplingParams, Structure
 
 __all__ = [
     "CallerError",
@@ -65,10 +66,13 @@ __all__ = [
     "SamplingParams",
     "Segment",
     "SegmentStream",
+    "Speculation",
+    "Structure",
     "TranscribeOptions",
     "Transcript",
     "TrioletError",
     "UnsupportedAudio",
+    "UnsupportedImage",
     "UnsupportedModel",
     "Usage",
 ]

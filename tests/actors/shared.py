@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
+from attrs import evolve, frozen
 
 from triolet import (
     Engine,
@@ -13,7 +14,8 @@ from triolet import (
 )
 from triolet.api.audio import Samples, content_key
 from triolet.core import events
-from triolet.testing.sim import EOS, SimExecutor, expected_tokens
+from triolet.core.model import ModelDescription
+from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens
 
 TEARDOWN = [
     "intake closed",
@@ -23,6 +25,14 @@ TEARDOWN = [
     "runner stopped",
     "channels closed",
 ]
+
+
+@frozen(kw_only=True)
+class TextModel(SimModel):
+    """One whose tokens are all text, but for the end."""
+
+    def describe(self) -> ModelDescription:
+        return evolve(super().describe(), whisper=None)
 
 
 def audio(number: int) -> Samples:

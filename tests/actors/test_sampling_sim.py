@@ -7,26 +7,16 @@ from __future__ import annotations
 
 import pytest
 import trio
-from attrs import evolve, frozen
 
 from triolet import Engine, EngineConfig, FinishReason, InvalidRequest, Overloaded, SamplingParams
 from triolet.actors.worker import Job
 from triolet.core import events
-from triolet.core.model import ModelDescription
 from triolet.core.plan import StepPlan
-from triolet.testing.sim import SimExecutor, SimModel, SimTokenizer, sim_engine
+from triolet.testing.sim import SimExecutor, SimTokenizer, sim_engine
 
-from .shared import Trace, all_returned, audio, expected, prompt
+from .shared import TextModel, Trace, all_returned, audio, expected, prompt
 
 LENGTH = 20
-
-
-@frozen(kw_only=True)
-class TextModel(SimModel):
-    """One whose tokens are all text, but for the end."""
-
-    def describe(self) -> ModelDescription:
-        return evolve(super().describe(), whisper=None)
 
 
 def device(**settings: object) -> SimExecutor:
@@ -85,6 +75,19 @@ async def test_a_stream_ends_at_a_stop_string_and_withdraws_its_request_before_i
     assert parts[-1].finish_reason is FinishReason.STOP
     assert [part.finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
     assert tuple(token for part in parts for token in part.token_ids) == expected(number, LENGTH)[:9]
+
+
+async def test_a_stream_that_nobody_reads_is_withdrawn_at_its_stop_string_all_the_same(autojump_clock):
+    number, trace = long_one(), Trace()
+    async with engine_of(observer=trace.append) as engine:
+        async with engine.stream(**arguments(number, stop=stop_of(number))) as deltas:
+            await trio.sleep(5)
+            assert [event.outcome for event in trace.of(events.RequestEnded)] == ["aborted"]
+            parts = [delta async for delta in deltas]
+    assert "".join(part.text for part in parts) == text_of(number)[:6]
+    assert parts[-1].finish_reason is FinishReason.STOP
+    fed = [step for step in trace.of(events.StepBegun) if step.tokens]
+    assert len(fed) <= 9 + 2
 
 
 async def test_a_stop_string_that_never_comes_changes_nothing_but_when_text_is_given(autojump_clock):

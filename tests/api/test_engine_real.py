@@ -307,9 +307,9 @@ async def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 async def test_another_architecture_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UnsupportedModel, match="Llama"):
+    with pytest.raises(UnsupportedModel, match="mamba"):
         await enter(Engine(tmp_path, config=CONFIG))
 
 

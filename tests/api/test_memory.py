@@ -32,6 +32,7 @@ from triolet import (
     PoisonRequest,
     RunnerCrashed,
     SamplingParams,
+    Structure,
 )
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.audio import Samples
@@ -42,6 +43,7 @@ from triolet.models.whisper import WhisperModel
 from triolet.testing import live_bytes
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
 
+from ..actors.shared import TextModel
 from ..heap import (
     Births,
     Level,
@@ -196,6 +198,15 @@ async def several_cancelled_with_their_nursery(engine: Engine, number: int) -> N
             raise Mine
 
 
+async def refused_structure(engine: Engine, number: int) -> None:
+    with expected(InvalidRequest):
+        await engine.generate(
+            prompt_token_ids=[1, 2],
+            audio=audio(number),
+            sampling=SamplingParams(structure=Structure(kind="regex", text="([")),
+        )
+
+
 async def stopped(engine: Engine, number: int) -> None:
     """Texts of this device are empty, so the stop string never comes: the way through the texts is what is tried."""
     sampling = SamplingParams(max_tokens=20, ignore_eos=True, stop="x", logprobs=2)
@@ -229,7 +240,7 @@ def assert_nothing_is_left(born: Births, *kinds: str) -> None:
     assert not born.alive, f"still alive: {born.alive}"
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", [*ENDINGS, refused_structure])  # which waits for a thread: virtual time jumps
 async def test_a_request_makes_no_garbage_however_it_ends(ending: Ending, autojump_clock: object) -> None:
     async with simulated() as engine:
         await ending(engine, 1)
@@ -249,6 +260,32 @@ async def test_whatever_ends_a_request_nothing_of_it_stays(ending: Ending, autoj
             await ending(engine, 1)
             await settle()
             assert_nothing_is_left(born, "request", "payload", "sequence", "mailbox")
+
+
+async def test_a_request_that_a_stop_string_ends_leaves_nothing_and_makes_no_garbage(autojump_clock: object) -> None:
+    """Read, left, or never read: the scheduler's task ends it in each case."""
+
+    async def stopped_thrice(engine: Engine, number: int) -> None:
+        arguments = {"prompt_token_ids": [1, 2], "audio": audio(number)}
+        sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+        text = (await engine.generate(**arguments, sampling=sampling)).text
+        sampling = attrs.evolve(sampling, stop=text[3:5])
+        assert (await engine.generate(**arguments, sampling=sampling)).text == text[: text.index(text[3:5])]
+        async with engine.stream(**arguments, sampling=sampling) as deltas:
+            async for _ in deltas:
+                break
+        async with engine.stream(**arguments, sampling=sampling):
+            await settle()
+
+    with without_collector(), births() as born:
+        async with simulated(SimExecutor(TextModel())) as engine:
+            await stopped_thrice(engine, 1)
+            await settle()
+            assert_nothing_is_left(born, "request", "payload", "sequence", "mailbox")
+            with garbage() as found:
+                await stopped_thrice(engine, 2)
+                await settle()
+    assert_none(found)
 
 
 @pytest.mark.parametrize("ending", [cancelled_while_it_is_encoded, cancelled_with_its_nursery])

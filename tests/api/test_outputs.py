@@ -123,9 +123,14 @@ def output(*stops: str, tops: bool = False) -> Output:
 
 
 def deltas_of(out: Output, text: str, end: FinishReason | None = None) -> list[Delta]:
-    tokens = (Drawn(token_id=token, logprob=-1.0, top=((token, -1.0),)) for token in text.encode())
-    deltas = [out.add(drawn) for drawn in tokens if not out.ended]
-    return [*deltas, out.end(end)] if end else deltas
+    for token in text.encode():
+        out.take(Drawn(token_id=token, logprob=-1.0, top=((token, -1.0),)))
+    if end is not None:
+        out.end(end)
+    deltas = list(out.ready)
+    out.ready.clear()
+    assert out.over is (deltas[-1].finish_reason is not None)
+    return deltas
 
 
 def test_a_stop_string_over_several_tokens_ends_the_text_before_it():
@@ -155,11 +160,11 @@ def test_a_stop_string_that_the_end_makes_certain_is_why_it_ended():
 
 def test_the_end_of_text_counts_as_a_token_but_is_none_of_the_output():
     out = output(tops=True)
-    assert out.add(Drawn(token_id=97, logprob=-0.5, top=((97, -0.5), (98, -2.0)))) == Delta(
-        text="a", token_ids=(97,), logprobs=(-0.5,), top_logprobs=(((97, -0.5), (98, -2.0)),)
-    )
-    assert out.add(Drawn(token_id=256)) is None
-    last = out.end(FinishReason.STOP)
+    out.take(Drawn(token_id=97, logprob=-0.5, top=((97, -0.5), (98, -2.0))))
+    out.take(Drawn(token_id=256))
+    out.end(FinishReason.STOP)
+    first, last = out.ready
+    assert first == Delta(text="a", token_ids=(97,), logprobs=(-0.5,), top_logprobs=(((97, -0.5), (98, -2.0)),))
     assert (last.token_ids, last.top_logprobs, last.usage.completion_tokens) == ((), (), 2)
 
 
@@ -175,8 +180,34 @@ def test_a_completion_is_its_deltas_together():
     )
 
 
-def test_a_fault_of_the_request_alone_is_raised_and_ends_its_output():
+def test_a_fault_of_the_request_alone_is_raised_when_it_is_read_and_ends_its_output():
+    withdrawn: list[int] = []
     out = output()
+    out.withdraw = lambda: withdrawn.append(1)
+    out.take(Drawn(token_id=256, error="too complex"))
+    out.take(Drawn(token_id=97))
+    assert (withdrawn, list(out.ready), out.over) == ([1], [], False)
     with pytest.raises(InvalidRequest, match="too complex"):
-        out.add(Drawn(token_id=256, error="too complex"))
-    assert out.ended
+        out.raise_fault()
+    out.raise_fault()
+    assert out.over
+
+
+def test_a_tokenizer_that_fails_is_told_to_the_reader_alone():
+    class Broken:
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            raise OverflowError("no such token")
+
+    out = output("stop")
+    out.texts = TextDeltas(Broken(), frozenset())
+    out.take(Drawn(token_id=97))
+    with pytest.raises(OverflowError):
+        out.raise_fault()
+
+
+def test_a_stop_string_withdraws_its_request_once():
+    withdrawn: list[int] = []
+    out = output("b")
+    out.withdraw = lambda: withdrawn.append(1)
+    assert len(deltas_of(out, "abbb")) == 2
+    assert withdrawn == [1]

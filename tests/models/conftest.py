@@ -492,6 +492,8 @@ class Generate:
                 min_new_tokens=job.sampling.min_tokens or None,
                 suppress_tokens=list(rules.suppress) or None,
                 begin_suppress_tokens=list(rules.begin_suppress) or None,
+                repetition_penalty=job.sampling.repetition_penalty,
+                sequence_bias=[[[token], bias] for token, bias in job.sampling.logit_bias] or None,
                 decoder_start_token_id=Ids().start,
             ),
             decoder_input_ids=torch.tensor([job.prompt]),

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError
 from triolet.core.plan import CrossWrite, SequenceStart, Slice, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
-from triolet.models import blueprint
+from triolet.models import blueprint, drawing
 from triolet.models import executor as module
 from triolet.models.executor import TorchExecutor
 from triolet.models.kv import PagedKV
@@ -178,7 +178,7 @@ class Twice(TorchExecutor):
 
     def open(self):
         description = super().open()
-        self._stack.own("pages", self._open.paged)
+        self._stack.own("pages", self._open.main.paged)
         return description
 
 
@@ -339,13 +339,13 @@ def test_an_error_of_ours_keeps_no_tensor_either(books, driver, audio, ids, monk
     books.check(executor)
     driver.encode(a=audio(1), b=audio(2))
 
-    def choose(logits, draws):
+    def draw_tokens(logits, draws, eos_token_ids):
         try:
             raise ValueError(logits.sum())
         except ValueError as first:
             raise EngineError("chained") from first
 
-    monkeypatch.setattr(module, "choose", choose)
+    monkeypatch.setattr(drawing, "draw_tokens", draw_tokens)
     with pytest.raises(EngineError, match="chained") as error:
         executor.step(step_of(ids))
     kept.append(error)
@@ -371,12 +371,12 @@ def read_once(monkeypatch):
 
 STAGES = [
     (blueprint, "read_checkpoint"),
-    (module.WeightFiles, "open"),
-    (module.WeightFiles, "get"),
-    (module.LogMel, "build"),
-    (module.WhisperModel, "load"),
-    (module.PagedKV, "allocate"),
-    (module.CrossKV, "allocate"),
+    (blueprint.WeightFiles, "open"),
+    (blueprint.WeightFiles, "get"),
+    (blueprint.LogMel, "build"),
+    (blueprint.WhisperModel, "load"),
+    (blueprint.PagedKV, "allocate"),
+    (blueprint.CrossKV, "allocate"),
     (module.RuleMasks, "__init__"),
     (module.EncoderOutputs, "__init__"),
     (module._Open, "__init__"),
@@ -436,7 +436,7 @@ def test_s7_an_open_that_fails_at_a_registration_leaves_nothing(
     executor = TorchExecutor(checkpoint, config(threads=1))
     executor.open()
     executor.close()
-    expected = {"own": list(OWNERS), "callback": ["records", "threads"]}[call]
+    expected = {"own": list(OWNERS), "callback": ["records", "threads", "grammars"]}[call]
     assert calls == expected
     for number in range(1, len(expected) + 1):
         calls.clear()

@@ -12,6 +12,7 @@ from triolet.core.errors import CheckpointError, DeviceOutOfMemory, EncodeFailed
 from triolet.core.plan import CrossWrite, EncodeJob, SequenceStart, Slice, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
+from triolet.models.kv import CrossKV
 
 
 def start_of(sequence, ids, **changes):
@@ -43,7 +44,13 @@ def slice_of(sequence, start=0, length=2, pages=(0,), slot=0, draw=True):
 def tensors_of(executor):
     """Weak references to everything an open executor holds."""
     now = executor._open
-    found = [now.paged._pool, now.cross._pool, now.log_mel._filters, now.log_mel._window, *now.model._tensors]
+    found = [
+        now.main.paged._pool,
+        now.main.cross._pool,
+        now.main.log_mel._filters,
+        now.main.log_mel._window,
+        *now.main.model._tensors,
+    ]
     found += [*now.outputs._outputs.values(), *now.masks._masks.values()]
     return [weakref.ref(tensor) for tensor in found]
 
@@ -165,7 +172,7 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
     first = executor.step(
         plan_of(0, started=[start_of(1, ids)], cross_writes=[write], slices=[slice_of(1, pages=(5,))])
     )
-    model = type(executor._open.model)
+    model = type(executor._open.main.model)
     with monkeypatch.context() as patch:
         patch.setattr(model, "logits", lambda self, hidden: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
         with pytest.raises(DeviceOutOfMemory):
@@ -251,7 +258,6 @@ def test_rules_that_allow_nothing_are_told(driver, audio, ids):
 
 def test_a_half_open_executor_gives_everything_back(checkpoint, config, monkeypatch, no_collector):
     """An open that fails after the weights were loaded releases them, and can be tried again."""
-    import triolet.models.executor as module
 
     executor, taken = TorchExecutor(checkpoint, config()), []
 
@@ -260,7 +266,7 @@ def test_a_half_open_executor_gives_everything_back(checkpoint, config, monkeypa
         raise torch.OutOfMemoryError("no room for pages")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.CrossKV, "allocate", fail)
+        patch.setattr(CrossKV, "allocate", fail)
         with pytest.raises(DeviceOutOfMemory):
             executor.open()
     assert taken[0] > 0

@@ -23,7 +23,8 @@ from .media import PLACEHOLDERS, Checkpoint, make_preparer
 
 MULTIMODAL = tuple(PLACEHOLDERS)
 MROPE = ("qwen2_vl", "qwen2_5_vl")
-WRITERS = tuple(name for name in FAMILIES if name not in {*MULTIMODAL, "bert", "bert_classifier", "llama_classifier"})
+POOLING = {"bert", "bert_classifier", "bert_reranker", "llama_classifier"}
+WRITERS = tuple(name for name in FAMILIES if name not in {*MULTIMODAL, *POOLING})
 Opened = Callable[[str], Checkpoint]
 
 
@@ -115,6 +116,42 @@ def test_an_item_is_encoded_alike_alone_and_among_others(checkpoint: Checkpoint)
     for payload, embeddings in zip(payloads, together, strict=True):
         (alone,) = checkpoint.family.encode(checkpoint.module, [payload])
         torch.testing.assert_close(alone, embeddings, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "strategy", "embeddings"),
+    [("clip_vision_model", "full", 17), ("siglip_vision_model", "full", 16), ("siglip_vision_model", "default", 15)],
+)
+def test_llava_counts_the_embeddings_of_its_encoder(
+    encoder: str, strategy: str, embeddings: int, opened: Opened
+) -> None:
+    """CLIP has one for the whole image before the patches', SigLIP has none; the default strategy drops the first."""
+    checkpoint = opened("llava")
+    vision = {**checkpoint.config.vision_config.to_dict(), "model_type": encoder}
+    config = transformers.LlavaConfig(
+        text_config=checkpoint.config.text_config.to_dict(),
+        vision_config=vision,
+        image_token_index=checkpoint.config.image_token_id,
+        vision_feature_select_strategy=strategy,
+    )
+    preparer = make_preparer(checkpoint.folder, checkpoint.family, config, checkpoint.tokenizer)
+    (item,) = preparer.prepare("<image>", images=checkpoint.items(0)).items
+    module = transformers.LlavaForConditionalGeneration(config).eval()
+    (encoded,) = checkpoint.family.encode(module, [item.payload])
+    assert len(encoded) == item.embeddings == embeddings
+
+
+@pytest.mark.parametrize("name", ["idefics3", "smolvlm"])
+def test_a_tile_that_transformers_takes_for_padding_fails_its_batch_and_shifts_nobodys_embeddings(
+    name: str, opened: Opened
+) -> None:
+    """Pixels that are all exactly zero, which a processor that does not normalize makes of black."""
+    checkpoint = opened(name)
+    one, other = (item.payload for item in checkpoint.prepare("<image><image>", checkpoint.items(0, 0)).items)
+    blank = {**one, "pixel_values": one["pixel_values"].clone()}
+    blank["pixel_values"][0] = 0.0
+    with pytest.raises(RuntimeError, match="split_with_sizes"):
+        checkpoint.family.encode(checkpoint.module, [blank, other])
 
 
 def test_half_precision_weights_encode_in_half_precision(checkpoint: Checkpoint) -> None:
@@ -238,7 +275,9 @@ def test_a_tokenizer_without_the_placeholder_is_told(opened: Opened) -> None:
     checkpoint = opened("llava")
     other = opened("qwen2_audio").tokenizer
     config = transformers.LlavaConfig(image_token_index=9999)
-    with pytest.raises(CheckpointError, match="9999 for the placeholder of an item, which is no token"):
+    with pytest.raises(
+        CheckpointError, match="9999 for the placeholder of an item, which is no token of the tokenizer"
+    ):
         make_preparer(checkpoint.folder, checkpoint.family, config, other)
 
 

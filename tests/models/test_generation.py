@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
-from triolet.core.request import LogitRules, Probe, SamplingParams
+from triolet.core.request import LogitRules, Probe, SamplingParams, Structure
 
 SECONDS = {"a": 2.0, "b": 0.7, "c": 1.3, "d": 2.0, "e": 0.05}
 
@@ -61,6 +63,34 @@ def test_min_tokens_and_the_end_equal_transformers(driver, job, clips, prompts, 
     assert [one.tokens for one in outcomes] == [generate(clips[one.key], one) for one in jobs]
     assert any(one.tokens[-1] == ids.eos for one in outcomes)
     assert all(one.tokens.index(ids.eos) >= least for one in outcomes if ids.eos in one.tokens)
+
+
+@pytest.mark.parametrize("penalty", [0.6, 1.4])
+def test_penalised_and_biased_tokens_equal_transformers(driver, job, clips, prompts, generate, ids, penalty):
+    """In one batch with rows that ask for nothing; the penalty counts the prompt, too."""
+    driver.encode(**clips)
+    sampling = SamplingParams(repetition_penalty=penalty, logit_bias={72: 1.5, 80: -2.0, 100: 0.75})
+    plain = jobs_for(job, clips, prompts)[:3]
+    jobs = [*jobs_for(job, clips, prompts, sampling=sampling), *plain]
+    outcomes = driver.run(*jobs)
+    assert [one.tokens for one in outcomes] == [generate(clips[one.key], one) for one in jobs]
+    assert outcomes[0].tokens != outcomes[5].tokens
+
+
+def test_a_structure_is_followed_by_whatever_the_model_says_also_when_replayed(driver, job, clips, ids):
+    """In one batch with rows without one, at a temperature; and replayed from any token on."""
+    driver.encode(**clips)
+    structure = Structure(kind="regex", text=r"[0-9]{4}-[a-f]{2,9}\.")
+    sampling = SamplingParams(structure=structure, temperature=1.5, seed=3)
+    prompt = (ids.start, ids.en)
+    jobs = [job(key="a", prompt=prompt, sampling=sampling), job(key="b", prompt=prompt), job(key="c", prompt=prompt)]
+    guided, *plain = driver.run(*jobs)
+    end = guided.tokens.index(ids.eos)
+    assert re.fullmatch(structure.text, bytes(guided.tokens[:end]).decode())
+    assert [one.tokens for one in driver.run(*jobs[1:])] == [one.tokens for one in plain]
+    for length in range(1, end):
+        replayed = driver.run(evolve(jobs[0], committed=tuple(guided.tokens[:length])))[0]
+        assert replayed.tokens[: end + 1] == guided.tokens[: end + 1]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 5])
@@ -149,10 +179,10 @@ def test_garbage_in_pages_reaches_nobody(driver, job, clips, prompts):
         for index, (key, prompt) in enumerate(zip(clips, prompts, strict=True))
     ]
     clean = driver.run(*jobs)
-    pool = driver.executor._open.paged._pool
+    pool = driver.executor._open.main.paged._pool
     with torch.inference_mode():
         pool[:, :-1] = torch.nan
-        driver.executor._open.cross._pool.fill_(torch.nan)
+        driver.executor._open.main.cross._pool.fill_(torch.nan)
     dirty = driver.run(*jobs)
     assert [one.tokens for one in dirty] == [one.tokens for one in clean]
     assert not pool[:, -1].any(), "the page of zeros was written to"

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from triolet.core.errors import CheckpointError, InvalidRequest
 from triolet.core.model import Prepared
-from triolet.models.inputs import Rendered, TextPreparer
+from triolet.models.inputs import Rendered, TextPreparer, content_key
 from triolet.testing.families import make_checkpoint
 
 from .media import HIDDEN, PLACEHOLDERS, VISION, Checkpoint, make_preparer, make_processor, picture, sound
@@ -160,6 +160,16 @@ def test_a_rendered_conversation_has_the_tokens_of_the_processors_own(checkpoint
     check_equal_to_the_processor(prepared, dict(expected))
 
 
+def test_a_prompt_that_a_user_began_with_a_special_token_gets_the_tokenizers_own_too(opened: Opened) -> None:
+    """As in the processor; only a rendered conversation is known to have it."""
+    checkpoint = opened("llava")
+    prompt, items = "<s>see <image>", checkpoint.items(0)
+    prepared = checkpoint.prepare(prompt, items)
+    check_equal_to_the_processor(prepared, checkpoint.process(prompt, items))
+    assert prepared.token_ids[:2] == (checkpoint.tokenizer.bos_token_id,) * 2
+    assert checkpoint.prepare(Rendered(prompt), items).token_ids == prepared.token_ids[1:]
+
+
 def test_an_older_checkpoints_template_is_found_in_its_own_file(tmp_path: Path) -> None:
     folder = make_checkpoint("llava", tmp_path)
     (folder / "chat_template.jinja").unlink()
@@ -212,6 +222,13 @@ def test_grids_are_part_of_the_key(qwen: Checkpoint) -> None:
     assert wide.key != high.key
 
 
+def test_what_a_tensor_is_called_and_its_kind_and_shape_are_part_of_the_key() -> None:
+    zeros = torch.zeros(4, 6)
+    payloads = [{"a": zeros}, {"b": zeros}, {"a": zeros.reshape(6, 4)}, {"a": zeros.int()}, {"a": zeros, "b": zeros}]
+    assert len({content_key("weights", payload) for payload in payloads}) == 5
+    assert content_key("weights", {"a": zeros}) == content_key("weights", {"a": torch.zeros(6, 4).T})
+
+
 # -- what cannot be read ---------------------------------------------------------------------------------------------
 
 
@@ -221,11 +238,22 @@ def test_placeholders_and_items_that_do_not_match_are_told_by_both_counts(
 ) -> None:
     prompt = "see " + checkpoint.placeholder * marks
     given = checkpoint.items(*range(items))
-    told = rf"the prompt has {marks} of '<.*>' \(token \d+\), and {items} of (image|audio) were given; write it once"
+    counted = rf"{items} (of audio|images?) (was|were) given"
+    told = rf"the prompt has {marks} of '<.*>' \(token \d+\), but {counted}; write it once"
     with pytest.raises(InvalidRequest, match=told):
         checkpoint.prepare(prompt, given)
     with pytest.raises(InvalidRequest, match=told):
         checkpoint.prepare(checkpoint.tokenizer(prompt)["input_ids"], given)
+
+
+def test_items_without_a_placeholder_go_in_front_as_the_model_knows_them(checkpoint: Checkpoint) -> None:
+    """With the tokens around them that a chat template writes; a prompt with placeholders stays as it is."""
+    preparer, items = checkpoint.preparer, checkpoint.items(0, 1)
+    prompt = preparer.with_items("what is it?", 2)
+    line = "\n" if checkpoint.name == "llava" else ""
+    assert prompt == (checkpoint.placeholder + line) * 2 + "what is it?"
+    assert len(checkpoint.prepare(prompt, items).items) == 2
+    assert preparer.with_items(prompt, 3) == prompt
 
 
 def test_another_medium_than_the_models_is_refused(qwen: Checkpoint, hearing: Checkpoint) -> None:
@@ -347,6 +375,7 @@ def test_a_conversation_has_the_tokens_of_the_template_and_no_more(name: str, tm
     tokenizer = AutoTokenizer.from_pretrained(make_checkpoint(name, tmp_path))
     preparer = TextPreparer.of(tokenizer)
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    assert preparer.converses
     rendered = preparer.render(messages)
     assert isinstance(rendered, Rendered)
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -372,8 +401,19 @@ def test_messages_that_the_template_refuses_are_told(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_a_chat_template_says_so(tmp_path: Path) -> None:
     preparer = TextPreparer.of(AutoTokenizer.from_pretrained(make_checkpoint("bert", tmp_path)))
+    assert not preparer.converses
     with pytest.raises(InvalidRequest, match="no chat template; write the prompt as text"):
         preparer.render([{"role": "user", "content": "hi"}])
+
+
+def test_what_is_no_character_is_told_and_not_tokenized(tokenizer: Any) -> None:
+    """A file name or argument that is no text has halves of surrogate pairs in Python."""
+    preparer = TextPreparer.of(tokenizer)
+    told = r"a text with '\\udcff' at character 3, half of a surrogate pair"
+    with pytest.raises(InvalidRequest, match=told):
+        preparer.prepare("abc\udcff")
+    with pytest.raises(InvalidRequest, match=told):
+        preparer.prepare_pair("abc", "abc\udcff")
 
 
 def test_a_tokenizer_that_was_saved_with_truncation_and_padding_does_neither(tmp_path: Path) -> None:

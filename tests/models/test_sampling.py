@@ -9,8 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -18,7 +23,17 @@ from transformers.generation.logits_process import (
 )
 
 from triolet.core.request import LogitRules, SamplingParams, TimestampRules
-from triolet.models.sampling import Draw, RuleMasks, _nucleus, apply_rules, choose, sample, uniform
+from triolet.models.sampling import (
+    Draw,
+    RuleMasks,
+    _nucleus,
+    apply_rules,
+    choose,
+    draw_tokens,
+    likeliest,
+    sample,
+    uniform,
+)
 
 CPU = torch.device("cpu")
 EOS = 10
@@ -26,10 +41,10 @@ RULES = TimestampRules(begin_id=14, no_timestamps_id=13, max_initial=5)
 VOCABULARY = 24
 
 
-def draw_of(generated=(), sampling=None, rules=None, vocabulary=VOCABULARY):
-    rules = rules or LogitRules()
+def draw_of(generated=(), sampling=None, rules=None, vocabulary=VOCABULARY, prompt=()):
+    rules, sampling = rules or LogitRules(), sampling or SamplingParams()
     never = RuleMasks(vocabulary, CPU).mask(rules)
-    return Draw(generated=list(generated), sampling=sampling or SamplingParams(), rules=rules, never=never)
+    return Draw(generated=list(generated), sampling=sampling, rules=rules, never=never, prompt=prompt)
 
 
 def warped(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
@@ -39,6 +54,8 @@ def warped(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         scores = TopKLogitsWarper(sampling.top_k)(None, scores)
     if sampling.top_p < 1.0:
         scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    if sampling.min_p:
+        scores = MinPLogitsWarper(sampling.min_p)(None, scores)
     return scores[0].softmax(-1)
 
 
@@ -51,6 +68,9 @@ def warped(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         {"top_p": 0.7},
         {"temperature": 1.5, "top_k": 9, "top_p": 0.9},
         {"top_p": 1e-6},
+        {"min_p": 0.2},
+        {"min_p": 1.0},
+        {"temperature": 2.0, "top_k": 9, "top_p": 0.9, "min_p": 0.15},
     ],
     ids=str,
 )
@@ -70,11 +90,11 @@ def test_draws_follow_transformers_distribution(settings):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(0, 8), st.floats(0.05, 1.0), st.floats(0.1, 3.0))
-def test_only_possible_tokens_are_drawn(seed, top_k, top_p, temperature):
+@given(st.integers(0, 10**6), st.integers(0, 8), st.floats(0.05, 1.0), st.floats(0.0, 1.0), st.floats(0.1, 3.0))
+def test_only_possible_tokens_are_drawn(seed, top_k, top_p, min_p, temperature):
     """Whatever the settings, a draw lies in the support of transformers' warped distribution."""
     logits = torch.randn(12, generator=torch.Generator().manual_seed(seed)) * 3
-    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     probabilities = warped(logits.double(), sampling)
     for position in range(5):
         assert probabilities[sample(logits, sampling, position)] > 0
@@ -137,6 +157,79 @@ def test_timestamp_rules_equal_transformers(seed):
         assert torch.equal(found, expected), (history, maximum)
 
 
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 7.0])
+def test_the_repetition_penalty_is_transformers_own(penalty):
+    """Of prompt and generated tokens, the same float32 numbers; a token that comes twice is penalised once."""
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(3)) * 4
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([[1, 2, 2, 9, 5, 5, 2]]), logits.clone())
+    draw = draw_of((5, 5, 2), SamplingParams(repetition_penalty=penalty), prompt=(1, 2, 9))
+    apply_rules(logits, [draw], (EOS,))
+    assert torch.equal(logits, expected)
+
+
+def test_bias_penalty_and_suppression_follow_transformers_order():
+    """A biased token is penalised by the sign it has then, and no bias brings a suppressed one back."""
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(5)) * 2
+    bias = {2: 5.0, 3: -5.0, 4: 100.0, 7: 0.25}
+    history = torch.tensor([[2, 3, 4, 6]])
+    expected = SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])(history, logits.clone())
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(history, expected)
+    expected = SuppressTokensLogitsProcessor([4, 8])(history, expected)
+    sampling = SamplingParams(logit_bias=bias, repetition_penalty=1.7)
+    apply_rules(logits, [draw_of((4, 6), sampling, LogitRules(suppress=(4, 8)), prompt=(2, 3))], (EOS,))
+    assert torch.equal(logits, expected)
+
+
+def test_presence_and_frequency_penalties_are_openais():
+    """mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence, c counting the generated tokens alone."""
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(6))
+    generated, expected = [3, 3, 3, 5, 9, 9], logits.clone()
+    for token in range(VOCABULARY):
+        count = generated.count(token)
+        expected[0, token] += -count * 0.75 - float(count > 0) * -0.5
+    sampling = SamplingParams(frequency_penalty=0.75, presence_penalty=-0.5)
+    apply_rules(logits, [draw_of(generated, sampling, prompt=(1, 2, 3))], (EOS,))
+    torch.testing.assert_close(logits, expected)
+
+
+def test_rows_without_penalties_cost_no_work_on_the_device():
+    """No operation is issued for rows that ask for nothing."""
+    issued: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            issued.append(str(function))
+            return function(*arguments, **(keywords or {}))
+
+    logits = torch.zeros(2, VOCABULARY)
+    with Watch():
+        apply_rules(logits, [draw_of((1, 2), SamplingParams(seed=4)), draw_of((1,))], (EOS,))
+        tops = likeliest(logits, [draw_of(), draw_of(sampling=SamplingParams(logprobs=0))])
+    assert issued == []
+    assert tops == [(), ()]
+
+
+def test_the_likeliest_tokens_are_told_after_rules_and_before_the_temperature():
+    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(8))
+    best = int(logits[0].argmax())
+    draws = [
+        draw_of(sampling=SamplingParams(logprobs=3, temperature=0.2), rules=LogitRules(suppress=(best,))),
+        draw_of(),
+        draw_of(sampling=SamplingParams(logprobs=5), rules=LogitRules(allowed=(4, 6))),
+    ]
+    ruled = logits.clone()
+    drawn = draw_tokens(ruled, draws, (EOS,))
+    assert drawn[1].top == ()
+    for row, count in ((0, 3), (2, 2)):
+        expected = ruled[row].log_softmax(-1).sort(descending=True)
+        assert [token for token, _ in drawn[row].top] == expected.indices[:count].tolist()
+        assert [value for _, value in drawn[row].top] == pytest.approx(expected.values[:count].tolist())
+        told = dict(drawn[row].top)
+        assert told.get(drawn[row].token_id, drawn[row].logprob) == pytest.approx(drawn[row].logprob, abs=1e-6)
+    assert best not in dict(drawn[0].top)
+    assert set(dict(drawn[2].top)) == {4, 6}
+
+
 def test_a_batch_of_different_rules_equals_rows_alone():
     """Rules touch only their own rows."""
     draws = [
@@ -145,8 +238,10 @@ def test_a_batch_of_different_rules_equals_rows_alone():
         draw_of((15, 15, 1), rules=LogitRules(timestamps=RULES)),
         draw_of(rules=LogitRules(allowed=(5, 6), suppress=(6,))),
         draw_of((15,), rules=LogitRules(timestamps=RULES, suppress=(1, 2))),
+        draw_of((1, 1, 8), SamplingParams(repetition_penalty=1.5, frequency_penalty=0.3), prompt=(2, 9)),
+        draw_of((1,), SamplingParams(presence_penalty=1.0, logit_bias={3: 2.0})),
     ]
-    logits = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(7, VOCABULARY, generator=torch.Generator().manual_seed(0))
     together = logits.clone()
     apply_rules(together, draws, (EOS,))
     for row, draw in enumerate(draws):

@@ -13,6 +13,7 @@ import torch
 from triolet.core.errors import CheckpointError, DeviceOutOfMemory
 from triolet.core.plan import DeviceMemory
 from triolet.core.request import LogitRules, Probe, SamplingParams
+from triolet.models import blueprint
 from triolet.models import executor as module
 from triolet.models.executor import TorchExecutor
 from triolet.models.resources import ResourceStack
@@ -70,7 +71,7 @@ def test_asleep_it_holds_the_parked_weights_or_nothing(books, open_driver, check
     driver = open_driver(checkpoint)
     transcribe(driver)
     held = driver.executor.memory().by_owner
-    pointers = {tensor.data_ptr() for tensor in driver.executor._open.model.tensors()}
+    pointers = {tensor.data_ptr() for tensor in driver.executor._open.main.model.tensors()}
     driver.executor.sleep(keep_weights=keep_weights)
     parked = {"parked_weights": held["weights"]} if keep_weights else {}
     assert driver.executor.memory() == DeviceMemory(device="cpu", by_owner=parked)
@@ -79,7 +80,7 @@ def test_asleep_it_holds_the_parked_weights_or_nothing(books, open_driver, check
     assert driver.executor.released.before == held
     assert driver.executor.released.kept == {}
     if keep_weights:
-        assert {tensor.data_ptr() for tensor in driver.executor._parked_model.tensors()} == pointers
+        assert {tensor.data_ptr() for tensor in driver.executor._parked_models[0].tensors()} == pointers
     driver.executor.wake()
     assert driver.executor.memory().device == "cpu"
     assert "parked_weights" not in driver.executor.memory().by_owner
@@ -121,7 +122,7 @@ def test_threads_are_given_back_while_it_sleeps(open_driver, checkpoint):
 def test_a_head_that_is_the_embedding_stays_one_tensor(driver):
     """The tied head is not parked twice."""
     before = driver.executor.memory().by_owner["weights"]
-    moved = driver.executor._open.model.to(torch.device("meta"))
+    moved = driver.executor._open.main.model.to(torch.device("meta"))
     assert moved._decoder.head is moved._decoder.tokens
     assert sum(tensor.nbytes for tensor in moved.tensors()) == before
     assert all(tensor.is_meta for tensor in moved.tensors())
@@ -175,15 +176,15 @@ def test_close_while_asleep_drops_the_parked_weights(books, open_driver, checkpo
 
 
 STAGES = [
-    (module.LogMel, "build"),
-    (module.PagedKV, "allocate"),
-    (module.CrossKV, "allocate"),
+    (blueprint.LogMel, "build"),
+    (blueprint.PagedKV, "allocate"),
+    (blueprint.CrossKV, "allocate"),
     (module.RuleMasks, "__init__"),
     (module.EncoderOutputs, "__init__"),
     (module._Open, "__init__"),
 ]
 OF_PARKED = [*STAGES, (WhisperModel, "to")]
-OF_DROPPED = [*STAGES, (module.WeightFiles, "open"), (module.WeightFiles, "get"), (WhisperModel, "load")]
+OF_DROPPED = [*STAGES, (blueprint.WeightFiles, "open"), (blueprint.WeightFiles, "get"), (WhisperModel, "load")]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_a_sleep_whose_release_fails_sleeps_all_the_same(
         raise RuntimeError("a sticky error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.CrossKV, "release", fail)
+        patch.setattr(blueprint.CrossKV, "release", fail)
         executor = driver.executor
         executor.sleep(keep_weights=True)
         executor.wake()
@@ -308,7 +309,7 @@ def test_a_failed_wake_whose_release_fails_too_tells_of_both(driver, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "RuleMasks", fail)
-        patch.setattr(module.LogMel, "release", release)
+        patch.setattr(blueprint.LogMel, "release", release)
         with pytest.raises(RuntimeError, match="first") as caught:
             driver.executor.wake()
     assert "second" in caught.value.__notes__[0]

@@ -1,0 +1,121 @@
+"""From slices to what they gave: whose logits a step needs, what is drawn from them, and which guesses were right.
+
+A slice that draws gives the token behind its last one. Where tokens were guessed behind it, the rows of the guesses
+give one more each: guesses count as long as each is the very token that is drawn before it. So guessing changes no
+token, greedy or not: draws are keyed by their position (`triolet.models.sampling`), and a drawn token depends on no
+wrong guess. The distribution is kept as in speculative sampling (Leviathan et al. 2023, section
+2.3), whose test of a guess is replaced by a draw that guess and model share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import repeat
+
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ..core.errors import EngineError
+from ..core.plan import Drawn
+from .network import Feed, Network, Outputs, Record
+from .sampling import Draw, RuleMasks, draw_tokens
+
+
+@frozen(kw_only=True)
+class _Wanted:
+    """The rows whose logits a step needs, as (index of the slice, offset in it). ``draws`` of them come first: for each
+    slice (by index) where its rows lie, one for each token that may be drawn. ``probes``: where its probe lies."""
+
+    rows: list[tuple[int, int]]
+    draws: dict[int, range]
+    probes: dict[int, int]
+
+
+@frozen(kw_only=True, eq=False)
+class Pen:
+    """Draws tokens from a network's logits."""
+
+    network: Network
+    outputs: Outputs
+    masks: RuleMasks
+    eos_token_ids: tuple[int, ...]
+
+    def draw(self, feeds: Sequence[Feed]) -> list[Drawn]:
+        """Feeds the slices; what each gave. No record changes.
+
+        Raises:
+            EngineError: a sequence has no token to draw.
+        """
+        wanted = _wanted_rows(feeds)
+        logits = self.network.logits(feeds, wanted.rows, self.outputs)
+        asked = [feeds[index].record for index in wanted.probes]
+        answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), asked)
+        probes = dict(zip(wanted.probes, answers, strict=True))
+        drawn = self._drawn(logits, wanted.draws, feeds)
+        nothing = Drawn(token_id=None)
+        return [evolve(drawn.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
+
+    def _drawn(self, logits: Tensor, rows: dict[int, range], feeds: Sequence[Feed]) -> dict[int, Drawn]:
+        """What is drawn, by slice. ``rows`` are the first of ``logits``, which are written to."""
+        if not rows:
+            return {}
+        draws: list[Draw] = []
+        for index, own in rows.items():
+            draws += map(self._of, repeat(feeds[index]), range(len(own)))
+        found = draw_tokens(logits[: len(draws)], draws, self.eos_token_ids)
+        return {index: _accept(feeds[index], found[own.start : own.stop]) for index, own in rows.items()}
+
+    def _of(self, feed: Feed, guesses: int) -> Draw:
+        """The draw behind the first ``guesses`` of its guesses."""
+        record = feed.record
+        return Draw(
+            generated=[*record.generated, *feed.guesses[:guesses]] if guesses else record.generated,
+            sampling=record.start.sampling,
+            rules=record.start.rules,
+            never=self.masks.mask(record.start.rules),
+            prompt=record.prompt,
+            guide=record.guide,
+        )
+
+
+def _accept(feed: Feed, drawn: list[Drawn]) -> Drawn:
+    """The first draw, and those behind the guesses that were right: each row's draw counts if its guess was drawn."""
+    kept = [drawn[0]]
+    for guess, behind in zip(feed.guesses, drawn[1:], strict=True):
+        if kept[-1].token_id != guess or kept[-1].error:
+            break
+        kept.append(behind)
+    for one in kept:
+        if math.isnan(one.logprob):  # the model's numbers broke down, or the rules leave no token
+            raise EngineError(
+                f"sequence {feed.part.sequence_id} has no token to draw: its logits are not finite, or its rules allow "
+                "none"
+            )
+    return evolve(kept[0], accepted=tuple(kept[1:]))
+
+
+def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
+    """Draws first, so that they are one view of the logits; a probe at a drawn row shares it."""
+    wanted = _Wanted(rows=[], draws={}, probes={})
+    for index, feed in enumerate(feeds):
+        if feed.part.draw:
+            first, row = feed.part.length - len(feed.guesses) - 1, len(wanted.rows)
+            wanted.rows.extend((index, offset) for offset in range(first, feed.part.length))
+            wanted.draws[index] = range(row, len(wanted.rows))
+    for index, feed in enumerate(feeds):
+        part, probe = feed.part, feed.record.start.probe
+        if probe is None or not part.start <= probe.position < part.start + part.length - len(feed.guesses):
+            continue
+        place = (index, probe.position - part.start)
+        shared = index in wanted.draws and wanted.rows[wanted.draws[index][0]] == place
+        wanted.probes[index] = wanted.draws[index][0] if shared else len(wanted.rows)
+        if not shared:
+            wanted.rows.append(place)
+    return wanted
+
+
+def _probe(logits: Tensor, record: Record) -> tuple[float, ...]:
+    probe = record.start.probe
+    assert probe is not None, "only a sequence with a probe is probed"
+    return tuple(logits.log_softmax(-1)[list(probe.token_ids)].tolist())

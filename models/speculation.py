@@ -1,0 +1,107 @@
+"""Who guesses tokens ahead: the text itself, or a smaller model that reads along.
+
+A guesser sees every slice of every step, also those that draw nothing, so that a draft model's KV is always as long as
+the model's own. It lies in the same pages, by number, of a pool of its own: what the planner knows of a page, its
+content included, is true of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from attrs import evolve, frozen
+
+from ..core.lookup import Lookup
+from ..core.plan import Slice
+from .drawing import Pen
+from .network import Feed, Network, Record
+
+
+class Guesser(Protocol):
+    """Guesses tokens."""
+
+    def start(self, record: Record) -> None:
+        """Hears of a sequence before its first slice."""
+
+    def guess(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
+        """For each slice of a step up to ``speculate`` tokens that may follow it."""
+
+
+@frozen(kw_only=True)
+class LookupGuesser:
+    """Guesses what followed the last tokens where they occurred before."""
+
+    match: int
+
+    def start(self, record: Record) -> None:
+        record.lookup = Lookup(self.match)
+
+    def guess(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
+        return [self._one(feed) for feed in feeds]
+
+    @staticmethod
+    def _one(feed: Feed) -> tuple[int, ...]:
+        lookup = feed.record.lookup
+        if not feed.part.speculate or lookup is None:
+            return ()
+        return clipped(feed.record, lookup.guess(feed.record.tokens, feed.part.speculate))
+
+
+@frozen(kw_only=True, eq=False)
+class DraftGuesser:
+    """Guesses what a smaller model with the same vocabulary draws, by the sequence's own rules and chance: the closer
+    the two models, the more guesses are right, sampled ones too."""
+
+    pen: Pen
+
+    @property
+    def network(self) -> Network:
+        """The smaller model."""
+        return self.pen.network
+
+    def start(self, record: Record) -> None:
+        start = evolve(record.start, placements=(), probe=None)  # it reads text, or the audio of its own encoder
+        record.twin = Record(start, record.tokens, record.guide)
+        self.network.start(record.twin)
+
+    def guess(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
+        guesses: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(feeds)), ())
+        now = {index: _twin(feed) for index, feed in enumerate(feeds) if self._can_read(feed)}
+        while now:
+            drawn = self.pen.draw(list(now.values()))
+            for index, one in zip(now, drawn, strict=True):
+                if one.token_id is not None:
+                    guesses[index] = clipped(feeds[index].record, (*guesses[index], one.token_id))
+            unread = [index for index, last in now.items() if _read(feeds[index], last) < len(guesses[index])]
+            now = {index: _next(feeds[index], guesses[index]) for index in unread}
+        return list(guesses.values())
+
+    def _can_read(self, feed: Feed) -> bool:
+        part = feed.part
+        return feed.record.twin is not None and part.start + part.length + part.speculate <= self.network.positions
+
+
+def _read(feed: Feed, last: Feed) -> int:
+    """How many guesses the smaller model has read when it has read ``last``. It reads all of them, the last one too."""
+    return last.part.start + last.part.length - feed.part.start - feed.part.length
+
+
+def _twin(feed: Feed) -> Feed:
+    """The slice, as the smaller model reads it; it draws where there is something to guess."""
+    assert feed.record.twin is not None, "a sequence that has been started has a twin"
+    return Feed(part=evolve(feed.part, draw=feed.part.speculate > 0), record=feed.record.twin)
+
+
+def _next(feed: Feed, guesses: tuple[int, ...]) -> Feed:
+    """The last of ``guesses`` as a slice of its own; behind the last one that is wanted nothing is drawn."""
+    assert feed.record.twin is not None, "a sequence that has been started has a twin"
+    start = feed.part.start + feed.part.length + len(guesses) - 1
+    part: Slice = evolve(feed.part, start=start, length=1, draw=len(guesses) < feed.part.speculate, speculate=0)
+    tokens = [*feed.record.tokens, *guesses]
+    return Feed(part=part, record=evolve(feed.record.twin, tokens=tokens))
+
+
+def clipped(record: Record, guesses: tuple[int, ...]) -> tuple[int, ...]:
+    """As many of ``guesses`` as the sequence's structure allows."""
+    return guesses if record.guide is None else guesses[: record.guide.valid(record.generated, guesses)]

@@ -1,0 +1,142 @@
+"""Every family through the whole engine: the tokens are those of transformers' `generate`, one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import trio
+from attrs import field, frozen
+
+import triolet
+from triolet.testing.families import make_checkpoint
+
+from ..models.media import PLACEHOLDERS, Checkpoint
+
+TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral")
+WORDS = "a cat on the mat and the dog in the hat saw this thing then that one "
+
+
+@frozen(kw_only=True)
+class Ask:
+    """What one client asks: ``items`` are numbers of images or sounds, which repeat among the clients."""
+
+    prompt: str
+    items: tuple[int, ...]
+    tokens: int
+    priority: int
+
+
+@frozen(kw_only=True, eq=False)
+class Reference:
+    """transformers' own model and processor of a checkpoint."""
+
+    name: str
+    folder: Path
+    module: Any
+    tokenizer: Any
+    checkpoint: Checkpoint | None = None
+    made: dict[int, Any] = field(factory=dict)
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> Reference:
+        make_checkpoint(name, folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        if name in PLACEHOLDERS:
+            checkpoint = Checkpoint.open(name, folder)
+            return cls(name=name, folder=folder, module=checkpoint.module, tokenizer=tokenizer, checkpoint=checkpoint)
+        module = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        return cls(name=name, folder=folder, module=module, tokenizer=tokenizer)
+
+    def asks(self, count: int) -> list[Ask]:
+        numbers = np.random.default_rng(5)
+        asks = []
+        for index in range(count):
+            length = int(numbers.integers(5, 130))
+            items = tuple(int(n) for n in numbers.integers(0, 4, numbers.integers(0, 3))) if self.checkpoint else ()
+            begin = "Look at this. " * 3 if index % 3 else ""
+            shown = " ".join(PLACEHOLDERS[self.name] for _ in items) if items else ""
+            text = (WORDS * 3)[length // 2 : length + length // 2]
+            tokens, priority = int(numbers.integers(10, 32)), int(numbers.integers(0, 3))
+            asks.append(Ask(prompt=begin + shown + text, items=items, tokens=tokens, priority=priority))
+        return asks
+
+    def items(self, ask: Ask) -> list[Any]:
+        return self.checkpoint.items(*ask.items) if self.checkpoint is not None else []
+
+    def generate(self, ask: Ask) -> tuple[int, ...]:
+        """Greedy tokens, end-of-text and what may follow it left out."""
+        if ask.items:
+            inputs = self.checkpoint.process(ask.prompt, self.items(ask))
+        else:
+            inputs = dict(self.tokenizer(ask.prompt, return_tensors="pt"))
+        given = inputs["input_ids"].shape[1]
+        with torch.inference_mode():
+            tokens = self.module.generate(**inputs, max_new_tokens=ask.tokens, do_sample=False)[0, given:].tolist()
+        ends = self.module.generation_config.eos_token_id
+        stops = set(ends if isinstance(ends, list) else [ends])
+        return tuple(tokens[: next((place for place, token in enumerate(tokens) if token in stops), len(tokens))])
+
+    async def ask(self, engine: triolet.Engine, ask: Ask) -> triolet.Completion:
+        given = {"audio" if self.name == "qwen2_audio" else "images": self.items(ask)} if ask.items else {}
+        sampling = triolet.SamplingParams(max_tokens=ask.tokens)
+        return await engine.generate(ask.prompt, **given, sampling=sampling, priority=ask.priority)
+
+
+@pytest.fixture(params=[*TEXT, *PLACEHOLDERS])
+def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
+    return Reference.of(request.param, tmp_path)
+
+
+def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.EngineConfig:
+    """Too little of everything: pages for two long sequences, room for a few encodings, steps shorter than prompts."""
+    config = reference.module.config.get_text_config()
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    page = config.num_hidden_layers * 2 * config.num_key_value_heads * head * 4 * 16
+    pages = config.max_position_embeddings // 16 + 2
+    largest = 0
+    for ask in asks:
+        if ask.items:
+            prepared = reference.checkpoint.prepare(ask.prompt, reference.items(ask))
+            largest = max(largest, *(item.size for item in prepared.items))
+    return triolet.EngineConfig(
+        dtype="float32",
+        self_kv_bytes=pages * page,
+        encoder_cache_bytes=max(1, 2 * largest),
+        max_step_tokens=48,
+        max_running=12,
+        verify=True,
+        **more,
+    )
+
+
+async def test_32_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
+    """Mixed lengths, images that repeat, arrivals one after another, preemption and eviction."""
+    asks = reference.asks(32)
+    begun = [trio.Event() for _ in asks]
+    results: dict[int, triolet.Completion] = {}
+
+    async def client(index: int, engine: triolet.Engine) -> None:
+        if index >= 16:
+            await begun[index - 16].wait()
+        results[index] = await reference.ask(engine, asks[index])
+        begun[index].set()
+
+    async with triolet.Engine(reference.folder, config=scarce(reference, asks)) as engine:
+        async with trio.open_nursery() as nursery:
+            for index in range(len(asks)):
+                nursery.start_soon(client, index, engine)
+        statistics = engine.statistics()
+    for index, ask in enumerate(asks):
+        assert results[index].token_ids == reference.generate(ask), f"request {index}: {ask}"
+    assert statistics.requests.preemptions, "pages were never short"
+    assert statistics.requests.tokens_cached, "no prefix was shared"
+    assert statistics.requests.pages_free == statistics.requests.pages
+    if reference.checkpoint is not None:
+        assert statistics.encoder_cache.evicted, "the encoder cache was never short"
+        assert statistics.encoder_cache.hits, "no encoding was shared"
+        assert statistics.encoder_cache.held == 0

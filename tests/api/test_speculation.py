@@ -1,0 +1,166 @@
+"""Guessing ahead changes how many steps a text takes, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import trio
+
+import triolet
+import triolet.demo
+from triolet.testing.families import make_checkpoint
+
+from .test_families import Reference, scarce
+
+
+def near(folder: Path, target: Path, *, noise: float) -> str:
+    """A draft model: the one in ``folder`` with noise on its weights, so that it is often right and often wrong."""
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(torch.randn_like(weight) * weight.std() * noise)
+    module.save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    return str(target)
+
+
+async def ask_all(engine: triolet.Engine, prompts: list[str], sampling: list[triolet.SamplingParams]) -> list[Any]:
+    results: dict[int, triolet.Completion] = {}
+
+    async def ask(index: int) -> None:
+        results[index] = await engine.generate(prompts[index], sampling=sampling[index])
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(prompts)):
+            nursery.start_soon(ask, index)
+    return [results[index] for index in range(len(prompts))]
+
+
+@pytest.mark.parametrize("draft", ["lookup", "itself", "near"])
+async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_steps(draft: str, tmp_path: Path) -> None:
+    """With preemption, shared prefixes and chunks: a draft that is the model itself is never wrong, so its own KV has
+    missed nothing."""
+    reference = Reference.of("llama", tmp_path / "model")
+    drafts = {"lookup": None, "itself": str(tmp_path / "model")}
+    name = near(tmp_path / "model", tmp_path / "near", noise=0.02) if draft == "near" else drafts[draft]
+    asks = reference.asks(24)
+    config = scarce(reference, asks, speculation=triolet.Speculation(tokens=3, draft=name))
+    async with triolet.Engine(reference.folder, config=config) as engine:
+        sampling = [triolet.SamplingParams(max_tokens=ask.tokens) for ask in asks]
+        results = await ask_all(engine, [ask.prompt for ask in asks], sampling)
+        statistics = engine.statistics().requests
+    for ask, result in zip(asks, results, strict=True):
+        assert result.token_ids == reference.generate(ask)
+    assert statistics.preemptions
+    assert statistics.tokens_cached
+    assert statistics.tokens_accepted
+    right = statistics.tokens_accepted / statistics.tokens_guessed
+    assert right == 1.0 if draft == "itself" else right < 1.0
+
+
+@pytest.mark.parametrize("draft", [False, True])
+async def test_sampled_texts_are_the_same_with_and_without_guesses(draft: bool, tmp_path: Path) -> None:
+    """Penalties, a structure and stop strings among them: each draw sees what it would have seen."""
+    folder = make_checkpoint("llama", tmp_path / "model")
+    name = near(folder, tmp_path / "near", noise=0.02) if draft else None
+    sampling = [
+        triolet.SamplingParams(temperature=0.7, top_p=0.9, seed=3, max_tokens=20),
+        triolet.SamplingParams(temperature=1.0, top_k=5, seed=4, max_tokens=20, repetition_penalty=1.2),
+        triolet.SamplingParams(
+            temperature=0.5, seed=5, max_tokens=24, structure=triolet.Structure(kind="regex", text="[a-c]{12}")
+        ),
+        triolet.SamplingParams(temperature=0.9, min_p=0.1, seed=6, max_tokens=20, presence_penalty=0.5, logprobs=2),
+        triolet.SamplingParams(max_tokens=20, min_tokens=20),
+    ]
+    results = []
+    for speculation in (None, triolet.Speculation(tokens=4, draft=name)):
+        config = triolet.EngineConfig(dtype="float32", verify=True, speculation=speculation)
+        async with triolet.Engine(folder, config=config) as engine:
+            results.append(await ask_all(engine, ["the cat that the cat saw"] * len(sampling), sampling))
+    for plain, guessed in zip(*results, strict=True):
+        assert guessed.token_ids == plain.token_ids
+        assert guessed.text == plain.text
+        assert guessed.finish_reason == plain.finish_reason
+        np.testing.assert_allclose(guessed.logprobs, plain.logprobs, atol=1e-4)
+
+
+async def test_sampling_with_a_draft_keeps_the_distribution(tmp_path: Path) -> None:
+    """Chi-squared of the third token over many seeds, against its exact distribution: the second token decides it, and
+    both are guessed. A draft that is wrong half of the time would bias them, were a guess ever preferred."""
+    folder = make_checkpoint("llama", tmp_path / "model")
+    draft = near(folder, tmp_path / "near", noise=0.03)
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    config = triolet.EngineConfig(dtype="float32", speculation=triolet.Speculation(tokens=2, draft=draft))
+    count, kinds = 1200, 4
+    async with triolet.Engine(folder, config=config) as engine:
+        prompt = list(engine.model.preparer.prepare("a cat").token_ids)
+        sampling = [
+            triolet.SamplingParams(temperature=1.5, top_k=kinds, seed=seed, max_tokens=3, ignore_eos=True)
+            for seed in range(count)
+        ]
+        results = await ask_all(engine, ["a cat"] * count, sampling)
+        statistics = engine.statistics().requests
+    expected = Counter[int]()
+    for first, weight in likely(module, prompt, kinds):
+        for second, then in likely(module, [*prompt, first], kinds):
+            for third, last in likely(module, [*prompt, first, second], kinds):
+                expected[third] += weight * then * last
+    found = Counter(result.token_ids[2] for result in results)
+    assert set(found) <= set(expected)
+    large = [token for token in expected if expected[token] * count >= 5]
+    rest = [token for token in expected if token not in large]
+    bins = [(found[token], expected[token] * count) for token in large]
+    if rest:
+        bins.append((sum(found[token] for token in rest), sum(expected[token] for token in rest) * count))
+    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in bins)
+    freedom = len(bins) - 1
+    deviation = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    assert deviation < 3.5, f"{statistic} for {freedom} degrees of freedom"  # Wilson and Hilferty 1931
+    assert 0.2 < statistics.tokens_accepted / statistics.tokens_guessed < 0.95, "the draft is no test"
+
+
+@torch.no_grad()
+def likely(module: Any, tokens: list[int], kinds: int) -> list[tuple[int, float]]:
+    logits = module(torch.tensor([tokens])).logits[0, -1] / 1.5
+    top = logits.topk(kinds)
+    return list(zip(top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("draft", [False, True])
+async def test_whisper_writes_the_same_with_guesses(draft: bool) -> None:
+    """The draft has an encoder of its own, whose outputs and cross-attention KV live and die with the model's."""
+    name = str(triolet.demo.checkpoint()) if draft else None
+    recordings = [sample.path for sample in triolet.demo.samples()[:3]]
+    texts, accepted = [], []
+    for speculation in (None, triolet.Speculation(tokens=4, draft=name)):
+        config = triolet.EngineConfig(dtype="float32", verify=True, speculation=speculation)
+        async with triolet.Engine(triolet.demo.checkpoint(), config=config) as engine:
+            transcripts = [await engine.transcribe(recording) for recording in recordings]
+            texts.append([(part.text, part.token_ids, part.start) for one in transcripts for part in one.segments])
+            accepted.append(engine.statistics().requests.tokens_accepted)
+            memory = engine.statistics().device.by_owner
+    assert texts[0] == texts[1]
+    assert accepted[0] == 0 < accepted[1]
+    assert ("draft_cross_kv" in memory) is draft
+
+
+async def test_a_draft_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    llama, bert = make_checkpoint("llama", tmp_path / "a"), make_checkpoint("bert", tmp_path / "b")
+    qwen = make_checkpoint("qwen3", tmp_path / "c")
+    for draft, message in (
+        (bert, "vocabulary|decoder"),
+        (qwen, "vocabulary"),
+        (triolet.demo.checkpoint(), "vocabulary|Whisper"),
+    ):
+        config = triolet.EngineConfig(dtype="float32", speculation=triolet.Speculation(draft=str(draft)))
+        with pytest.raises(triolet.InvalidRequest, match=message):
+            async with triolet.Engine(llama, config=config):
+                pass

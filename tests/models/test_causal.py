@@ -1,0 +1,547 @@
+"""Decoder-only models: what the executor draws is what transformers' own ``generate`` draws, however it is batched,
+chunked, preempted or begun behind a shared prefix."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from triolet.core.errors import CheckpointError, EncodeFailed, InvalidRequest, UnsupportedModel
+from triolet.core.model import Kind
+from triolet.core.plan import DeviceMemory, EncodeJob, SequenceStart, Slice, StepPlan
+from triolet.core.request import LogitRules, Probe, SamplingParams
+from triolet.models import paged
+from triolet.models.executor import TorchExecutor
+from triolet.testing.families import make_checkpoint
+from triolet.testing.tensors import live_bytes
+
+from .media import VISION
+from .texts import TextDriver, TextJob, generate, noise
+
+DECODERS = ("llama", "qwen3", "gemma2", "gemma3", "mistral")
+LENGTHS = (1, 5, 23, 40, 70)  # the window of gemma2, gemma3 and mistral is 16
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """``folder(family)``: a tiny checkpoint of it, which nobody changes."""
+
+    @functools.cache
+    def make(family):
+        return make_checkpoint(family, tmp_path_factory.mktemp(family))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference(folder):
+    """``reference(family)``: transformers' own model of the checkpoint."""
+
+    @functools.cache
+    def load(family):
+        return AutoModelForCausalLM.from_pretrained(folder(family), dtype=torch.float32).eval()
+
+    return load
+
+
+@pytest.fixture
+def text_driver(open_driver, folder):
+    """``text_driver(family, **config_changes)``."""
+
+    def start(family, **changes):
+        driver = open_driver(folder(family), **changes)
+        return TextDriver(driver.executor, driver.description)
+
+    return start
+
+
+# -- the same tokens ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_tokens_equal_transformers(text_driver, reference, family):
+    """Prompts of different lengths, read whole or in chunks, joining in the middle, decoded together."""
+    driver = text_driver(family)
+    jobs = [
+        TextJob(prompt=noise(length, length), joins=3 * index, chunk=(1000, 7, 18)[index % 3], max_tokens=20)
+        for index, length in enumerate(LENGTHS)
+    ]
+    results = driver.run(*jobs)
+    expected = [generate(reference(family), job.prompt, job.max_tokens) for job in jobs]
+    assert [result.tokens for result in results] == expected
+    assert len({token for result in results for token in result.tokens}) > 12, "it says too little to prove anything"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_preemption_changes_no_token(text_driver, reference, family):
+    """A sequence that is forgotten and replayed from its prompt and tokens goes on as it would have."""
+    driver = text_driver(family)
+    jobs = [
+        TextJob(prompt=noise(length, length), preempted_at=1 + 4 * index, chunk=9, max_tokens=14)
+        for index, length in enumerate(LENGTHS)
+    ]
+    results = driver.run(*jobs)
+    assert [result.tokens for result in results] == [generate(reference(family), job.prompt, 14) for job in jobs]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
+def test_a_shared_prefix_changes_no_token(text_driver, reference, family):
+    """A sequence that begins behind pages that another has written: one token behind, several, many."""
+    driver = text_driver(family)
+    prefix = noise(24, 1)
+    jobs = [TextJob(prompt=(*prefix, 7, 8), max_tokens=12)]
+    jobs += [
+        TextJob(prompt=(*prefix[: 4 * shared], *noise(length, length)), shared=shared, joins=2, max_tokens=9)
+        for shared, length in ((6, 1), (6, 5), (4, 33), (2, 90))
+    ]
+    results = driver.run(*jobs)
+    expected = [generate(reference(family), job.prompt, job.max_tokens) for job in jobs]
+    assert [result.tokens for result in results] == expected
+
+
+def test_how_rows_are_attended_together_changes_no_token(text_driver, monkeypatch):
+    """Spans of one slice each, long slices in small pieces, no slice long: the same log-probabilities."""
+    jobs = [TextJob(prompt=noise(length, length), chunk=11, max_tokens=8) for length in LENGTHS]
+    found = []
+    for short, piece, limits in ((16, 256, None), (1, 3, (1, 1)), (1000, 256, (1 << 30, 1 << 30)), (2, 5, (4096, 512))):
+        with monkeypatch.context() as patch:
+            patch.setattr(paged, "_SHORT", short)
+            patch.setattr(paged, "_PIECE", piece)
+            if limits is not None:
+                chosen = paged._Limits(gathered=limits[0], wasted=limits[1])
+                patch.setattr(paged._Limits, "of", lambda device, chosen=chosen: chosen)
+            found.append([text_driver(family).run(*jobs) for family in ("mistral", "gemma2")])
+    for other in found[1:]:
+        for first, second in zip(found[0], other, strict=True):
+            assert [one.tokens for one in first] == [one.tokens for one in second]
+            for one, two in zip(first, second, strict=True):
+                assert one.logprobs == pytest.approx(two.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_page_sizes_change_no_token(text_driver, reference, page_size):
+    """One position a page, more than a prompt."""
+    driver = text_driver("mistral", page_size=page_size)
+    jobs = [TextJob(prompt=noise(length, length), chunk=13, max_tokens=6) for length in LENGTHS]
+    results = driver.run(*jobs)
+    assert [result.tokens for result in results] == [generate(reference("mistral"), job.prompt, 6) for job in jobs]
+
+
+def test_garbage_in_the_pages_reaches_no_result(text_driver, reference):
+    """Pages hold what was there before; it may be no number."""
+    driver = text_driver("gemma2")
+    with torch.inference_mode():
+        driver.executor._open.main.paged._pool[:, :-1].fill_(torch.nan)
+    jobs = [TextJob(prompt=noise(length, length), chunk=9, max_tokens=5) for length in LENGTHS]
+    results = driver.run(*jobs)
+    assert [result.tokens for result in results] == [generate(reference("gemma2"), job.prompt, 5) for job in jobs]
+
+
+def test_a_probe_is_answered_from_its_position(text_driver, reference):
+    """In the middle of a chunk, and at the drawn row."""
+    driver, prompt = text_driver("llama"), noise(20, 3)
+    jobs = [TextJob(prompt=prompt, probe=Probe(position=at, token_ids=(5, 9)), chunk=8, max_tokens=1) for at in (3, 19)]
+    told = [result.probes for result in driver.run(*jobs)]
+    expected = reference("llama")(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    for probes, at in zip(told, (3, 19), strict=True):
+        assert probes[0] == pytest.approx(expected[at, [5, 9]].tolist(), abs=1e-4)
+        assert len(probes) == 1
+
+
+def test_sampling_is_independent_of_the_batch(text_driver):
+    """Seeded draws alone and together."""
+    driver = text_driver("qwen3")
+    sampling = SamplingParams(temperature=0.9, top_k=40, seed=5)
+    jobs = [TextJob(prompt=noise(length, length), sampling=sampling) for length in LENGTHS]
+    alone = [driver.run(job)[0].tokens for job in jobs]
+    assert [result.tokens for result in driver.run(*jobs)] == alone
+
+
+# -- images and audio --------------------------------------------------------------------------------------------------
+
+
+def payload_jobs(items):
+    return tuple(
+        EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
+        for item in {item.key: item for item in items}.values()
+    )
+
+
+@pytest.mark.parametrize("name", [*VISION, "qwen2_audio"])
+def test_placed_items_give_transformers_tokens(open_driver, opened, name):
+    """Two items in a prompt, one in another, text alone beside them, chunks that cut items, a preemption; the encoder's
+    outputs are of the announced size, to the byte."""
+    checkpoint = opened(name)
+    base = open_driver(checkpoint.folder)
+    driver = TextDriver(base.executor, base.description)
+    hole = checkpoint.placeholder
+    prompts = [(f"See {hole} and {hole} here", (1, 2)), (f"{hole} so", (0,)), ("No item at all", ())]
+    jobs, expected, encoded = [], [], []
+    for index, (prompt, seeds) in enumerate(prompts):
+        items = checkpoint.items(*seeds)
+        medium = "audio" if name == "qwen2_audio" else "images"
+        prepared = base.description.preparer.prepare(prompt, **{medium: items})
+        encoded += prepared.items
+        placements = tuple(item.placement for item in prepared.items)
+        jobs += [
+            TextJob(
+                prompt=prepared.token_ids,
+                placements=placements,
+                joins=index,
+                chunk=chunk,
+                max_tokens=8,
+                preempted_at=again,
+            )
+            for chunk, again in ((1000, 0), (5, 3))
+        ]
+        inputs = checkpoint.process(prompt, items) if items else {}
+        inputs.pop("input_ids", None)
+        expected += 2 * [generate(checkpoint.module, prepared.token_ids, 8, **inputs)]
+    driver.executor.encode(payload_jobs(encoded))
+    held = driver.executor.memory().by_owner["encoder_outputs"]
+    assert held == sum(job.size for job in payload_jobs(encoded))
+    assert [result.tokens for result in driver.run(*jobs)] == expected
+    assert len({token for tokens in expected for token in tokens}) > 5, "it says too little to prove anything"
+
+
+def test_an_item_that_is_not_resident_is_our_bug(open_driver, opened):
+    """Only where a slice touches it: text before it is read without."""
+    checkpoint = opened("llava")
+    base = open_driver(checkpoint.folder)
+    driver = TextDriver(base.executor, base.description)
+    prepared = base.description.preparer.prepare(f"Some text {checkpoint.placeholder}", images=checkpoint.items(0))
+    (placement,) = (item.placement for item in prepared.items)
+    before = TextJob(prompt=prepared.token_ids[: placement.start], placements=(placement,), max_tokens=1)
+    assert driver.run(before)[0].tokens
+    with pytest.raises(AssertionError, match="is read but not resident"):
+        driver.run(TextJob(prompt=prepared.token_ids, placements=(placement,)))
+
+
+def test_an_encoding_that_is_not_finite_is_refused(open_driver, opened):
+    """And nothing of its batch is kept."""
+    checkpoint = opened("llava")
+    executor = open_driver(checkpoint.folder).executor
+    prepared = checkpoint.prepare(checkpoint.placeholder, checkpoint.items(0))
+    (item,) = prepared.items
+    broken = {"pixel_values": torch.full_like(item.payload["pixel_values"], torch.nan)}
+    with pytest.raises(EncodeFailed, match="not finite"):
+        executor.encode((EncodeJob(key="a", payload=broken, embeddings=item.embeddings, size=item.size),))
+    assert executor.memory().by_owner["encoder_outputs"] == 0
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+BOTH_WAYS = pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
+SOME = pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2_vl", "bert", "llama_classifier"])
+
+
+@SOME
+def test_every_byte_has_one_owner_and_dies_with_close(books, open_driver, folder, family):
+    """Without the collector."""
+    driver = open_driver(folder(family))
+    counted = books.check(driver.executor)
+    assert counted["weights"] > 0
+    work(driver)
+    assert books.check(driver.executor) == counted
+    driver.executor.close()
+    assert driver.executor.released.before == counted
+    assert driver.executor.released.kept == {}
+    assert books.live() == {}
+
+
+@SOME
+@BOTH_WAYS
+def test_it_sleeps_and_wakes_as_it_was(books, open_driver, folder, family, keep_weights):
+    """Asleep it holds the parked weights (on the CPU the very same tensors) or nothing; awake it says the same."""
+    driver = open_driver(folder(family))
+    counted = books.check(driver.executor)
+    before = work(driver)
+    for _ in range(2):
+        pointers = {tensor.data_ptr() for tensor in driver.executor._open.main.model.tensors()}
+        driver.executor.sleep(keep_weights=keep_weights)
+        parked = {"parked_weights": counted["weights"]} if keep_weights else {}
+        assert driver.executor.memory() == DeviceMemory(device="cpu", by_owner=parked)
+        assert books.check(driver.executor) == parked
+        assert driver.executor.released.kept == {}
+        driver.executor.wake()
+        if keep_weights:
+            assert {tensor.data_ptr() for tensor in driver.executor._open.main.model.tensors()} == pointers
+        assert books.check(driver.executor) == counted
+        assert work(driver) == before
+    driver.executor.close()
+    assert books.live() == {}
+
+
+def work(base):
+    """A little of what the model does."""
+    driver = TextDriver(base.executor, base.description)
+    pooling = base.description.default_pooling
+    jobs = [TextJob(prompt=noise(length, length), pooling=pooling, max_tokens=4) for length in (3, 21)]
+    return driver.run(*jobs)
+
+
+def test_bytes_are_those_of_the_checkpoint_and_the_configuration(text_driver, reference):
+    """By owner."""
+    driver = text_driver("qwen3", page_size=4)
+    told, model = driver.executor.memory().by_owner, reference("qwen3")
+    config, description = model.config, driver.description
+    tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    position = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
+    assert told["weights"] == sum(tensors.values())
+    assert told["self_kv"] == (description.pages + 1) * 4 * position
+    assert description.pages == 8 * 512 // 4
+    assert description.max_positions == 512
+
+
+def test_a_model_on_another_device_shares_what_is_shared(text_driver):
+    """The head that is the embedding stays one tensor."""
+    model = text_driver("gemma2").executor._open.main.model
+    moved = model.to(torch.device("meta"))
+    assert all(tensor.is_meta for tensor in moved.tensors())
+    assert moved.module.lm_head.weight is moved.module.model.embed_tokens.weight
+    assert len({id(tensor) for tensor in moved.tensors()}) == len({id(tensor) for tensor in model.tensors()})
+
+
+def test_a_step_that_runs_out_of_memory_leaves_nothing(books, text_driver, watch):
+    """At whichever of its storages; the other sequences go on."""
+    driver = text_driver("gemma2")
+    plan = first_step((1, 30))
+    with watch() as watched:
+        driver.executor.step(plan)
+    assert watched.alive == 0
+    for number in range(1, len(watched.made), 9):
+        driver.executor.reset()
+        with watch(fail_at=number) as failed, pytest.raises(Exception, match="no memory at storage") as kept:
+            driver.executor.step(plan)
+        assert failed.alive == 0, f"storage {number}: {kept.value}"
+    books.check(driver.executor)
+
+
+def first_step(lengths):
+    starts = [
+        SequenceStart(
+            sequence_id=index,
+            token_ids=noise(length, length),
+            prompt_length=length,
+            sampling=SamplingParams(),
+            rules=LogitRules(),
+            probe=None,
+        )
+        for index, length in enumerate(lengths)
+    ]
+    slices = [
+        Slice(
+            sequence_id=index,
+            start=0,
+            length=length,
+            block_table=tuple(range(20 * index, 20 * index + 20)),
+            cross_slot=None,
+            draw=True,
+        )
+        for index, length in enumerate(lengths)
+    ]
+    return StepPlan(step_id=0, epoch=0, started=tuple(starts), ended=(), cross_writes=(), slices=tuple(slices))
+
+
+def test_an_open_that_fails_leaves_nothing(books, folder, config, monkeypatch):
+    """After the weights were read, and in the trial."""
+    for target in ("triolet.models.blueprint.PagedKV.allocate", "triolet.models.trial._compare"):
+        executor = TorchExecutor(folder("llama"), config())
+        with monkeypatch.context() as patch:
+            patch.setattr(target, lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("planted")))
+            with pytest.raises(RuntimeError, match="planted") as kept:
+                executor.open()
+        assert books.live() == {}, f"{kept.value} keeps tensors"
+        assert executor.memory().by_owner == {}
+        executor.open()
+        executor.close()
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def changed(folder, target, **settings):
+    if folder != target:
+        shutil.copytree(folder, target, dirs_exist_ok=True)
+    path = target / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
+        ({"attention_chunk_size": 8}, "chunks of 8 positions"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"sliding_window": 16}, "window of None positions, where config.json tells 16"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
+        ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
+        ({"model_type": "nothing"}, "'nothing'"),
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "mamba"),
+    ],
+    ids=str,
+)
+def test_what_our_attention_does_not_do_is_refused(open_driver, folder, tmp_path, settings, told):
+    """With a sentence."""
+    with pytest.raises(UnsupportedModel, match=told) as caught:
+        open_driver(changed(folder("llama"), tmp_path / "copy", **settings))
+    assert "allowed" in str(caught.value)
+
+
+def tiny(folder, model, tokenizer_of):
+    model.save_pretrained(folder)
+    for path in tokenizer_of.glob("tokenizer*"):
+        shutil.copy(path, folder)
+    return folder
+
+
+def make_others():
+    """Models whose attention is not only ours: a mask of its own, sinks, latent keys, a bias by distance."""
+    import transformers as t
+
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {**sizes, "intermediate_size": 48, "max_position_embeddings": 64, "num_key_value_heads": 2}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    return {
+        "gpt_oss": lambda: t.GptOssForCausalLM(t.GptOssConfig(**more, **experts, head_dim=8)),
+        "deepseek_v3": lambda: t.DeepseekV3ForCausalLM(
+            t.DeepseekV3Config(
+                **{**more, "num_key_value_heads": 4},
+                q_lora_rank=8,
+                kv_lora_rank=8,
+                qk_rope_head_dim=4,
+                qk_nope_head_dim=4,
+                v_head_dim=8,
+                first_k_dense_replace=2,
+            )
+        ),
+        "bloom": lambda: t.BloomForCausalLM(t.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4)),
+        "t5": lambda: t.T5ForConditionalGeneration(t.T5Config(vocab_size=300, d_model=32, d_kv=8, d_ff=32)),
+        "mamba": lambda: t.MambaForCausalLM(t.MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2)),
+    }
+
+
+@pytest.mark.parametrize("kind", make_others())
+def test_other_kinds_of_attention_are_refused(open_driver, folder, tmp_path, kind):
+    """Sinks, latent keys, a bias by distance, cross-attention, no attention at all."""
+    torch.manual_seed(0)
+    other = tiny(tmp_path, make_others()[kind](), folder("llama"))
+    with pytest.raises(UnsupportedModel, match="allowed"):
+        open_driver(other)
+
+
+def make_more():
+    """Models that nobody has written a line for."""
+    import transformers as t
+
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {**sizes, "intermediate_size": 48, "max_position_embeddings": 128, "num_key_value_heads": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+    return {
+        "gpt2": lambda: t.GPT2LMHeadModel(
+            t.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+        ),
+        "phi3": lambda: t.Phi3ForCausalLM(t.Phi3Config(**more, pad_token_id=0)),
+        "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**more)),
+        "qwen3_moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**more, **experts, head_dim=8)),
+        "granite": lambda: t.GraniteForCausalLM(t.GraniteConfig(**more, logits_scaling=2.0, residual_multiplier=0.5)),
+        "olmo2": lambda: t.Olmo2ForCausalLM(t.Olmo2Config(**more)),
+        "cohere": lambda: t.CohereForCausalLM(t.CohereConfig(**more)),
+        "smollm3": lambda: t.SmolLM3ForCausalLM(t.SmolLM3Config(**more, pad_token_id=0)),
+    }
+
+
+@pytest.mark.parametrize("kind", make_more())
+def test_architectures_without_a_line_of_their_own(open_driver, folder, tmp_path, kind):
+    """Whatever honours transformers' attention interface runs, with its tokens."""
+    torch.manual_seed(0)
+    model = make_more()[kind]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
+    model.generation_config = GenerationConfig(eos_token_id=299, pad_token_id=0)
+    base = open_driver(tiny(tmp_path, model, folder("llama")))
+    jobs = [TextJob(prompt=noise(length, length), chunk=7, max_tokens=8) for length in (1, 9, 30)]
+    results = TextDriver(base.executor, base.description).run(*jobs)
+    assert [result.tokens for result in results] == [generate(model, job.prompt, 8) for job in jobs]
+
+
+def test_missing_weights_are_refused(books, open_driver, folder, tmp_path):
+    """transformers would draw them at random, and warn."""
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(folder("llama"), tmp_path / "copy")
+    weights = load_file(copy / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    del weights
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights.*layers\.1\.mlp\.up_proj"):
+        open_driver(copy)
+    (copy / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="cannot be made from"):
+        open_driver(copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no weights"):
+        open_driver(copy)
+    assert books.live() == {}
+
+
+def test_a_checkpoint_that_changed_while_it_slept_is_told(open_driver, folder, tmp_path):
+    """Its settings, or its weights."""
+    copy = shutil.copytree(folder("llama"), tmp_path / "copy")
+    executor = open_driver(copy).executor
+    executor.sleep(keep_weights=False)
+    shutil.copy(make_checkpoint("llama", tmp_path / "other", seed=1) / "model.safetensors", copy)
+    with pytest.raises(CheckpointError, match="the weights are others"):
+        executor.wake()
+    shutil.copytree(folder("llama"), copy, dirs_exist_ok=True)
+    changed(copy, copy, rms_norm_eps=0.5)
+    with pytest.raises(CheckpointError, match=r"config\.json differ"):
+        executor.wake()
+    shutil.copytree(folder("llama"), copy, dirs_exist_ok=True)
+    executor.wake()
+
+
+def test_pages_too_few_for_one_sequence_are_refused(open_driver, folder):
+    """With the least that is enough."""
+    with pytest.raises(InvalidRequest, match=r"self_kv_bytes=1; allowed: \d+ or more"):
+        open_driver(folder("llama"), self_kv_bytes=1)
+
+
+def test_the_description_says_what_the_files_say(open_driver, folder, tmp_path):
+    """eos from generation_config.json, then config.json, then the tokenizer; the identity is of all of it."""
+    first = open_driver(folder("llama")).description
+    assert first.kind is Kind.DECODER
+    assert (first.cross_slots, first.encoder_bytes, first.whisper, first.whole_prompts) == (0, 0, None, False)
+    assert first.architecture == "LlamaForCausalLM"
+    copy = shutil.copytree(folder("llama"), tmp_path / "copy")
+    assert open_driver(copy).description.processor_identity == first.processor_identity
+    path = copy / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [3, 4], "suppress_tokens": [9]}))
+    second = open_driver(copy).description
+    assert (second.eos_token_ids, second.suppress_token_ids) == ((3, 4), (9,))
+    assert second.processor_identity != first.processor_identity
+    path.unlink()
+    assert open_driver(changed(copy, copy, eos_token_id=5)).description.eos_token_ids == (5,)
+    config = json.loads((copy / "config.json").read_text())
+    del config["eos_token_id"]
+    (copy / "config.json").write_text(json.dumps(config))
+    assert open_driver(copy).description.eos_token_ids
+
+
+def test_nothing_of_a_closed_model_lives(folder, config, no_collector):
+    """Three times over, with the collector off."""
+    before = live_bytes()
+    for _ in range(3):
+        executor = TorchExecutor(folder("llama"), config())
+        executor.open()
+        executor.close()
+    assert live_bytes() == before

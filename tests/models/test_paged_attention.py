@@ -1,0 +1,165 @@
+"""Attention over pages, against the textbook's: whatever the lengths, windows, caps and groups of heads."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from triolet.core.plan import Slice
+from triolet.models import paged as module
+from triolet.models.attention import check_request, register
+from triolet.models.kv import PagedKV
+from triolet.models.paged import PagedLayout, PagedStep
+
+HEAD = 8
+
+
+def textbook(queries, keys, values, *, start, scale, window, softcap):
+    """[rows, heads, head_dim] of one sequence, row by row; the first row is at position ``start``."""
+    repeats = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+    rows = []
+    for offset, query in enumerate(queries):
+        stop = start + offset + 1
+        first = 0 if window is None else max(0, stop - window)
+        scores = torch.einsum("hd,phd->hp", query, keys[first:stop]) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        rows.append(torch.einsum("hp,phd->hd", scores.softmax(-1), values[first:stop]))
+    return torch.stack(rows)
+
+
+class Sequences:
+    """Sequences that grow by slices, in pages handed out at random."""
+
+    def __init__(self, page_size, heads, kv_heads, seed):
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.paged = PagedKV.allocate(
+            layers=2,
+            pages=200,
+            page_size=page_size,
+            heads=kv_heads,
+            width=kv_heads * HEAD,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        self.paged._pool[:, :-1].fill_(torch.nan)
+        self.free = self.random.sample(range(200), 200)
+        self.heads, self.kv_heads = heads, kv_heads
+        self.keys, self.values, self.pages = {}, {}, {}
+
+    def draw(self, rows, heads):
+        return torch.randn(rows, heads, HEAD, generator=self.generator)
+
+    def step(self, lengths, **options):
+        """Feeds ``lengths`` (by sequence); the greatest difference from the textbook."""
+        slices = [self._slice(sequence, length) for sequence, length in lengths.items()]
+        self.random.shuffle(slices)
+        self.paged.enter(slices)
+        layout = PagedLayout.of(slices, self.paged.page_size, torch.device("cpu"))
+        rows = sum(lengths.values())
+        queries, keys, values = (
+            self.draw(rows, self.heads),
+            self.draw(rows, self.kv_heads),
+            self.draw(rows, self.kv_heads),
+        )
+        attended = PagedStep(self.paged, layout).attend(1, queries, keys, values, scale=0.4, **options)
+        apart = 0.0
+        for index, first in zip(layout.order, layout.starts, strict=True):
+            part = slices[index]
+            mine = slice(first, first + part.length)
+            assert layout.positions[mine].tolist() == list(range(part.start, part.start + part.length))
+            for known, new in ((self.keys, keys), (self.values, values)):
+                known[part.sequence_id] = torch.cat([known.get(part.sequence_id, new[:0]), new[mine]])
+            told = textbook(
+                queries[mine],
+                self.keys[part.sequence_id],
+                self.values[part.sequence_id],
+                start=part.start,
+                scale=0.4,
+                **options,
+            )
+            apart = max(apart, float((attended[mine] - told).abs().max()))
+        return apart
+
+    def _slice(self, sequence, length):
+        start = len(self.keys.get(sequence, ()))
+        pages = self.pages.setdefault(sequence, [])
+        while len(pages) * self.paged.page_size < start + length:
+            pages.append(self.free.pop())
+        return Slice(
+            sequence_id=sequence, start=start, length=length, block_table=tuple(pages), cross_slot=None, draw=False
+        )
+
+
+@pytest.mark.parametrize("limits", [None, (1, 1), (3000, 600)], ids=str)
+@pytest.mark.parametrize(
+    ("window", "softcap", "heads"),
+    [*itertools.product((None, 5, 40), (None, 2.0), ((4, 2),)), (None, None, (3, 3)), (7, None, (6, 1))],
+)
+def test_it_is_the_textbooks(monkeypatch, limits, window, softcap, heads):
+    """First, middle and single-row slices of many lengths side by side, step after step; garbage in the pages."""
+    monkeypatch.setattr(module, "_PIECE", 9)
+    if limits is not None:
+        chosen = module._Limits(gathered=limits[0], wasted=limits[1])
+        monkeypatch.setattr(module._Limits, "of", lambda device: chosen)
+    sequences = Sequences(4, *heads, seed=1)
+    steps = (
+        {0: 1, 1: 23, 2: 40, 3: 3},
+        {0: 1, 1: 1, 2: 1, 3: 19, 4: 5},
+        {0: 30, 1: 3, 2: 3, 3: 1, 4: 33},
+        {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1},
+        {0: 4, 1: 4, 5: 17},
+    )
+    for lengths in steps:
+        assert sequences.step(lengths, window=window, softcap=softcap) < 1e-5
+
+
+def test_spans_are_bounded_and_hold_similar_contexts():
+    """On the CPU a span gathers what stays in the cache, and one long context does not make the short ones long."""
+    sequences = Sequences(4, 4, 2, seed=2)
+    lengths = [1, 2, 3, 300]
+    assert sequences.step(dict(enumerate(lengths)), window=None, softcap=None) < 1e-5
+    slices = [sequences._slice(sequence, 1) for sequence in range(len(lengths))]
+    limits = module._Limits(gathered=10 * sequences.paged.page_bytes, wasted=2 * sequences.paged.page_bytes)
+    step = PagedStep(sequences.paged, PagedLayout.of(slices, 4, torch.device("cpu")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module._Limits, "of", lambda device: limits)
+        spans = step._spans_of(None, masked=False)
+    assert [(span.count, len(span.table)) for span in spans] == [(3, 3), (1, 76)]
+    assert step._spans_of(None, masked=False) is spans
+
+
+def test_registering_twice_changes_nothing():
+    """And nothing is registered by an import."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    register()
+    first = ALL_ATTENTION_FUNCTIONS["triolet_paged"]
+    register()
+    assert ALL_ATTENTION_FUNCTIONS["triolet_paged"] is first
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"attention_mask": torch.zeros(1)}, "a mask of its own"),
+        ({"dropout": 0.1}, "dropout"),
+        ({"is_causal": False}, "both directions"),
+        ({"s_aux": torch.zeros(1)}, "s_aux"),
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_a_layer_may_not_ask(asked, told):
+    """Each is named."""
+    from triolet.core.errors import UnsupportedModel
+
+    usual = {"attention_mask": None, "dropout": 0.0, "is_causal": None, "position_ids": torch.zeros(1), "s_aux": None}
+    check_request(torch.nn.Module(), **usual)
+    with pytest.raises(UnsupportedModel, match=told):
+        check_request(torch.nn.Module(), **{**usual, **asked})

@@ -1,0 +1,210 @@
+"""Structured output: whatever a model's logits are, what it writes follows the structure, alone, in a batch, replayed
+and guessed ahead."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+import torch
+
+from triolet.core.request import LogitRules, SamplingParams, Structure
+from triolet.models.sampling import Draw, draw_tokens
+from triolet.models.structure import Grammars, Guide, fault_of
+
+from .conftest import Ids, make_tokenizer
+
+IDS = Ids()
+SCHEMA = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
+    "required": ["on", "room"],
+    "additionalProperties": False,
+}
+STRUCTURES = {
+    "json": Structure.json_schema(SCHEMA),
+    "regex": Structure(kind="regex", text=r"[0-9]{2,4}(é|ü)"),
+    "lark": Structure(kind="lark", text='start: "go" (" " WORD)+ "."\nWORD: /[a-c]{1,3}/'),
+    "choice": Structure.choice(["yes", 'n"o\n', "ja 😀"]),
+}
+RIGHT = {
+    "json": lambda text: set(json.loads(text)) == {"on", "room"},
+    "regex": re.compile(r"[0-9]{2,4}(é|ü)").fullmatch,
+    "lark": re.compile(r"go( [a-c]{1,3})+\.").fullmatch,
+    "choice": {"yes", 'n"o\n', "ja 😀"}.__contains__,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(make_tokenizer(), IDS.vocabulary, (IDS.eos, IDS.previous))
+
+
+def random_logits(seed: int, rows: int = 1) -> torch.Tensor:
+    """Likes closing brackets, so that nothing is repeated for ever."""
+    logits = torch.randn(rows, IDS.vocabulary, generator=torch.Generator().manual_seed(seed))
+    logits[:, [ord(character) for character in '"}.']] += 2
+    return logits
+
+
+def draw_of(generated: list[int], guide: Guide | None, **sampling: object) -> Draw:
+    return Draw(generated=generated, sampling=SamplingParams(**sampling), rules=LogitRules(), never=None, guide=guide)
+
+
+def write(guide: Guide, seed: int, generated: list[int] | None = None) -> list[int]:
+    """Draws to the end of the text, by random logits."""
+    generated = generated or []
+    while not generated or generated[-1] not in {IDS.eos, IDS.previous}:
+        assert len(generated) < 200
+        draw = draw_of(generated, guide, temperature=1.0, seed=seed)
+        (drawn,) = draw_tokens(random_logits(1000 * seed + len(generated)), [draw], (IDS.eos,))
+        assert not drawn.error
+        generated.append(drawn.token_id)
+    return generated
+
+
+def text_of(tokens: list[int]) -> str:
+    return bytes(tokens[:-1]).decode()
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_whatever_the_logits_are_the_text_follows_the_structure(kind, grammars):
+    for seed in range(8):
+        assert RIGHT[kind](text_of(write(grammars.guide(STRUCTURES[kind]), seed)))
+
+
+def test_rows_of_a_batch_follow_their_own_structures_and_the_others_none(grammars):
+    guides = [None, grammars.guide(STRUCTURES["json"]), None, grammars.guide(STRUCTURES["regex"])]
+    logits = random_logits(1, 4)
+    together = draw_tokens(logits.clone(), [draw_of([], guide) for guide in guides], (IDS.eos,))
+    for row, guide in enumerate(guides):
+        assert draw_tokens(logits[row : row + 1].clone(), [draw_of([], guide)], (IDS.eos,)) == [together[row]]
+        if guide is None:
+            assert together[row].token_id == int(logits[row].argmax())
+    assert chr(together[1].token_id) == "{"
+    assert chr(together[3].token_id).isdigit()
+
+
+def test_when_all_is_written_only_the_ends_of_text_are_left(grammars):
+    guide = grammars.guide(Structure.choice(["ab"]))
+    allowed = [allowed_by(guide, list(b"ab"[:length])) for length in range(3)]
+    assert allowed == [{ord("a")}, {ord("b")}, {IDS.eos, IDS.previous}]
+    for _ in range(2):  # a step in flight may draw behind the end: that counts for nothing, and harms nobody
+        assert allowed_by(guide, [*b"ab", IDS.eos, 3]) is None
+        assert allowed_by(guide, [*b"ab"]) == {IDS.eos, IDS.previous}
+    assert not guide.error
+
+
+def allowed_by(guide: Guide, generated: list[int]) -> set[int] | None:
+    bits = guide.allowed(generated)
+    if bits is None:
+        return None
+    return {token for token in range(8 * len(bits)) if bits[token // 8] >> (token % 8) & 1}
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_a_replayed_sequence_goes_on_as_it_would_have(kind, grammars):
+    tokens = write(grammars.guide(STRUCTURES[kind]), seed=3)
+    for length in range(len(tokens)):
+        assert write(grammars.guide(STRUCTURES[kind], tokens[:length]), 3, tokens[:length]) == tokens
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_what_was_only_guessed_is_taken_back(kind, grammars):
+    """One guide, asked for a text and for others that begin as it does, in any order, answers as a new one."""
+    structure, chance = STRUCTURES[kind], random.Random(7)
+    texts = [write(grammars.guide(structure), seed) for seed in range(6)]
+    guide = grammars.guide(structure)
+    for _ in range(200):
+        text = chance.choice(texts)
+        history = text[: chance.randrange(len(text) + 1)]
+        assert allowed_by(guide, history) == allowed_by(grammars.guide(structure), history)
+        guide.valid(history, chance.choice(texts)[:3])
+
+
+def test_going_back_behind_a_mask_leaves_the_right_state(grammars):
+    """What llguidance's own rollback gets wrong: a colon would be allowed for the key's quotation mark."""
+    guide = grammars.guide(STRUCTURES["json"])
+    assert allowed_by(guide, list(b'{  "on":false,"room" ')) == set(b"\t\n\r :")
+    assert allowed_by(guide, list(b'{"on": true , ')) == set(b'\t\n\r "')
+
+
+def test_guesses_are_valid_up_to_the_first_that_the_structure_forbids(grammars):
+    guide = grammars.guide(STRUCTURES["regex"])
+    assert guide.valid(list(b"1"), list(b"23x4")) == 2
+    assert guide.allowed([*b"1", ord("x")]) is None
+    assert not guide.error, "a guess was wrong, not the text"
+    assert allowed_by(guide, list(b"1")) == set(b"0123456789")
+
+
+@pytest.mark.parametrize(
+    ("structure", "message"),
+    [
+        (Structure(kind="regex", text="(["), "unclosed"),
+        (Structure(kind="lark", text="start: A"), "unknown name"),
+        (Structure(kind="json_schema", text="{"), "json_schema"),
+        (Structure(kind="json_schema", text='{"type": "rhyme"}'), "Invalid type: rhyme"),
+        (Structure(kind="choice", text='["a", 1]'), "array of texts"),
+        (Structure(kind="choice", text='["a"'), "delimiter"),
+        (Structure(kind="choice", text="[]"), "array of texts"),
+    ],
+    ids=str,
+)
+def test_a_structure_that_cannot_be_followed_is_told_with_the_reason(structure, message, grammars):
+    assert message in fault_of(structure)
+    guide = grammars.guide(structure)
+    assert message in guide.error
+    assert draw_tokens(random_logits(1), [draw_of([], guide)], (IDS.eos,))[0].token_id == IDS.eos
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_a_structure_that_can_be_followed_has_no_fault(kind):
+    assert fault_of(STRUCTURES[kind]) == ""
+
+
+def test_a_structure_that_fails_is_the_fault_of_its_row_alone(grammars):
+    """Whether the grammar is bad, the replayed tokens are none of its, or rules leave nothing of what it allows."""
+    bad = grammars.guide(Structure(kind="lark", text='start: "a" <|no such token|>'))
+    lost = grammars.guide(STRUCTURES["regex"], list(b"x"))
+    stuck = grammars.guide(Structure.choice(["a"]))
+    logits = random_logits(2, 4)
+    logits[2, ord("a")] = -torch.inf
+    expected = int(logits[3].argmax())
+    drawn = draw_tokens(logits, [draw_of([], guide) for guide in (bad, lost, stuck, None)], (IDS.eos,))
+    assert ["no such token" in drawn[0].error, "none of its" in drawn[1].error, "leaves no token" in drawn[2].error]
+    assert all(one.error and one.token_id == IDS.eos for one in drawn[:3])
+    assert (drawn[3].token_id, drawn[3].error) == (expected, "")
+
+
+def test_logits_that_broke_down_are_not_blamed_on_the_structure(grammars):
+    logits = random_logits(2)
+    logits[0, ord("{")] = torch.nan
+    (drawn,) = draw_tokens(logits, [draw_of([], grammars.guide(STRUCTURES["json"]))], (IDS.eos,))
+    assert drawn.logprob != drawn.logprob
+    assert not drawn.error
+
+
+def test_grammars_are_compiled_once_and_only_the_latest_are_kept():
+    grammars = Grammars(make_tokenizer(), IDS.vocabulary, (IDS.eos,), capacity=2)
+    assert grammars.guide(None) is None
+    structures = [Structure.choice([text]) for text in "abc"]
+    first = grammars.guide(structures[0])
+    compiled = dict(grammars._compiled)
+    grammars.guide(structures[0])
+    assert grammars._compiled == compiled
+    for structure in structures:
+        grammars.guide(structure)
+    assert list(grammars._compiled) == structures[1:]
+    grammars.release()
+    assert not grammars._compiled
+    assert allowed_by(first, []) == {ord("a")}, "a sequence that runs keeps its own"
+
+
+def test_a_tokenizer_that_cannot_be_translated_is_told():
+    class Slow:
+        def __len__(self) -> int:
+            return 10
+
+    assert "tokenizer" in Grammars(Slow(), 10, (0,)).guide(STRUCTURES["json"]).error
