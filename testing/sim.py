@@ -62,11 +62,17 @@ class SimTokenizer:
 
 @frozen(kw_only=True)
 class SimPreparer:
-    """Prompts with images, which are numbers here: image n has ``1 + n % 4`` embeddings, each of as many bytes as an
-    embedding of the model has. `IMAGE` stands for each image in the prompt."""
+    """Prompts with images, which are numbers here (of a real image, the red of its first pixel): image n has
+    ``1 + n % 4`` embeddings, each of as many bytes as an embedding of the model has. `IMAGE` stands for each image in
+    the prompt."""
 
     model: SimModel
     media: frozenset[str] = frozenset({"image"})
+    converses: bool = False
+
+    def with_items(self, prompt: str, count: int) -> str:
+        """See `triolet.core.model.Preparer`."""
+        return prompt if chr(97 + IMAGE) in prompt else chr(97 + IMAGE) * count + prompt
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
@@ -97,11 +103,12 @@ class SimPreparer:
         tokenizer = SimTokenizer()
         return (*tokenizer.encode(first), *tokenizer.encode(second)), len(first)
 
-    def _item(self, image: int, start: int) -> EncoderItem:
-        count = 1 + image % MOST_IMAGE
+    def _item(self, image: Any, start: int) -> EncoderItem:
+        number = image if isinstance(image, int) else image.getpixel((0, 0))[0]
+        count = 1 + number % MOST_IMAGE
         return EncoderItem(
-            key=f"image {image}",
-            payload=image,
+            key=f"image {number}",
+            payload=number,
             embeddings=count,
             size=count * self.model.encoder_bytes // self.model.encoder_embeddings,
             spans=((start, start + count),),

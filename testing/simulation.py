@@ -383,6 +383,7 @@ class _Run:
         return False
 
     def _stream(self, client: Client) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        """Images are prepared here: `Engine.stream` would do it in a thread, whose turn no schedule decides."""
         if self.scenario.model.kind is not Kind.ENCODER_DECODER:
             return self.engine.inside._deltas(self._request(client), wait=True, texts=None)
         return self.engine.stream(
