@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -661,10 +662,17 @@ def test_an_interrupt_at_a_terminal_ends_the_line_and_gives_the_device_back() ->
     assert last.endswith(b"word \r\n")
 
 
-def test_a_real_process_writes_text_alone_and_can_be_interrupted(checkpoint: Callable[[str], str]) -> None:
-    """No progress bar of a load, no warning. The first piece is read, then comes a ^C."""
+def test_a_real_process_writes_text_alone_and_can_be_interrupted(
+    checkpoint: Callable[[str], str], tmp_path: Path
+) -> None:
+    """No progress bar of a load, no warning. The first piece is read, then comes a ^C; of a model that writes for more
+    than a minute."""
+    folder = tmp_path / "long"
+    shutil.copytree(checkpoint("llama"), folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "max_position_embeddings": 20_000}))
     with subprocess.Popen(
-        [sys.executable, "-m", "triolet", "generate", checkpoint("llama"), "hi", "--temperature", "1", *CPU],
+        [sys.executable, "-m", "triolet", "generate", folder, "hi", *CPU],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
