@@ -669,8 +669,12 @@ def test_a_real_process_writes_text_alone_and_can_be_interrupted(
     than a minute."""
     folder = tmp_path / "long"
     shutil.copytree(checkpoint("llama"), folder)
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, "max_position_embeddings": 20_000}))
+    for name, changes in (
+        ("config.json", lambda settings: {"max_position_embeddings": 20_000}),
+        ("generation_config.json", lambda settings: {"suppress_tokens": [settings["eos_token_id"]]}),
+    ):
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**settings, **changes(settings)}))
     with subprocess.Popen(
         [sys.executable, "-m", "triolet", "generate", folder, "hi", *CPU],
         stdout=subprocess.PIPE,
