@@ -33,11 +33,12 @@ from ..core.errors import (
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, Slice, StepPlan, StepResult
-from .blueprint import AnyBlueprint, AnyModel, Blueprint, TextBlueprint, draw
+from .blueprint import AnyBlueprint, AnyModel, Blueprint, TextBlueprint, draw, name_devices
 from .checkpoint import WeightFiles
 from .features import LogMel
 from .kv import CrossKV, PagedKV
 from .network import Feed, Network, Record
+from .pipeline import StagedKV
 from .resources import ReleaseReport, ResourceStack
 from .sampling import Draw, RuleMasks, draw_tokens
 from .structure import Grammars
@@ -146,7 +147,7 @@ class _Open:
     network: Network
     log_mel: LogMel | None
     model: WhisperModel | TransformerModel
-    paged: PagedKV | None
+    paged: PagedKV | StagedKV | None
     cross: CrossKV | None
     outputs: EncoderOutputs
     masks: RuleMasks
@@ -195,7 +196,7 @@ class TorchExecutor:
         """
         assert self._blueprint is None, "the executor is open already"
         blueprint = draw(self.model, self.config)
-        self._device = str(blueprint.device)
+        self._device = name_devices(blueprint)
         with self._all_or_nothing():
             fingerprint = self._take_and_load(blueprint)
             assert self._open is not None, "what was taken is open"
@@ -238,7 +239,8 @@ class TorchExecutor:
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
         parts = blueprint.take(own, load)
-        outputs, masks = own("encoder_outputs", EncoderOutputs()), own("rule_masks", RuleMasks(vocabulary, device))
+        answers_on = blueprint.devices[-1] if blueprint.devices else device
+        outputs, masks = own("encoder_outputs", EncoderOutputs()), own("rule_masks", RuleMasks(vocabulary, answers_on))
         self._open = _Open(
             device=device,
             eos_token_ids=checkpoint.eos_token_ids,
@@ -300,7 +302,7 @@ class TorchExecutor:
         assert self._open is None, "the executor is awake"
         with self._all_or_nothing():
             if self._parked_model is not None:
-                self._take(blueprint, partial(self._parked_model.to, blueprint.device))
+                self._take(blueprint, partial(blueprint.place, self._parked_model))
             else:
                 self._load_again(blueprint)
         self._parked_model = None
@@ -483,7 +485,7 @@ class TorchExecutor:
         return self._open
 
 
-def _check_pages(paged: PagedKV, part: Slice) -> None:
+def _check_pages(paged: PagedKV | StagedKV, part: Slice) -> None:
     end = part.start + part.length
     assert len(part.block_table) * paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
     assert min(part.block_table) >= 0 and max(part.block_table) < paged.pages, (
