@@ -60,6 +60,9 @@ class EngineConfig:
 
     Args:
         device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: its layers,
+            with their pages, lie on one behind the other. It is for models that are too large for one; ``device`` is
+            then left as it is, and ``graphs`` are not used. ``()``: all on ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         threads: CPU threads of torch, a setting of the whole process; 0 leaves torch's own choice.
         max_running: most sequences decoded together.
@@ -102,6 +105,7 @@ class EngineConfig:
     """
 
     device: str = "auto"
+    devices: tuple[str, ...] = ()
     dtype: str = "auto"
     threads: int = 0
     max_running: int = 32
@@ -133,6 +137,7 @@ class EngineConfig:
             raise InvalidRequest(f"dtype={self.dtype!r}; allowed: {', '.join(DTYPES)}")
         if not isinstance(self.device, str):
             raise InvalidRequest(f"device={self.device!r}; allowed: 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        self._check_devices()
         for name in COUNTS:
             self._check_number(name, 1, int)
         for name in SIZES:
@@ -147,6 +152,17 @@ class EngineConfig:
             raise InvalidRequest(f"graphs={self.graphs!r}; allowed: {', '.join(map(repr, GRAPHS))}")
         if self.steps_in_flight not in (1, 2):
             raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
+
+    def _check_devices(self) -> None:
+        names = self.devices
+        if not isinstance(names, tuple) or len(names) == 1 or not all(isinstance(name, str) for name in names):
+            raise InvalidRequest(
+                f"devices={names!r}; allowed: a tuple of two or more devices, as ('cuda:0', 'cuda:1'), or () for one"
+            )
+        if names and self.device != "auto":
+            raise InvalidRequest(f"device={self.device!r} besides devices={names!r}; allowed: one of the two")
+        if names and self.graphs == "eager":
+            raise InvalidRequest(f"graphs='eager' with devices={names!r}; allowed: 'auto' or 'off' on several devices")
 
     def _check_number(self, name: str, least: int, kind: type[int] | UnionType) -> None:
         value: float = getattr(self, name)

@@ -6,6 +6,7 @@ One call of the module feeds all slices of a step, flattened into rows; `paged.p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -15,13 +16,14 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ..core.plan import EncodeJob, Slice
-from .attention import PAGED, PagedCall, Witness, register
+from .attention import PAGED, AnyStep, PagedCall, Witness, register
 from .families import Family
 from .fixed import FixedInputs, FixedRow, FixedStep
 from .graphs import GraphManager
 from .kv import PagedKV
 from .network import Feed, Outputs, Record
 from .paged import PagedLayout, PagedStep
+from .pipeline import Pipeline, StagedKV
 from .pooling import PooledHead, Sums, check_pooling
 from .transformer import TransformerModel
 
@@ -37,16 +39,18 @@ class _Notes:
 
 @frozen(kw_only=True, eq=False)
 class CausalNetwork:
-    """A decoder at work. ``generates`` is false where the module has no head for tokens."""
+    """A decoder at work. ``generates`` is false where the module has no head for tokens; ``device`` is the first where
+    there is a ``pipeline``, and pages are in stages then, and only then."""
 
     model: TransformerModel
-    paged: PagedKV
+    paged: PagedKV | StagedKV
     positions: int
     device: torch.device
     generates: bool
     classifies: bool = False
     family: Family | None = None
     witness: Witness | None = None
+    pipeline: Pipeline | None = None
     graphs: GraphManager | None = None  # what records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
 
@@ -101,7 +105,8 @@ class CausalNetwork:
     def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         """As `logits`; of a model that does not generate, the last hidden states [wanted, hidden]."""
         layout = self._lay_out([feed.part for feed in feeds])
-        rows = torch.tensor(_rows(layout, wanted), dtype=torch.long, device=self.device)
+        answers_on = self.device if self.pipeline is None else self.pipeline.answers_on
+        rows = torch.tensor(_rows(layout, wanted), dtype=torch.long, device=answers_on)
         if not self.generates:
             return self.hidden(feeds, layout, outputs)[rows].float()
         module = self.model.module
@@ -124,13 +129,24 @@ class CausalNetwork:
         return hidden
 
     def _run(self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any) -> Any:
-        return module(
-            inputs_embeds=self._embed(feeds, layout, outputs)[None],
-            position_ids=self._position_ids(feeds, layout),
-            use_cache=False,
-            triolet=PagedCall(step=PagedStep(self.paged, layout), witness=self.witness),
-            **options,
-        )
+        with self.crossing():
+            return module(
+                inputs_embeds=self._embed(feeds, layout, outputs)[None],
+                position_ids=self._position_ids(feeds, layout),
+                use_cache=False,
+                triolet=PagedCall(step=self._step(layout), witness=self.witness),
+                **options,
+            )
+
+    def crossing(self) -> AbstractContextManager[None]:
+        """The module can be called within, whatever devices it is on."""
+        return nullcontext() if self.pipeline is None else self.pipeline.crossing()
+
+    def _step(self, layout: PagedLayout) -> AnyStep:
+        if isinstance(self.paged, PagedKV):
+            return PagedStep(self.paged, layout)
+        assert self.pipeline is not None, "pages in stages are of a pipeline"
+        return self.pipeline.step(self.paged, layout)
 
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
         pooling, notes = feed.record.start.pooling, feed.record.notes
@@ -177,6 +193,7 @@ class CausalDecode:
     def of(cls, network: CausalNetwork) -> CausalDecode:
         """Of a network's model, pages and positions."""
         family, module = network.family, network.model.module
+        assert isinstance(network.paged, PagedKV), "a pipeline's steps are not recorded"
         axes = family is not None and family.positions(module, (0,), ()) is not None
         return cls(model=network.model, paged=network.paged, axes=axes)
 

@@ -14,7 +14,6 @@ from ..core.request import LogitRules, SamplingParams
 from .architecture import TextCheckpoint
 from .attention import LayerRequest
 from .causal import CausalNetwork
-from .kv import PagedKV
 from .network import Feed, Record
 
 _LENGTHS = (11, 5)  # of the two prompts; the first is read in two chunks
@@ -41,15 +40,7 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
     expected = [_reference(network, prompt) for prompt in prompts]
     witness = _Witness(checkpoint)
     network.attach()
-    paged = PagedKV.allocate(
-        layers=checkpoint.shape.layers,
-        pages=len(prompts),
-        page_size=max(_LENGTHS),
-        heads=checkpoint.shape.kv_heads,
-        width=checkpoint.shape.kv_heads * checkpoint.shape.head_dim,
-        dtype=network.paged.dtype,
-        device=network.device,
-    )
+    paged = network.paged.another(pages=len(prompts), page_size=max(_LENGTHS))
     found = _run(evolve(network, paged=paged, witness=witness), prompts, witness)
     for told, ours in zip(expected, found, strict=True):
         _compare(told, ours, checkpoint, network.paged.dtype)
@@ -69,7 +60,8 @@ def _reference(network: CausalNetwork, prompt: list[int]) -> Tensor:
     tokens = torch.tensor([prompt], device=network.device)
     module = network.model.module if network.generates else network.model.module.base_model
     positions = torch.arange(len(prompt), device=network.device)[None]
-    answer = module(tokens, position_ids=positions, use_cache=False)
+    with network.crossing():
+        answer = module(tokens, position_ids=positions, use_cache=False)
     last: Tensor = (answer.logits if network.generates else answer.last_hidden_state)[0, -1].float()
     return last
 
