@@ -136,18 +136,23 @@ class Triolet:
             )
 
 
-def batch_runner(model: Any, running: int) -> Runner:
-    """transformers' continuous batching."""
+def batch_manager(model: Any, running: int) -> Any:
+    """transformers' continuous batching, started: a thread that lives until it is stopped."""
     config = GenerationConfig(max_new_tokens=64, eos_token_id=-1, pad_token_id=0, do_sample=False)
     batching = ContinuousBatchingConfig(max_batch_tokens=BUDGET, num_blocks=POSITIONS * running // 256)
     manager = model.init_continuous_batching(generation_config=config, continuous_batching_config=batching)
     manager.start()
+    return manager
 
+
+def batch_runner(manager: Any) -> Runner:
     def run(prompts: Prompts, tokens: int) -> list[list[int]]:
         names = [manager.add_request(prompt, max_new_tokens=tokens) for prompt in prompts]
         found: dict[str, list[int]] = {}
         while len(found) < len(names):
             result = manager.get_result(timeout=1)
+            if result is None and not manager.is_running():
+                raise SystemExit("generate_batch has stopped; see its log")
             if result is not None and result.is_finished():
                 found[result.request_id] = list(result.generated_tokens)
         return [found[name] for name in names]
@@ -191,11 +196,20 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
         return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
 
     triolet = Triolet(folder, args.running)
+    manager = batch_manager(load(attn_implementation="sdpa"), args.running)
     runners: dict[str, Runner] = {
         "triolet": triolet,
-        "generate_batch": batch_runner(load(attn_implementation="sdpa"), args.running),
+        "generate_batch": batch_runner(manager),
         "generate (padded)": padded_runner(load()),
     }
+    try:
+        take_turns(args, runners)
+    finally:
+        manager.stop(block=True)
+        triolet.executor.close()
+
+
+def take_turns(args: argparse.Namespace, runners: dict[str, Runner]) -> None:
     rates: dict[str, list[float]] = {name: [] for name in runners}
     same = 0
     for turn in range(args.repeat + 1):
@@ -207,7 +221,6 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
             if turn:  # the first warms up
                 rates[name].append(args.requests / (time.perf_counter() - start))
         same += sum(ours == theirs for ours, theirs in zip(*list(answers.values())[::2], strict=True))
-    triolet.executor.close()
     print(
         f"Llama {args.size}, random weights, fp32, {args.threads} threads, {args.requests} requests, {args.running} at"
     )
