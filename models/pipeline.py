@@ -1,8 +1,10 @@
 """A decoder whose layers lie on several devices, one stage behind the other.
 
 The embedding, and whatever encodes images or audio, is on the first device; the last norm and the head are on the last;
-each layer's pages are where the layer is. The modules stay transformers' own. What they hand on is moved by hooks that
-are there during a call and at no other time, so nothing of it stays in the modules::
+each layer's pages are where the layer is. The modules stay transformers' own. What they are called with is moved by a
+step before their ``forward``, which is there during a call and at no other time, so nothing of it stays in the modules.
+(torch's own forward pre-hooks would do, but their frames hold the arguments in closures: an error that comes through
+keeps them alive, see `core.frames`.) ::
 
     first device    embedding, rotary, layer 0 .. layer 3 --+
                                                             | hidden states, into a buffer [rows, hidden] there;
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -223,7 +226,10 @@ class Buffers:
 _Moved = dict[tuple[int, torch.device], tuple[Tensor, Tensor]]
 """What was moved in a call, by identity and device: the tensor (kept, so that the identity stays its own) and where it
 is now."""
-_Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments and keywords."""
+_Before = Callable[[tuple[Any, ...], dict[str, Any]], _Call]
+"""Changes what a module is called with."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -255,23 +261,30 @@ class Pipeline:
     def crossing(self) -> Iterator[None]:
         """The model can be called within."""
         moved: _Moved = {}
-        handles = []
+        steps = self._steps(moved)
+        previous = [vars(module).get("forward") for module, _ in steps]
         try:
-            for module, hook in self._hooks(moved):
-                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            for module, befores in steps:
+                vars(module)["forward"] = partial(_forward, befores, module.forward)
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            for (module, _), forward in zip(steps, previous, strict=True):
+                vars(module).pop("forward", None)
+                if forward is not None:  # the module has one of its own
+                    vars(module)["forward"] = forward
             moved.clear()
 
-    def _hooks(self, moved: _Moved) -> Iterator[tuple[nn.Module, _Hook]]:
+    def _steps(self, moved: _Moved) -> list[tuple[nn.Module, tuple[_Before, ...]]]:
+        """What is to be done before each module."""
+        steps: list[tuple[nn.Module, tuple[_Before, ...]]] = []
         for module, device in self._others:
-            yield module, partial(_move, moved, device)
+            steps.append((module, (partial(_move, moved, device),)))  # no comprehension: a closure
         for index, stage in enumerate(self.stages[1:]):
-            yield self._layers[stage.first], partial(_hand_over, self.buffers, index)
-            for layer in self._layers[stage.first : stage.stop]:
-                yield layer, partial(_move, moved, stage.device)
+            move = partial(_move, moved, stage.device)
+            for number in range(stage.first, stage.stop):
+                arrive = (partial(_hand_over, self.buffers, index),) if number == stage.first else ()
+                steps.append((self._layers[number], (*arrive, move)))
+        return steps
 
     def step(self, paged: StagedKV, layout: PagedLayout) -> StagedStep:
         """A step's attention; what the layout has on the device is moved to each stage's, once."""
@@ -279,11 +292,16 @@ class Pipeline:
         return StagedStep(self.stages, tuple(map(PagedStep, paged.parts, layouts)))
 
 
-def _move(
-    moved: _Moved, device: torch.device, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    """A hook: what a module is called with comes to ``device``."""
-    return _on(device, args, moved), _on(device, kwargs, moved)
+def _forward(befores: tuple[_Before, ...], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    for before in befores:
+        args, kwargs = before(args, kwargs)
+    return forward(*args, **kwargs)
+
+
+def _move(moved: _Moved, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    """What a module is called with comes to ``device``."""
+    there: tuple[Any, ...] = _on(device, args, moved)
+    return there, _on(device, kwargs, moved)
 
 
 def _on(device: torch.device, value: Any, moved: _Moved) -> Any:
@@ -296,16 +314,14 @@ def _on(device: torch.device, value: Any, moved: _Moved) -> Any:
             moved[key] = value, value.to(device)
         return moved[key][1]
     if type(value) in {tuple, list}:
-        return type(value)([_on(device, each, moved) for each in value])
+        return type(value)(map(_on, repeat(device), value, repeat(moved)))  # no comprehension: a closure
     if type(value) is dict:
-        return {name: _on(device, each, moved) for name, each in value.items()}
+        return dict(zip(value, map(_on, repeat(device), value.values(), repeat(moved)), strict=True))
     return value
 
 
-def _hand_over(
-    buffers: Buffers, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    """A hook: hidden states, a layer's first argument, come into their buffer."""
+def _hand_over(buffers: Buffers, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    """Hidden states, a layer's first argument, come into their buffer."""
     if args:
         return (buffers.take(index, args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": buffers.take(index, kwargs["hidden_states"])}

@@ -4,6 +4,8 @@ attention, in chunks and side by side. A model that computes something else with
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from attrs import define, evolve, field
 from torch import Tensor
@@ -37,7 +39,7 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
     if not network.language._can_set_attn_implementation():
         raise _refusal(checkpoint, "does not let its attention be replaced")
     network.attach("eager")  # transformers' exact one
-    expected = [_reference(network, prompt) for prompt in prompts]
+    expected = list(map(partial(_reference, network), prompts))  # no comprehension: a closure, see `core.frames`
     witness = _Witness(checkpoint)
     network.attach()
     paged = network.paged.another(pages=len(prompts), page_size=max(_LENGTHS))
