@@ -30,7 +30,7 @@ from ..core.errors import InvalidRequest, UnsupportedModel
 from ..core.plan import Slice
 from .kv import PagedKV
 from .paged import PagedLayout, PagedStep
-from .transformer import TransformerModel
+from .transformer import TransformerModel, forwards
 
 _LEAST_ROWS = 64  # of a buffer: the trial's prompts
 
@@ -73,23 +73,16 @@ class Places:
     @classmethod
     def find(cls, module: nn.Module, language: nn.Module, stages: tuple[Stage, ...]) -> Places:
         """Raises `UnsupportedModel` where ``language``, a part of ``module``, has no list of its layers."""
-        count = stages[-1].stop
-        inside = {id(each) for each in language.modules()}
-        found = [name for name, each in module.named_modules() if id(each) in inside and _is_layers(each, count)]
-        if len(found) != 1:
-            raise UnsupportedModel(
-                f"{type(module).__name__} has {len(found)} lists of {count} numbered layers; allowed with several "
-                "devices: exactly one, as decoders of transformers have"
-            )
+        layers = find_layers(module, language, stages[-1].stop)
         before: list[str] = []
         last: list[str] = []
-        for parent, inner in _ancestors(found[0]):
+        for parent, inner in _ancestors(layers):
             siblings = list(module.get_submodule(parent).named_children())
             place = [name for name, _ in siblings].index(inner)
             for index, (name, sibling) in enumerate(siblings):
                 if index != place and next(sibling.parameters(), None) is not None:
                     (before if index < place else last).append(f"{parent}.{name}".lstrip("."))
-        return cls(stages=stages, layers=found[0], last=tuple(last), before=tuple(before))
+        return cls(stages=stages, layers=layers, last=tuple(last), before=tuple(before))
 
     def device(self, name: str) -> torch.device:
         """Of the module ``name``."""
@@ -98,6 +91,22 @@ class Places:
             return next(stage.device for stage in self.stages if index < stage.stop)
         behind = any(name == each or name.startswith(f"{each}.") for each in self.last)
         return self.stages[-1 if behind else 0].device
+
+
+def find_layers(module: nn.Module, language: nn.Module, count: int) -> str:
+    """The name in ``module`` of the list of ``count`` layers in ``language``, a part of it.
+
+    Raises:
+        UnsupportedModel: there is none, or there are several.
+    """
+    inside = {id(each) for each in language.modules()}
+    found: list[str] = [name for name, each in module.named_modules() if id(each) in inside and _is_layers(each, count)]
+    if len(found) != 1:
+        raise UnsupportedModel(
+            f"{type(module).__name__} has {len(found)} lists of {count} numbered layers; allowed with several devices, "
+            "or compiled: exactly one, as decoders of transformers have"
+        )
+    return found[0]
 
 
 def _is_layers(module: nn.Module, count: int) -> bool:
@@ -261,30 +270,25 @@ class Pipeline:
     def crossing(self) -> Iterator[None]:
         """The model can be called within."""
         moved: _Moved = {}
-        steps = self._steps(moved)
-        previous = [vars(module).get("forward") for module, _ in steps]
         try:
-            for module, befores in steps:
-                vars(module)["forward"] = partial(_forward, befores, module.forward)
-            yield
+            with forwards(self._forwards(moved)):
+                yield
         finally:
-            for (module, _), forward in zip(steps, previous, strict=True):
-                vars(module).pop("forward", None)
-                if forward is not None:  # the module has one of its own
-                    vars(module)["forward"] = forward
             moved.clear()
 
-    def _steps(self, moved: _Moved) -> list[tuple[nn.Module, tuple[_Before, ...]]]:
-        """What is to be done before each module."""
-        steps: list[tuple[nn.Module, tuple[_Before, ...]]] = []
+    def _forwards(self, moved: _Moved) -> list[tuple[nn.Module, Callable[..., Any]]]:
+        """What is called instead of each module's own: no comprehension, since that is a closure."""
+        found: list[tuple[nn.Module, Callable[..., Any]]] = []
         for module, device in self._others:
-            steps.append((module, (partial(_move, moved, device),)))  # no comprehension: a closure
+            move = partial(_move, moved, device)
+            found.append((module, partial(_forward, (move,), module.forward)))
         for index, stage in enumerate(self.stages[1:]):
             move = partial(_move, moved, stage.device)
             for number in range(stage.first, stage.stop):
+                layer = self._layers[number]
                 arrive = (partial(_hand_over, self.buffers, index),) if number == stage.first else ()
-                steps.append((self._layers[number], (*arrive, move)))
-        return steps
+                found.append((layer, partial(_forward, (*arrive, move), layer.forward)))
+        return found
 
     def step(self, paged: StagedKV, layout: PagedLayout) -> StagedStep:
         """A step's attention; what the layout has on the device is moved to each stage's, once."""
