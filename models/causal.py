@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ..core.plan import EncodeJob, Slice
@@ -220,6 +220,13 @@ class CausalDecode:
         finally:
             call.step = None
         inputs.logits.copy_(answer.logits[0])
+
+    def rehearse(self, inputs: FixedInputs) -> None:
+        """Runs on the meta device, where nothing is computed: what asks a device for a number fails there, as does what
+        mixes two devices, and no capture need be broken off."""
+        place, paged = torch.device("meta"), self.paged
+        pages = paged.another(pages=paged.pages, page_size=paged.page_size, device=place)
+        evolve(self, model=self.model.to(place), paged=pages, compiled=None)(inputs.on(place))
 
 
 def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
