@@ -33,6 +33,7 @@ from triolet import (
     RunnerCrashed,
     SamplingParams,
     Structure,
+    UnsupportedAudio,
 )
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.audio import Samples
@@ -629,6 +630,12 @@ async def transcription_left_early(engine: Engine, number: int) -> None:
             break
 
 
+async def transcription_of_what_is_no_audio(engine: Engine, number: int) -> None:
+    """A thread reads it, and finds that out."""
+    with expected(UnsupportedAudio):
+        await engine.transcribe(b"no audio" * (1000 + number))
+
+
 REAL_ENDINGS: tuple[Ending, ...] = (
     decode,
     decode_sampled_from_a_text_prompt,
@@ -639,6 +646,7 @@ REAL_ENDINGS: tuple[Ending, ...] = (
     decode_cancelled,
     transcribed,
     transcription_left_early,
+    transcription_of_what_is_no_audio,
 )
 
 
