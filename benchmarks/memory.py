@@ -29,8 +29,9 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -118,13 +119,22 @@ class _MallocInfo(ctypes.Structure):
 
 def given_out() -> int:
     """Bytes in use in all arenas and in blocks of their own pages."""
+    ask = _mallinfo()
+    if ask is None:
+        return 0
+    info = ask()
+    return int(info.uordblks + info.hblkhd)
+
+
+@cache
+def _mallinfo() -> Callable[[], Any] | None:
+    """Found once: each `ctypes.CDLL` makes a class, which only the collector frees."""
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):  # another C library, or one from before 2021
-        return 0
+        return None
     ask.restype = _MallocInfo
-    info = ask()
-    return int(info.uordblks + info.hblkhd)
+    return ask
 
 
 # -- the load --------------------------------------------------------------------------------------------------------
