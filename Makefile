@@ -38,6 +38,7 @@ soak: $(STAMP)  ## new random examples and a million faults; what fails prints h
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
 	$(BIN)/python benchmarks/offline.py
+	$(BIN)/python benchmarks/continuous.py
 
 memory: $(STAMP)  ## memory round by round under large requests, and how long an engine takes to end
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'

@@ -273,11 +273,7 @@ class Recipe:
 
     @tokens.default
     def _tokens(self) -> WhisperTokens:
-        if self.description.whisper is None:
-            raise InvalidRequest(
-                f"{self.description.name} ({self.description.architecture}) cannot transcribe; allowed: Whisper models"
-            )
-        return self.description.whisper
+        return whisper_tokens(self.description)
 
     @language.default
     def _language(self) -> str | None:
@@ -418,6 +414,20 @@ class Recipe:
 
 
 # ---- the walk over the audio -----------------------------------------------------------------------------------------
+
+
+def whisper_tokens(description: ModelDescription) -> WhisperTokens:
+    """The special tokens of a model that transcribes.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    if description.whisper is None:
+        raise InvalidRequest(
+            f"{description.name} ({description.architecture}) cannot transcribe; allowed: Whisper models. "
+            "engine.generate asks models that read audio among their tokens"
+        )
+    return description.whisper
 
 
 class Transcription:

@@ -28,7 +28,7 @@ from .prompts import Query, build_request, load
 from .results import Completion, Delta, Transcript
 from .streams import Deltas, Mailbox, Segments, SegmentStream
 from .threads import run_in_thread
-from .transcription import Generated, TranscribeOptions, Transcription
+from .transcription import Generated, TranscribeOptions, Transcription, whisper_tokens
 from .vectors import VectorQuery, Vectors, build_requests, check_texts, embedding_pooling, scoring_pooling, softmax
 
 _INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
@@ -235,6 +235,7 @@ class TrioEngine:
         self, audio: AudioSource, options: TranscribeOptions, request_id: str | None, *, wait: bool
     ) -> Transcription:
         _, description = self._opened()
+        whisper_tokens(description)  # before a file is read for nothing
         samples = await load(audio, description.sampling_rate)
         run = partial(self._run, wait=wait)
         return Transcription(samples, options, description, run, request_id=self._new_id(request_id))

@@ -5,9 +5,10 @@
 The same work for all: prompts of mixed lengths, as many greedy tokens each, end-of-text ignored, fp32 on the CPU, a
 Llama with random weights (nothing is downloaded). `generate_batch` is transformers' continuous batching with its paged
 attention; its manager is started, and warm, before the clock is. `generate` gets all prompts as one padded batch, which
-is no continuous batching (nobody can join or leave) but shows what the modules alone cost. Triolet is its executor,
-fed by a loop with the same limits. They take turns within each repeat, so that a change of the machine's speed hits all
-of them; quoted is the median, and the ratio is the median of the ratios within a repeat. Tokens are compared, too.
+is no continuous batching (nobody can join or leave) but shows what the modules alone cost. Triolet is the whole engine,
+asked by one task for each request, with the same limits; prefix caching is off. They take turns within each repeat, so
+that a change of the machine's speed hits all of them; quoted is the median, and the ratio is the median of the ratios
+within a repeat. Tokens are compared, too.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import trio
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.generation import ContinuousBatchingConfig
 
-from triolet.core.config import EngineConfig
-from triolet.core.plan import SequenceStart, Slice, StepPlan
-from triolet.core.request import LogitRules, SamplingParams
-from triolet.models.executor import TorchExecutor
+from triolet import Engine, EngineConfig, SamplingParams
 
 SIZES = {"tiny": (128, 2, 4), "small": (512, 8, 8), "base": (1024, 12, 16)}  # width, layers, heads
 LENGTHS = (8, 24, 64, 150, 400)
@@ -36,6 +35,7 @@ POSITIONS, VOCABULARY, PAGE, BUDGET = 1024, 8000, 16, 512
 
 Prompts = list[list[int]]
 Runner = Callable[[Prompts, int], list[list[int]]]  # the tokens of every prompt
+AsyncRunner = Callable[[Prompts, int], Awaitable[list[list[int]]]]
 
 
 def make_checkpoint(folder: Path, size: str) -> None:
@@ -63,91 +63,51 @@ def make_prompts(count: int, seed: int) -> Prompts:
     return [[source.randrange(VOCABULARY) for _ in range(LENGTHS[index % len(LENGTHS)])] for index in range(count)]
 
 
-class Triolet:
-    """The executor and a loop that admits, feeds in chunks within a token budget, and retires."""
+def engine_runner(engine: Engine) -> AsyncRunner:
+    """Triolet, as its users ask it."""
 
-    def __init__(self, folder: Path, running: int) -> None:
-        self.executor = TorchExecutor(
-            folder, EngineConfig(device="cpu", dtype="float32", page_size=PAGE, max_running=running)
-        )
-        self.pages = self.executor.open().pages
-        self.running = running
-        self.sequences = 0
+    async def run(prompts: Prompts, tokens: int) -> list[list[int]]:
+        answers: dict[int, list[int]] = {}
+        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
 
-    def __call__(self, prompts: Prompts, tokens: int) -> list[list[int]]:
-        free = list(range(self.pages))
-        answers: list[list[int]] = [[] for _ in prompts]
-        waiting = list(range(len(prompts)))[::-1]
-        active: dict[int, tuple[int, list[int], int]] = {}  # sequence: prompt, pages, fed
-        ended: list[int] = []
-        while waiting or active:
-            started = []
-            while waiting and len(active) < self.running:
-                index = waiting.pop()
-                self.sequences += 1
-                active[self.sequences] = (index, [], 0)
-                started.append(self._start(prompts[index]))
-            slices = list(self._slices(active, prompts, answers, free))
-            plan = StepPlan(
-                step_id=0, epoch=0, started=tuple(started), ended=tuple(ended), cross_writes=(), slices=tuple(slices)
-            )
-            ended = []
-            for part, drawn in zip(slices, self.executor.step(plan).drawn, strict=True):
-                index, pages, fed = active[part.sequence_id]
-                active[part.sequence_id] = (index, pages, fed + part.length)
-                if drawn.token_id is not None:
-                    answers[index].append(drawn.token_id)
-                if len(answers[index]) == tokens:
-                    del active[part.sequence_id]
-                    ended.append(part.sequence_id)
-                    free += pages
-        return answers
+        async def ask(index: int) -> None:
+            completion = await engine.generate(prompt_token_ids=prompts[index], sampling=sampling)
+            answers[index] = list(completion.token_ids)
 
-    def _start(self, prompt: list[int]) -> SequenceStart:
-        return SequenceStart(
-            sequence_id=self.sequences,
-            token_ids=tuple(prompt),
-            prompt_length=len(prompt),
-            sampling=SamplingParams(ignore_eos=True),
-            rules=LogitRules(),
-            probe=None,
-        )
+        async with trio.open_nursery() as nursery:
+            for index in range(len(prompts)):
+                nursery.start_soon(ask, index)
+        return [answers[index] for index in range(len(prompts))]
 
-    @staticmethod
-    def _slices(
-        active: dict[int, tuple[int, list[int], int]], prompts: Prompts, answers: list[list[int]], free: list[int]
-    ) -> Any:
-        budget = BUDGET
-        for sequence, (index, pages, fed) in active.items():
-            known = len(prompts[index]) + len(answers[index])
-            length = min(known - fed, budget)
-            if not length:
-                continue
-            budget -= length
-            while len(pages) * PAGE < fed + length:
-                pages.append(free.pop())
-            yield Slice(
-                sequence_id=sequence,
-                start=fed,
-                length=length,
-                block_table=tuple(pages),
-                cross_slot=None,
-                draw=fed + length == known,
-            )
+    return run
 
 
-def batch_runner(model: Any, running: int) -> Runner:
-    """transformers' continuous batching."""
+def blocking(run: Runner) -> AsyncRunner:
+    """The others have loops of their own, or none; ours has nothing to do meanwhile."""
+
+    async def ask(prompts: Prompts, tokens: int) -> list[list[int]]:
+        return run(prompts, tokens)
+
+    return ask
+
+
+def batch_manager(model: Any, running: int) -> Any:
+    """transformers' continuous batching, started: a thread that lives until it is stopped."""
     config = GenerationConfig(max_new_tokens=64, eos_token_id=-1, pad_token_id=0, do_sample=False)
     batching = ContinuousBatchingConfig(max_batch_tokens=BUDGET, num_blocks=POSITIONS * running // 256)
     manager = model.init_continuous_batching(generation_config=config, continuous_batching_config=batching)
     manager.start()
+    return manager
 
+
+def batch_runner(manager: Any) -> Runner:
     def run(prompts: Prompts, tokens: int) -> list[list[int]]:
         names = [manager.add_request(prompt, max_new_tokens=tokens) for prompt in prompts]
         found: dict[str, list[int]] = {}
         while len(found) < len(names):
             result = manager.get_result(timeout=1)
+            if result is None and not manager.is_running():
+                raise SystemExit("generate_batch has stopped; see its log")
             if result is not None and result.is_finished():
                 found[result.request_id] = list(result.generated_tokens)
         return [found[name] for name in names]
@@ -183,19 +143,36 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder), args.size)
-        measure(args, Path(folder))
+        trio.run(measure, args, Path(folder))
 
 
-def measure(args: argparse.Namespace, folder: Path) -> None:
+async def measure(args: argparse.Namespace, folder: Path) -> None:
+    config = EngineConfig(
+        device="cpu",
+        dtype="float32",
+        page_size=PAGE,
+        max_running=args.running,
+        max_step_tokens=BUDGET,
+        prefix_caching=False,
+    )
+
     def load(**options: Any) -> Any:
         return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
 
-    triolet = Triolet(folder, args.running)
-    runners: dict[str, Runner] = {
-        "triolet": triolet,
-        "generate_batch": batch_runner(load(attn_implementation="sdpa"), args.running),
-        "generate (padded)": padded_runner(load()),
-    }
+    manager = batch_manager(load(attn_implementation="sdpa"), args.running)
+    try:
+        async with Engine(folder, config=config) as engine:
+            runners = {
+                "triolet": engine_runner(engine),
+                "generate_batch": blocking(batch_runner(manager)),
+                "generate (padded)": blocking(padded_runner(load())),
+            }
+            await compare(args, runners)
+    finally:
+        manager.stop(block=True)
+
+
+async def compare(args: argparse.Namespace, runners: dict[str, AsyncRunner]) -> None:
     rates: dict[str, list[float]] = {name: [] for name in runners}
     same = 0
     for turn in range(args.repeat + 1):
@@ -203,11 +180,10 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
         answers = {}
         for name, run in runners.items():
             start = time.perf_counter()
-            answers[name] = run(prompts, args.tokens)
+            answers[name] = await run(prompts, args.tokens)
             if turn:  # the first warms up
                 rates[name].append(args.requests / (time.perf_counter() - start))
         same += sum(ours == theirs for ours, theirs in zip(*list(answers.values())[::2], strict=True))
-    triolet.executor.close()
     print(
         f"Llama {args.size}, random weights, fp32, {args.threads} threads, {args.requests} requests, {args.running} at"
     )

@@ -20,7 +20,7 @@ COUNTS = (  # 1 or more
     "encoder_cache_bytes",
     "encode_batch_embeddings",
 )
-SIZES = ("threads", "self_kv_bytes", "cross_kv_bytes", "restarts")  # 0 or more
+SIZES = ("threads", "max_positions", "self_kv_bytes", "cross_kv_bytes", "restarts")  # 0 or more
 SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds", "restart_seconds", "idle_sleep")
 WHILE_ASLEEP = ("wait", "refuse")
 GRAPHS = ("auto", "off", "eager")
@@ -60,13 +60,19 @@ class EngineConfig:
 
     Args:
         device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: its layers,
+            with their pages, lie on one behind the other. It is for models that are too large for one; ``device`` is
+            then left as it is, and ``graphs`` and ``compile`` are not used. ``()``: all on ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         threads: CPU threads of torch, a setting of the whole process; 0 leaves torch's own choice.
         max_running: most sequences decoded together.
         max_pending: most requests accepted and not yet ended; past it ``submit`` waits, or raises `Overloaded`.
         max_step_tokens: token budget of one step.
+        max_positions: most positions of a sequence, prompt and generated tokens together; 0: as many as the model has.
+            A smaller number needs fewer pages.
         page_size: positions of one self-attention KV page.
-        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length.
+        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length, of
+            models without cross-attention at most 4 GiB or what one sequence needs.
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, at most 2 GiB.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
@@ -88,6 +94,8 @@ class EngineConfig:
             most of a small step's time on a GPU. ``"auto"``: as CUDA graphs on CUDA, unless the model does what no
             graph can (a warning tells, and the engine goes on without); nothing on the CPU. ``"off"``. ``"eager"``: in
             the shapes and buffers of graphs, but computed each time, on any device: to find faults.
+        compile: compile the layers of a decoder-only model with `torch.compile`. It takes a minute or so, when the
+            engine is entered, and on the CPU a C++ compiler.
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
         verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken one stops the
             engine, and its `InvariantViolation` leaves the block.
@@ -99,11 +107,13 @@ class EngineConfig:
     """
 
     device: str = "auto"
+    devices: tuple[str, ...] = ()
     dtype: str = "auto"
     threads: int = 0
     max_running: int = 32
     max_pending: int = 1024
     max_step_tokens: int = 2048
+    max_positions: int = 0
     page_size: int = 16
     self_kv_bytes: int = 0
     cross_kv_bytes: int = 0
@@ -120,6 +130,7 @@ class EngineConfig:
     prefix_caching: bool = True
     speculation: Speculation | None = None
     graphs: str = "auto"
+    compile: bool = False
     steps_in_flight: int = 2
     verify: bool = False
     observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)
@@ -129,6 +140,7 @@ class EngineConfig:
             raise InvalidRequest(f"dtype={self.dtype!r}; allowed: {', '.join(DTYPES)}")
         if not isinstance(self.device, str):
             raise InvalidRequest(f"device={self.device!r}; allowed: 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        self._check_devices()
         for name in COUNTS:
             self._check_number(name, 1, int)
         for name in SIZES:
@@ -141,8 +153,23 @@ class EngineConfig:
             raise InvalidRequest(f"speculation={self.speculation!r}; allowed: Speculation(...), or None")
         if self.graphs not in GRAPHS:
             raise InvalidRequest(f"graphs={self.graphs!r}; allowed: {', '.join(map(repr, GRAPHS))}")
+        if not isinstance(self.compile, bool):
+            raise InvalidRequest(f"compile={self.compile!r}; allowed: True or False")
         if self.steps_in_flight not in (1, 2):
             raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
+
+    def _check_devices(self) -> None:
+        names = self.devices
+        if not isinstance(names, tuple) or len(names) == 1 or not all(isinstance(name, str) for name in names):
+            raise InvalidRequest(
+                f"devices={names!r}; allowed: a tuple of two or more devices, as ('cuda:0', 'cuda:1'), or () for one"
+            )
+        if names and self.device != "auto":
+            raise InvalidRequest(f"device={self.device!r} besides devices={names!r}; allowed: one of the two")
+        if names and self.compile:
+            raise InvalidRequest(f"compile=True with devices={names!r}; allowed: compile=False on several devices")
+        if names and self.graphs == "eager":
+            raise InvalidRequest(f"graphs='eager' with devices={names!r}; allowed: 'auto' or 'off' on several devices")
 
     def _check_number(self, name: str, least: int, kind: type[int] | UnionType) -> None:
         value: float = getattr(self, name)

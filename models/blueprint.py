@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from ..core.model import Kind, ModelDescription
 from .architecture import TextCheckpoint, read_text_checkpoint
 from .causal import CausalDecode, CausalNetwork
 from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
+from .compiled import CompiledLayers
 from .encoder import EncoderNetwork
 from .features import LogMel
 from .graphs import GraphManager, find_recorder
@@ -23,6 +25,7 @@ from .inputs import MediaPreparer, TextPreparer
 from .kv import CrossKV, PagedKV
 from .loading import load_module
 from .network import Network, WhisperNetwork
+from .pipeline import Buffers, Pipeline, Places, Stage, StagedKV, cut
 from .resources import AnyHolder
 from .transformer import ModuleFiles, TransformerModel
 from .trial import try_out
@@ -50,7 +53,7 @@ class Parts:
     network: Network
     model: AnyModel
     log_mel: LogMel | None
-    paged: PagedKV | None
+    paged: PagedKV | StagedKV | None
     cross: CrossKV | None
 
 
@@ -60,6 +63,10 @@ class AnyBlueprint(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the model runs."""
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Of its stages; none where ``device`` is all."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,6 +85,10 @@ class AnyBlueprint(Protocol):
 
     def load(self, files: Any) -> AnyModel:
         """The model, with weights of `files`."""
+
+    def place(self, model: Any, *, copied: bool = False) -> AnyModel:
+        """``model`` on the device, or the devices: tensors that are there already are shared, unless they are to be
+        ``copied``."""
 
     def take(self, own: Own, load: Callable[[], AnyModel]) -> Parts:
         """Takes all that the model needs on the device, each thing in the name of its owner."""
@@ -101,16 +112,30 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint | TextBlueprint:
         UnsupportedModel: of an architecture that the engine cannot run.
         InvalidRequest: a device that is not there, or sizes too small for one sequence.
     """
-    device = find_device(config.device)
+    devices = find_devices(config.devices)
+    device = devices[0] if devices else find_device(config.device)
     dtype = find_dtype(config.dtype, device)
     folder = resolve(model)
     if is_whisper(folder):
+        _refuse(config, "Whisper")
         checkpoint = read_checkpoint(folder)
         budget = Budget.of(config, checkpoint.shape, dtype)
         return Blueprint(config=config, device=device, dtype=dtype, checkpoint=checkpoint, budget=budget)
     text = read_text_checkpoint(folder)
+    if not text.causal:
+        _refuse(config, text.architecture)
     pages = _text_pages(config, text, dtype)
-    return TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, pages=pages)
+    stages = cut(text.shape.layers, devices) if devices else ()
+    return TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, pages=pages, stages=stages)
+
+
+def _refuse(config: EngineConfig, kind: str) -> None:
+    if config.compile:
+        raise InvalidRequest(f"compile=True of {kind}; allowed: decoder-only models. Use compile=False")
+    if config.devices:
+        raise InvalidRequest(
+            f"devices={config.devices!r} of {kind}; allowed: decoder-only models. Use device={config.devices[0]!r}"
+        )
 
 
 @frozen(kw_only=True, eq=False)
@@ -131,7 +156,8 @@ class Blueprints:
         name = None if config.speculation is None else config.speculation.draft
         if name is None:
             return cls(main=main, draft=None)
-        draft = draw(name, evolve(config, self_kv_bytes=0, cross_kv_bytes=0))
+        device = config.devices[-1] if config.devices else config.device  # where the model's logits are
+        draft = draw(name, evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0))
         return cls(main=main, draft=_with_room_of(main, draft))
 
     @property
@@ -187,12 +213,14 @@ class Budget:
         """Raises `InvalidRequest` where one sequence of full length, or one window, would not fit."""
         position = shape.decoder_layers * 2 * shape.width * dtype.itemsize
         page, slot = position * config.page_size, position * shape.embeddings
-        full = -(-shape.positions // config.page_size)
+        positions = _most_positions(config, shape.positions)
+        full = -(-positions // config.page_size)
         pages = config.self_kv_bytes // page - 1 if config.self_kv_bytes else config.max_running * full
         if pages < full:
             raise InvalidRequest(
                 f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence "
-                f"of {shape.positions} positions and one of zeros, or 0 for {config.max_running} sequences"
+                f"of {positions} positions and one of zeros, 0 for {config.max_running} sequences, or a smaller "
+                "max_positions"
             )
         slots = config.cross_kv_bytes // slot or max(1, min(config.max_running, _CROSS_KV_LIMIT // slot))
         if 0 < config.cross_kv_bytes < slot:
@@ -212,6 +240,15 @@ class Blueprint:
     checkpoint: Checkpoint
     budget: Budget
     fingerprint: str = ""  # of the weights, when they have been read
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        return ()
+
+    def place(self, model: Any, *, copied: bool = False) -> WhisperModel:
+        assert not copied, "weights are copied when they are read"
+        placed: WhisperModel = model.to(self.device)
+        return placed
 
     def files(self) -> WeightFiles:
         return WeightFiles.open(self.checkpoint.folder)
@@ -284,7 +321,7 @@ class Blueprint:
             device=str(self.device),
             dtype=dtype_name,
             vocabulary_size=shape.vocabulary,
-            max_positions=shape.positions,
+            max_positions=_most_positions(self.config, shape.positions),
             eos_token_ids=checkpoint.eos_token_ids,
             suppress_token_ids=checkpoint.suppress_token_ids,
             begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
@@ -310,13 +347,29 @@ class TextBlueprint:
     dtype: torch.dtype
     checkpoint: TextCheckpoint
     pages: int
+    stages: tuple[Stage, ...] = ()  # where the layers are, if on several devices
     fingerprint: str = ""  # of the weights, when they have been read
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        return tuple(stage.device for stage in self.stages)
 
     def files(self) -> ModuleFiles:
         return ModuleFiles(self.checkpoint.folder)
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        return files.read(self._read, self.device)
+        return files.read(self._read, partial(self.place, copied=True))
+
+    def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
+        whole: TransformerModel = model
+        if not self.stages:
+            return whole.to(self.device, copied=copied)
+        return whole.placed(self._places(whole).device, copied=copied)
+
+    def _places(self, model: TransformerModel) -> Places:
+        family = self.checkpoint.family
+        language = model.module if family is None else family.text(model.module)
+        return Places.find(model.module, language, self.stages)
 
     def _read(self) -> nn.Module:
         checkpoint = self.checkpoint
@@ -338,6 +391,10 @@ class TextBlueprint:
             )
             return Parts(network=encoder, model=model, log_mel=None, paged=None, cross=None)
         paged = own("self_kv", self._allocate_pages())
+        pipeline = None
+        if self.stages:
+            buffers = own("pipeline_buffers", self._allocate_buffers())
+            pipeline = Pipeline.of(model, self._places(model), buffers)
         network = CausalNetwork(
             model=model,
             paged=paged,
@@ -346,14 +403,21 @@ class TextBlueprint:
             generates=checkpoint.kind is not Kind.POOLING,
             classifies=bool(checkpoint.labels),
             family=checkpoint.family,
+            pipeline=pipeline,
         )
         network.attach()
         return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
 
     def hasten(self, network: Network, own: Own) -> Network:
-        recorder = find_recorder(self.config.graphs, self.device)
-        if recorder is None or not isinstance(network, CausalNetwork) or not network.generates:
+        if not isinstance(network, CausalNetwork):
             return network
+        if self.config.compile:
+            compiled = own("compiled", CompiledLayers.of(network.language, self.checkpoint.shape.layers))
+            network = evolve(network, compiled=compiled)
+            network.attach()
+        recorder = find_recorder(self.config.graphs, self.device)
+        if recorder is None or not network.generates or not isinstance(network.paged, PagedKV):
+            return network  # a graph is of one device
         shape = self.checkpoint.shape
         graphs = GraphManager.allocate(
             decode=CausalDecode.of(network),
@@ -372,8 +436,21 @@ class TextBlueprint:
             if network.graphs is not None:
                 network.graphs.prove()
 
-    def _allocate_pages(self) -> PagedKV:
+    def _allocate_buffers(self) -> Buffers:
+        rows, hidden = self.config.max_step_tokens, self.checkpoint.shape.hidden
+        return Buffers.allocate(self.stages, rows=rows, hidden=hidden, dtype=self.dtype)
+
+    def _allocate_pages(self) -> PagedKV | StagedKV:
         shape = self.checkpoint.shape
+        if self.stages:
+            return StagedKV.allocate(
+                self.stages,
+                pages=self.pages,
+                page_size=self.config.page_size,
+                heads=shape.kv_heads,
+                width=shape.kv_heads * shape.head_dim,
+                dtype=self.dtype,
+            )
         return PagedKV.allocate(
             layers=shape.layers,
             pages=self.pages,
@@ -392,10 +469,10 @@ class TextBlueprint:
         return ModelDescription(
             name=name,
             architecture=checkpoint.architecture,
-            device=str(self.device),
+            device=name_devices(self),
             dtype=dtype_name,
             vocabulary_size=shape.vocabulary,
-            max_positions=shape.positions,
+            max_positions=_most_positions(self.config, shape.positions),
             eos_token_ids=checkpoint.eos_token_ids,
             suppress_token_ids=checkpoint.suppress_token_ids,
             begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
@@ -442,16 +519,35 @@ def _text_pages(config: EngineConfig, checkpoint: TextCheckpoint, dtype: torch.d
     if not checkpoint.causal:
         return 0
     page = shape.layers * 2 * shape.kv_heads * shape.head_dim * dtype.itemsize * config.page_size
-    full = -(-shape.positions // config.page_size)
+    positions = _most_positions(config, shape.positions)
+    full = -(-positions // config.page_size)
     if not config.self_kv_bytes:
         return max(full, min(config.max_running * full, _SELF_KV_LIMIT // page))
     pages = config.self_kv_bytes // page - 1
     if pages < full:
         raise InvalidRequest(
             f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence of "
-            f"{shape.positions} positions and one of zeros, or 0 for {config.max_running} sequences"
+            f"{positions} positions and one of zeros, 0 for {config.max_running} sequences, or a smaller max_positions"
         )
     return pages
+
+
+def _most_positions(config: EngineConfig, own: int) -> int:
+    """What a sequence may have, of a model with ``own`` positions."""
+    return min(own, config.max_positions or own)
+
+
+def name_devices(blueprint: AnyBlueprint) -> str:
+    """As in `ModelDescription.device`: ``"cuda:0"``, or ``"cuda:0, cuda:1"``."""
+    return ", ".join(map(str, blueprint.devices or (blueprint.device,)))
+
+
+def find_devices(names: tuple[str, ...]) -> tuple[torch.device, ...]:
+    """Of ``EngineConfig.devices``. Raises `InvalidRequest` where one is not there, or they are of different kinds."""
+    devices = tuple(map(find_device, names))
+    if len({device.type for device in devices}) > 1:
+        raise InvalidRequest(f"devices={names!r}; allowed: devices of one kind, as ('cuda:0', 'cuda:1')")
+    return devices
 
 
 def find_device(name: str) -> torch.device:
@@ -461,10 +557,12 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise InvalidRequest(f"device={name!r}; allowed: 'auto', 'cpu', 'cuda', 'cuda:1' and so on") from None
-    if device.type not in {"cpu", "cuda"}:
+    if device.type == "cpu":
+        return torch.device("cpu")  # "cpu:0" is the same, but compares as another
+    if device.type != "cuda":
         raise InvalidRequest(f"device={name!r}; allowed: 'auto', 'cpu', 'cuda', 'cuda:1' and so on")
-    count = torch.cuda.device_count() if device.type == "cuda" else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
         raise InvalidRequest(f"device={name!r}, but torch sees {count} CUDA devices; use device='auto' or 'cpu'")
     return device
 

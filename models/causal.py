@@ -6,22 +6,25 @@ One call of the module feeds all slices of a step, flattened into rows; `paged.p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ..core.plan import EncodeJob, Slice
-from .attention import PAGED, PagedCall, Witness, register
+from .attention import PAGED, PAGED_APART, AnyStep, PagedCall, Witness, register
+from .compiled import CompiledLayers
 from .families import Family
 from .fixed import FixedInputs, FixedRow, FixedStep
 from .graphs import GraphManager
 from .kv import PagedKV
 from .network import Feed, Outputs, Record
 from .paged import PagedLayout, PagedStep
+from .pipeline import Pipeline, StagedKV
 from .pooling import PooledHead, Sums, check_pooling
 from .transformer import TransformerModel
 
@@ -37,16 +40,19 @@ class _Notes:
 
 @frozen(kw_only=True, eq=False)
 class CausalNetwork:
-    """A decoder at work. ``generates`` is false where the module has no head for tokens."""
+    """A decoder at work. ``generates`` is false where the module has no head for tokens; ``device`` is the first where
+    there is a ``pipeline``, and pages are in stages then, and only then."""
 
     model: TransformerModel
-    paged: PagedKV
+    paged: PagedKV | StagedKV
     positions: int
     device: torch.device
     generates: bool
     classifies: bool = False
     family: Family | None = None
     witness: Witness | None = None
+    pipeline: Pipeline | None = None
+    compiled: CompiledLayers | None = None
     graphs: GraphManager | None = None  # what records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
 
@@ -59,9 +65,11 @@ class CausalNetwork:
         """The module whose attention is ours; others of it, which encode, keep their own."""
         return self.model.module if self.family is None else self.family.text(self.model.module)
 
-    def attach(self, implementation: str = PAGED) -> None:
+    def attach(self, implementation: str | None = None) -> None:
         """Makes our attention, or another ``implementation``, the language model's."""
-        register()
+        if implementation is None:
+            implementation = PAGED if self.compiled is None else PAGED_APART
+            register(implementation)
         self.language.set_attn_implementation(implementation)
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
@@ -101,7 +109,8 @@ class CausalNetwork:
     def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         """As `logits`; of a model that does not generate, the last hidden states [wanted, hidden]."""
         layout = self._lay_out([feed.part for feed in feeds])
-        rows = torch.tensor(_rows(layout, wanted), dtype=torch.long, device=self.device)
+        answers_on = self.device if self.pipeline is None else self.pipeline.answers_on
+        rows = torch.tensor(_rows(layout, wanted), dtype=torch.long, device=answers_on)
         if not self.generates:
             return self.hidden(feeds, layout, outputs)[rows].float()
         module = self.model.module
@@ -124,13 +133,30 @@ class CausalNetwork:
         return hidden
 
     def _run(self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any) -> Any:
-        return module(
-            inputs_embeds=self._embed(feeds, layout, outputs)[None],
-            position_ids=self._position_ids(feeds, layout),
-            use_cache=False,
-            triolet=PagedCall(step=PagedStep(self.paged, layout), witness=self.witness),
-            **options,
-        )
+        call = PagedCall(step=self._step(layout), witness=self.witness)
+        try:
+            with self.crossing():
+                return module(
+                    inputs_embeds=self._embed(feeds, layout, outputs)[None],
+                    position_ids=self._position_ids(feeds, layout),
+                    use_cache=False,
+                    triolet=call,
+                    **options,
+                )
+        finally:
+            call.step = None
+
+    def crossing(self) -> AbstractContextManager[None]:
+        """The module can be called within, whatever devices it is on; compiled, where it is."""
+        if self.pipeline is not None:
+            return self.pipeline.crossing()
+        return nullcontext() if self.compiled is None else self.compiled.crossing()
+
+    def _step(self, layout: PagedLayout) -> AnyStep:
+        if isinstance(self.paged, PagedKV):
+            return PagedStep(self.paged, layout)
+        assert self.pipeline is not None, "pages in stages are of a pipeline"
+        return self.pipeline.step(self.paged, layout)
 
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
         pooling, notes = feed.record.start.pooling, feed.record.notes
@@ -171,24 +197,38 @@ class CausalDecode:
 
     model: TransformerModel
     paged: PagedKV
+    compiled: CompiledLayers | None
     axes: bool  # whether the model reads positions in three dimensions
 
     @classmethod
     def of(cls, network: CausalNetwork) -> CausalDecode:
         """Of a network's model, pages and positions."""
         family, module = network.family, network.model.module
+        assert isinstance(network.paged, PagedKV), "a pipeline's steps are not recorded"
         axes = family is not None and family.positions(module, (0,), ()) is not None
-        return cls(model=network.model, paged=network.paged, axes=axes)
+        return cls(model=network.model, paged=network.paged, compiled=network.compiled, axes=axes)
 
     def __call__(self, inputs: FixedInputs) -> None:
         module = self.model.module
-        answer = module(
-            inputs_embeds=module.get_input_embeddings()(inputs.token_ids)[None],
-            position_ids=inputs.positions.expand(3, 1, -1) if self.axes else inputs.positions[None],
-            use_cache=False,
-            triolet=PagedCall(step=FixedStep(self.paged, inputs)),
-        )
+        call = PagedCall(step=FixedStep(self.paged, inputs))
+        try:
+            with nullcontext() if self.compiled is None else self.compiled.crossing():
+                answer = module(
+                    inputs_embeds=module.get_input_embeddings()(inputs.token_ids)[None],
+                    position_ids=inputs.positions.expand(3, 1, -1) if self.axes else inputs.positions[None],
+                    use_cache=False,
+                    triolet=call,
+                )
+        finally:
+            call.step = None
         inputs.logits.copy_(answer.logits[0])
+
+    def rehearse(self, inputs: FixedInputs) -> None:
+        """Runs on the meta device, where nothing is computed: what asks a device for a number fails there, as does what
+        mixes two devices, and no capture need be broken off."""
+        place, paged = torch.device("meta"), self.paged
+        pages = paged.another(pages=paged.pages, page_size=paged.page_size, device=place)
+        evolve(self, model=self.model.to(place), paged=pages, compiled=None)(inputs.on(place))
 
 
 def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:

@@ -32,11 +32,12 @@ from ..core.errors import (
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, Drawn, EncodeJob, Slice, StepPlan, StepResult
-from .blueprint import AnyBlueprint, AnyModel, Blueprints, Own, Parts
+from .blueprint import AnyBlueprint, AnyModel, Blueprints, Own, Parts, name_devices
 from .drawing import Pen
 from .kv import PagedKV
 from .network import Feed, Network, Record
 from .outputs import EncoderOutputs
+from .pipeline import StagedKV
 from .resources import AnyHolder, ReleaseReport, ResourceStack
 from .sampling import RuleMasks
 from .speculation import DraftGuesser, Guesser, LookupGuesser
@@ -169,7 +170,7 @@ class TorchExecutor:
         """
         assert self._blueprints is None, "the executor is open already"
         blueprints = Blueprints.draw(self.model, self.config)
-        self._device = str(blueprints.main.device)
+        self._device = name_devices(blueprints.main)
         with self._all_or_nothing():
             fingerprints = self._take_and_load(blueprints)
             for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
@@ -215,9 +216,10 @@ class TorchExecutor:
             self._stack.callback("workspace", torch.cuda.empty_cache)
         main = blueprint.take(own, loads[0])
         smaller = None if draft is None else draft.take(partial(_own_as_draft, own), loads[1])
+        answers_on = blueprint.devices[-1] if blueprint.devices else device
         outputs = own("encoder_outputs", EncoderOutputs())
         draft_outputs = EncoderOutputs() if smaller is None else own("draft_encoder_outputs", EncoderOutputs())
-        masks = own("rule_masks", RuleMasks(vocabulary, device))
+        masks = own("rule_masks", RuleMasks(vocabulary, answers_on))
         main = evolve(main, network=blueprint.hasten(main.network, own))  # last, so that graphs are released first
         if draft is not None and smaller is not None:
             smaller = evolve(smaller, network=draft.hasten(smaller.network, partial(_own_as_draft, own)))
@@ -295,7 +297,10 @@ class TorchExecutor:
         assert self._open is None, "the executor is awake"
         with self._all_or_nothing():
             if self._parked_models:
-                self._take(blueprints, [partial(model.to, blueprints.main.device) for model in self._parked_models])
+                all_of_them: tuple[AnyBlueprint, ...] = blueprints.all
+                self._take(
+                    blueprints, [partial(b.place, m) for b, m in zip(all_of_them, self._parked_models, strict=True)]
+                )
             else:
                 self._load_again(blueprints)
         self._parked_models = ()
@@ -470,7 +475,7 @@ def _is_finite(output: Tensor) -> bool:
     return bool(output.isfinite().all())
 
 
-def _check_pages(paged: PagedKV, part: Slice) -> None:
+def _check_pages(paged: PagedKV | StagedKV, part: Slice) -> None:
     end = part.start + part.length + part.speculate
     assert len(part.block_table) * paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
     known = 0 <= min(part.block_table) <= max(part.block_table) < paged.pages

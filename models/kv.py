@@ -85,6 +85,19 @@ class PagedKV:
         pool[:, pages] = 0
         return cls(page_size, pages, heads, pool)
 
+    def another(self, *, pages: int, page_size: int, device: torch.device | None = None) -> PagedKV:
+        """One of the same layers, heads and dtype, on the same or another device, with pages of its own."""
+        layers, _, _, width = self._pool.shape
+        return PagedKV.allocate(
+            layers=layers,
+            pages=pages,
+            page_size=page_size,
+            heads=self.heads,
+            width=width // 2,
+            dtype=self.dtype,
+            device=device or self._pool.device,
+        )
+
     def enter(self, slices: Sequence[Slice]) -> None:
         """Zeroes the pages whose first position these slices write."""
         entered = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,22 @@ class TransformerModel:
                 memo[id(tensor)] = _moved(tensor, device, copied=copied)
         return TransformerModel(copy.deepcopy(self._module, memo))
 
+    def placed(self, where: Callable[[str], torch.device], *, copied: bool = False) -> TransformerModel:
+        """The same model with the tensors of each of its modules on the device that ``where`` tells of its name. A
+        tensor that modules share is shared no more where they are on different devices."""
+        module = copy.deepcopy(self._module, {id(tensor): tensor for tensor in _tensors(self.module)})
+        assert module is not None, "the model is released"
+        moved: dict[tuple[int, torch.device], Tensor] = {}
+        for name, each in module.named_modules():
+            device = where(name)
+            for held in (each._parameters, each._buffers, vars(each)):
+                for key, value in list(held.items()):
+                    if isinstance(value, Tensor):
+                        if (id(value), device) not in moved:
+                            moved[id(value), device] = _moved(value, device, copied=copied)
+                        held[key] = moved[id(value), device]
+        return TransformerModel(module)
+
     def tensors(self) -> tuple[Tensor, ...]:
         """The weights and buffers."""
         return () if self._module is None else tuple(_tensors(self._module))
@@ -49,6 +66,21 @@ class TransformerModel:
             each._buffers.clear()
             for name in [name for name, value in vars(each).items() if isinstance(value, Tensor)]:
                 delattr(each, name)
+
+
+@contextmanager
+def forwards(instead: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Within, each module calls what stands beside it instead of its ``forward``."""
+    previous: list[Any] = [vars(module).get("forward") for module, _ in instead]
+    try:
+        for module, forward in instead:
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for (module, _), own in zip(instead, previous, strict=True):
+            vars(module).pop("forward", None)
+            if own is not None:  # the module has one of its own
+                vars(module)["forward"] = own
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -76,11 +108,17 @@ class ModuleFiles:
     folder: Path
     fingerprint: str = field(init=False, default="")
 
-    def read(self, load: Callable[[], nn.Module], device: torch.device) -> TransformerModel:
-        """The module that ``load`` reads from the folder, on ``device``."""
+    def read(
+        self, load: Callable[[], nn.Module], place: Callable[[TransformerModel], TransformerModel]
+    ) -> TransformerModel:
+        """The module that ``load`` reads from the folder.
+
+        Args:
+            place: takes it to its device, copied: never a view of a mapped file, which may change.
+        """
         mapped = TransformerModel(load().eval())
         self.fingerprint = _fingerprint(mapped.module)
-        model = mapped.to(device, copied=True)  # never a view of a mapped file: it may change
+        model = place(mapped)
         mapped.release()
         return model
 

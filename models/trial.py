@@ -4,17 +4,18 @@ attention, in chunks and side by side. A model that computes something else with
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from attrs import define, evolve, field
 from torch import Tensor
 
-from ..core.errors import UnsupportedModel
+from ..core.errors import InvalidRequest, UnsupportedModel
 from ..core.plan import SequenceStart, Slice
 from ..core.request import LogitRules, SamplingParams
 from .architecture import TextCheckpoint
 from .attention import LayerRequest
 from .causal import CausalNetwork
-from .kv import PagedKV
 from .network import Feed, Record
 
 _LENGTHS = (11, 5)  # of the two prompts; the first is read in two chunks
@@ -35,24 +36,46 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
         UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
     """
     prompts = _prompts(checkpoint)
+    compiled = network.compiled
+    network = evolve(network, compiled=None, graphs=None)
     if not network.language._can_set_attn_implementation():
         raise _refusal(checkpoint, "does not let its attention be replaced")
     network.attach("eager")  # transformers' exact one
-    expected = [_reference(network, prompt) for prompt in prompts]
+    expected = list(map(partial(_reference, network), prompts))  # no comprehension: a closure, see `core.frames`
     witness = _Witness(checkpoint)
     network.attach()
-    paged = PagedKV.allocate(
-        layers=checkpoint.shape.layers,
-        pages=len(prompts),
-        page_size=max(_LENGTHS),
-        heads=checkpoint.shape.kv_heads,
-        width=checkpoint.shape.kv_heads * checkpoint.shape.head_dim,
-        dtype=network.paged.dtype,
-        device=network.device,
-    )
+    paged = network.paged.another(pages=len(prompts), page_size=max(_LENGTHS))
     found = _run(evolve(network, paged=paged, witness=witness), prompts, witness)
     for told, ours in zip(expected, found, strict=True):
         _compare(told, ours, checkpoint, network.paged.dtype)
+    if compiled is not None:
+        found = _compile(evolve(network, paged=paged, compiled=compiled), prompts)
+        for told, ours in zip(expected, found, strict=True):
+            _compare(told, ours, checkpoint, network.paged.dtype)
+
+
+def _compile(network: CausalNetwork, prompts: list[list[int]]) -> list[Tensor]:
+    """Of the last positions, by compiled layers; the code for all numbers of rows is made here.
+
+    Raises:
+        InvalidRequest: torch cannot compile here.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+
+    network.attach()
+    records = [_record(number, prompt) for number, prompt in enumerate(prompts)]
+    for record in records:
+        network.start(record)
+    feeds = [_feed(record, 0, len(record.tokens)) for record in records]
+    try:
+        _last(network, feeds)
+        _last(network, feeds[1:])
+        return [_last(network, [_feed(record, len(record.tokens) - 1, 1)])[0] for record in records]
+    except TorchDynamoException as error:
+        raise InvalidRequest(
+            f"compile=True, but torch.compile fails here: {type(error).__name__}: {error}; use compile=False, or "
+            "install what it needs (a C++ compiler on the CPU)"
+        ) from error
 
 
 def _prompts(checkpoint: TextCheckpoint) -> list[list[int]]:
@@ -69,7 +92,8 @@ def _reference(network: CausalNetwork, prompt: list[int]) -> Tensor:
     tokens = torch.tensor([prompt], device=network.device)
     module = network.model.module if network.generates else network.model.module.base_model
     positions = torch.arange(len(prompt), device=network.device)[None]
-    answer = module(tokens, position_ids=positions, use_cache=False)
+    with network.crossing():
+        answer = module(tokens, position_ids=positions, use_cache=False)
     last: Tensor = (answer.logits if network.generates else answer.last_hidden_state)[0, -1].float()
     return last
 

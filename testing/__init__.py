@@ -25,7 +25,7 @@ from .trio_hooks import TrioChanged
 
 if TYPE_CHECKING:
     from .conformance import Answer, Ask, Encoded, EncoderCache, Free, Release, Workload, check_encoder_cache, play
-    from .strategies import requests, scenarios, schedules, workloads
+    from .strategies import image_requests, requests, scenarios, schedules, workloads
 
 _CONFORMANCE = (
     "Answer",
@@ -40,7 +40,7 @@ _CONFORMANCE = (
     "check_encoder_cache",
     "play",
 )
-_STRATEGIES = ("requests", "scenarios", "schedules", "workloads")
+_STRATEGIES = ("image_requests", "requests", "scenarios", "schedules", "workloads")
 
 __all__ = [
     "ADAPTER_INVARIANTS",
@@ -81,6 +81,7 @@ __all__ = [
     "check_model_adapter",
     "expected_tokens",
     "expected_vector",
+    "image_requests",
     "live_bytes",
     "make_checkpoint",
     "play",

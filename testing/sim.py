@@ -40,7 +40,7 @@ SECONDS: Mapping[Job, float] = {
 }
 EOS, START = 0, 1
 IMAGE = 61  # stands in a prompt for an image
-_MOST_IMAGE = 4  # embeddings
+MOST_IMAGE = 4  # embeddings
 WEIGHTS = 1000  # bytes
 READ_WHOLE = ("mean", "cls")  # poolings that need what every position of the prompt gives
 _ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # what may be called then
@@ -62,8 +62,9 @@ class SimTokenizer:
 
 @frozen(kw_only=True)
 class SimPreparer:
-    """Prompts with images, which are numbers here: image n has ``1 + n % 4`` embeddings, each of as many bytes as an
-    embedding of the model has. `IMAGE` stands for each image in the prompt."""
+    """Prompts with images, which are numbers here (of a real image, the red of its first pixel): image n has
+    ``1 + n % 4`` embeddings, each of as many bytes as an embedding of the model has. `IMAGE` stands for each image in
+    the prompt."""
 
     model: SimModel
     media: frozenset[str] = frozenset({"image"})
@@ -102,11 +103,12 @@ class SimPreparer:
         tokenizer = SimTokenizer()
         return (*tokenizer.encode(first), *tokenizer.encode(second)), len(first)
 
-    def _item(self, image: int, start: int) -> EncoderItem:
-        count = 1 + image % _MOST_IMAGE
+    def _item(self, image: Any, start: int) -> EncoderItem:
+        number = image if isinstance(image, int) else image.getpixel((0, 0))[0]
+        count = 1 + number % MOST_IMAGE
         return EncoderItem(
-            key=f"image {image}",
-            payload=image,
+            key=f"image {number}",
+            payload=number,
             embeddings=count,
             size=count * self.model.encoder_bytes // self.model.encoder_embeddings,
             spans=((start, start + count),),

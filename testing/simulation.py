@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager
 import trio
 from attrs import define, field, frozen
 
+from ..actors.supervisor import EngineStatistics
 from ..actors.worker import Job
 from ..api.engine import Engine
 from ..api.results import Delta
@@ -39,6 +40,7 @@ from ..core.errors import (
 )
 from ..core.model import Kind
 from ..core.request import LogitRules, Request, SamplingParams
+from ..core.sequence import PlannerStatistics
 from ..core.trace import TEARDOWN, TraceChecker
 from .scenarios import FOREVER, SCENARIOS, Client, Scenario, audio, prepared, true_tokens, true_vector
 from .schedule import Schedule, Uniform, run_scheduled
@@ -106,6 +108,7 @@ class Outcome:
     error: BaseException | None  # what left the engine's block
     trace: tuple[events.Event, ...]
     seconds: float  # of virtual time
+    requests: PlannerStatistics | None  # the planner's books at the end; ``None`` where it never began
 
 
 def role(task: trio.lowlevel.Task) -> str:
@@ -284,6 +287,13 @@ class _Run:
             unfinished = [number for number, end in enumerate(self.ends) if end in {"not started", "cancelled"}]
             raise InvariantViolation("terminal once", f"clients {unfinished} wait for ever", tuple(self.trace[-20:]))
 
+    @property
+    def books(self) -> EngineStatistics | None:
+        """Of the engine, once its block was entered."""
+        supervisor = self.engine.inside.supervisor
+        opened = events.StageReached("accepting") in self.trace
+        return supervisor.statistics() if opened and supervisor is not None else None
+
     def _start_clients(self, nursery: trio.Nursery) -> None:
         for number, client in enumerate(self.scenario.clients):
             nursery.start_soon(self._client, number, client, name=f"client {number}")
@@ -373,6 +383,7 @@ class _Run:
         return False
 
     def _stream(self, client: Client) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        """Images are prepared here: `Engine.stream` would do it in a thread, whose turn no schedule decides."""
         if self.scenario.model.kind is not Kind.ENCODER_DECODER:
             return self.engine.inside._deltas(self._request(client), wait=True, texts=None)
         return self.engine.stream(
@@ -433,6 +444,7 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
         error=run.error,
         trace=tuple(run.trace),
         seconds=run.seconds,
+        requests=run.books.requests if run.books is not None else None,
     )
 
 
@@ -584,10 +596,9 @@ def _judge_books(run: _Run, *, opened: bool, whole: bool) -> None:
     engine = run.engine
     pending = engine.inside.pending
     assert not pending, f"{pending} permits of the queue did not come back"
-    supervisor = engine.inside.supervisor
-    if not (opened and whole) or supervisor is None:
+    books = run.books
+    if not (opened and whole) or books is None:
         return
-    books = supervisor.statistics()
     requests = books.requests
     left = requests.waiting + requests.running + requests.leaving + requests.cross_slots_used
     assert not left, f"the planner still has {requests}"

@@ -11,16 +11,21 @@ Everything that is drawn is a frozen value; its ``repr`` is the way to run it ag
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 
+from ..core.config import Speculation
+from ..core.model import Kind
+from ..core.request import Pooling
 from .conformance import workloads
 from .scenarios import FOREVER, Client, Scenario
 from .schedule import Listed, Pct, Schedule, Uniform
-from .sim import START, SimModel
+from .sim import IMAGE, MOST_IMAGE, START, SimModel
 
-__all__ = ["requests", "scenarios", "schedules", "workloads"]
+__all__ = ["image_requests", "requests", "scenarios", "schedules", "workloads"]
 
-MOST_PROMPT, MOST_TOKENS = 6, 8
+MOST_PROMPT, MOST_TOKENS, MOST_IMAGES = 6, 8, 3
 _MOMENTS = (0.0, 0.31, 0.33, 0.35, 0.5, 1.0)  # an encoding of the simulated device takes 0.3 s, a step 0.02 s
 
 
@@ -31,12 +36,36 @@ def requests(*, audios: int = 4) -> st.SearchStrategy[Client]:
         Client,
         audio=st.integers(0, audios - 1),
         prompt=st.lists(st.integers(START, 9), max_size=MOST_PROMPT - 1).map(lambda rest: (START, *rest)),
-        max_tokens=st.integers(1, MOST_TOKENS),
-        priority=st.integers(0, 2),
-        arrives=st.sampled_from(_MOMENTS),
-        patience=st.sampled_from((FOREVER, FOREVER, 1.0, 0.4, 0.32, 0.05)),
-        pause=st.sampled_from((0.0, 0.0, 0.01, 0.5)),
+        **_HABITS,
     )
+
+
+@st.composite
+def image_requests(draw: st.DrawFn, *, images: int = 4) -> Client:
+    """What one client of a decoder does: up to three of ``images`` images among few different tokens, so that prompts
+    often begin alike. Some ask for a vector."""
+    pieces = draw(st.lists(st.integers(0, images + 1), max_size=MOST_PROMPT - 1))
+    shown = tuple(piece - 2 for piece in pieces if piece >= 2)[:MOST_IMAGES]
+    left = iter(shown)
+    prompt = [piece + 2 if piece < 2 else IMAGE if next(left, None) is not None else START for piece in pieces]
+    return draw(
+        st.builds(
+            Client,
+            images=st.just(shown),
+            prompt=st.just((START, *prompt)),
+            pooling=st.sampled_from((None, None, None, Pooling(kind="last"), Pooling(kind="mean"))),
+            **_HABITS,
+        )
+    )
+
+
+_HABITS: dict[str, st.SearchStrategy[Any]] = {
+    "max_tokens": st.integers(1, MOST_TOKENS),
+    "priority": st.integers(0, 2),
+    "arrives": st.sampled_from(_MOMENTS),
+    "patience": st.sampled_from((FOREVER, FOREVER, 1.0, 0.4, 0.32, 0.05)),
+    "pause": st.sampled_from((0.0, 0.0, 0.01, 0.5)),
+}
 
 
 def schedules() -> st.SearchStrategy[Schedule]:
@@ -54,17 +83,22 @@ def schedules() -> st.SearchStrategy[Schedule]:
 @st.composite
 def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
     """Up to ``most_clients`` clients and an engine that is too small for them: few pages, few cross slots, an encoder
-    cache of one to three outputs, short queues. Sometimes its block ends while they are busy."""
+    cache of one to three outputs, short queues. Sometimes its block ends while they are busy. Some models read audio,
+    the others images."""
     page_size = draw(st.sampled_from((4, 2, 3)))
-    positions = MOST_PROMPT + MOST_TOKENS
+    kind = draw(st.sampled_from((Kind.ENCODER_DECODER, Kind.DECODER)))
+    windows = kind is Kind.ENCODER_DECODER
+    positions = MOST_PROMPT + MOST_TOKENS + (0 if windows else MOST_IMAGES * (MOST_IMAGE - 1))
     least = -(-positions // page_size)  # pages of one sequence
     model = SimModel(
         max_positions=positions,
         page_size=page_size,
         pages=least + draw(st.integers(0, 2 * least)),
         cross_slots=draw(st.integers(1, 3)),
+        kind=kind,
     )
-    clients = draw(st.lists(requests(), min_size=1, max_size=most_clients).map(tuple))
+    asked = requests() if windows else image_requests()
+    clients = draw(st.lists(asked, min_size=1, max_size=most_clients).map(tuple))
     leaves = draw(st.sampled_from((FOREVER, FOREVER, 0.36, 0.6)))
     return Scenario(name="drawn", clients=clients, model=model, config=draw(_settings(model)), leaves=leaves)
 
@@ -72,6 +106,8 @@ def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
 def _settings(model: SimModel) -> st.SearchStrategy[dict[str, object]]:
     """Of `triolet.EngineConfig`."""
     size, embeddings = model.encoder_bytes, model.encoder_embeddings
+    if model.kind is not Kind.ENCODER_DECODER:  # one image at least
+        size, embeddings = MOST_IMAGE * size // embeddings, MOST_IMAGE
     return st.fixed_dictionaries(
         {
             "encoder_cache_bytes": st.integers(1, 3).map(lambda count: count * size),
@@ -81,5 +117,7 @@ def _settings(model: SimModel) -> st.SearchStrategy[dict[str, object]]:
             "max_step_tokens": st.sampled_from((64, 1, 4)),
             "steps_in_flight": st.integers(1, 2),
             "encoder_idle_seconds": st.sampled_from((30.0, 0.1)),
+            "prefix_caching": st.booleans(),
+            "speculation": st.sampled_from((None, None, Speculation(tokens=1), Speculation(tokens=3))),
         }
     )

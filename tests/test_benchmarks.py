@@ -16,6 +16,10 @@ SECONDS = 300
 CLAIM = r"(?:holds|FAILS): "  # of a size or of a time, which says little at this size
 
 PRINTED = {
+    "continuous.py --size tiny --requests 5 --running 5 --tokens 4 --repeat 1": [
+        "10 of 10 answers are those of `generate`",
+        r"\| generate_batch \| \d",
+    ],
     "verify.py --clients 1 --rounds 1 --repeats 1": [r"\d+ steps of ", r"median share: \d"],
     "teardown.py --requests 1 --repeats 1": [
         r"\| idle \| ",

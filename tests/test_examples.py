@@ -275,7 +275,7 @@ def test_trio_service_answers_what_it_is_sent_too_much_too(serve):
 
 def test_the_example_of_the_readme_runs(run):
     """One line for each sample: its language, then its text."""
-    (example,) = re.findall(
+    example, *_ = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
     lines, errors = run("-c", example)

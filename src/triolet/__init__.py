@@ -3,7 +3,9 @@
 ::
 
     async with triolet.Engine("path-or-hub-id") as engine:
-        transcript = await engine.transcribe("speech.wav")
+        transcript = await engine.transcribe("speech.wav")          # Whisper
+        completion = await engine.generate("Once upon a time")      # decoders; images= and audio= where they read any
+        vectors = await engine.embed(["a text", "another"])         # embedding models
 
 torch and transformers are imported when an engine starts, not before.
 """

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from triolet.core.request import FinishReason, SamplingParams
 from triolet.testing.families import make_checkpoint
 
 SECONDS = 60
+CPU = ("--device", "cpu")
 
 
 class PaperPreparer:
@@ -482,7 +484,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]
 
 
 async def completion(folder: str, **asked: Any) -> triolet.Completion:
-    async with triolet.Engine(folder) as engine:
+    async with triolet.Engine(folder, config=EngineConfig(device="cpu")) as engine:
         return await engine.generate(**asked, sampling=SamplingParams(max_tokens=8))
 
 
@@ -493,7 +495,7 @@ def test_a_conversation_has_the_tokens_that_the_engine_gives(
     """By the chat template, with an image where the model reads any. Nothing on standard error."""
     folder = checkpoint(family)
     media = [] if family == "llama" else ["--image", str(picture)]
-    assert run(["generate", folder, "what is it?", *media, "--max-tokens", "8", "--json"]) == 0
+    assert run(["generate", folder, "what is it?", *media, "--max-tokens", "8", *CPU, "--json"]) == 0
     out, err = capsys.readouterr()
     parts = [{"type": "image", "image": str(picture)}, {"type": "text", "text": "what is it?"}]
     messages = [{"role": "user", "content": parts if media else "what is it?"}]
@@ -507,7 +509,10 @@ def test_audio_is_asked_about(
     checkpoint: Callable[[str], str], sound: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = checkpoint("qwen2_audio")
-    assert run(["generate", folder, "what is it?", "--raw", "--audio", str(sound), "--max-tokens", "8", "--json"]) == 0
+    assert (
+        run(["generate", folder, "what is it?", "--raw", "--audio", str(sound), "--max-tokens", "8", *CPU, "--json"])
+        == 0
+    )
     prompt = "<|audio_bos|><|AUDIO|><|audio_eos|>what is it?"
     expected = trio.run(lambda: completion(folder, prompt=prompt, audio=[str(sound)]))
     assert json.loads(capsys.readouterr().out)["tokens"] == list(expected.token_ids)
@@ -516,7 +521,7 @@ def test_audio_is_asked_about(
 def test_whisper_is_asked_by_its_own_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     sample = next(sample for sample in demo.samples() if sample.path.stem == "en-command")
     prompt = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
-    assert run(["generate", str(demo.checkpoint()), prompt, "--audio", str(sample.path)]) == 0
+    assert run(["generate", str(demo.checkpoint()), prompt, "--audio", str(sample.path), *CPU]) == 0
     assert capsys.readouterr().out == " Please set the temperature in the cellar to eighteen degrees.\n"
 
 
@@ -544,10 +549,20 @@ def test_what_the_model_cannot_read_is_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = [str(picture) if word == "PICTURE" else word for word in words]
-    assert run(["generate", checkpoint(family), *given]) == 2
+    assert run(["generate", checkpoint(family), *given, *CPU]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert told in err
+
+
+def test_guessing_ahead_changes_no_token(checkpoint: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", checkpoint("llama"), "the cat and the cat", "--raw", "--max-tokens", "40", *CPU, "--json"]
+    assert run(words) == 0
+    plain = capsys.readouterr().out
+    assert run([*words, "--speculate", "4", "-v"]) == 0
+    out, err = capsys.readouterr()
+    assert out == plain
+    assert " tokens guessed, " in err
 
 
 def test_embeddings_are_those_that_the_engine_gives(
@@ -556,10 +571,10 @@ def test_embeddings_are_those_that_the_engine_gives(
     """To the last bit of float32."""
 
     async def vectors() -> Any:
-        async with triolet.Engine(checkpoint("bert")) as engine:
+        async with triolet.Engine(checkpoint("bert"), config=EngineConfig(device="cpu")) as engine:
             return await engine.embed(["one", "two"])
 
-    assert run(["embed", checkpoint("bert"), "one", "two"]) == 0
+    assert run(["embed", checkpoint("bert"), "one", "two", *CPU]) == 0
     found = [json.loads(line)["embedding"] for line in capsys.readouterr().out.splitlines()]
     assert np.array_equal(np.array(found, np.float32), trio.run(vectors))
 
@@ -567,7 +582,7 @@ def test_embeddings_are_those_that_the_engine_gives(
 def test_verbose_tells_what_it_took_on_standard_error(
     checkpoint: Callable[[str], str], picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["what?", "--image", str(picture), "--image", str(picture), "--max-tokens", "5", "-v"]
+    words = ["what?", "--image", str(picture), "--image", str(picture), "--max-tokens", "5", *CPU, "-v"]
     assert run(["generate", checkpoint("qwen2_vl"), *words]) == 0
     told = capsys.readouterr().err
     assert "Qwen2VLForConditionalGeneration on cpu, float32; opened in " in told
@@ -647,10 +662,21 @@ def test_an_interrupt_at_a_terminal_ends_the_line_and_gives_the_device_back() ->
     assert last.endswith(b"word \r\n")
 
 
-def test_a_real_process_writes_text_alone_and_can_be_interrupted(checkpoint: Callable[[str], str]) -> None:
-    """No progress bar of a load, no warning. The first piece is read, then comes a ^C."""
+def test_a_real_process_writes_text_alone_and_can_be_interrupted(
+    checkpoint: Callable[[str], str], tmp_path: Path
+) -> None:
+    """No progress bar of a load, no warning. The first piece is read, then comes a ^C; of a model that writes for more
+    than a minute."""
+    folder = tmp_path / "long"
+    shutil.copytree(checkpoint("llama"), folder)
+    for name, changes in (
+        ("config.json", lambda settings: {"max_position_embeddings": 20_000}),
+        ("generation_config.json", lambda settings: {"suppress_tokens": [settings["eos_token_id"]]}),
+    ):
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**settings, **changes(settings)}))
     with subprocess.Popen(
-        [sys.executable, "-m", "triolet", "generate", checkpoint("llama"), "hi", "--temperature", "1"],
+        [sys.executable, "-m", "triolet", "generate", folder, "hi", *CPU],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

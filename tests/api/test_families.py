@@ -140,3 +140,16 @@ async def test_32_requests_with_room_for_few_get_the_tokens_of_generate(referenc
         assert statistics.encoder_cache.evicted, "the encoder cache was never short"
         assert statistics.encoder_cache.hits, "no encoding was shared"
         assert statistics.encoder_cache.held == 0
+
+
+async def test_a_smaller_length_needs_fewer_pages_and_is_told(tmp_path: Path) -> None:
+    reference = Reference.of("llama", tmp_path)
+    config = triolet.EngineConfig(dtype="float32", max_positions=40, self_kv_bytes=4 * 6144, verify=True)
+    async with triolet.Engine(reference.folder, config=config) as engine:
+        assert engine.model.max_positions == 40
+        assert engine.model.pages == 3
+        completion = await engine.generate("a cat")
+        prompt = completion.usage.prompt_tokens
+        assert completion.finish_reason.value == "stop" or len(completion.token_ids) == 40 - prompt
+        with pytest.raises(triolet.RequestTooLarge, match="40 positions"):
+            await engine.generate("a cat", sampling=triolet.SamplingParams(max_tokens=40))

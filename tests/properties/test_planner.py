@@ -464,7 +464,7 @@ class SharingMachine(PlannerMachine):
 
 
 TestPlanner = PlannerMachine.TestCase
-TestPlanner.settings = settings(stateful_step_count=50)
+TestPlanner.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples * 5 // 8)
 TestWholePrompts = WholePromptsMachine.TestCase
 TestWholePrompts.settings = settings(stateful_step_count=30, max_examples=settings.default.max_examples // 4)
 TestSharing = SharingMachine.TestCase
