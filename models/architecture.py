@@ -26,8 +26,10 @@ _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
 _OFFSET_POSITIONS = {  # the first positions are of padding, so a text has fewer than the table
     "camembert",
     "data2vec-text",
+    "esm",
     "ibert",
     "longformer",
+    "luke",
     "mpnet",
     "roberta",
     "roberta-prelayernorm",

@@ -422,6 +422,9 @@ def make_others():
                 first_k_dense_replace=2,
             )
         ),
+        "deepseek_v2": lambda: t.DeepseekV2ForCausalLM(
+            t.DeepseekV2Config(**more, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4)
+        ),  # fails in its own attention: heads that do not fit
         "bloom": lambda: t.BloomForCausalLM(t.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4)),
         "t5": lambda: t.T5ForConditionalGeneration(t.T5Config(vocab_size=300, d_model=32, d_kv=8, d_ff=32)),
         "mamba": lambda: t.MambaForCausalLM(t.MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2)),
