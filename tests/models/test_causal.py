@@ -395,6 +395,18 @@ def test_what_our_attention_does_not_do_is_refused(open_driver, folder, tmp_path
     assert "allowed" in str(caught.value)
 
 
+def test_code_of_a_checkpoint_is_never_run(open_driver, folder, tmp_path, monkeypatch):
+    """Nor does anybody ask at the terminal whether it may be."""
+    copy = changed(folder("llama"), tmp_path / "copy")
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    (copy / "own.py").write_text("raise SystemExit('it was run')\n")
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    with pytest.raises(UnsupportedModel, match="code of its own, which is never run"):
+        open_driver(copy)
+
+
 def tiny(folder, model, tokenizer_of):
     model.save_pretrained(folder)
     for path in tokenizer_of.glob("tokenizer*"):
