@@ -439,9 +439,9 @@ class Planner:
         full = min(sequence.fed, len(sequence.tokens)) // self.limits.page_size
         if full <= sequence.listed:
             return
-        keys = sequence.keys.upto(sequence.tokens, full)
-        for index in range(sequence.listed, full):
-            self._pages.list_as(sequence.pages[index], keys[index])
+        keys = sequence.keys.upto(sequence.tokens, full, first=sequence.listed)
+        for page, key in zip(sequence.pages[sequence.listed : full], keys, strict=True):
+            self._pages.list_as(page, key)
         sequence.listed = full
 
     def _take_slot(self, sequence: Sequence, item: EncoderItem, draft: _StepDraft) -> None:
