@@ -321,8 +321,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who waits for a place keeps the image that a running one waits for",
-        function="core.asks:Asks.stalled",
-        fragment="return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._askers.values())",
+        function="core.planner:Planner._stalled",
+        fragment="return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._active.values())",
         mistake="return False",
         killer=SHARING,
         reason=("a request never ended", "holds one item and waits for another"),
