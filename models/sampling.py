@@ -96,8 +96,8 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int,
 def _structure_error(draw: Draw, logits: Tensor, logprob: float) -> str:
     if draw.guide is None:
         return ""
-    if not draw.guide.error and math.isnan(logprob) and not logits.isnan().any():
-        draw.guide.error = "the structure leaves no token that the model may draw; ask for another one"
+    if not draw.guide.error and math.isnan(logprob) and not logits.isnan().any():  # not kept: perhaps a guess led here
+        return "the structure leaves no token that the model may draw; ask for another one"
     return draw.guide.error
 
 
