@@ -265,8 +265,8 @@ def _read_tokenizer(folder: Path) -> Any:
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         if "custom code" in str(error):  # a ValueError like others
             raise UnsupportedModel(
-                f"the tokenizer of {folder} is code of its own, which is never run; allowed: tokenizers that transformers "
-                "has. Save it as one, as a PreTrainedTokenizerFast"
+                f"the tokenizer of {folder} is code of its own, which is never run; allowed: tokenizers that "
+                "transformers has. Save it as one, as a PreTrainedTokenizerFast"
             ) from error
         raise CheckpointError(
             f"the tokenizer of {folder} cannot be used: {type(error).__name__}: {error}; download it again, or save it "
