@@ -598,7 +598,7 @@ class Planner:
     def _suspect(self, sequence: Sequence, *, alone: bool, error: Exception) -> None:
         sequence.suspicion += 1
         sequence.crashes_alone += alone
-        steps = math.ceil(len(sequence.tokens) / self._step_size.tokens)
+        steps = 1 if self.limits.whole_prompts else math.ceil(len(sequence.tokens) / self._step_size.tokens)
         enough = self._evidence.crashes_to_blame(sequence.request.id, self.limits.crashes_alone, steps=steps)
         if sequence.ended or sequence.crashes_alone < enough:
             return
