@@ -50,19 +50,19 @@ async def run_together(runs: Sequence[Run[T]]) -> list[T]:
     """The results of ``runs``, in their order. The first error of a run ends the others and is raised as it is, in no
     group; so is a cancellation, which callers, and the portal, know by its class."""
     together = _Together(runs)
-    interrupt: BaseException | None = None
+    error: BaseException | None = None
     try:
-        await together.run()
-    except BaseExceptionGroup as group:
-        interrupt = _first(group.split(trio.Cancelled)[1])
-    await trio.lowlevel.checkpoint_if_cancelled()  # the group's own had no other cause
-    error = interrupt or together.error
-    try:
+        try:
+            await together.run()
+        except BaseExceptionGroup as group:
+            error = _first(group.split(trio.Cancelled)[1])
+        await trio.lowlevel.checkpoint_if_cancelled()  # the group's own had no other cause
+        error = error or together.error
         if error is not None:
             raise error
     finally:
         together.error = None  # a frame in its own error's traceback would be a reference cycle
-        del error, interrupt
+        del error
     return [together.results[index] for index in range(len(runs))]
 
 

@@ -34,26 +34,37 @@ def load_image(source: Any) -> Image:
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        return source
+        return _with_pixels(source, "the PIL image")
     if hasattr(source, "__array__"):
-        return Image.fromarray(_checked(np.asarray(source)))
+        return _with_pixels(Image.fromarray(_checked(source)), "the image array")
     data, name = _read(source)
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            width, height = image.size
-            if width * height > _MOST_PIXELS:
-                raise UnsupportedImage(
-                    f"{name} has {width} x {height} pixels; allowed: up to {_MOST_PIXELS}; make it smaller first"
-                )
-            image.load()
-            return image.copy()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, UnsupportedImage):
-            raise
+        image = Image.open(io.BytesIO(data))
+    except Exception as error:  # what Pillow's many decoders raise for damage is no fixed set
+        raise _unreadable(name, error) from error
+    with image:
+        return _with_pixels(image, name).copy()
+
+
+def _with_pixels(image: Image, name: str) -> Image:
+    """``image``, its pixels read: Pillow puts that off until they are needed."""
+    width, height = image.size
+    if width * height > _MOST_PIXELS:
         raise UnsupportedImage(
-            f"{name} is not an image that can be read ({_reason(error)}); allowed: PNG, JPEG, WebP and what else "
-            "Pillow reads"
-        ) from error
+            f"{name} has {width} x {height} pixels; allowed: up to {_MOST_PIXELS}; make it smaller first"
+        )
+    try:
+        image.load()
+    except Exception as error:  # see `load_image`
+        raise _unreadable(name, error) from error
+    return image
+
+
+def _unreadable(name: str, error: Exception) -> UnsupportedImage:
+    return UnsupportedImage(
+        f"{name} is not an image that can be read ({_reason(error)}); allowed: PNG, JPEG, WebP and what else Pillow "
+        "reads"
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -64,7 +75,13 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _checked(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+def _checked(source: Any) -> NDArray[np.uint8]:
+    try:
+        pixels = np.asarray(source)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidRequest(
+            f"an image of type {type(source).__name__} cannot be read as an array ({error}); allowed: {_KINDS}"
+        ) from error
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise InvalidRequest(
             f"an image array of shape {pixels.shape} and {pixels.dtype}; allowed: uint8 of shape (height, width, 3)"
@@ -76,13 +93,18 @@ def _read(source: Any) -> tuple[bytes, str]:
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source), f"{len(source)} bytes"
     if isinstance(source, str | PathLike):
-        path = Path(fspath(source)).expanduser()
         try:
+            path = Path(fspath(source)).expanduser()
             return path.read_bytes(), str(path)
-        except OSError as error:
-            raise InvalidRequest(f"{path} cannot be read ({error}); allowed: a readable image file") from error
+        except (OSError, ValueError, RuntimeError) as error:  # a null character; a ~user that there is not
+            raise InvalidRequest(f"{source} cannot be read ({error}); allowed: a readable image file") from error
     if hasattr(source, "read"):
-        data = source.read()
+        try:
+            data = source.read()
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(
+                f"the image file cannot be read ({error}); give one that is open for reading"
+            ) from error
         if isinstance(data, bytes):
             return data, "the image file"
         raise InvalidRequest(f"the image file gave {type(data).__name__}; allowed: a file opened in binary mode")

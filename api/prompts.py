@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from .images import ImageSource, load_image
 from .threads import run_in_thread
 
 _INLINE_SAMPLES = 1_000_000  # checking more would hold the loop up for over a millisecond
-_INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
+INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
 
 Message = Mapping[str, Any]
 
@@ -99,8 +100,7 @@ async def _prepare_crossed(description: ModelDescription, query: Query) -> Prepa
         check_characters(query.prompt)
         token_ids = tuple(description.tokenizer.encode(query.prompt, add_special_tokens=False))
     else:
-        token_ids = tuple(query.prompt_token_ids or ())
-    _check_token_ids(description, "prompt_token_ids", token_ids)
+        token_ids = _given_tokens(description, query)
     return Prepared(token_ids=token_ids, items=(await _audio_item(description, query.audio),))
 
 
@@ -164,15 +164,23 @@ def _read(
     elif query.prompt is not None:
         prompt = query.prompt
     else:
-        prompt = tuple(query.prompt_token_ids or ())
-        _check_token_ids(description, "prompt_token_ids", prompt)
+        prompt = _given_tokens(description, query)
     pictures = [load_image(image) for image in images] if "image" in preparer.media else list(images)
     sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
     return preparer.prepare(prompt, images=pictures, audio=sounds)
 
 
+def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...]:
+    given: Any = query.prompt_token_ids
+    token_ids = tuple(
+        given.tolist() if hasattr(given, "tolist") else given
+    )  # arrays and tensors have numbers of theirs
+    _check_token_ids(description, "prompt_token_ids", token_ids)
+    return token_ids
+
+
 def _is_short(query: Query) -> bool:
-    return query.messages is None and len(query.prompt or ()) <= _INLINE_TEXT
+    return query.messages is None and len(query.prompt or ()) <= INLINE_TEXT
 
 
 def _several(audio: Any) -> tuple[Any, ...]:
@@ -225,7 +233,7 @@ async def _rules(description: ModelDescription, sampling: SamplingParams) -> Log
 def check_kind(name: str, value: object, kind: Any, allowed: str) -> None:
     """Raises `InvalidRequest` where ``value`` is neither ``None`` nor a ``kind``."""
     if value is not None and not isinstance(value, kind):
-        raise InvalidRequest(f"{name}={value!r}; allowed: {allowed}")
+        raise InvalidRequest(f"{name}={reprlib.repr(value)}; allowed: {allowed}")  # which may be a whole image
 
 
 def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import reprlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -30,8 +31,6 @@ from .streams import Deltas, Mailbox, Segments, SegmentStream
 from .threads import run_in_thread
 from .transcription import Generated, TranscribeOptions, Transcription, whisper_tokens
 from .vectors import VectorQuery, Vectors, build_requests, check_texts, embedding_pooling, scoring_pooling, softmax
-
-_INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
 
 
 class State(enum.Enum):
@@ -178,13 +177,14 @@ class TrioEngine:
         """See `Engine.score`."""
         pooling = scoring_pooling(self._opened()[1])
         if not isinstance(query, str):
-            raise InvalidRequest(f"query={query!r}; allowed: a text")
+            raise InvalidRequest(f"query={reprlib.repr(query)}; allowed: a text")
+        labels = self.model.labels
+        if len(labels) != 1:
+            raise InvalidRequest(
+                f"{self.model.architecture} has {len(labels)} labels; rerankers have one. Ask engine.classify(...)"
+            )
         pairs = [(query, document) for document in check_texts("documents", documents)]
         vectors = await self._vectors(VectorQuery(texts=pairs, pooling=pooling, priority=priority), wait=wait)
-        if pairs and vectors.shape[1] != 1:
-            raise InvalidRequest(
-                f"{self.model.architecture} has {vectors.shape[1]} labels; rerankers have one. Ask engine.classify(...)"
-            )
         return tuple(map(float, vectors[:, 0])) if pairs else ()
 
     async def classify(self, texts: object, priority: int, *, wait: bool) -> tuple[dict[str, float], ...]:
@@ -199,7 +199,7 @@ class TrioEngine:
         """[texts, width]"""
         new_id = partial(self._new_id, None)
         build = partial(build_requests, self.model, query, most_tokens=self.config.max_step_tokens, new_id=new_id)
-        requests = await run_in_thread(build) if len(query.texts) > _INLINE_TEXTS else build()
+        requests = build() if query.is_short else await run_in_thread(build)
         vectors = await run_together([partial(self._vector, request, wait=wait) for request in requests])
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from ..core.errors import InvalidRequest, RequestTooLarge
 from ..core.model import Kind, ModelDescription
 from ..core.request import Pooling, Request, check_integer
+from .prompts import INLINE_TEXT
+
+_INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
 
 Vectors = NDArray[np.float32]
 
@@ -24,6 +28,12 @@ class VectorQuery:
     texts: Sequence[str | tuple[str, str]]
     pooling: Pooling
     priority: int
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its texts are tokenized in less time than a thread costs."""
+        texts = [text if isinstance(text, str) else "".join(text) for text in self.texts[: _INLINE_TEXTS + 1]]
+        return len(texts) <= _INLINE_TEXTS and sum(map(len, texts)) <= INLINE_TEXT
 
 
 def embedding_pooling(description: ModelDescription, kind: str | None, normalize: bool | None) -> Pooling:
@@ -105,7 +115,7 @@ def check_texts(name: str, texts: object) -> tuple[str, ...]:
     """
     found = (texts,) if isinstance(texts, str) else texts
     if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
-        raise InvalidRequest(f"{name}={texts!r}; allowed: a text or a list of texts")
+        raise InvalidRequest(f"{name}={reprlib.repr(texts)}; allowed: a text or a list of texts")
     return tuple(found)
 
 

@@ -36,10 +36,6 @@ class Asks:
             del sequence.asks[_ask_of(sequence, holder).item.key]
         return sequence
 
-    def stalled(self) -> bool:
-        """Whether a running sequence waits for encoder outputs."""
-        return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._askers.values())
-
     def ask_for(self, sequence: Sequence, item: EncoderItem) -> None:
         """Asks for one item."""
         ask = Ask(f"{sequence.request.id}/{sequence.asked}", item)

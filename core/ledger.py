@@ -199,7 +199,7 @@ class EncoderLedger:
     _reserved: OrderedDict[str, None] = field(factory=OrderedDict)  # in the order they will be dispatched
     _halves: deque[tuple[str, ...]] = field(factory=deque)  # of failed batches: reserved too, and dispatched first
     _idle: OrderedDict[str, None] = field(factory=OrderedDict)  # oldest first
-    _waiting: deque[_Wait] = field(factory=deque)
+    _waiting: OrderedDict[Hold, _Wait] = field(factory=OrderedDict)  # in the order they will be served
     _closed: bool = False
     _acquires: int = 0
     _hits: int = 0
@@ -221,18 +221,14 @@ class EncoderLedger:
             )
             draft.refused.append(Refusal(holder, key, error))
             return draft.done()
-        self._waiting.append(_Wait(holder, key, size, embeddings, payload))
+        self._waiting[Hold(holder, key)] = _Wait(holder, key, size, embeddings, payload)
         self._serve(draft)
         return draft.done()
 
     def release(self, holder: str, key: str, *, now: float) -> Decisions:
         """``holder`` no longer reads or wants ``key``: a wait is withdrawn, a hold given back."""
         draft = _Draft()
-        for wait in self._waiting:
-            if wait.holder == holder and wait.key == key:
-                self._waiting.remove(wait)
-                break
-        else:
+        if self._waiting.pop(Hold(holder, key), None) is None:
             self._leave(holder, key, now, draft)
         self._serve(draft)
         return draft.done()
@@ -354,7 +350,7 @@ class EncoderLedger:
         entry = self._entries.get(key)
         if entry is not None and holder in entry.holders:
             return True
-        return any(wait.holder == holder and wait.key == key for wait in self._waiting)
+        return Hold(holder, key) in self._waiting
 
     def state(self, key: str) -> State:
         """The entry's state."""
@@ -377,7 +373,7 @@ class EncoderLedger:
 
     def waiting(self) -> tuple[Hold, ...]:
         """Who waits, in the order they will be served."""
-        return tuple(Hold(wait.holder, wait.key) for wait in self._waiting)
+        return tuple(self._waiting)
 
     def holds_and_waits(self) -> tuple[Hold, ...]:
         """Every ask that has not been released or refused."""
@@ -403,8 +399,8 @@ class EncoderLedger:
 
     def _serve(self, draft: _Draft) -> None:
         """Answers waits from the front until one must go on waiting."""
-        while self._waiting and self._try_serve(self._waiting[0], draft):
-            self._waiting.popleft()
+        while self._waiting and self._try_serve(next(iter(self._waiting.values())), draft):
+            self._waiting.popitem(last=False)
 
     def _try_serve(self, wait: _Wait, draft: _Draft) -> bool:
         entry = self._entries.get(wait.key)

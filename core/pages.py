@@ -53,8 +53,8 @@ class PageAllocator:
         del self._listed[self._keys.pop(page)]
         return page
 
-    def find(self, keys: Sequence[bytes]) -> tuple[int, ...]:
-        """The listed pages of the longest beginning of ``keys``."""
+    def find(self, keys: Iterable[bytes]) -> tuple[int, ...]:
+        """The listed pages of the longest beginning of ``keys``, which are read no further."""
         pages = map(self._listed.get, keys)
         return tuple(takewhile(_is_page, pages))  # type: ignore[arg-type]
 

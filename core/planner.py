@@ -22,7 +22,8 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from attrs import define, evolve, field
 
@@ -66,6 +67,7 @@ class Planner:
     _slots: CrossSlots = field(init=False)
     _sequences: dict[str, Sequence] = field(factory=dict, init=False)  # by request id
     _waiting: list[Sequence] = field(factory=list, init=False)  # in the order they start
+    _active: dict[str, Sequence] = field(factory=dict, init=False)  # those that run or leave: all the others
     _flights: deque[_Flight] = field(factory=deque, init=False)
     _actions: list[Action] = field(factory=list, init=False)
     _asks: Asks = field(init=False)
@@ -242,7 +244,7 @@ class Planner:
             draft = self._plan(suspects)
             if draft.slices:
                 return self._dispatch(draft)
-        draft = self._plan([sequence for sequence in self._candidates() if not sequence.suspicion])
+        draft = self._plan(sequence for sequence in self._candidates() if not sequence.suspicion)
         if draft.slices or self._nothing_but_forgetting():
             return self._dispatch(draft)
         return None
@@ -294,10 +296,10 @@ class Planner:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
-    def _candidates(self) -> list[Sequence]:
+    def _candidates(self) -> Iterator[Sequence]:
         """Who may have a slice: running ones first, then startable ones, each by (priority, arrival)."""
-        running = [s for s in self._sequences.values() if s.phase is Phase.RUNNING]
-        return sorted(running, key=lambda s: s.order) + self._startable()
+        running = [s for s in self._active.values() if s.phase is Phase.RUNNING]
+        return chain(sorted(running, key=lambda s: s.order), self._startable())
 
     def _suspects(self) -> Iterator[list[Sequence]]:
         """Half of the candidates that were part of the most failed steps since they last ran well.
@@ -310,24 +312,25 @@ class Planner:
         """
         if not any(s.suspicion for s in self._sequences.values()):
             return
-        candidates = self._candidates()
+        candidates = list(self._candidates())
         for level in sorted({sequence.suspicion for sequence in candidates if sequence.suspicion}, reverse=True):
             group = [sequence for sequence in candidates if sequence.suspicion == level]
             half = max(1, len(group) // 2)
             yield group[:half]
             yield group[half:]
 
-    def _startable(self) -> list[Sequence]:
-        """Waiting sequences that need nothing but room, in order; none while no place is free."""
-        stalled = self._asks.stalled()
+    def _startable(self) -> Iterator[Sequence]:
+        """Waiting sequences that need nothing but room, in order; none while no place is free. They are looked for one
+        by one: thousands may wait, and few of them start in one step."""
+        stalled = self._stalled()
         if stalled:  # a running one waits: nobody who only waits for room may have what it needs
             for sequence in self._waiting:
                 self._asks.release_all(sequence)
-        if len(self._sequences) - len(self._waiting) >= self.limits.max_running:
-            return []
+        if len(self._active) >= self.limits.max_running:
+            return iter(())
         for sequence in () if stalled else self._waiting:
             self._ask(sequence)  # where it has lost what it needed no ask for
-        return [sequence for sequence in self._waiting if self._needs_only_room(sequence)]
+        return filter(self._needs_only_room, tuple(self._waiting))
 
     def _needs_only_room(self, sequence: Sequence) -> bool:
         item = sequence.cross_item
@@ -335,7 +338,7 @@ class Planner:
             return True
         return not sequence.waits_for_item and (item is None or bool(sequence.asks))
 
-    def _plan(self, candidates: list[Sequence]) -> _StepDraft:
+    def _plan(self, candidates: Iterable[Sequence]) -> _StepDraft:
         """Slices for ``candidates`` within the token budget. First come, first served: nobody starts while an earlier
         one waits for room, nor in a step that had to preempt."""
         draft = _StepDraft()
@@ -374,7 +377,7 @@ class Planner:
         item = sequence.cross_item
         if self.limits.whole_prompts and draft.slices and len(sequence.tokens) > budget:
             return False  # it cannot be divided: a long one runs alone
-        if len(self._sequences) - len(self._waiting) >= self.limits.max_running:
+        if len(self._active) >= self.limits.max_running:
             return False
         if item is not None and not self._slots.resident(item.key) and not self._slots.available():
             return False
@@ -383,6 +386,7 @@ class Planner:
         if item is not None:
             self._take_slot(sequence, item, draft)
         self._waiting.remove(sequence)
+        self._active[sequence.request.id] = sequence
         sequence.phase = Phase.RUNNING
         sequence.id = self._next_sequence_id
         self._next_sequence_id += 1
@@ -435,10 +439,12 @@ class Planner:
         if not self.limits.prefix_caching:
             return
         full = min(sequence.fed, len(sequence.tokens)) // self.limits.page_size
-        keys = sequence.keys.upto(sequence.tokens, full)
-        for index in range(sequence.listed, full):
-            self._pages.list_as(sequence.pages[index], keys[index])
-        sequence.listed = max(sequence.listed, full)
+        if full <= sequence.listed:
+            return
+        keys = sequence.keys.upto(sequence.tokens, full, first=sequence.listed)
+        for page, key in zip(sequence.pages[sequence.listed : full], keys, strict=True):
+            self._pages.list_as(page, key)
+        sequence.listed = full
 
     def _take_slot(self, sequence: Sequence, item: EncoderItem, draft: _StepDraft) -> None:
         if self._slots.resident(item.key):
@@ -526,9 +532,9 @@ class Planner:
 
     def _preempt_one(self, wanting: Sequence, draft: _StepDraft) -> bool:
         """Takes the youngest running sequence out. True where its pages came back at once."""
-        running = [s for s in self._sequences.values() if s.phase is Phase.RUNNING and s not in draft.sequences]
-        if any(s.phase is Phase.LEAVING for s in self._sequences.values()):
+        if any(s.phase is Phase.LEAVING for s in self._active.values()):
             return False  # pages are on their way back already
+        running = [s for s in self._active.values() if s not in draft.sequences]
         victim = max(running, key=lambda s: s.order)
         if victim is wanting and len(running) == 1 and not draft.sequences:
             raise AssertionError("one sequence alone does not fit the pages")
@@ -594,7 +600,7 @@ class Planner:
     def _suspect(self, sequence: Sequence, *, alone: bool, error: Exception) -> None:
         sequence.suspicion += 1
         sequence.crashes_alone += alone
-        steps = math.ceil(len(sequence.tokens) / self._step_size.tokens)
+        steps = 1 if self.limits.whole_prompts else math.ceil(len(sequence.tokens) / self._step_size.tokens)
         enough = self._evidence.crashes_to_blame(sequence.request.id, self.limits.crashes_alone, steps=steps)
         if sequence.ended or sequence.crashes_alone < enough:
             return
@@ -632,6 +638,7 @@ class Planner:
         self._give_back(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
+        self._active.pop(sequence.request.id, None)
         self._pages.give_back(sequence.pages)
         sequence.pages = []
         item = sequence.cross_item
@@ -652,7 +659,7 @@ class Planner:
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.phase = Phase.WAITING
         insort(self._waiting, sequence, key=lambda s: s.order)
-        if not self._asks.stalled():
+        if not self._stalled():
             self._ask(sequence)
 
     # -- encoder outputs ---------------------------------------------------------------------------------------------
@@ -666,6 +673,10 @@ class Planner:
             self._asks.ask_from(sequence, self._start_of(sequence))
         elif not self._slots.resident(item.key):
             self._asks.ask_for(sequence, item)
+
+    def _stalled(self) -> bool:
+        """Whether a running sequence waits for encoder outputs."""
+        return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._active.values())
 
     def _start_of(self, sequence: Sequence) -> int:
         """The first position that it would have to feed if it started now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import define, field
 
@@ -34,6 +34,8 @@ def _marks(placements: Sequence[Placement], start: int, stop: int) -> list[tuple
     embeddings come before it."""
     marks = []
     for placement in placements:
+        if placement.stop <= start or stop <= placement.start:
+            continue  # most pages of a long prompt touch none of its spans, which may be hundreds
         before = 0
         for first, last in placement.spans:
             if first < stop and start < last:
@@ -55,11 +57,13 @@ class PageKeys:
     _root: bytes
     _keys: list[bytes] = field(factory=list, init=False)
 
-    def upto(self, token_ids: Sequence[int], pages: int) -> list[bytes]:
-        """The keys of the first ``pages`` pages of ``token_ids``, which only ever grow."""
+    def upto(self, token_ids: Sequence[int], pages: int, *, first: int = 0) -> Iterator[bytes]:
+        """The keys of the pages ``first .. pages-1`` of ``token_ids``, which only ever grow. Each is computed when it
+        is asked for: all those of a long prompt take longer than others should have to wait."""
         assert pages * self.page_size <= len(token_ids), "only full pages have keys"
-        for index in range(len(self._keys), pages):
-            start = index * self.page_size
-            parent = self._keys[-1] if self._keys else self._root
-            self._keys.append(page_key(parent, token_ids[start : start + self.page_size], start, self.placements))
-        return self._keys[:pages]
+        for page in range(first, pages):
+            for index in range(len(self._keys), page + 1):
+                start = index * self.page_size
+                parent = self._keys[-1] if self._keys else self._root
+                self._keys.append(page_key(parent, token_ids[start : start + self.page_size], start, self.placements))
+            yield self._keys[page]

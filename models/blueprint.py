@@ -28,7 +28,7 @@ from .network import Network, WhisperNetwork
 from .pipeline import Buffers, Pipeline, Places, Stage, StagedKV, cut
 from .resources import AnyHolder
 from .transformer import ModuleFiles, TransformerModel
-from .trial import try_out
+from .trial import try_out, try_out_encoder
 from .whisper import WhisperModel, WhisperShape
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -431,6 +431,8 @@ class TextBlueprint:
         return evolve(network, graphs=own("graphs", graphs))
 
     def prove(self, network: Network) -> None:
+        if isinstance(network, EncoderNetwork):
+            try_out_encoder(network, self.checkpoint, self.dtype)
         if isinstance(network, CausalNetwork):
             try_out(network, self.checkpoint)
             if network.graphs is not None:

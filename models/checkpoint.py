@@ -316,7 +316,9 @@ def _load(folder: Path, file: str, loader: str) -> Any:
     import transformers
 
     try:
-        return getattr(transformers, loader).from_pretrained(str(folder), local_files_only=True)
+        return getattr(transformers, loader).from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         raise CheckpointError(
             f"{folder / file} or a file beside it cannot be used: {type(error).__name__}: {error}"

@@ -81,12 +81,12 @@ def _code(found: object) -> types.CodeType | None:
     return None
 
 
-def not_transformers_json(found: list[object]) -> list[object]:
-    """Without what loading a checkpoint leaves: transformers writes configurations out with closures that call
-    themselves (``PreTrainedConfig.to_dict``, ``GenerationConfig.to_json_string``, and json's ``_make_iterencode`` for
-    them). Each of these is a cycle of a function and its cell, which holds no more than the encoder and its
-    settings."""
-    functions = [part for part in found if isinstance(part, types.FunctionType) and _is_json(part)]
+def not_theirs(found: list[object]) -> list[object]:
+    """Without what opening a checkpoint leaves: functions inside of functions that call themselves, in transformers
+    where it writes configurations out (``PreTrainedConfig.to_dict``, ``GenerationConfig.to_json_string``, and json's
+    ``_make_iterencode`` for them), and in torch where a step is tried on no device (``tree_flatten``). Each of these is
+    a cycle of a function and its cell, which holds settings at most, and no tensor."""
+    functions = [part for part in found if isinstance(part, types.FunctionType) and _is_theirs(part)]
     theirs: set[int] = set()
     pending: list[object] = list(functions)
     members = {id(part) for part in found}
@@ -98,15 +98,16 @@ def not_transformers_json(found: list[object]) -> list[object]:
     return [part for part in found if id(part) not in theirs]
 
 
-_JSON = (
+_THEIRS = (
     "PreTrainedConfig.to_dict.<locals>",
     "GenerationConfig.to_json_string.<locals>",
     "_make_iterencode.<locals>",
+    "tree_flatten.<locals>.helper",
 )
 
 
-def _is_json(function: types.FunctionType) -> bool:
-    return function.__qualname__.startswith(_JSON)
+def _is_theirs(function: types.FunctionType) -> bool:
+    return function.__qualname__.startswith(_THEIRS)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 import triolet
 from triolet import demo
@@ -24,6 +24,19 @@ def png(pixels: Any = PIXELS) -> bytes:
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "PNG")
     return data.getvalue()
+
+
+def closed_file() -> io.BytesIO:
+    file = io.BytesIO(png())
+    file.close()
+    return file
+
+
+class NoArray:
+    """As a tensor on a GPU."""
+
+    def __array__(self, *_: object) -> Any:
+        raise RuntimeError("it is elsewhere")
 
 
 def test_an_image_may_be_a_path_bytes_a_file_an_image_or_an_array(tmp_path: Path) -> None:
@@ -59,6 +72,10 @@ def test_what_is_no_image_is_told_without_our_objects_in_it(source: Any, told: s
     ("source", "told"),
     [
         ("absent.png", r"absent.png cannot be read \(.*No such file"),
+        ("a\0b.png", r"a\0b.png cannot be read \(embedded null byte\); allowed: a readable image file"),
+        ("~nobody-of-this-name/a.png", r"~nobody-of-this-name/a.png cannot be read \(.*home directory"),
+        (closed_file(), r"the image file cannot be read \(I/O operation on closed file"),
+        (NoArray(), r"an image of type NoArray cannot be read as an array \(it is elsewhere\); allowed: a path"),
         (io.StringIO("text"), "the image file gave str; allowed: a file opened in binary mode"),
         (5, "an image of type int; allowed: a path, bytes, a binary file, a PIL image, or a uint8 array"),
         (PIXELS[0], r"an image array of shape \(7, 3\) and uint8; allowed: uint8 of shape \(height, width, 3\)"),
@@ -74,6 +91,37 @@ def test_what_cannot_be_an_image_is_told(source: Any, told: str) -> None:
 def test_an_image_of_too_many_pixels_is_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_MOST_PIXELS", 34)
     with pytest.raises(UnsupportedImage, match="has 7 x 5 pixels; allowed: up to 34; make it smaller first"):
+        load_image(png())
+
+    with pytest.raises(UnsupportedImage, match="the PIL image has 7 x 5 pixels"):
+        load_image(Image.fromarray(PIXELS))
+
+
+def test_the_pixels_of_a_pil_image_are_read_at_once() -> None:
+    """Pillow puts that off, and its file may be closed by then, or cut short."""
+    file = io.BytesIO(png())
+    image = load_image(Image.open(file))
+    file.close()
+    assert np.array_equal(np.asarray(image), PIXELS)
+    with pytest.raises(UnsupportedImage, match=r"the PIL image is not an image that can be read \(ValueError: "):
+        load_image(opened_and_closed())
+
+
+def opened_and_closed() -> Image.Image:
+    file = io.BytesIO(png())
+    image = Image.open(file)
+    file.close()
+    return image
+
+
+def test_whatever_a_decoder_raises_the_image_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's decoders of AVIF and DDS raise RuntimeError and NotImplementedError for some damaged files."""
+
+    def fail(_: object) -> None:
+        raise NotImplementedError("unknown pixel format flags 0")
+
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", fail)
+    with pytest.raises(UnsupportedImage, match=r"\(NotImplementedError: unknown pixel format flags 0\)"):
         load_image(png())
 
 

@@ -54,7 +54,7 @@ from ..heap import (
     expected,
     garbage,
     kept,
-    not_transformers_json,
+    not_theirs,
     without_collector,
 )
 from ..models.conftest import make_model, save_checkpoint
@@ -710,7 +710,7 @@ async def test_engines_on_a_real_model_come_and_go_and_leave_no_byte() -> None:
             await one_round()
     assert levels == levels[:1] * 3
     assert levels[0].tensor_bytes == bytes_before
-    assert_none(not_transformers_json(found))
+    assert_none(not_theirs(found))
 
 
 @pytest.fixture(scope="module")

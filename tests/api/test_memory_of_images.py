@@ -7,6 +7,7 @@ thread, real tensors.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from triolet.models.vision import QwenVision
 from triolet.testing import live_bytes
 from triolet.testing.families import make_checkpoint
 
-from ..heap import Births, Level, assert_none, births, expected, garbage, not_transformers_json
+from ..heap import Births, Level, assert_none, births, expected, garbage, not_theirs
 
 Ending = Callable[["Client", int], Awaitable[None]]  # makes requests, the number says which, and lets them end
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -361,6 +362,31 @@ async def test_with_guesses_and_graphs_they_leave_nothing_either(model: Path, dr
     assert statistics.requests.tokens_accepted, "the draft was never right"
 
 
+async def test_an_image_larger_than_the_cache_is_refused_at_once_with_both_sizes(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E11: while somebody else's images are encoded, whose room it would have to wait for. Nobody else notices."""
+    encode, go_on = QwenVision.encode, threading.Event()
+
+    def held(self: QwenVision, module: Any, payloads: Any) -> list[torch.Tensor]:
+        assert go_on.wait(60), "nobody lets the encoder go on"
+        return encode(self, module, payloads)
+
+    monkeypatch.setattr(QwenVision, "encode", held)
+    watcher = Watcher()
+    async with Engine(model, config=settings(observer=watcher.observe)) as engine, trio.open_nursery() as nursery:
+        client = Client(engine=engine, watcher=watcher)
+        nursery.start_soon(client.ask, 1)
+        await watcher.until(lambda: watcher.encoding > 0)
+        before = engine.statistics().encoder_cache
+        assert before.held > 0
+        with pytest.raises(RequestTooLarge, match=rf"output of 3072 bytes .* up to {ROOM} bytes"):
+            await engine.generate(IMAGE, images=[client.image(2, 64, 64)])
+        after = engine.statistics().encoder_cache
+        assert (after.taken, after.held, after.waiting) == (before.taken, before.held, before.waiting)
+        go_on.set()
+
+
 # -- vectors ---------------------------------------------------------------------------------------------------------
 
 
@@ -479,4 +505,4 @@ async def test_engines_with_guesses_graphs_and_pooling_heads_leave_no_byte_howev
             await one_round()
     assert levels == levels[:1] * 2
     assert levels[0].tensor_bytes == before
-    assert_none(not_transformers_json(found))
+    assert_none(not_theirs(found))

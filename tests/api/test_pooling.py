@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import transformers
 
 import triolet
+from triolet.api import trio_engine
 from triolet.testing.families import make_checkpoint
 
 TEXTS = ["a cat", "the dog in the hat on the mat", "this", "and then that one saw the cat " * 3]
@@ -90,6 +92,30 @@ async def test_a_rerankers_score_reads_both_texts_and_knows_which_is_which(tmp_p
         blind = [float(module(input_ids=one["input_ids"]).logits[0, 0]) for one in inputs]
     np.testing.assert_allclose(got, expected, atol=1e-5)
     assert not np.allclose(expected, blind, atol=1e-3), "token types would not matter"
+
+
+async def test_long_texts_are_not_tokenized_in_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few they are: they would hold up everybody else."""
+    threads: list[int] = []
+    build = trio_engine.build_requests
+
+    def watched(*args: Any, **more: Any) -> Any:
+        threads.append(threading.get_ident())
+        return build(*args, **more)
+
+    monkeypatch.setattr(trio_engine, "build_requests", watched)
+    async with triolet.Engine(make_checkpoint("bert", tmp_path), config=CONFIG) as engine:
+        await engine.embed("a cat")
+        with pytest.raises(triolet.RequestTooLarge):
+            await engine.embed("a cat " * 4000)
+    assert [one == threading.get_ident() for one in threads] == [True, False]
+
+
+async def test_a_classifier_of_several_labels_scores_nothing_and_runs_nothing_for_it(tmp_path: Path) -> None:
+    async with triolet.Engine(make_checkpoint("bert_classifier", tmp_path), config=CONFIG) as engine:
+        with pytest.raises(triolet.InvalidRequest, match=r"has 3 labels; rerankers have one\. Ask engine\.classify"):
+            await engine.score("a", ["b"])
+        assert engine.statistics().requests.steps == 0
 
 
 async def test_what_a_model_does_not_do_is_told(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def work(driver):
 
 
 def own_forwards(executor):
-    return [each for each in executor._open.model.module.modules() if "forward" in vars(each)]
+    return [each for each in executor._open.main.model.module.modules() if "forward" in vars(each)]
 
 
 def check(start, graphs="off", **changes):

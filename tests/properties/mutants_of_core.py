@@ -98,8 +98,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="last come, first served",
         function="core.ledger:EncoderLedger.acquire",
-        fragment="self._waiting.append(",
-        mistake="self._waiting.appendleft(",
+        fragment="    self._serve(draft)\n",
+        mistake="    self._waiting.move_to_end(Hold(holder, key), last=False)\n    self._serve(draft)\n",
         killer=test_ledger.test_a_popular_entry_cannot_keep_a_waiting_request_out,
         reason="not ledger.acquire",
     ),

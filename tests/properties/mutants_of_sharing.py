@@ -321,8 +321,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who waits for a place keeps the image that a running one waits for",
-        function="core.asks:Asks.stalled",
-        fragment="return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._askers.values())",
+        function="core.planner:Planner._stalled",
+        fragment="return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._active.values())",
         mistake="return False",
         killer=SHARING,
         reason=("a request never ended", "holds one item and waits for another"),
@@ -444,6 +444,14 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="",
         killer=WHOLE_PROMPTS,
         reason=("a whole prompt holds no pages", "does not fit the pages"),
+    ),
+    Mutant(
+        name="a whole prompt counts as many steps",
+        function="core.planner:Planner._suspect",
+        fragment="1 if self.limits.whole_prompts else ",
+        mistake="",
+        killer=test_planner.test_a_whole_prompt_that_crashes_is_found_as_soon_where_steps_had_to_shrink,
+        reason="times before it was found",
     ),
     Mutant(
         name="a whole prompt that is too large is tried again for ever",

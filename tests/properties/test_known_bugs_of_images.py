@@ -59,8 +59,8 @@ def test_e4_a_running_request_waits_for_the_image_that_a_waiting_one_holds():
     asks for q, which waits behind that of the next one, who waits for the place.
     """
     nobody_gives_way = (
-        "core.asks:Asks.stalled",
-        "return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._askers.values())",
+        "core.planner:Planner._stalled",
+        "return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._active.values())",
         "return False",
     )
     assert_caught(SHARING, "a request never ended", nobody_gives_way)

@@ -681,6 +681,23 @@ def test_a_whole_prompt_that_is_too_large_for_the_memory_fails():
     assert isinstance(ends[0].error, PoisonRequest)
 
 
+def test_a_whole_prompt_that_crashes_is_found_as_soon_where_steps_had_to_shrink():
+    """It is one step whatever a step may feed, so it need not crash more often to be to blame."""
+    planner, executor = opened(whole=True)
+    for name in ("one", "other"):
+        planner.submit(request(name, prompt=1, max_tokens=1, pooling=Pooling(kind="mean")))
+    planner.step_failed(planner.next_step().step_id, MemoryError("full"))
+    run(planner, executor)
+    assert planner.statistics().step_tokens == 1
+    planner.submit(request("poison", prompt=60, max_tokens=1, pooling=Pooling(kind="mean")))
+    crashes = 0
+    while (plan := planner.next_step()) is not None and plan.slices:
+        planner.step_failed(plan.step_id, RuntimeError("boom"))
+        crashes += 1
+    assert isinstance(planner.take_actions()[-1].error, PoisonRequest)
+    assert crashes <= 8, f"it crashed {crashes} times before it was found"
+
+
 def item(key: str) -> EncoderItem:
     return EncoderItem(key=key, payload=key, embeddings=1, size=1)
 

@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 from hypothesis import example, given
 
 from triolet.core import prefix
+from triolet.core.pages import PageAllocator
 from triolet.core.prefix import PageKeys
 from triolet.core.request import Placement
 
@@ -24,7 +25,7 @@ class Prompt:
 
     def keys(self) -> list[bytes]:
         pages = len(self.tokens) // PAGE
-        return self.page_keys().upto(self.tokens, pages)
+        return list(self.page_keys().upto(self.tokens, pages))
 
     def page_keys(self) -> PageKeys:
         return PageKeys(PAGE, self.placements, prefix.root_key(self.identity, self.audio))
@@ -92,4 +93,15 @@ def test_equal_prefixes_have_equal_keys_whatever_comes_behind(prompt: Prompt, be
     keys = prompt.keys()
     assert longer.keys()[: len(keys)] == keys, "the same beginning has two keys"
     bit_by_bit = prompt.page_keys()
-    assert [bit_by_bit.upto(prompt.tokens, page)[-1] for page in range(1, len(keys) + 1)] == keys
+    assert [[*bit_by_bit.upto(prompt.tokens, page)][-1] for page in range(1, len(keys) + 1)] == keys
+    assert [[*bit_by_bit.upto(prompt.tokens, len(keys), first=page)] for page in range(len(keys))] == [
+        keys[page:] for page in range(len(keys))
+    ]
+
+
+def test_a_prompt_of_which_nothing_is_found_costs_one_key():
+    """All of a long one would hold up everybody for tens of milliseconds."""
+    prompt = Prompt(tokens=(1,) * 1000)
+    keys = prompt.page_keys()
+    assert PageAllocator(4).find(keys.upto(prompt.tokens, 500)) == ()
+    assert len(keys._keys) == 1
