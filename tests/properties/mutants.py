@@ -22,7 +22,7 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
@@ -151,13 +151,14 @@ def machine(kind: type[RuleBasedStateMachine], *, examples: int = 100) -> Killer
     return kill
 
 
-def simulation(*names: str) -> Killer:
-    """Scenarios under a few schedules: those of ``names``, or all."""
+def simulation(*names: str, **config: object) -> Killer:
+    """Scenarios under a few schedules: those of ``names``, or all. ``config`` are changes of the engine's."""
 
     def kill() -> None:
         for name in names or SCENARIOS:
+            scenario = evolve(SCENARIOS[name], config={**SCENARIOS[name].config, **config})
             for schedule in SCHEDULES:
-                simulate(SCENARIOS[name], schedule)
+                simulate(scenario, schedule)
 
     return kill
 

@@ -221,8 +221,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.planner:Planner._settle",
         fragment=" or sequence.in_flight",
         mistake="",
-        killer=simulation("abort storm", "shutdown while busy", "preemption"),
-        reason=("got the tokens", "list index out of range"),  # of pages that it has no more
+        killer=PLANNER,
+        reason=("_list_pages", "preemption rolls back"),  # it has no pages to list when the step is answered
     ),
     Mutant(
         name="a skipped step's news of ended sequences is lost",
