@@ -39,10 +39,12 @@ bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
 	$(BIN)/python benchmarks/offline.py
 	$(BIN)/python benchmarks/continuous.py
+	$(BIN)/python benchmarks/prefix.py
 
 memory: $(STAMP)  ## memory round by round under large requests, and how long an engine takes to end
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/memory.py --load images
 	$(BIN)/python benchmarks/teardown.py
 	$(BIN)/python benchmarks/open_close.py
 

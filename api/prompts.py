@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import trio
 from attrs import field, frozen
 
 from ..core.errors import InvalidRequest, RequestTooLarge
@@ -17,6 +16,7 @@ from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, che
 from ..models.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
+from .threads import run_in_thread
 
 _INLINE_SAMPLES = 1_000_000  # checking more would hold the loop up for over a millisecond
 INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
@@ -108,7 +108,7 @@ async def load(audio: AudioSource, sampling_rate: int) -> Samples:
     """`load_audio` in a worker thread, since it reads files and decodes; a short array needs neither."""
     if isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES:
         return load_audio(audio, sampling_rate=sampling_rate)
-    return await trio.to_thread.run_sync(partial(load_audio, audio, sampling_rate=sampling_rate))
+    return await run_in_thread(partial(load_audio, audio, sampling_rate=sampling_rate))
 
 
 async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
@@ -147,7 +147,7 @@ async def _prepare_placed(description: ModelDescription, preparer: Preparer, que
     work = partial(_read, description, preparer, query, messages, images, audio)
     if not images and not audio and _is_short(query):
         return work()
-    return await trio.to_thread.run_sync(work)
+    return await run_in_thread(work)
 
 
 def _read(
@@ -223,7 +223,7 @@ async def _rules(description: ModelDescription, sampling: SamplingParams) -> Log
     quotation marks for one; timestamps stay out of it, as they are no text."""
     if sampling.structure is None:
         return LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
-    if fault := await trio.to_thread.run_sync(fault_of, sampling.structure):
+    if fault := await run_in_thread(partial(fault_of, sampling.structure)):
         raise InvalidRequest(fault)
     whisper = description.whisper
     first = description.vocabulary_size if whisper is None else whisper.timestamp_begin_id

@@ -28,6 +28,7 @@ from .outputs import TextDeltas, completion_of, output_of
 from .prompts import Query, build_request, load
 from .results import Completion, Delta, Transcript
 from .streams import Deltas, Mailbox, Segments, SegmentStream
+from .threads import run_in_thread
 from .transcription import Generated, TranscribeOptions, Transcription, whisper_tokens
 from .vectors import VectorQuery, Vectors, build_requests, check_texts, embedding_pooling, scoring_pooling, softmax
 
@@ -198,7 +199,7 @@ class TrioEngine:
         """[texts, width]"""
         new_id = partial(self._new_id, None)
         build = partial(build_requests, self.model, query, most_tokens=self.config.max_step_tokens, new_id=new_id)
-        requests = build() if query.is_short else await trio.to_thread.run_sync(build)
+        requests = build() if query.is_short else await run_in_thread(build)
         vectors = await run_together([partial(self._vector, request, wait=wait) for request in requests])
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 

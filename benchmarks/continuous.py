@@ -91,18 +91,23 @@ def blocking(run: Runner) -> AsyncRunner:
     return ask
 
 
-def batch_runner(model: Any, running: int) -> Runner:
-    """transformers' continuous batching."""
+def batch_manager(model: Any, running: int) -> Any:
+    """transformers' continuous batching, started: a thread that lives until it is stopped."""
     config = GenerationConfig(max_new_tokens=64, eos_token_id=-1, pad_token_id=0, do_sample=False)
     batching = ContinuousBatchingConfig(max_batch_tokens=BUDGET, num_blocks=POSITIONS * running // 256)
     manager = model.init_continuous_batching(generation_config=config, continuous_batching_config=batching)
     manager.start()
+    return manager
 
+
+def batch_runner(manager: Any) -> Runner:
     def run(prompts: Prompts, tokens: int) -> list[list[int]]:
         names = [manager.add_request(prompt, max_new_tokens=tokens) for prompt in prompts]
         found: dict[str, list[int]] = {}
         while len(found) < len(names):
             result = manager.get_result(timeout=1)
+            if result is None and not manager.is_running():
+                raise SystemExit("generate_batch has stopped; see its log")
             if result is not None and result.is_finished():
                 found[result.request_id] = list(result.generated_tokens)
         return [found[name] for name in names]
@@ -154,13 +159,17 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     def load(**options: Any) -> Any:
         return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
 
-    async with Engine(folder, config=config) as engine:
-        runners = {
-            "triolet": engine_runner(engine),
-            "generate_batch": blocking(batch_runner(load(attn_implementation="sdpa"), args.running)),
-            "generate (padded)": blocking(padded_runner(load())),
-        }
-        await compare(args, runners)
+    manager = batch_manager(load(attn_implementation="sdpa"), args.running)
+    try:
+        async with Engine(folder, config=config) as engine:
+            runners = {
+                "triolet": engine_runner(engine),
+                "generate_batch": blocking(batch_runner(manager)),
+                "generate (padded)": blocking(padded_runner(load())),
+            }
+            await compare(args, runners)
+    finally:
+        manager.stop(block=True)
 
 
 async def compare(args: argparse.Namespace, runners: dict[str, AsyncRunner]) -> None:

@@ -1,11 +1,14 @@
 """Resident memory, round by round, under requests of 5 to 20 MB each with Python's garbage collector switched off.
 
-    python benchmarks/memory.py [--rounds 12] [--requests 4] [--malloc default] [--png memory.png]
+    python benchmarks/memory.py [--load images] [--rounds 12] [--requests 4] [--malloc default] [--png memory.png]
 
-A round: transcriptions of recordings of 80 to 300 s, all at once, through one engine. Each recording is made of the
-shipped ones and of noise of its own, so that every window is new and the caches turn over. After a round, with nothing
-under way: the resident size as the operating system tells it, what C's ``malloc`` has given out and not got back, the
-bytes of the engine's own books, and, independently of them, the bytes behind all tensors that are alive.
+A round of speech: transcriptions of recordings of 80 to 300 s, all at once, through one engine. Each recording is made
+of the shipped ones and of noise of its own, so that every window is new and the caches turn over. A round of images:
+questions about two images of 8 MB each, all at once, to a tiny random Qwen2.5-VL that is made in a temporary folder.
+One image is the question's own and one is the round's, and so are their texts; the encoder cache has room for four
+images, and the pages for a few questions. After a round, with nothing under way: the resident size as the operating
+system tells it, what C's ``malloc`` has given out and not got back, the bytes of the engine's own books, and,
+independently of them, the bytes behind all tensors that are alive.
 
 glibc keeps freed blocks for itself: of up to 32 MB, as soon as one of that size was freed once, and scattered over the
 threads' arenas. Its resident size then drifts though nothing is held. So the benchmark runs itself with a fixed
@@ -26,27 +29,38 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 import numpy as np
 import psutil
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
+from numpy.typing import NDArray
 
 import triolet.demo
-from triolet import Engine, EngineConfig
+from triolet import Engine, EngineConfig, SamplingParams
 from triolet.api.audio import Samples, load_audio
 from triolet.testing import live_bytes
+from triolet.testing.families import make_checkpoint
 
 RATE = 16_000
 SHORTEST, LONGEST = 80.0, 300.0  # seconds: 5 and 19 MB as float32
+SIDE = 1640  # pixels of an image: 8 MB
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 WARM_UP = 2  # rounds
 MOST_GROWTH = 0.01  # a round
 MMAP_THRESHOLD = 256 << 10  # bytes: less than an encoder output, which live long among what does not
 MB = 1e6
+CLAIMED = (
+    f"claimed: after round {WARM_UP} the resident size grows by less than {MOST_GROWTH:.0%} a round; the books are what"
+    " is alive, to the byte; after the block not a byte of a tensor is left\n"
+)
 
 
 @frozen(kw_only=True)
@@ -75,9 +89,23 @@ class Reading:
 @frozen(kw_only=True)
 class Round:
     seconds: float
-    payload: int  # bytes of all recordings
+    payload: int  # bytes of all recordings or images
     tokens: int
     after: Reading
+
+
+@frozen(kw_only=True)
+class Asked:
+    """Which request of which round."""
+
+    round: int
+    request: int
+    requests: int  # of a round
+
+    @property
+    def seed(self) -> int:
+        """Another one for each request of the run."""
+        return self.round * self.requests + self.request
 
 
 class _MallocInfo(ctypes.Structure):
@@ -91,13 +119,22 @@ class _MallocInfo(ctypes.Structure):
 
 def given_out() -> int:
     """Bytes in use in all arenas and in blocks of their own pages."""
+    ask = _mallinfo()
+    if ask is None:
+        return 0
+    info = ask()
+    return int(info.uordblks + info.hblkhd)
+
+
+@cache
+def _mallinfo() -> Callable[[], Any] | None:
+    """Found once: each `ctypes.CDLL` makes a class, which only the collector frees."""
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):  # another C library, or one from before 2021
-        return 0
+        return None
     ask.restype = _MallocInfo
-    info = ask()
-    return int(info.uordblks + info.hblkhd)
+    return ask
 
 
 # -- the load --------------------------------------------------------------------------------------------------------
@@ -117,20 +154,52 @@ def recording(base: Samples, seconds: float, seed: int) -> Samples:
     return samples
 
 
-async def play(engine: Engine, base: Samples, requests: int, number: int) -> Round:
+@frozen(kw_only=True)
+class Speech:
+    """Recordings."""
+
+    base: Samples
+
+    async def ask(self, engine: Engine, asked: Asked) -> tuple[int, int]:
+        """One request of a round; its bytes, and the tokens of its answer."""
+        seconds = float(np.linspace(SHORTEST, LONGEST, asked.requests)[asked.request])
+        samples = recording(self.base, seconds, asked.seed)
+        transcript = await engine.transcribe(samples, language="en", temperature=0.0)
+        return samples.nbytes, sum(len(segment.token_ids) for segment in transcript.segments)
+
+
+@frozen
+class Images:
+    """Images of noise."""
+
+    async def ask(self, engine: Engine, asked: Asked) -> tuple[int, int]:
+        """As `Speech.ask`."""
+        images = [noise(asked.round), noise(1_000_000 + asked.seed)]
+        texts = [" ".join(f"{seed} cats" for _ in range(25)) for seed in (asked.round, asked.seed)]
+        prompt = f"{texts[0]} {IMAGE} {texts[1]} {IMAGE}"
+        sampling = SamplingParams(max_tokens=24, ignore_eos=True)
+        answer = await engine.generate(prompt, images=images, sampling=sampling)
+        return sum(image.nbytes for image in images), len(answer.token_ids)
+
+
+def noise(seed: int) -> NDArray[np.uint8]:
+    """An image of 8 MB."""
+    return np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+
+
+async def play(engine: Engine, load: Speech | Images, requests: int, number: int) -> Round:
     payload = tokens = 0
     begun = time.perf_counter()
 
-    async def transcribe(seconds: float, seed: int) -> None:
+    async def ask(request: int) -> None:
         nonlocal payload, tokens
-        samples = recording(base, seconds, seed)
-        payload += samples.nbytes
-        transcript = await engine.transcribe(samples, language="en", temperature=0.0)
-        tokens += sum(len(segment.token_ids) for segment in transcript.segments)
+        size, count = await load.ask(engine, Asked(round=number, request=request, requests=requests))
+        payload += size
+        tokens += count
 
     async with trio.open_nursery() as nursery:
-        for request, seconds in enumerate(np.linspace(SHORTEST, LONGEST, requests)):
-            nursery.start_soon(transcribe, seconds, number * requests + request)
+        for request in range(requests):
+            nursery.start_soon(ask, request)
     took = time.perf_counter() - begun
     await settled(engine)
     return Round(seconds=took, payload=payload, tokens=tokens, after=Reading.now(engine))
@@ -184,6 +253,16 @@ def print_bytes(readings: Mapping[str, Reading]) -> None:
         print(f"| {when} | {' | '.join(cells)} | {sum(reading.books.values()):,} | {reading.tensors:,} |")
 
 
+def print_caches(engine: Engine) -> None:
+    """That they turned over."""
+    now = engine.statistics()
+    ledger, requests = now.encoder_cache, now.requests
+    print(
+        f"\nencodings: {ledger.encoded} computed, {ledger.hits} found, {ledger.evicted} evicted; tokens of prompts: "
+        f"{requests.tokens_fed} fed, {requests.tokens_cached} found in pages"
+    )
+
+
 def save_plot(file: Path, rounds: list[Round]) -> None:
     import matplotlib as mpl
 
@@ -226,20 +305,23 @@ def claims(rounds: list[Round], before: Reading, closed: Reading, left: Mapping[
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
-async def run(config: EngineConfig, model: Path, rounds: int, requests: int, png: Path | None) -> bool:
-    base = speech()
+async def run(
+    config: EngineConfig, model: Path, load: Speech | Images, rounds: int, requests: int, png: Path | None
+) -> bool:
     played: list[Round] = []
     readings = {"before": Reading.now(None)}
     async with Engine(model, config=config) as engine:
         readings["open"] = Reading.now(engine)
+        print(CLAIMED)
         print(
             "| round | payload MB | tokens | s | resident MB | growth | malloc MB | books MB | tensors MB | threads |"
         )
         print("|---|---|---|---|---|---|---|---|---|---|")
         for number in range(1, rounds + 1):
-            played.append(await play(engine, base, requests, number))
+            played.append(await play(engine, load, requests, number))
             print_round(number, played)
             readings[f"round {number}"] = played[-1].after
+        print_caches(engine)
         supervisor: Any = engine.inside.supervisor  # only this benchmark asks for the books of a closed engine
     left = supervisor.statistics().device.by_owner
     readings["closed"] = closed = Reading.now(None)
@@ -255,29 +337,43 @@ async def run(config: EngineConfig, model: Path, rounds: int, requests: int, png
     return all(holds for _, holds in said)
 
 
+@contextmanager
+def loads(kind: str, model: Path | None, threads: int) -> Iterator[tuple[Path, Speech | Images, EngineConfig]]:
+    """A model, what it is asked, and caches that two rounds fill and no idle time empties: memory that was never
+    written to is not resident."""
+    config = EngineConfig(device="cpu", threads=threads, max_running=8, encoder_idle_seconds=3600.0)
+    if kind == "speech":
+        yield model or triolet.demo.checkpoint(), Speech(base=speech()), evolve(config, encoder_cache_bytes=32 << 20)
+        return
+    with TemporaryDirectory() as folder:
+        made = model or make_checkpoint("qwen2_5_vl", folder)
+        yield made, Images(), evolve(config, encoder_cache_bytes=13_000, self_kv_bytes=512 << 10)
+
+
 @click.command()
+@click.option("--load", "kind", type=click.Choice(["speech", "images"]), default="speech", show_default=True)
 @click.option("--rounds", default=12, show_default=True, type=click.IntRange(WARM_UP + 1))
-@click.option("--requests", default=4, show_default=True, help="Recordings of a round, all at once.")
-@click.option("--model", default=triolet.demo.checkpoint(), help="A Whisper checkpoint; the demo's by default.")
+@click.option("--requests", default=4, show_default=True, help="Of a round, all at once.")
+@click.option("--model", type=click.Path(path_type=Path), help="A checkpoint; the demo's, or a tiny one for images.")
 @click.option(
     "--threads", default=1, show_default=True, help="CPU threads of torch; more are slower on a busy machine."
 )
 @click.option("--malloc", type=click.Choice(["returning", "default"]), default="returning", show_default=True)
 @click.option("--png", type=click.Path(path_type=Path), help="Draw the plot into this file too; needs matplotlib.")
-def main(rounds: int, requests: int, model: Path, threads: int, malloc: str, png: Path | None) -> None:
+def main(
+    kind: str, rounds: int, requests: int, model: Path | None, threads: int, malloc: str, png: Path | None
+) -> None:
     """Print the resident size after each round of large requests, and whether it grows."""
     if png is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--png draws with matplotlib, which is not installed; pip install matplotlib")
     if malloc == "returning" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:  # read when a process starts
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD)
         os.execv(sys.executable, [sys.executable, *sys.argv])
-    # caches that two rounds fill and no idle time empties: memory that was never written to is not resident
-    config = EngineConfig(
-        device="cpu", threads=threads, max_running=8, encoder_cache_bytes=32 << 20, encoder_idle_seconds=3600.0
-    )
-    gc.collect()
-    gc.disable()
-    sys.exit(0 if trio.run(run, config, Path(model), rounds, requests, png) else 1)
+    with loads(kind, model, threads) as (folder, load, config):
+        gc.collect()
+        gc.disable()
+        holds = trio.run(run, config, folder, load, rounds, requests, png)
+    sys.exit(0 if holds else 1)
 
 
 if __name__ == "__main__":

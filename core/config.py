@@ -62,7 +62,7 @@ class EngineConfig:
         device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: its layers,
             with their pages, lie on one behind the other. It is for models that are too large for one; ``device`` is
-            then left as it is, and ``graphs`` are not used. ``()``: all on ``device``.
+            then left as it is, and ``graphs`` and ``compile`` are not used. ``()``: all on ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         threads: CPU threads of torch, a setting of the whole process; 0 leaves torch's own choice.
         max_running: most sequences decoded together.
@@ -94,6 +94,8 @@ class EngineConfig:
             most of a small step's time on a GPU. ``"auto"``: as CUDA graphs on CUDA, unless the model does what no
             graph can (a warning tells, and the engine goes on without); nothing on the CPU. ``"off"``. ``"eager"``: in
             the shapes and buffers of graphs, but computed each time, on any device: to find faults.
+        compile: compile the layers of a decoder-only model with `torch.compile`. It takes a minute or so, when the
+            engine is entered, and on the CPU a C++ compiler.
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
         verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken one stops the
             engine, and its `InvariantViolation` leaves the block.
@@ -128,6 +130,7 @@ class EngineConfig:
     prefix_caching: bool = True
     speculation: Speculation | None = None
     graphs: str = "auto"
+    compile: bool = False
     steps_in_flight: int = 2
     verify: bool = False
     observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)
@@ -150,6 +153,8 @@ class EngineConfig:
             raise InvalidRequest(f"speculation={self.speculation!r}; allowed: Speculation(...), or None")
         if self.graphs not in GRAPHS:
             raise InvalidRequest(f"graphs={self.graphs!r}; allowed: {', '.join(map(repr, GRAPHS))}")
+        if not isinstance(self.compile, bool):
+            raise InvalidRequest(f"compile={self.compile!r}; allowed: True or False")
         if self.steps_in_flight not in (1, 2):
             raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
 
@@ -161,6 +166,8 @@ class EngineConfig:
             )
         if names and self.device != "auto":
             raise InvalidRequest(f"device={self.device!r} besides devices={names!r}; allowed: one of the two")
+        if names and self.compile:
+            raise InvalidRequest(f"compile=True with devices={names!r}; allowed: compile=False on several devices")
         if names and self.graphs == "eager":
             raise InvalidRequest(f"graphs='eager' with devices={names!r}; allowed: 'auto' or 'off' on several devices")
 

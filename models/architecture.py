@@ -26,8 +26,10 @@ _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
 _OFFSET_POSITIONS = {  # the first positions are of padding, so a text has fewer than the table
     "camembert",
     "data2vec-text",
+    "esm",
     "ibert",
     "longformer",
+    "luke",
     "mpnet",
     "roberta",
     "roberta-prelayernorm",
@@ -134,7 +136,7 @@ def _read_config(folder: Path, plain: Settings) -> Any:
             "model_type 'whisper', or a decoder or encoder that transformers has, such as 'llama', 'qwen3' or 'bert'"
         )
     try:
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         raise CheckpointError(f"{plain.path} cannot be used: {type(error).__name__}: {error}") from error
 
@@ -259,8 +261,13 @@ def _read_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
+        if "custom code" in str(error):  # a ValueError like others
+            raise UnsupportedModel(
+                f"the tokenizer of {folder} is code of its own, which is never run; allowed: tokenizers that "
+                "transformers has. Save it as one, as a PreTrainedTokenizerFast"
+            ) from error
         raise CheckpointError(
             f"the tokenizer of {folder} cannot be used: {type(error).__name__}: {error}; download it again, or save it "
             "beside the model"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import define, frozen
 from torch import Tensor, nn
 
 from ..core.errors import UnsupportedModel
@@ -32,11 +32,17 @@ _HARMLESS = frozenset(
 """Keywords of which the attention's numbers do not depend: they come along from the model's own call."""
 
 
-def register() -> None:
-    """Makes `PAGED` known to transformers; doing it again changes nothing."""
+PAGED_APART = "triolet_paged_apart"
+"""The same, for layers that are compiled: it is left out of their code, and called between."""
+
+
+def register(name: str) -> None:
+    """Makes `PAGED` or `PAGED_APART` known to transformers; doing it again changes nothing."""
+    import torch
     from transformers import AttentionInterface
 
-    AttentionInterface.register(PAGED, attend_paged)
+    disable: Any = torch.compiler.disable  # untyped there
+    AttentionInterface.register(name, disable(attend_paged) if name == PAGED_APART else attend_paged)
 
 
 @frozen(kw_only=True)
@@ -65,11 +71,12 @@ class AnyStep(Protocol):
         """See `paged.PagedStep.attend`."""
 
 
-@frozen(kw_only=True, eq=False)
+@define(kw_only=True, eq=False)
 class PagedCall:
-    """What goes through the model's forward to every layer."""
+    """What goes through the model's forward to every layer. When the forward has ended the step is to be forgotten:
+    compiled code keeps the call that it was made with."""
 
-    step: AnyStep
+    step: AnyStep | None
     witness: Witness | None = None
 
 
@@ -95,7 +102,7 @@ def attend_paged(
         UnsupportedModel: the layer asks for something else than causal attention with a window and a soft cap.
     """
     layer = getattr(module, "layer_idx", None)
-    if triolet is None or not isinstance(layer, int):
+    if triolet is None or triolet.step is None or not isinstance(layer, int):
         raise UnsupportedModel(
             f"{type(module).__name__} of transformers does not hand the engine's keywords and its own number to the "
             "attention function; allowed: decoders whose layers do, such as Llama, Mistral, Qwen, Gemma and Phi"

@@ -17,6 +17,7 @@ from ..core.model import Kind, ModelDescription
 from .architecture import TextCheckpoint, read_text_checkpoint
 from .causal import CausalDecode, CausalNetwork
 from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
+from .compiled import CompiledLayers
 from .encoder import EncoderNetwork
 from .features import LogMel
 from .graphs import GraphManager, find_recorder
@@ -27,7 +28,7 @@ from .network import Network, WhisperNetwork
 from .pipeline import Buffers, Pipeline, Places, Stage, StagedKV, cut
 from .resources import AnyHolder
 from .transformer import ModuleFiles, TransformerModel
-from .trial import try_out
+from .trial import try_out, try_out_encoder
 from .whisper import WhisperModel, WhisperShape
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -116,19 +117,21 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint | TextBlueprint:
     dtype = find_dtype(config.dtype, device)
     folder = resolve(model)
     if is_whisper(folder):
-        _refuse_devices(config, "Whisper")
+        _refuse(config, "Whisper")
         checkpoint = read_checkpoint(folder)
         budget = Budget.of(config, checkpoint.shape, dtype)
         return Blueprint(config=config, device=device, dtype=dtype, checkpoint=checkpoint, budget=budget)
     text = read_text_checkpoint(folder)
     if not text.causal:
-        _refuse_devices(config, text.architecture)
+        _refuse(config, text.architecture)
     pages = _text_pages(config, text, dtype)
     stages = cut(text.shape.layers, devices) if devices else ()
     return TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, pages=pages, stages=stages)
 
 
-def _refuse_devices(config: EngineConfig, kind: str) -> None:
+def _refuse(config: EngineConfig, kind: str) -> None:
+    if config.compile:
+        raise InvalidRequest(f"compile=True of {kind}; allowed: decoder-only models. Use compile=False")
     if config.devices:
         raise InvalidRequest(
             f"devices={config.devices!r} of {kind}; allowed: decoder-only models. Use device={config.devices[0]!r}"
@@ -406,11 +409,15 @@ class TextBlueprint:
         return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
 
     def hasten(self, network: Network, own: Own) -> Network:
+        if not isinstance(network, CausalNetwork):
+            return network
+        if self.config.compile:
+            compiled = own("compiled", CompiledLayers.of(network.language, self.checkpoint.shape.layers))
+            network = evolve(network, compiled=compiled)
+            network.attach()
         recorder = find_recorder(self.config.graphs, self.device)
-        if recorder is None or not isinstance(network, CausalNetwork) or not network.generates:
-            return network
-        if not isinstance(network.paged, PagedKV):  # a graph is of one device
-            return network
+        if recorder is None or not network.generates or not isinstance(network.paged, PagedKV):
+            return network  # a graph is of one device
         shape = self.checkpoint.shape
         graphs = GraphManager.allocate(
             decode=CausalDecode.of(network),
@@ -424,6 +431,8 @@ class TextBlueprint:
         return evolve(network, graphs=own("graphs", graphs))
 
     def prove(self, network: Network) -> None:
+        if isinstance(network, EncoderNetwork):
+            try_out_encoder(network, self.checkpoint, self.dtype)
         if isinstance(network, CausalNetwork):
             try_out(network, self.checkpoint)
             if network.graphs is not None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ..core.plan import EncodeJob, Slice
-from .attention import PAGED, AnyStep, PagedCall, Witness, register
+from .attention import PAGED, PAGED_APART, AnyStep, PagedCall, Witness, register
+from .compiled import CompiledLayers
 from .families import Family
 from .fixed import FixedInputs, FixedRow, FixedStep
 from .graphs import GraphManager
@@ -51,6 +52,7 @@ class CausalNetwork:
     family: Family | None = None
     witness: Witness | None = None
     pipeline: Pipeline | None = None
+    compiled: CompiledLayers | None = None
     graphs: GraphManager | None = None  # what records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
 
@@ -63,9 +65,11 @@ class CausalNetwork:
         """The module whose attention is ours; others of it, which encode, keep their own."""
         return self.model.module if self.family is None else self.family.text(self.model.module)
 
-    def attach(self, implementation: str = PAGED) -> None:
+    def attach(self, implementation: str | None = None) -> None:
         """Makes our attention, or another ``implementation``, the language model's."""
-        register()
+        if implementation is None:
+            implementation = PAGED if self.compiled is None else PAGED_APART
+            register(implementation)
         self.language.set_attn_implementation(implementation)
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
@@ -129,18 +133,24 @@ class CausalNetwork:
         return hidden
 
     def _run(self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any) -> Any:
-        with self.crossing():
-            return module(
-                inputs_embeds=self._embed(feeds, layout, outputs)[None],
-                position_ids=self._position_ids(feeds, layout),
-                use_cache=False,
-                triolet=PagedCall(step=self._step(layout), witness=self.witness),
-                **options,
-            )
+        call = PagedCall(step=self._step(layout), witness=self.witness)
+        try:
+            with self.crossing():
+                return module(
+                    inputs_embeds=self._embed(feeds, layout, outputs)[None],
+                    position_ids=self._position_ids(feeds, layout),
+                    use_cache=False,
+                    triolet=call,
+                    **options,
+                )
+        finally:
+            call.step = None
 
     def crossing(self) -> AbstractContextManager[None]:
-        """The module can be called within, whatever devices it is on."""
-        return nullcontext() if self.pipeline is None else self.pipeline.crossing()
+        """The module can be called within, whatever devices it is on; compiled, where it is."""
+        if self.pipeline is not None:
+            return self.pipeline.crossing()
+        return nullcontext() if self.compiled is None else self.compiled.crossing()
 
     def _step(self, layout: PagedLayout) -> AnyStep:
         if isinstance(self.paged, PagedKV):
@@ -187,6 +197,7 @@ class CausalDecode:
 
     model: TransformerModel
     paged: PagedKV
+    compiled: CompiledLayers | None
     axes: bool  # whether the model reads positions in three dimensions
 
     @classmethod
@@ -195,17 +206,29 @@ class CausalDecode:
         family, module = network.family, network.model.module
         assert isinstance(network.paged, PagedKV), "a pipeline's steps are not recorded"
         axes = family is not None and family.positions(module, (0,), ()) is not None
-        return cls(model=network.model, paged=network.paged, axes=axes)
+        return cls(model=network.model, paged=network.paged, compiled=network.compiled, axes=axes)
 
     def __call__(self, inputs: FixedInputs) -> None:
         module = self.model.module
-        answer = module(
-            inputs_embeds=module.get_input_embeddings()(inputs.token_ids)[None],
-            position_ids=inputs.positions.expand(3, 1, -1) if self.axes else inputs.positions[None],
-            use_cache=False,
-            triolet=PagedCall(step=FixedStep(self.paged, inputs)),
-        )
+        call = PagedCall(step=FixedStep(self.paged, inputs))
+        try:
+            with nullcontext() if self.compiled is None else self.compiled.crossing():
+                answer = module(
+                    inputs_embeds=module.get_input_embeddings()(inputs.token_ids)[None],
+                    position_ids=inputs.positions.expand(3, 1, -1) if self.axes else inputs.positions[None],
+                    use_cache=False,
+                    triolet=call,
+                )
+        finally:
+            call.step = None
         inputs.logits.copy_(answer.logits[0])
+
+    def rehearse(self, inputs: FixedInputs) -> None:
+        """Runs on the meta device, where nothing is computed: what asks a device for a number fails there, as does what
+        mixes two devices, and no capture need be broken off."""
+        place, paged = torch.device("meta"), self.paged
+        pages = paged.another(pages=paged.pages, page_size=paged.page_size, device=place)
+        evolve(self, model=self.model.to(place), paged=pages, compiled=None)(inputs.on(place))
 
 
 def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
@@ -215,7 +238,7 @@ def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
         part, start, notes = feed.part, feed.part.start, feed.record.notes
         placed = any(one.touches(start, start + 1) for one in feed.record.start.placements)
         bent = notes.positions is not None and start < notes.positions.shape[1]  # among items, three numbers differ
-        if part.length != 1 or part.speculate or placed or bent:
+        if part.length != 1 or placed or bent:  # guesses that were found lengthen the slice
             return None
         token, position = feed.record.tokens[start], start + notes.delta
         rows.append(FixedRow(token=token, start=start, position=position, block_table=part.block_table))

@@ -100,6 +100,11 @@ def is_whisper(folder: Path) -> bool:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file():  # beside a model it would be left out, and nobody told
+        raise UnsupportedModel(
+            f"{folder} holds an adapter (adapter_config.json), which is not applied; allowed: whole models. Merge it "
+            "into its model (merge_and_unload of peft) and save that"
+        )
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no config.json, so it is no checkpoint; give a folder as save_pretrained writes it"
@@ -316,7 +321,9 @@ def _load(folder: Path, file: str, loader: str) -> Any:
     import transformers
 
     try:
-        return getattr(transformers, loader).from_pretrained(str(folder), local_files_only=True)
+        return getattr(transformers, loader).from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         raise CheckpointError(
             f"{folder / file} or a file beside it cannot be used: {type(error).__name__}: {error}"

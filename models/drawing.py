@@ -47,6 +47,17 @@ class Pen:
         Raises:
             EngineError: a sequence has no token to draw.
         """
+        drawn = self.try_draw(feeds)
+        for feed, one in zip(feeds, drawn, strict=True):
+            if not all(map(is_token, (one, *one.accepted))):
+                raise EngineError(
+                    f"sequence {feed.part.sequence_id} has no token to draw: its logits are not finite, or its rules "
+                    "allow none"
+                )
+        return drawn
+
+    def try_draw(self, feeds: Sequence[Feed]) -> list[Drawn]:
+        """As `draw`, but where a sequence has no token to draw, what it gave is none: see `is_token`."""
         wanted = _wanted_rows(feeds)
         logits = self.network.logits(feeds, wanted.rows, self.outputs)
         asked = [feeds[index].record for index in wanted.probes]
@@ -79,6 +90,11 @@ class Pen:
         )
 
 
+def is_token(drawn: Drawn) -> bool:
+    """False where the model's numbers broke down, or the rules left no token."""
+    return not math.isnan(drawn.logprob)
+
+
 def _accept(feed: Feed, drawn: list[Drawn]) -> Drawn:
     """The first draw, and those behind the guesses that were right: each row's draw counts if its guess was drawn."""
     kept = [drawn[0]]
@@ -86,12 +102,6 @@ def _accept(feed: Feed, drawn: list[Drawn]) -> Drawn:
         if kept[-1].token_id != guess or kept[-1].error:
             break
         kept.append(behind)
-    for one in kept:
-        if math.isnan(one.logprob):  # the model's numbers broke down, or the rules leave no token
-            raise EngineError(
-                f"sequence {feed.part.sequence_id} has no token to draw: its logits are not finite, or its rules allow "
-                "none"
-            )
     return evolve(kept[0], accepted=tuple(kept[1:]))
 
 

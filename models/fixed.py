@@ -100,6 +100,18 @@ class FixedInputs:
             logits=logits[:rows],
         )
 
+    def on(self, device: torch.device) -> FixedInputs:
+        """The same on ``device``."""
+        return FixedInputs(
+            bucket=self.bucket,
+            token_ids=self.token_ids.to(device),
+            starts=self.starts.to(device),
+            positions=self.positions.to(device),
+            slot_mapping=self.slot_mapping.to(device),
+            table=self.table.to(device),
+            logits=self.logits.to(device),
+        )
+
 
 def describe(bucket: Bucket, rows: Sequence[FixedRow], page_size: int, nobodys: int) -> Tensor:
     """The numbers of a step, on the host, in the order of `FixedInputs`.

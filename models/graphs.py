@@ -30,8 +30,15 @@ CAPACITY = 32
 _GATHERED = 256 << 20  # bytes of one layer's keys and values that a recorded step gathers
 _WARM_UP = 2  # runs before a capture: libraries choose and load their kernels
 
-Decode = Callable[[FixedInputs], None]
-"""Computes the logits of a step into `FixedInputs.logits`. Run twice, it does the same: a capture runs it before."""
+
+class Decode(Protocol):
+    """Computes a step. Run twice, it does the same: a capture runs it before."""
+
+    def __call__(self, inputs: FixedInputs) -> None:
+        """Writes the step's logits to ``inputs``."""
+
+    def rehearse(self, inputs: FixedInputs) -> None:
+        """Raises `RuntimeError` where it asks the device for something, so that no graph can do it."""
 
 
 class CannotCaptureError(Exception):
@@ -110,13 +117,14 @@ class CudaRecorder:
     _pool: Any = field(init=False, default=None)
 
     def capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
+        stream = torch.cuda.current_stream(self.device)
         try:
             with torch.cuda.device(self.device):
                 self._warm_up(function, inputs)
                 return self._capture(function, inputs)
         except RuntimeError as error:  # out of memory and errors of the device included
-            # A capture that was broken off is no harm. Where the device is lost, this raises that.
-            torch.cuda.synchronize(self.device)
+            torch.cuda.set_stream(stream)  # torch stays on the capture's when that cannot be ended
+            torch.cuda.synchronize(self.device)  # where the device is lost, this raises that
             raise CannotCaptureError(f"{type(error).__name__}: {error}") from error
 
     def _warm_up(self, function: Decode, inputs: FixedInputs) -> None:
@@ -252,6 +260,7 @@ class GraphManager:
         would go with the last."""
         found = self._recorded.pop(bucket, None)
         if found is None:
+            self._rehearse(inputs)
             found = inputs, self.recorder.capture(self.decode, inputs)
             self._captures += 1
         self._recorded[bucket] = found
@@ -259,6 +268,15 @@ class GraphManager:
             oldest = next(iter(self._recorded))
             self._recorded.pop(oldest)[1].release()
         return found[1]
+
+    def _rehearse(self, inputs: FixedInputs) -> None:
+        """Before the first capture: one that is broken off may leave torch's allocator in it."""
+        if self._captures:
+            return
+        try:
+            self.decode.rehearse(inputs)
+        except RuntimeError as error:
+            raise CannotCaptureError(f"{type(error).__name__}: {error}") from error
 
     def _refuse(self, reason: str) -> None:
         self._refused = reason

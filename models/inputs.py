@@ -195,10 +195,13 @@ class MediaPreparer:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation, by the checkpoint's chat template, up to where the assistant's turn begins.
 
+        A content that is plain text becomes a list with one part: templates of these models may read parts alone, and
+        leave out the rest without a word.
+
         Raises:
             InvalidRequest: there is no template, or it refuses the messages.
         """
-        return render(self.tokenizer, messages, template=self.chat_template)
+        return render(self.tokenizer, list(map(_in_parts, messages)), template=self.chat_template)
 
     def _prepare_tokens(self, token_ids: tuple[int, ...], given: Sequence[Any]) -> Prepared:
         self._check_unread([text for text, token in self.unread if token in token_ids])
@@ -290,6 +293,11 @@ def pair(tokenizer: Any, first: str, second: str) -> tuple[tuple[int, ...], int 
     encoded = tokenizer(first, second, verbose=False)
     types = encoded.get("token_type_ids") or []
     return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, template: str | None = None) -> Rendered:

@@ -85,8 +85,8 @@ class PagedKV:
         pool[:, pages] = 0
         return cls(page_size, pages, heads, pool)
 
-    def another(self, *, pages: int, page_size: int) -> PagedKV:
-        """One of the same layers, heads, dtype and device, with pages of its own."""
+    def another(self, *, pages: int, page_size: int, device: torch.device | None = None) -> PagedKV:
+        """One of the same layers, heads and dtype, on the same or another device, with pages of its own."""
         layers, _, _, width = self._pool.shape
         return PagedKV.allocate(
             layers=layers,
@@ -95,7 +95,7 @@ class PagedKV:
             heads=self.heads,
             width=width // 2,
             dtype=self.dtype,
-            device=self._pool.device,
+            device=device or self._pool.device,
         )
 
     def enter(self, slices: Sequence[Slice]) -> None:

@@ -42,7 +42,9 @@ def load_module(loader: str, folder: Path, dtype: torch.dtype, *, spare: str | N
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers without its progress bars and its report of a load: what is wrong becomes an error."""
+    """transformers without its progress bars and its report of a load: what is wrong becomes an error. Both settings
+    are the process's. Whoever finds them changed leaves them so: the one that changed them, in another thread perhaps,
+    puts them back."""
     from transformers.utils import logging as untyped
 
     logging: Any = untyped
@@ -53,7 +55,8 @@ def _quiet() -> Iterator[None]:
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        if verbosity != logging.ERROR:
+            logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
 

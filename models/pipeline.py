@@ -1,8 +1,10 @@
 """A decoder whose layers lie on several devices, one stage behind the other.
 
 The embedding, and whatever encodes images or audio, is on the first device; the last norm and the head are on the last;
-each layer's pages are where the layer is. The modules stay transformers' own. What they hand on is moved by hooks that
-are there during a call and at no other time, so nothing of it stays in the modules::
+each layer's pages are where the layer is. The modules stay transformers' own. What they are called with is moved by a
+step before their ``forward``, which is there during a call and at no other time, so nothing of it stays in the modules.
+(torch's own forward pre-hooks would do, but their frames hold the arguments in closures: an error that comes through
+keeps them alive, see `core.frames`.) ::
 
     first device    embedding, rotary, layer 0 .. layer 3 --+
                                                             | hidden states, into a buffer [rows, hidden] there;
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -27,7 +30,7 @@ from ..core.errors import InvalidRequest, UnsupportedModel
 from ..core.plan import Slice
 from .kv import PagedKV
 from .paged import PagedLayout, PagedStep
-from .transformer import TransformerModel
+from .transformer import TransformerModel, forwards
 
 _LEAST_ROWS = 64  # of a buffer: the trial's prompts
 
@@ -70,23 +73,16 @@ class Places:
     @classmethod
     def find(cls, module: nn.Module, language: nn.Module, stages: tuple[Stage, ...]) -> Places:
         """Raises `UnsupportedModel` where ``language``, a part of ``module``, has no list of its layers."""
-        count = stages[-1].stop
-        inside = {id(each) for each in language.modules()}
-        found = [name for name, each in module.named_modules() if id(each) in inside and _is_layers(each, count)]
-        if len(found) != 1:
-            raise UnsupportedModel(
-                f"{type(module).__name__} has {len(found)} lists of {count} numbered layers; allowed with several "
-                "devices: exactly one, as decoders of transformers have"
-            )
+        layers = find_layers(module, language, stages[-1].stop)
         before: list[str] = []
         last: list[str] = []
-        for parent, inner in _ancestors(found[0]):
+        for parent, inner in _ancestors(layers):
             siblings = list(module.get_submodule(parent).named_children())
             place = [name for name, _ in siblings].index(inner)
             for index, (name, sibling) in enumerate(siblings):
                 if index != place and next(sibling.parameters(), None) is not None:
                     (before if index < place else last).append(f"{parent}.{name}".lstrip("."))
-        return cls(stages=stages, layers=found[0], last=tuple(last), before=tuple(before))
+        return cls(stages=stages, layers=layers, last=tuple(last), before=tuple(before))
 
     def device(self, name: str) -> torch.device:
         """Of the module ``name``."""
@@ -95,6 +91,22 @@ class Places:
             return next(stage.device for stage in self.stages if index < stage.stop)
         behind = any(name == each or name.startswith(f"{each}.") for each in self.last)
         return self.stages[-1 if behind else 0].device
+
+
+def find_layers(module: nn.Module, language: nn.Module, count: int) -> str:
+    """The name in ``module`` of the list of ``count`` layers in ``language``, a part of it.
+
+    Raises:
+        UnsupportedModel: there is none, or there are several.
+    """
+    inside = {id(each) for each in language.modules()}
+    found: list[str] = [name for name, each in module.named_modules() if id(each) in inside and _is_layers(each, count)]
+    if len(found) != 1:
+        raise UnsupportedModel(
+            f"{type(module).__name__} has {len(found)} lists of {count} numbered layers; allowed with several devices, "
+            "or compiled: exactly one, as decoders of transformers have"
+        )
+    return found[0]
 
 
 def _is_layers(module: nn.Module, count: int) -> bool:
@@ -223,7 +235,10 @@ class Buffers:
 _Moved = dict[tuple[int, torch.device], tuple[Tensor, Tensor]]
 """What was moved in a call, by identity and device: the tensor (kept, so that the identity stays its own) and where it
 is now."""
-_Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments and keywords."""
+_Before = Callable[[tuple[Any, ...], dict[str, Any]], _Call]
+"""Changes what a module is called with."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -255,23 +270,25 @@ class Pipeline:
     def crossing(self) -> Iterator[None]:
         """The model can be called within."""
         moved: _Moved = {}
-        handles = []
         try:
-            for module, hook in self._hooks(moved):
-                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-            yield
+            with forwards(self._forwards(moved)):
+                yield
         finally:
-            for handle in handles:
-                handle.remove()
             moved.clear()
 
-    def _hooks(self, moved: _Moved) -> Iterator[tuple[nn.Module, _Hook]]:
+    def _forwards(self, moved: _Moved) -> list[tuple[nn.Module, Callable[..., Any]]]:
+        """What is called instead of each module's own: no comprehension, since that is a closure."""
+        found: list[tuple[nn.Module, Callable[..., Any]]] = []
         for module, device in self._others:
-            yield module, partial(_move, moved, device)
+            move = partial(_move, moved, device)
+            found.append((module, partial(_forward, (move,), module.forward)))
         for index, stage in enumerate(self.stages[1:]):
-            yield self._layers[stage.first], partial(_hand_over, self.buffers, index)
-            for layer in self._layers[stage.first : stage.stop]:
-                yield layer, partial(_move, moved, stage.device)
+            move = partial(_move, moved, stage.device)
+            for number in range(stage.first, stage.stop):
+                layer = self._layers[number]
+                arrive = (partial(_hand_over, self.buffers, index),) if number == stage.first else ()
+                found.append((layer, partial(_forward, (*arrive, move), layer.forward)))
+        return found
 
     def step(self, paged: StagedKV, layout: PagedLayout) -> StagedStep:
         """A step's attention; what the layout has on the device is moved to each stage's, once."""
@@ -279,11 +296,16 @@ class Pipeline:
         return StagedStep(self.stages, tuple(map(PagedStep, paged.parts, layouts)))
 
 
-def _move(
-    moved: _Moved, device: torch.device, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    """A hook: what a module is called with comes to ``device``."""
-    return _on(device, args, moved), _on(device, kwargs, moved)
+def _forward(befores: tuple[_Before, ...], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    for before in befores:
+        args, kwargs = before(args, kwargs)
+    return forward(*args, **kwargs)
+
+
+def _move(moved: _Moved, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    """What a module is called with comes to ``device``."""
+    there: tuple[Any, ...] = _on(device, args, moved)
+    return there, _on(device, kwargs, moved)
 
 
 def _on(device: torch.device, value: Any, moved: _Moved) -> Any:
@@ -296,16 +318,14 @@ def _on(device: torch.device, value: Any, moved: _Moved) -> Any:
             moved[key] = value, value.to(device)
         return moved[key][1]
     if type(value) in {tuple, list}:
-        return type(value)([_on(device, each, moved) for each in value])
+        return type(value)(map(_on, repeat(device), value, repeat(moved)))  # no comprehension: a closure
     if type(value) is dict:
-        return {name: _on(device, each, moved) for name, each in value.items()}
+        return dict(zip(value, map(_on, repeat(device), value.values(), repeat(moved)), strict=True))
     return value
 
 
-def _hand_over(
-    buffers: Buffers, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    """A hook: hidden states, a layer's first argument, come into their buffer."""
+def _hand_over(buffers: Buffers, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    """Hidden states, a layer's first argument, come into their buffer."""
     if args:
         return (buffers.take(index, args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": buffers.take(index, kwargs["hidden_states"])}

@@ -80,7 +80,7 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int,
     """Draws one token per row of ``logits`` (float32 [rows, vocabulary], written to), with all that is told of it.
 
     A log-probability is NaN where nothing could be drawn, unless it is the structure that leaves nothing: that is told
-    as the draw's ``error``, with an end-of-text as token.
+    as the draw's ``error``, with an end-of-text as token, or any where there is none.
     """
     apply_rules(logits, draws, eos_token_ids)
     tokens, logprobs = choose(logits, draws)
@@ -89,15 +89,15 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int,
     for row, (draw, token, logprob, top) in enumerate(zip(draws, tokens, logprobs, tops, strict=True)):
         error = _structure_error(draw, logits[row], logprob)
         drawn = Drawn(token_id=token, logprob=logprob, top=top)
-        found.append(Drawn(token_id=eos_token_ids[0], error=error) if error else drawn)
+        found.append(Drawn(token_id=(*eos_token_ids, token)[0], error=error) if error else drawn)
     return found
 
 
 def _structure_error(draw: Draw, logits: Tensor, logprob: float) -> str:
     if draw.guide is None:
         return ""
-    if not draw.guide.error and math.isnan(logprob) and not logits.isnan().any():
-        draw.guide.error = "the structure leaves no token that the model may draw; ask for another one"
+    if not draw.guide.error and math.isnan(logprob) and not logits.isnan().any():  # not kept: perhaps a guess led here
+        return "the structure leaves no token that the model may draw; ask for another one"
     return draw.guide.error
 
 

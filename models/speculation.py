@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from ..core.lookup import Lookup
 from ..core.plan import Slice
-from .drawing import Pen
+from .drawing import Pen, is_token
 from .network import Feed, Network, Record
 
 
@@ -69,9 +69,9 @@ class DraftGuesser:
         guesses: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(feeds)), ())
         now = {index: _twin(feed) for index, feed in enumerate(feeds) if self._can_read(feed)}
         while now:
-            drawn = self.pen.draw(list(now.values()))
+            drawn = self.pen.try_draw(list(now.values()))
             for index, one in zip(now, drawn, strict=True):
-                if one.token_id is not None:
+                if one.token_id is not None and is_token(one):  # where its numbers break down, it guesses nothing
                     guesses[index] = clipped(feeds[index].record, (*guesses[index], one.token_id))
             unread = [index for index, last in now.items() if _read(feeds[index], last) < len(guesses[index])]
             now = {index: _next(feeds[index], guesses[index]) for index in unread}

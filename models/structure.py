@@ -201,6 +201,8 @@ class Grammars:
         return found
 
     def _tokens(self) -> LLTokenizer:
+        if not self.eos_token_ids:
+            raise InvalidRequest("a structure ends with an end of text, and this checkpoint names none; leave it out")
         if self._translated is None:
             from llguidance.hf import from_tokenizer
 

@@ -1,22 +1,29 @@
-"""A trial before anything is promised: a few tokens through the module as transformers runs it, and through our
-attention, in chunks and side by side. A model that computes something else with us than without is refused.
+"""A trial before anything is promised: a few tokens through the module as transformers runs it, and as the engine does:
+a decoder by our attention, in chunks and side by side; an encoder with prompts filled up to one length. A model that
+computes something else with us than without, or cannot be run, is refused.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from attrs import define, evolve, field
 from torch import Tensor
 
-from ..core.errors import UnsupportedModel
+from ..core.errors import InvalidRequest, UnsupportedModel
 from ..core.plan import SequenceStart, Slice
-from ..core.request import LogitRules, SamplingParams
+from ..core.request import LogitRules, Pooling, SamplingParams
 from .architecture import TextCheckpoint
 from .attention import LayerRequest
 from .causal import CausalNetwork
+from .encoder import EncoderNetwork
 from .network import Feed, Record
 
-_LENGTHS = (11, 5)  # of the two prompts; the first is read in two chunks
+_LENGTHS = (11, 5)  # of a decoder's two prompts; the first is read in two chunks
+_SIMILAR = (17, 13)  # of an encoder's: they share a batch, and the second is filled up
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest number
 
 
@@ -33,26 +40,93 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
     Raises:
         UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
     """
-    prompts = _prompts(checkpoint)
-    if not network.language._can_set_attn_implementation():
-        raise _refusal(checkpoint, "does not let its attention be replaced")
-    network.attach("eager")  # transformers' exact one
-    expected = [_reference(network, prompt) for prompt in prompts]
-    witness = _Witness(checkpoint)
-    network.attach()
-    paged = network.paged.another(pages=len(prompts), page_size=max(_LENGTHS))
-    found = _run(evolve(network, paged=paged, witness=witness), prompts, witness)
+    prompts = _prompts(checkpoint, _LENGTHS)
+    compiled, dtype = network.compiled, network.paged.dtype
+    network = evolve(network, compiled=None, graphs=None)
+    with _refused(checkpoint):
+        if not network.language._can_set_attn_implementation():
+            raise _refusal(checkpoint, "does not let its attention be replaced")
+        network.attach("eager")  # transformers' exact one
+        expected = list(map(partial(_reference, network), prompts))  # no comprehension: a closure, see `core.frames`
+        witness = _Witness(checkpoint)
+        network.attach()
+        paged = network.paged.another(pages=len(prompts), page_size=max(_LENGTHS))
+        found = _run(evolve(network, paged=paged, witness=witness), prompts, witness)
     for told, ours in zip(expected, found, strict=True):
-        _compare(told, ours, checkpoint, network.paged.dtype)
+        _compare(told, ours, checkpoint, dtype, "with the engine's attention than with its own")
+    if compiled is None:
+        return
+    found = _compile(evolve(network, paged=paged, compiled=compiled), prompts)
+    for told, ours in zip(expected, found, strict=True):
+        _compare(told, ours, checkpoint, dtype, "with compiled layers than with its own")
 
 
-def _prompts(checkpoint: TextCheckpoint) -> list[list[int]]:
+def _compile(network: CausalNetwork, prompts: list[list[int]]) -> list[Tensor]:
+    """Of the last positions, by compiled layers; the code for all numbers of rows is made here.
+
+    Raises:
+        InvalidRequest: torch cannot compile here.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+
+    network.attach()
+    records = [_record(number, prompt) for number, prompt in enumerate(prompts)]
+    for record in records:
+        network.start(record)
+    feeds = [_feed(record, 0, len(record.tokens)) for record in records]
+    try:
+        _last(network, feeds)
+        _last(network, feeds[1:])
+        return [_last(network, [_feed(record, len(record.tokens) - 1, 1)])[0] for record in records]
+    except TorchDynamoException as error:
+        raise InvalidRequest(
+            f"compile=True, but torch.compile fails here: {type(error).__name__}: {error}; use compile=False, or "
+            "install what it needs (a C++ compiler on the CPU)"
+        ) from error
+
+
+def try_out_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: torch.dtype) -> None:
+    """Compares prompts that share a batch with each of them alone: what fills the shorter one up is masked, but some
+    architectures mix it in all the same (by convolutions, Fourier transforms or pooling).
+
+    Raises:
+        UnsupportedModel: it cannot be run, or the numbers differ.
+    """
+    prompts = _prompts(checkpoint, _SIMILAR)
+    with _refused(checkpoint):
+        expected = [_mean(network, prompt) for prompt in prompts]
+        records = [_record(number, prompt, Pooling(kind="mean")) for number, prompt in enumerate(prompts)]
+        found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], _Nothing())
+    for told, ours in zip(expected, found, strict=True):
+        _compare(told, torch.tensor(ours), checkpoint, dtype, "for a prompt that is read beside a longer one")
+
+
+def _mean(network: EncoderNetwork, prompt: list[int]) -> Tensor:
+    """Of the last hidden states of one prompt, as transformers computes them."""
+    hidden: Tensor = network.model.module.base_model(torch.tensor([prompt], device=network.device)).last_hidden_state
+    return hidden[0].float().mean(0).cpu()
+
+
+@contextmanager
+def _refused(checkpoint: TextCheckpoint) -> Iterator[None]:
+    """What a module raises that is called as it does not expect, or whose config.json does not fit it, refuses it."""
+    try:
+        yield
+    except (UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # modules raise many kinds: wrapped, not hidden
+        if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for it
+            raise
+        raise _refusal(checkpoint, f"cannot be run ({type(error).__name__}: {error})") from error
+
+
+def _prompts(checkpoint: TextCheckpoint, lengths: Sequence[int]) -> list[list[int]]:
     """Tokens from all over the vocabulary, but none that stands for an item."""
     special = {getattr(checkpoint.config, name, None) for name in vars(checkpoint.config) if name.endswith("token_id")}
     special |= set(checkpoint.tokenizer.all_special_ids)
     size = checkpoint.shape.vocabulary
     plain = (token for step in range(7 * size) if (token := (step * 7919 + 13) % size) not in special)
-    return [[next(plain, 0) for _ in range(min(length, checkpoint.shape.positions))] for length in _LENGTHS]
+    return [[next(plain, 0) for _ in range(min(length, checkpoint.shape.positions))] for length in lengths]
 
 
 def _reference(network: CausalNetwork, prompt: list[int]) -> Tensor:
@@ -85,7 +159,7 @@ def _last(network: CausalNetwork, feeds: list[Feed]) -> list[Tensor]:
     return list(network.rows(feeds, wanted, _Nothing()))
 
 
-def _record(number: int, prompt: list[int]) -> Record:
+def _record(number: int, prompt: list[int], pooling: Pooling | None = None) -> Record:
     start = SequenceStart(
         sequence_id=number,
         token_ids=tuple(prompt),
@@ -93,6 +167,7 @@ def _record(number: int, prompt: list[int]) -> Record:
         sampling=SamplingParams(),
         rules=LogitRules(),
         probe=None,
+        pooling=pooling,
     )
     return Record(start, list(prompt))
 
@@ -141,19 +216,18 @@ class _Witness:
         self.layers.clear()
 
 
-def _compare(expected: Tensor, found: Tensor, checkpoint: TextCheckpoint, dtype: torch.dtype) -> None:
+def _compare(expected: Tensor, found: Tensor, checkpoint: TextCheckpoint, dtype: torch.dtype, how: str) -> None:
     largest = float(expected.abs().max())
     apart = float((expected - found).abs().max())
     if not apart <= _TOLERANCE[dtype] * max(largest, 1e-6):
         raise _refusal(
             checkpoint,
-            f"computes other numbers with the engine's attention than with its own ({apart:.3g} apart, the largest is "
-            f"{largest:.3g})",
+            f"computes other numbers {how} ({apart:.3g} apart, the largest is {largest:.3g})",
         )
 
 
 def _refusal(checkpoint: TextCheckpoint, reason: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{checkpoint.architecture} in {checkpoint.folder} {reason}; allowed: decoders with one kind of causal "
-        "attention, full or within a sliding window, in every layer"
+        "attention, full or within a sliding window, in every layer, and encoders that do not see what is masked"
     )

@@ -9,7 +9,7 @@ import threading
 import types
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -81,11 +81,12 @@ def _code(found: object) -> types.CodeType | None:
     return None
 
 
-def not_transformers_json(found: list[object]) -> list[object]:
-    """Without what loading a checkpoint leaves: transformers writes configurations out with closures that call
-    themselves (``PreTrainedConfig.to_dict``, and json's ``_make_iterencode`` for it). Each of these is a cycle of a
-    function and its cell, which holds no more than the encoder and its settings."""
-    functions = [part for part in found if isinstance(part, types.FunctionType) and _is_json(part)]
+def not_theirs(found: list[object]) -> list[object]:
+    """Without what opening a checkpoint leaves: functions inside of functions that call themselves, in transformers
+    where it writes configurations out (``PreTrainedConfig.to_dict``, ``GenerationConfig.to_json_string``, and json's
+    ``_make_iterencode`` for them), and in torch where a step is tried on no device (``tree_flatten``). Each of these is
+    a cycle of a function and its cell, which holds settings at most, and no tensor."""
+    functions = [part for part in found if isinstance(part, types.FunctionType) and _is_theirs(part)]
     theirs: set[int] = set()
     pending: list[object] = list(functions)
     members = {id(part) for part in found}
@@ -97,8 +98,16 @@ def not_transformers_json(found: list[object]) -> list[object]:
     return [part for part in found if id(part) not in theirs]
 
 
-def _is_json(function: types.FunctionType) -> bool:
-    return function.__qualname__.startswith(("PreTrainedConfig.to_dict.<locals>", "_make_iterencode.<locals>"))
+_THEIRS = (
+    "PreTrainedConfig.to_dict.<locals>",
+    "GenerationConfig.to_json_string.<locals>",
+    "_make_iterencode.<locals>",
+    "tree_flatten.<locals>.helper",
+)
+
+
+def _is_theirs(function: types.FunctionType) -> bool:
+    return function.__qualname__.startswith(_THEIRS)
 
 
 @contextmanager
@@ -138,24 +147,30 @@ def births() -> Iterator[Births]:
     """Sees every request, payload, sequence and mailbox that is made in the block."""
     born = Births()
 
-    def also(kind: str, original: Callable[..., None], part: Callable[[Any], object]) -> Callable[..., None]:
+    def also(kind: str, original: Callable[..., None], parts: Callable[[Any], Iterable[object]]) -> Callable[..., None]:
         @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            born.note(kind, part(self))
+            for part in parts(self):
+                born.note(kind, part)
 
         return init
 
-    parts: dict[str, tuple[type, Callable[[Any], object]]] = {
-        "request": (Request, lambda request: request),
-        "payload": (EncoderItem, lambda item: item.payload),
-        "sequence": (Sequence, lambda sequence: sequence),
-        "mailbox": (Mailbox, lambda mailbox: mailbox),
+    kinds: dict[str, tuple[type, Callable[[Any], Iterable[object]]]] = {
+        "request": (Request, lambda request: (request,)),
+        "payload": (EncoderItem, _payload),
+        "sequence": (Sequence, lambda sequence: (sequence,)),
+        "mailbox": (Mailbox, lambda mailbox: (mailbox,)),
     }
     with pytest.MonkeyPatch.context() as patch:
-        for kind, (cls, part) in parts.items():
-            patch.setattr(cls, "__init__", also(kind, cls.__init__, part))
+        for kind, (cls, parts) in kinds.items():
+            patch.setattr(cls, "__init__", also(kind, cls.__init__, parts))
         yield born
+
+
+def _payload(item: EncoderItem) -> tuple[object, ...]:
+    """Samples are one array; images are several tensors."""
+    return tuple(item.payload.values()) if isinstance(item.payload, Mapping) else (item.payload,)
 
 
 # -- engines ---------------------------------------------------------------------------------------------------------

@@ -39,6 +39,18 @@ PRINTED = {
         "holds: the books and the walk over live tensors differ by ",
         "holds: tensors alive: ",
     ],
+    "memory.py --load images --rounds 3 --requests 2": [
+        r"\| 3 \| ",
+        r"encodings: \d+ computed, \d+ found, [1-9]",
+        r"\| closed \| ",
+        CLAIM + "growth in the 1 rounds after round 2",
+        "holds: the books and the walk over live tensors differ by ",
+        "holds: tensors alive: ",
+    ],
+    "prefix.py --repeats 1 --layers 2 --tokens 500": [
+        r"\| 1 \| 51\d \| 51\d \| 1 \| .* \| [12]\d \| 0 \| ",
+        CLAIM + "time to first token",
+    ],
 }
 
 

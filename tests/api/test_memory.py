@@ -33,6 +33,7 @@ from triolet import (
     RunnerCrashed,
     SamplingParams,
     Structure,
+    UnsupportedAudio,
 )
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.audio import Samples
@@ -53,7 +54,7 @@ from ..heap import (
     expected,
     garbage,
     kept,
-    not_transformers_json,
+    not_theirs,
     without_collector,
 )
 from ..models.conftest import make_model, save_checkpoint
@@ -629,6 +630,12 @@ async def transcription_left_early(engine: Engine, number: int) -> None:
             break
 
 
+async def transcription_of_what_is_no_audio(engine: Engine, number: int) -> None:
+    """A thread reads it, and finds that out."""
+    with expected(UnsupportedAudio):
+        await engine.transcribe(b"no audio" * (1000 + number))
+
+
 REAL_ENDINGS: tuple[Ending, ...] = (
     decode,
     decode_sampled_from_a_text_prompt,
@@ -639,6 +646,7 @@ REAL_ENDINGS: tuple[Ending, ...] = (
     decode_cancelled,
     transcribed,
     transcription_left_early,
+    transcription_of_what_is_no_audio,
 )
 
 
@@ -702,7 +710,7 @@ async def test_engines_on_a_real_model_come_and_go_and_leave_no_byte() -> None:
             await one_round()
     assert levels == levels[:1] * 3
     assert levels[0].tensor_bytes == bytes_before
-    assert_none(not_transformers_json(found))
+    assert_none(not_theirs(found))
 
 
 @pytest.fixture(scope="module")

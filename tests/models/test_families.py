@@ -17,6 +17,7 @@ from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.model import Prepared
 from triolet.core.request import Placement
 from triolet.models.families import find_family
+from triolet.models.loading import _quiet
 from triolet.testing.families import FAMILIES, make_checkpoint
 
 from .media import PLACEHOLDERS, Checkpoint, make_preparer
@@ -228,6 +229,25 @@ def test_a_missing_weight_is_told_by_name_and_not_drawn_at_random(name: str, tmp
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"lacks 1 weights that its config.json asks for: .*projector.*weight"):
         load(folder)
+
+
+def test_two_loads_at_once_leave_transformers_as_it_was() -> None:
+    """Several engines open in one process: its settings are as they were when the last of them has loaded."""
+    logging: Any = transformers.utils.logging
+    found = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_info()
+    logging.enable_progress_bar()
+    try:
+        first, second = _quiet(), _quiet()
+        first.__enter__()
+        second.__enter__()
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, True)
+    finally:
+        logging.set_verbosity(found[0])
+        (logging.enable_progress_bar if found[1] else logging.disable_progress_bar)()
 
 
 def test_a_weight_of_another_shape_is_refused(tmp_path: Path) -> None:

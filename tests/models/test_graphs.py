@@ -12,7 +12,7 @@ import logging
 
 import pytest
 import torch
-from attrs import define, evolve, field
+from attrs import define, field
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -239,20 +239,29 @@ def test_a_decode_asks_nothing_of_the_device_and_takes_nothing_to_it(start, name
     """On the meta device a number cannot be asked for, and tensors of two devices cannot meet: what runs there can be
     captured, as far as the host is concerned."""
     network = start(name).executor._open.main.network
-    place = torch.device("meta")
-    paged = network.paged
-    pool = paged._pool
-    paged = PagedKV(paged.page_size, paged.pages, paged.heads, pool.to(place))
-    with torch.inference_mode():
-        decode = evolve(CausalDecode.of(network), model=network.model.to(place), paged=paged)
-        buckets = network.graphs.buckets
-        inputs = FixedInputs.of(
-            Bucket(4, 8),
-            torch.zeros(buckets.numbers, dtype=torch.long, device=place),
-            network.graphs._logits.to(place),
-        )
-        with NothingFromTheHost():
-            decode(inputs)
+    numbers = torch.zeros(network.graphs.buckets.numbers, dtype=torch.long)
+    inputs = FixedInputs.of(Bucket(4, 8), numbers, network.graphs._logits)
+    with torch.inference_mode(), NothingFromTheHost():
+        CausalDecode.of(network).rehearse(inputs)
+
+
+@pytest.mark.parametrize("asks", [lambda logits: logits[0, 0].item(), lambda logits: logits.nonzero()])
+def test_a_model_that_asks_the_device_for_something_is_never_captured(start, monkeypatch, caplog, asks):
+    """The rehearsal finds out: nothing is recorded that would have to be broken off. The tokens stay the same."""
+    compute, captured = CausalDecode.__call__, []
+
+    def asking(self, inputs):
+        compute(self, inputs)
+        asks(inputs.logits)
+
+    monkeypatch.setattr(EagerRecorder, "capture", lambda self, function, inputs: captured.append(inputs))
+    monkeypatch.setattr(CausalDecode, "__call__", asking)
+    driver = start("llama", "eager")
+    results = driver.run(*mixed_jobs())
+    assert [one.tokens for one in results] == [one.tokens for one in start("llama", "off").run(*mixed_jobs())]
+    assert captured == []
+    assert "meta" in manager(driver).statistics.refused
+    assert len(caplog.records) == 1
 
 
 @define
@@ -478,7 +487,8 @@ def test_captured_graphs_give_every_byte_back(no_collector, start):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_capture_that_breaks_off_harms_nothing(start, monkeypatch, caplog):
-    """The function asks the device for a number in the midst of its capture."""
+    """The function asks the device for a number in the midst of its capture, and the rehearsal has not found out."""
+    monkeypatch.setattr(CausalDecode, "rehearse", lambda self, inputs: None)
     compute = CausalDecode.__call__
 
     def asks(self, inputs):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -367,6 +368,20 @@ def test_text_has_the_tokenizers_own_special_tokens(tokenizer: Any) -> None:
     assert preparer.media == frozenset()
     assert preparer.prepare("some text") == Prepared(token_ids=tuple(tokenizer("some text")["input_ids"]))
     assert preparer.prepare([5, 6, 7]) == Prepared(token_ids=(5, 6, 7))
+
+
+def test_plain_text_is_not_lost_by_a_template_that_reads_parts_alone(opened) -> None:
+    """As those of LLaVA's own checkpoints."""
+    template = (
+        "{% for message in messages %}{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+        "{{ part['text'] }};{% endfor %}{% endfor %}"
+    )
+    preparer = attrs.evolve(opened("llava").preparer, chat_template=template)
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    ]
+    assert preparer.render(messages) == "be brief;hi;"
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])

@@ -12,10 +12,16 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
+    EsmConfig,
+    EsmModel,
+    FNetConfig,
+    FNetModel,
     Gemma3TextConfig,
     Gemma3TextModel,
     RobertaConfig,
     RobertaModel,
+    XmodConfig,
+    XmodModel,
 )
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
@@ -212,6 +218,7 @@ def others():
     return {
         "masked_lm": lambda: BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=64)),
         "roberta": lambda: RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=66, pad_token_id=1)),
+        "esm": lambda: EsmModel(EsmConfig(**SIZES, max_position_embeddings=66, pad_token_id=1, mask_token_id=2)),
         "gemma": lambda: Gemma3TextModel(Gemma3TextConfig(**SIZES, **bidirectional, max_position_embeddings=64)),
     }
 
@@ -231,6 +238,24 @@ def test_encoders_without_a_line_of_their_own(start, tmp_path, kind):
     for job, result in zip(jobs, driver.run(*jobs), strict=True):
         told = hidden_states(model.base_model, job.prompt).mean(0).tolist()
         assert result.vector == pytest.approx(told, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: FNetModel(FNetConfig(**SIZES, max_position_embeddings=64)), "read beside a longer one"),
+        (lambda: XmodModel(XmodConfig(**SIZES, max_position_embeddings=66)), "cannot be run.*language"),
+    ],
+    ids=["mixes", "asks for more"],
+)
+def test_an_encoder_whose_vectors_would_depend_on_the_batch_is_refused(start, tmp_path, make, told):
+    """Fourier transforms know no mask; and what cannot be called at all is told when it is opened, not by a request."""
+    torch.manual_seed(0)
+    make_checkpoint("bert", tmp_path)
+    (tmp_path / "config.json").unlink()
+    make().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=told):
+        start(tmp_path)
 
 
 # -- misuse ------------------------------------------------------------------------------------------------------------

@@ -178,6 +178,27 @@ def test_a_structure_that_fails_is_the_fault_of_its_row_alone(grammars):
     assert (drawn[3].token_id, drawn[3].error) == (expected, "")
 
 
+def test_a_wrong_guess_that_leads_nowhere_harms_nobody(grammars):
+    """Behind it nothing may be drawn; the sequence itself goes another way."""
+    guide = grammars.guide(Structure.choice(["ab", "cd"]))
+    logits = random_logits(3, 2)
+    logits[0, ord("a")], logits[1, ord("d")] = 50.0, -torch.inf
+    first, behind = draw_tokens(logits, [draw_of([], guide), draw_of([ord("c")], guide)], (IDS.eos,))
+    assert (first.token_id, first.error) == (ord("a"), "")
+    assert "leaves no token" in behind.error
+    (drawn,) = draw_tokens(random_logits(4), [draw_of([ord("a")], guide)], (IDS.eos,))
+    assert (drawn.token_id, drawn.error) == (ord("b"), "")
+
+
+def test_a_structure_for_a_checkpoint_without_an_end_of_text_is_told():
+    """To its request: the others of the step draw as ever."""
+    guide = Grammars(make_tokenizer(), IDS.vocabulary, ()).guide(STRUCTURES["regex"])
+    assert "names none" in guide.error
+    failed, drawn = draw_tokens(random_logits(1, 2), [draw_of([], guide), draw_of([], None)], ())
+    assert failed.error == guide.error
+    assert drawn.token_id == random_logits(1, 2)[1].argmax()
+
+
 def test_logits_that_broke_down_are_not_blamed_on_the_structure(grammars):
     logits = random_logits(2)
     logits[0, ord("{")] = torch.nan

@@ -177,7 +177,7 @@ def engine_test(test: Callable[..., Any], **parameters: object) -> Killer:
     """A test of ``tests/actors/test_engine_sim.py`` with its fixtures, outside of pytest; one that deadlocks fails."""
 
     def kill() -> None:
-        for seed in range(4):
+        for seed in range(2):
             once(Batches(seed))
 
     def once(schedule: Schedule) -> None:

@@ -197,8 +197,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.pages:CrossSlots.join",
         fragment="    self._idle.pop(key, None)\n",
         mistake="",
-        killer=PLANNER,
-        reason=("now it holds", "self._slots[key]"),
+        killer=SLOTS,
+        reason=("books_balance", "no slot is taken from its users"),
     ),
     Mutant(
         name="the first user who leaves a cross slot makes it idle",

@@ -328,6 +328,14 @@ MUTANTS: tuple[Mutant, ...] = (
         reason=("a request never ended", "holds one item and waits for another"),
     ),
     Mutant(
+        name="who waits asks for images again and again while a running one waits",
+        function="core.planner:Planner._has_what_it_needs",
+        fragment="if self._asks.stalled():",
+        mistake="if False:",
+        killer=SHARING,
+        reason="without news there is nothing to tell",
+    ),
+    Mutant(
         name="who starts behind cached pages waits with the images that they hold",
         function="core.planner:Planner._has_what_it_needs",
         fragment="        self._asks.release_all(sequence)\n",

@@ -358,8 +358,8 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_place():
     """
     kept_place = (
         "api.trio_engine:TrioEngine._submitted",
-        "Mailbox(self._admission.release)",
-        "Mailbox(lambda: None)",
+        "Mailbox(self._admission.release, ",
+        "Mailbox(lambda: None, ",
     )
     assert_caught(ADDED, "Overloaded", kept_place)
 

@@ -228,8 +228,10 @@ class PlannerMachine(Machine):
 
     @rule()
     def plan(self) -> None:
-        ready = [s for s in self.planner._waiting if self.planner._needs_only_room(s)]
+        ready = [s for s in self.planner._waiting if self.needs_only_room(s)]
         plan = self.planner.next_step()
+        if plan is None and not self.flights:
+            self.nothing_happens_without_news()
         self.first_come_first_served(plan, ready)
         self.publish()
         if plan is None:
@@ -271,9 +273,21 @@ class PlannerMachine(Machine):
         started = {start.sequence_id for start in plan.started}
         latest = max((sequence.order for sequence in sequences if sequence.id in started), default=(0, -1))
         for sequence in ready:
-            waits = sequence.phase is Phase.WAITING and self.planner._needs_only_room(sequence)
+            waits = sequence.phase is Phase.WAITING and self.needs_only_room(sequence)
             overtaken = waits and sequence.order < latest
             assert not overtaken, f"FIFO within a priority: {sequence.request.id} was overtaken"
+
+    def nothing_happens_without_news(self) -> None:
+        """Nobody will ask again before something happens: what can be planned must be planned now, and what is told now
+        must not be told once more, since the answer would be the only thing that happens, for ever."""
+        told = len(self.planner._actions)
+        assert self.planner.next_step() is None, "what can be planned is planned at once"
+        assert len(self.planner._actions) == told, "without news there is nothing to tell"
+
+    def needs_only_room(self, sequence: Sequence) -> bool:
+        """And no image that it has not asked for, since a running one waits for another."""
+        lacks = bool(sequence.placements) and self.planner._missing(sequence)
+        return not lacks and self.planner._needs_only_room(sequence)
 
     def crashes(self, name: str, part: Slice) -> bool:
         """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's."""
@@ -464,7 +478,7 @@ class SharingMachine(PlannerMachine):
 
 
 TestPlanner = PlannerMachine.TestCase
-TestPlanner.settings = settings(stateful_step_count=50)
+TestPlanner.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples * 5 // 8)
 TestWholePrompts = WholePromptsMachine.TestCase
 TestWholePrompts.settings = settings(stateful_step_count=30, max_examples=settings.default.max_examples // 4)
 TestSharing = SharingMachine.TestCase

@@ -1,0 +1,152 @@
+"""Compiled layers: the same tokens, and nothing that outlives the executor.
+
+Here Dynamo takes the layers apart and its backend ``eager`` runs the pieces: all of the way but the generated code,
+which takes longest. With ``TRIOLET_TEST_COMPILE=1`` set, the generated code is tested too (half a minute on the CPU,
+and it needs a C++ compiler).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+import torch
+from torch._dynamo.exc import TorchDynamoException
+
+from triolet.core.config import EngineConfig
+from triolet.core.errors import InvalidRequest, UnsupportedModel
+from triolet.models import compiled
+from triolet.models.compiled import CompiledLayers
+from triolet.models.executor import TorchExecutor
+from triolet.testing.families import make_checkpoint
+
+from .texts import TextDriver, TextJob, noise
+
+LENGTHS = (1, 5, 23, 40)
+CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+ASKED = pytest.mark.skipif(not os.environ.get("TRIOLET_TEST_COMPILE"), reason="TRIOLET_TEST_COMPILE is not set")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return make_checkpoint("gemma2", tmp_path_factory.mktemp("gemma2"))
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """Without generated code."""
+    monkeypatch.setattr(compiled.torch, "compile", functools.partial(torch.compile, backend="eager"))
+
+
+@pytest.fixture
+def start(open_driver, folder):
+    def open_one(**changes):
+        driver = open_driver(folder, **changes)
+        return TextDriver(driver.executor, driver.description)
+
+    return open_one
+
+
+def work(driver):
+    jobs = [
+        TextJob(prompt=noise(length, length), joins=3 * index, chunk=(1000, 7)[index % 2], max_tokens=12)
+        for index, length in enumerate(LENGTHS)
+    ]
+    return [result.tokens for result in driver.run(*jobs)]
+
+
+def own_forwards(executor):
+    return [each for each in executor._open.main.model.module.modules() if "forward" in vars(each)]
+
+
+def check(start, graphs="off", **changes):
+    """The tokens of the layers as they are; asleep and closed every storage is dead, without the collector."""
+    expected = work(start(**changes))
+    driver = start(compile=True, graphs=graphs, **changes)
+    executor = driver.executor
+    assert work(driver) == expected
+    assert own_forwards(executor) == []
+    calls = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for keep_weights in (True, False):
+        executor.sleep(keep_weights=keep_weights)
+        assert executor.released.kept == {}
+        executor.wake()
+        assert work(driver) == expected
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == calls, "awake, it is compiled again"
+    executor.close()
+    assert executor.released.kept == {}
+    assert executor.memory().by_owner == {}
+
+
+@pytest.mark.parametrize("graphs", ["off", "eager"])
+def test_compiled_layers_give_the_same_tokens(no_collector, start, quickly, graphs):
+    """In mixed steps and in fixed shapes. `wake` has the code at once."""
+    check(start, graphs)
+
+
+@ASKED
+def test_generated_code_gives_the_same_tokens(no_collector, start):
+    """Inductor's, on the CPU."""
+    check(start)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("graphs", ["off", "auto"])
+def test_generated_code_on_cuda_gives_the_same_tokens(no_collector, start, graphs):
+    """Alone, and captured in graphs."""
+    check(start, graphs, device="cuda")
+
+
+def test_the_compiled_code_is_what_runs(start, quickly, monkeypatch):
+    """In steps; not in the trial's comparison before, which is of the layers as they are."""
+    called = []
+    crossing = CompiledLayers.crossing
+    monkeypatch.setattr(CompiledLayers, "crossing", lambda self: (called.append(self), crossing(self))[1])
+    driver = start(compile=True)
+    assert len(called) == 4, "mixed rows twice, and one row of each prompt"
+    driver.run(TextJob(prompt=noise(5, 5), max_tokens=3))
+    assert len(called) == 4 + 3
+    assert driver.executor.memory().by_owner["compiled"] == 0
+
+
+def test_what_torch_cannot_compile_is_told(folder, config, monkeypatch, books):
+    """With what to do; nothing is left."""
+
+    def broken(function, **options):
+        def fail(*args, **kwargs):
+            raise TorchDynamoException("no compiler")
+
+        return fail
+
+    monkeypatch.setattr(compiled.torch, "compile", broken)
+    executor = TorchExecutor(folder, config(compile=True))
+    with pytest.raises(
+        InvalidRequest, match=r"torch\.compile fails here: TorchDynamoException: no compiler; use compile="
+    ):
+        executor.open()
+    assert executor.memory().by_owner == {}
+    assert books.live() == {}
+
+
+def test_numbers_that_compilation_changes_are_refused(folder, config, monkeypatch):
+    """The trial compares the compiled layers too."""
+
+    def off(function, **options):
+        return lambda *args, **kwargs: function(*args, **kwargs) * 1.5
+
+    monkeypatch.setattr(compiled.torch, "compile", off)
+    executor = TorchExecutor(folder, config(compile=True))
+    with pytest.raises(UnsupportedModel, match="other numbers"):
+        executor.open()
+
+
+def test_only_decoders_are_compiled(open_driver, checkpoint):
+    """Whisper says what is allowed; so do settings that do not go together."""
+    with pytest.raises(InvalidRequest, match="compile=True of Whisper; allowed: decoder-only models"):
+        open_driver(checkpoint, compile=True)
+    with pytest.raises(InvalidRequest, match="allowed: compile=False on several devices"):
+        EngineConfig(compile=True, devices=("cpu", "cpu"))
+    with pytest.raises(InvalidRequest, match="compile=1; allowed: True or False"):
+        EngineConfig(compile=1)

@@ -1,0 +1,513 @@
+"""A model on several devices: the tokens of one, each part where it belongs, and nothing left behind.
+
+The stages are of one device where there is but one; the way of the hidden states through their buffers is the same.
+That nothing is on the wrong device is shown on the meta device, which refuses to compute with what is on another.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import shutil
+import weakref
+
+import pytest
+import torch
+from attrs import evolve
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from triolet.core.config import EngineConfig
+from triolet.core.errors import CheckpointError, DeviceOutOfMemory, InvalidRequest, UnsupportedModel
+from triolet.core.plan import DeviceMemory
+from triolet.models import blueprint as blueprint_module
+from triolet.models import pipeline as module
+from triolet.models.causal import CausalNetwork
+from triolet.models.executor import TorchExecutor
+from triolet.models.network import Feed
+from triolet.models.paged import PagedLayout
+from triolet.models.pipeline import Buffers, Pipeline, Places, StagedKV, cut
+from triolet.models.resources import ResourceStack
+from triolet.models.trial import _feed, _Nothing, _record
+from triolet.testing.families import make_checkpoint
+
+from .test_causal import first_step, payload_jobs
+from .texts import TextDriver, TextJob, generate, noise
+
+TWO = ("cpu", "cpu:0")
+LENGTHS = (1, 5, 23, 40, 70)
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def cuda(count):
+    return [
+        pytest.mark.cuda,
+        pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"no {count} CUDA devices"),
+    ]
+
+
+PLACES = pytest.mark.parametrize(
+    "devices",
+    [
+        TWO,
+        pytest.param(("cuda:0", "cuda:0"), marks=cuda(1)),
+        pytest.param(("cuda:0", "cuda:1"), marks=cuda(2)),
+    ],
+    ids=str,
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """``folder(family)``: a tiny checkpoint of it, which nobody changes."""
+
+    @functools.cache
+    def make(family):
+        return make_checkpoint(family, tmp_path_factory.mktemp(family))
+
+    return make
+
+
+@pytest.fixture
+def start(open_driver, folder):
+    """``start(family, devices, **config_changes)``; no devices: one."""
+
+    def open_one(family, devices=TWO, **changes):
+        alone = {} if devices else {"device": "cpu"}
+        driver = open_driver(folder(family), **{"device": "auto", **alone, "devices": devices, **changes})
+        return TextDriver(driver.executor, driver.description)
+
+    return open_one
+
+
+def jobs_of(driver):
+    pooling = driver.description.default_pooling
+    return [
+        TextJob(
+            prompt=noise(length, length),
+            joins=3 * index,
+            chunk=(1000, 7, 18)[index % 3],
+            max_tokens=10,
+            pooling=pooling,
+            preempted_at=0 if pooling else 4 * (index % 2),
+        )
+        for index, length in enumerate(LENGTHS)
+    ]
+
+
+def work(driver):
+    return [(one.tokens, one.vector) for one in driver.run(*jobs_of(driver)[1:4])]
+
+
+def traces_of(executor):
+    """What a call has left in the modules."""
+    modules = list(executor._open.main.model.module.modules())
+    return [each for each in modules if "forward" in vars(each) or each._forward_pre_hooks]
+
+
+# -- the same tokens ---------------------------------------------------------------------------------------------------
+
+
+@PLACES
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3", "llama_classifier"])
+def test_two_stages_give_what_one_device_gives(start, family, devices):
+    """Prefill and decode together, chunks, joins, preemption; vectors too."""
+    driver = start(family, devices)
+    assert len(driver.executor._open.main.paged.parts) == 2
+    single = start(family, (), device=str(torch.device(devices[0])))
+    for found, expected in zip(driver.run(*jobs_of(driver)), single.run(*jobs_of(single)), strict=True):
+        assert found.tokens == expected.tokens
+        if expected.vector is not None:
+            assert found.vector == pytest.approx(expected.vector, abs=1e-5)
+
+
+@PLACES
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "idefics3", "qwen2_audio"])
+def test_images_and_audio_are_read_on_the_first_device(open_driver, opened, name, devices):
+    """The tokens are transformers' own."""
+    checkpoint = opened(name)
+    base = open_driver(checkpoint.folder, device="auto", devices=devices)
+    driver = TextDriver(base.executor, base.description)
+    prompt, items = f"See {checkpoint.placeholder} here", checkpoint.items(1)
+    prepared = base.description.preparer.prepare(prompt, **{"audio" if "audio" in name else "images": items})
+    driver.executor.encode(payload_jobs(prepared.items))
+    placements = tuple(item.placement for item in prepared.items)
+    job = TextJob(prompt=prepared.token_ids, placements=placements, chunk=9, max_tokens=8)
+    inputs = checkpoint.process(prompt, items)
+    inputs.pop("input_ids")
+    expected = generate(checkpoint.module, prepared.token_ids, 8, **{"attention_mask": None, **inputs})
+    assert driver.run(job)[0].tokens == expected
+    outputs = driver.executor._open.outputs.tensors()
+    assert {output.device for output in outputs} == {torch.device(devices[0])} or devices == TWO
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "borders"), [(2, 2, [0, 1, 2]), (5, 2, [0, 2, 5]), (7, 3, [0, 2, 4, 7]), (3, 3, [0, 1, 2, 3])]
+)
+def test_layers_are_shared_out_evenly(layers, count, borders):
+    """The later stages have the odd ones: the first has the embedding."""
+    stages = cut(layers, [CPU] * count)
+    assert [stage.first for stage in stages] == borders[:-1]
+    assert [stage.stop for stage in stages] == borders[1:]
+
+
+def test_three_stages_of_five_layers(open_driver, folder, tmp_path):
+    """Each hands on to the next."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=300,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=5,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            tie_word_embeddings=True,
+        )
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(tmp_path)
+    for path in folder("llama").glob("tokenizer*"):
+        shutil.copy(path, tmp_path)
+    base = open_driver(tmp_path, device="auto", devices=("cpu",) * 3)
+    assert [len(part._pool) for part in base.executor._open.main.paged.parts] == [1, 2, 2]
+    driver = TextDriver(base.executor, base.description)
+    model.generation_config.eos_token_id = list(base.description.eos_token_ids)
+    model.generation_config.pad_token_id = 0
+    jobs = [TextJob(prompt=noise(length, length), chunk=7, max_tokens=8) for length in (1, 9, 30)]
+    assert [result.tokens for result in driver.run(*jobs)] == [generate(model, job.prompt, 8) for job in jobs]
+
+
+# -- where things are --------------------------------------------------------------------------------------------------
+
+
+def on_meta(executor):
+    """The same network with its last stage on the meta device."""
+    network = executor._open.main.network
+    stages = cut(len(network.paged.parts), [CPU, META])
+    places = Places.find(network.model.module, network.language, stages)
+    model = network.model.placed(places.device)
+    pages = network.paged.parts[0]
+    paged = StagedKV.allocate(
+        stages, pages=20, page_size=4, heads=pages.heads, width=pages._pool.shape[-1] // 2, dtype=pages.dtype
+    )
+    buffers = Buffers.allocate(
+        stages, rows=64, hidden=network.pipeline.buffers.tensors()[0].shape[1], dtype=pages.dtype
+    )
+    pipeline = Pipeline.of(model, places, buffers)
+    return CausalNetwork(
+        model=model,
+        paged=paged,
+        positions=network.positions,
+        device=CPU,
+        generates=network.generates,
+        family=network.family,
+        pipeline=pipeline,
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2_vl", "idefics3", "qwen2_audio"])
+def test_what_a_stage_computes_with_is_on_its_device(start, family, monkeypatch):
+    """Long slices, short ones and single rows. What two stages need is moved once in a step."""
+    driver = start(family)
+    with torch.inference_mode():
+        network = on_meta(driver.executor)
+        network.attach()
+        names = {
+            name: {p.device.type for p in each.parameters()} for name, each in network.model.module.named_modules()
+        }
+        moves = []
+        on = module._on
+
+        def count(device, value, moved):
+            known = len(moved)
+            result = on(device, value, moved)
+            moves.append(len(moved) - known)
+            return result
+
+        monkeypatch.setattr(module, "_on", count)
+        records = [_record(number, list(noise(length, length))) for number, length in enumerate((9, 40, 1))]
+        for record in records:
+            network.start(record)
+        feeds = [_feed(record, 0, len(record.tokens)) for record in records]
+        feeds = [
+            Feed(part=evolve(feed.part, block_table=tuple(range(6 * index, 6 * index + 12))), record=feed.record)
+            for index, feed in enumerate(feeds)
+        ]
+        feeds = [evolve(feed, part=evolve(feed.part, block_table=tuple(range(12)))) for feed in feeds]
+        logits = network.rows(feeds, [(0, 8), (2, 0)], _Nothing())
+        assert logits.device == META
+        assert logits.shape == (2, driver.description.vocabulary_size)
+        assert 0 < sum(moves) <= 8
+        later = [_feed(records[1], 20, 20), _feed(records[0], 8, 1)]
+        later = [evolve(feed, part=evolve(feed.part, block_table=tuple(range(12)))) for feed in later]
+        assert network.rows(later, [(0, 19)], _Nothing()).device == META
+    places = driver.executor._blueprint._places(driver.executor._open.main.model)
+    assert names[f"{places.layers}.0"] == {"cpu"}
+    assert names[f"{places.layers}.1"] == {"meta"}
+    assert all(names[name] == {"meta"} for name in places.last)
+    assert all(names[name] == {"cpu"} for name in places.before)
+    assert {name.split(".")[-1] for name in places.last} >= {"norm", "lm_head"}
+    assert any(name.endswith("embed_tokens") for name in places.before)
+
+
+def test_a_head_that_is_the_embedding_is_on_both_devices(start):
+    """And is one tensor where both are on one."""
+    executor = start("gemma2").executor
+    shared = executor._open.main.model.module
+    assert shared.lm_head.weight is shared.get_input_embeddings().weight
+    with torch.inference_mode():
+        apart = on_meta(executor).model.module
+    assert apart.lm_head.weight.is_meta
+    assert not apart.get_input_embeddings().weight.is_meta
+
+
+def test_nothing_moves_for_a_layout_that_is_there(start):
+    """On one device the stages share what the layout has made."""
+    pipeline = start("llama").executor._open.main.network.pipeline
+    paged = start("llama").executor._open.main.paged
+    with torch.inference_mode():
+        layout = PagedLayout.of(first_step((3, 5)).slices, 4, CPU)
+        step = pipeline.step(paged, layout)
+    assert all(each.layout.positions is layout.positions for each in step.steps)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def buffers_of(executor):
+    """Weak references to the buffers."""
+    return [weakref.ref(tensor) for tensor in executor._open.main.network.pipeline.buffers.tensors()]
+
+
+@pytest.mark.parametrize("family", ["gemma2", "qwen2_vl"])
+def test_s3_close_leaves_no_buffer_between_the_stages(books, start, family):
+    """S3, "intermediate buffers still kept": counted under their name, and dead with `close`, without the collector."""
+    driver = start(family)
+    executor = driver.executor
+    counted = books.check(executor)
+    assert counted["pipeline_buffers"] == 2048 * 48 * 4
+    work(driver)
+    assert books.check(executor) == counted
+    executor.reset()
+    assert books.check(executor) == counted
+    buffers = buffers_of(executor)
+    assert [buffer() is not None for buffer in buffers] == [True]
+    executor.close()
+    assert [buffer() for buffer in buffers] == [None]
+    assert executor.released.before == counted
+    assert executor.released.kept == {}
+    assert books.live() == {}
+
+
+@pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
+def test_s3_sleep_leaves_no_buffer_between_the_stages(books, start, keep_weights):
+    """The parked modules know nothing of the pipeline; awake it is as it was."""
+    driver = start("gemma2")
+    executor = driver.executor
+    counted, first = books.check(executor), work(driver)
+    for _ in range(2):
+        buffers = buffers_of(executor)
+        executor.sleep(keep_weights=keep_weights)
+        parked = {"parked_weights": counted["weights"]} if keep_weights else {}
+        assert [buffer() for buffer in buffers] == [None]
+        assert executor.memory() == DeviceMemory(device="cpu", by_owner=parked)
+        assert books.check(executor) == parked
+        executor.wake()
+        assert books.check(executor) == counted
+        assert work(driver) == first
+    executor.sleep(keep_weights=keep_weights)
+    executor.close()
+    assert books.live() == {}
+
+
+def test_s3_a_step_that_fails_leaves_nothing_in_the_modules(books, start, watch):
+    """At whichever of its storages: nothing in a module, no tensor, though the error is kept; then close leaves no
+    buffer."""
+    driver = start("gemma2")
+    executor, plan, kept = driver.executor, first_step((1, 30)), []
+    with watch() as watched:
+        executor.step(plan)
+    assert watched.alive == 0
+    for number in range(1, len(watched.made), 7):
+        executor.reset()
+        with watch(fail_at=number) as failed, pytest.raises(DeviceOutOfMemory) as error:
+            executor.step(plan)
+        kept.append(error.value)
+        assert failed.alive == 0, f"storage {number}: {error.value}"
+        assert traces_of(executor) == []
+    books.check(executor)
+    executor.reset()
+    assert work(driver)
+    buffers = buffers_of(executor)
+    executor.close()
+    assert [buffer() for buffer in buffers] == [None]
+    assert books.live() == {}
+
+
+STAGES = [
+    (module.StagedKV, "allocate"),
+    (module.Buffers, "allocate"),
+    (module.Pipeline, "of"),
+    (module.Places, "find"),
+    (CausalNetwork, "attach"),
+    (module.Pipeline, "crossing"),
+    (module.Buffers, "take"),
+    (blueprint_module, "try_out"),
+    (blueprint_module.TextBlueprint, "describe"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), STAGES, ids=[f"{owner.__name__}.{name}" for owner, name in STAGES])
+def test_s7_an_open_that_fails_at_a_stage_leaves_nothing(books, folder, config, monkeypatch, owner, name):
+    """Before the buffers are there, with them, and in the trial; the error is kept."""
+    executor = TorchExecutor(folder("llama"), config(device="auto", devices=TWO))
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(RuntimeError, match="planted") as kept:
+            executor.open()
+        assert books.live() == {}, f"{kept.value} keeps tensors"
+        assert executor.memory().by_owner == {}
+    executor.open()
+    assert books.check(executor)["pipeline_buffers"] > 0
+    executor.close()
+    assert books.live() == {}
+
+
+def test_s7_an_open_without_memory_leaves_nothing(books, folder, config, watch):
+    """Where weights, pages or buffers do not fit, or the trial does not; the error is kept."""
+    executor = TorchExecutor(folder("llama"), config(device="auto", devices=TWO))
+    with watch() as watched:
+        executor.open()
+    executor.close()
+    count = len(watched.made)
+    assert count > 100
+    for number in range(9, count, count // 9):
+        with watch(fail_at=number) as failed, pytest.raises((DeviceOutOfMemory, CheckpointError)) as kept:
+            executor.open()
+        assert failed.alive == 0, f"storage {number}: {kept.value}"
+        assert executor.memory().by_owner == {}
+    assert books.live() == {}
+
+
+def test_a_buffer_that_outlives_its_release_is_told(start, no_collector):
+    """By its owner's name: a check that could not fail would prove nothing."""
+    executor = start("llama").executor
+    with torch.inference_mode():
+        keeper = executor._open.main.network.pipeline.buffers.take(0, torch.zeros(1, 3, 48))
+    executor.close()
+    assert executor.released.kept == {"pipeline_buffers": 2048 * 48 * 4}
+    del keeper
+    assert executor.memory().by_owner == {}
+    assert not gc.isenabled()
+
+
+def test_buffers_that_are_forgotten_are_found_by_open(start, monkeypatch):
+    """As every owner's."""
+    own = ResourceStack.own
+    monkeypatch.setattr(
+        ResourceStack,
+        "own",
+        lambda self, owner, holder: holder if owner == "pipeline_buffers" else own(self, owner, holder),
+    )
+    with pytest.raises(AssertionError, match="have no owner"):
+        start("llama")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="no CUDA device")
+@PLACES
+def test_every_device_gets_every_byte_back(start, devices, no_collector):
+    """By the allocators' own count, asleep and closed."""
+    if devices == TWO:
+        pytest.skip("the allocator's count is CUDA's")
+
+    def allocated():
+        torch._C._cuda_clearCublasWorkspaces()
+        return [torch.cuda.memory_allocated(name) for name in devices]
+
+    start("llama", devices).executor.close()
+    before = allocated()
+    driver = start("llama", devices)
+    first = [tokens for tokens, _ in work(driver)]
+    for keep_weights in (True, False):
+        driver.executor.sleep(keep_weights=keep_weights)
+        assert allocated() == before
+        driver.executor.wake()
+        assert [tokens for tokens, _ in work(driver)] == first
+    driver.executor.close()
+    assert allocated() == before
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"devices": ("cpu",)}, "tuple of two or more devices"),
+        ({"devices": ["cpu", "cpu"]}, "tuple of two or more devices"),
+        ({"devices": ("cpu", 1)}, "tuple of two or more devices"),
+        ({"devices": TWO, "device": "cpu"}, "allowed: one of the two"),
+        ({"devices": TWO, "graphs": "eager"}, "allowed: 'auto' or 'off' on several devices"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_go_together_are_refused(settings, told):
+    """With what is allowed."""
+    with pytest.raises(InvalidRequest, match=told):
+        EngineConfig(**settings)
+
+
+@pytest.mark.parametrize("family", ["whisper", "bert"])
+def test_only_decoders_have_stages(books, open_driver, checkpoint, folder, family):
+    """Whisper and encoders say what is allowed."""
+    path = checkpoint if family == "whisper" else folder(family)
+    with pytest.raises(InvalidRequest, match=r"allowed: decoder-only models. Use device='cpu'"):
+        open_driver(path, device="auto", devices=TWO)
+    assert books.live() == {}
+
+
+def test_more_stages_than_layers_are_refused(start):
+    """With how many there may be."""
+    with pytest.raises(InvalidRequest, match="allowed: at most 2, since the model has 2 layers"):
+        start("llama", ("cpu",) * 3)
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_refused(start, name):
+    """As for one device."""
+    with pytest.raises(InvalidRequest, match=f"device='{name}'"):
+        start("llama", ("cpu", name))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_devices_of_two_kinds_are_refused(start):
+    """They would not share a dtype's numbers."""
+    with pytest.raises(InvalidRequest, match="devices of one kind"):
+        start("llama", ("cpu", "cuda"))
+
+
+def test_a_model_without_a_list_of_layers_is_refused(start):
+    """Where nobody can say what lies between the embedding and the head."""
+    language = start("llama").executor._open.main.network.language
+    with pytest.raises(UnsupportedModel, match="has 0 lists of 3 numbered layers; allowed"):
+        Places.find(language, language, cut(3, [CPU, CPU]))
+
+
+def test_layers_that_hand_on_something_else_are_refused(start):
+    """Several streams, or another dtype."""
+    buffers = start("llama").executor._open.main.network.pipeline.buffers
+    for strange in (torch.zeros(2, 3, 48), torch.zeros(3, 48), torch.zeros(1, 3, 40), torch.zeros(1, 3, 48).half()):
+        with pytest.raises(UnsupportedModel, match=r"hidden states \[1, rows, 48\] of torch.float32"):
+            buffers.take(0, strange)
+    with pytest.raises(AssertionError, match="a step of 3000 rows, where buffers have 2048"):
+        buffers.take(0, torch.zeros(1, 3000, 48))

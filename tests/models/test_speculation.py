@@ -1,0 +1,76 @@
+"""Guessers at the executor: what goes wrong with a guess is nobody's failure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from triolet.core.config import Speculation
+from triolet.core.plan import SequenceStart, Slice, StepPlan
+from triolet.core.request import LogitRules, SamplingParams
+from triolet.testing.families import make_checkpoint
+
+UNREADABLE = 97
+"""A token that the trial at open does not read."""
+
+
+@pytest.fixture
+def broken_draft(tmp_path):
+    """The checkpoint in ``tmp_path / "model"``, but it gives NaN for whatever follows one token."""
+    folder, target = make_checkpoint("llama", tmp_path / "model"), tmp_path / "draft"
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        module.get_input_embeddings().weight[UNREADABLE] = torch.nan
+    module.save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    return str(target)
+
+
+def first_step(prompts, *, speculate):
+    """A step that reads ``prompts`` whole."""
+    starts, slices = [], []
+    for number, prompt in enumerate(prompts):
+        start = SequenceStart(
+            sequence_id=number,
+            token_ids=prompt,
+            prompt_length=len(prompt),
+            sampling=SamplingParams(),
+            rules=LogitRules(),
+            probe=None,
+        )
+        part = Slice(
+            sequence_id=number,
+            start=0,
+            length=len(prompt),
+            block_table=(2 * number, 2 * number + 1),
+            cross_slot=None,
+            draw=True,
+            speculate=speculate,
+        )
+        starts.append(start)
+        slices.append(part)
+    return StepPlan(step_id=0, epoch=0, started=tuple(starts), ended=(), cross_writes=(), slices=tuple(slices))
+
+
+def test_a_draft_whose_numbers_break_down_guesses_nothing_and_fails_no_step(open_driver, tmp_path, broken_draft):
+    """One of two prompts has the token that it cannot read; the other's guesses are right, since it is the model."""
+    executor = open_driver(tmp_path / "model", speculation=Speculation(tokens=3, draft=broken_draft)).executor
+    prompts = ((5, UNREADABLE, 6), (5, 7, 6))
+    broken, whole = executor.step(first_step(prompts, speculate=3)).drawn
+    assert broken.token_id is not None
+    assert not broken.accepted
+    assert len(whole.accepted) == 3
+
+
+def test_a_step_for_which_nothing_was_guessed_is_recorded_as_any(open_driver, tmp_path):
+    """Where guesses are allowed but none is found, a graph does the same work."""
+    folder = make_checkpoint("llama", tmp_path)
+    executor = open_driver(folder, speculation=Speculation(tokens=3), graphs="eager").executor
+    graphs = executor._open.main.network.graphs
+    replayed = graphs.statistics.replayed
+    (drawn,) = executor.step(first_step([(5, 6, 7)], speculate=3)).drawn
+    assert (graphs.statistics.replayed, drawn.accepted) == (replayed, ())
+    decode = Slice(sequence_id=0, start=3, length=1, block_table=(0, 1), cross_slot=None, draw=True, speculate=3)
+    executor.step(StepPlan(step_id=1, epoch=0, started=(), ended=(), cross_writes=(), slices=(decode,)))
+    assert graphs.statistics.replayed == replayed + 1
