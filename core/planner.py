@@ -351,7 +351,7 @@ class Planner:
             return self._needs_only_room(sequence)
         if not sequence.placements or not self._missing(sequence):
             return True
-        if self._asks.stalled():
+        if self._stalled():
             return False  # it asks when no running one waits: else it would give up its ask and repeat it for ever
         if sequence.asks:
             sequence.shuns_cache = True

@@ -330,7 +330,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="who waits asks for images again and again while a running one waits",
         function="core.planner:Planner._has_what_it_needs",
-        fragment="if self._asks.stalled():",
+        fragment="if self._stalled():",
         mistake="if False:",
         killer=SHARING,
         reason="without news there is nothing to tell",
