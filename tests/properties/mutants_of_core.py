@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment=" or sequence.in_flight",
         mistake="",
         killer=simulation("abort storm", "shutdown while busy", "preemption"),
-        reason=("got the tokens", "list index out of range"),  # of pages that it has no more
+        reason=("got the tokens", "zip() argument 2 is longer"),  # than the pages that it has no more
     ),
     Mutant(
         name="a skipped step's news of ended sequences is lost",
