@@ -13,8 +13,8 @@ from ..core.config import Speculation
 from ..core.model import Kind
 from ..core.request import Pooling
 from .adapters import ADAPTER_INVARIANTS, check_model_adapter
+from .clients import SCENARIOS, Client, Scenario
 from .families import FAMILIES, make_checkpoint
-from .scenarios import SCENARIOS, Client, Scenario
 from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimModel, SimPreparer, SimWorker, expected_tokens, expected_vector, sim_engine
 from .simulation import Fault, FaultKind, Outcome, simulate

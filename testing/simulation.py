@@ -42,7 +42,7 @@ from ..core.model import Kind
 from ..core.request import LogitRules, Request, SamplingParams
 from ..core.sequence import PlannerStatistics
 from ..core.trace import TEARDOWN, TraceChecker
-from .scenarios import FOREVER, SCENARIOS, Client, Scenario, audio, prepared, true_tokens, true_vector
+from .clients import FOREVER, SCENARIOS, Client, Scenario, audio, prepared, true_tokens, true_vector
 from .schedule import Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimWorker, sim_engine
 from .trio_hooks import throw_into

@@ -18,8 +18,8 @@ import hypothesis.strategies as st
 from ..core.config import Speculation
 from ..core.model import Kind
 from ..core.request import Pooling
+from .clients import FOREVER, Client, Scenario
 from .conformance import workloads
-from .scenarios import FOREVER, Client, Scenario
 from .schedule import Listed, Pct, Schedule, Uniform
 from .sim import IMAGE, MOST_IMAGE, START, SimModel
 

@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from attrs import define, field, frozen
 
-from .scenarios import SCENARIOS, Scenario
+from .clients import SCENARIOS, Scenario
 from .schedule import Batches, Pct, Schedule, Uniform
 from .simulation import OCCASIONS, Fault, FaultKind, Outcome, again, simulate
 

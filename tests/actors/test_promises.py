@@ -28,7 +28,7 @@ from triolet.core import events
 from triolet.core.planner import Planner
 from triolet.core.request import Request
 from triolet.core.trace import TraceChecker
-from triolet.testing.scenarios import SCENARIOS
+from triolet.testing.clients import SCENARIOS
 from triolet.testing.schedule import Batches, Pct, Schedule, Uniform, run_scheduled
 from triolet.testing.sim import SimExecutor, sim_engine
 from triolet.testing.simulation import Outcome, simulate

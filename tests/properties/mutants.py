@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from triolet import EngineConfig
-from triolet.testing.scenarios import SCENARIOS, Scenario
+from triolet.testing.clients import SCENARIOS, Scenario
 from triolet.testing.schedule import Batches, Schedule, run_scheduled
 from triolet.testing.sim import SimExecutor
 from triolet.testing.simulation import FaultKind, simulate

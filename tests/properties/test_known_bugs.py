@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
-from triolet.testing.scenarios import SCENARIOS, Client, Scenario
+from triolet.testing.clients import SCENARIOS, Client, Scenario
 from triolet.testing.simulation import simulate
 
 from ..actors import test_recovery as recovery_tests

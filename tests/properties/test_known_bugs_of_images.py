@@ -12,7 +12,7 @@ import weakref
 from triolet.core.planner import Planner
 from triolet.core.request import EncoderItem, Request
 from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
-from triolet.testing.scenarios import SCENARIOS, Client, Scenario
+from triolet.testing.clients import SCENARIOS, Client, Scenario
 from triolet.testing.sim import IMAGE, START
 from triolet.testing.simulation import simulate
 

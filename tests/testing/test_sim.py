@@ -7,7 +7,7 @@ import pytest
 
 from triolet import EngineConfig, InvalidRequest, SamplingParams
 from triolet.core.model import Kind
-from triolet.testing.scenarios import Client, true_tokens
+from triolet.testing.clients import Client, true_tokens
 from triolet.testing.sim import IMAGE, START, SimExecutor, SimModel, SimPreparer, sim_engine
 
 DECODER = SimModel(kind=Kind.DECODER)

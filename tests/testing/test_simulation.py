@@ -16,7 +16,7 @@ from triolet.actors.supervisor import Supervisor
 from triolet.core.ledger import Decisions, EncoderLedger
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.planner import Planner
-from triolet.testing.scenarios import SCENARIOS, Client, Scenario
+from triolet.testing.clients import SCENARIOS, Client, Scenario
 from triolet.testing.schedule import Batches, Deadlock, Pct, Uniform
 from triolet.testing.sim import SimExecutor
 from triolet.testing.simulation import OCCASIONS, Fault, FaultKind, simulate

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from hypothesis import find, given, settings
 
-from triolet.testing import conformance
+import triolet.testing
+from triolet.testing import conformance, strategies
 from triolet.testing import schedule as schedule_module
+from triolet.testing.clients import Client
 from triolet.testing.conformance import Ask, Workload
-from triolet.testing.scenarios import Client
 from triolet.testing.schedule import Listed
 from triolet.testing.sim import START
 from triolet.testing.simulation import simulate
@@ -52,3 +53,9 @@ def test_hypothesis_is_needed_by_two_files_only():
     folder = Path(conformance.__file__).parent
     needing = {path.name for path in folder.glob("*.py") if "import hypothesis" in path.read_text(encoding="utf-8")}
     assert needing == {"conformance.py", "strategies.py"}
+
+
+def test_every_strategy_is_what_the_page_says_it_is():
+    """``from triolet.testing import scenarios`` once gave a module of that name."""
+    for name in (*strategies.__all__, "check_encoder_cache"):
+        assert callable(getattr(triolet.testing, name)), name
