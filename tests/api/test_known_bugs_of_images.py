@@ -23,6 +23,7 @@ IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 ASKS = ((0,), (1, 0), (0, 1, 0), (1,), (2, 0), (0, 2))  # numbers of images: some come twice, some in several requests
 LEAVES = 0  # first of all a request like this one leaves while its prompt is being fed
 STILL = 100  # looks at an engine that does not change, until it is called stuck
+TRIES = 12
 Tokens = dict[int, tuple[int, ...]]
 
 FAULTS = {
@@ -174,8 +175,11 @@ def test_without_a_fault_the_tokens_are_those_of_an_engine_with_room_for_everyth
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_noticed(name: str, folder: Path, expected: Tokens) -> None:
+    """Within a few tries: some need two things to meet, and here are real threads. The simulation of the same faults
+    needs one."""
     fault, reason = FAULTS[name]
     with planted(*fault):
-        said = verdict(partial(kill, folder, expected))
+        tries = (verdict(partial(kill, folder, expected)) for _ in range(TRIES))
+        said = next(filter(None, tries), None)
     assert said is not None, "nobody notices the fault"
     assert reason in said, f"noticed, but not because of {reason!r}: {said[-2000:]}"
