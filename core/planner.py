@@ -28,8 +28,8 @@ from itertools import chain
 from attrs import define, evolve, field
 
 from .asks import Asks
-from .errors import PoisonRequest, RunnerCrashed
-from .evidence import Evidence
+from .blame import Blame
+from .errors import RunnerCrashed
 from .ledger import Hold
 from .pages import CrossSlots, PageAllocator
 from .plan import CrossWrite, Drawn, SequenceStart, Slice, StepPlan, StepResult
@@ -86,10 +86,11 @@ class Planner:
     _preemptions: int = field(default=0, init=False)
     _failed_steps: int = field(default=0, init=False)
     _step_size: StepSize = field(init=False)
-    _evidence: Evidence = field(factory=Evidence, init=False)
+    _blame: Blame = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._step_size = StepSize(self.limits.max_step_tokens)
+        self._blame = Blame(self.limits.crashes_alone)
         self._asks = Asks(self.limits.encoder_cache_bytes, self._actions)
         self._pages = PageAllocator(self.limits.pages)
         self._slots = CrossSlots(self.limits.cross_slots)
@@ -169,7 +170,7 @@ class Planner:
         """The oldest step in flight has been run."""
         flight = self._answered(result.step_id)
         assert len(result.drawn) == len(flight.sequences), "a step result must answer every slice"
-        self._evidence.step_done()
+        self._blame.step_done()
         self._step_size.step_done()
         for sequence in flight.writes:
             self._cross_written += 1
@@ -183,7 +184,7 @@ class Planner:
         sequence.fed = part.start + part.length + len(drawn.accepted)
         sequence.dispatched += len(drawn.accepted)
         if part.draw:  # a chunk that goes well says nothing of the chunks to come
-            self._clear(sequence)
+            self._blame.clear(sequence)
         if not sequence.ended and (part.draw or drawn.probe is not None):
             self._commit(sequence, drawn, part.draw)
         self._list_pages(sequence)
@@ -201,7 +202,7 @@ class Planner:
         if too_large:
             self._step_size.too_large(flight.plan.tokens)
         if not (skipped or too_large):
-            self._evidence.step_failed(sequence.request.id for sequence in flight.sequences)
+            self._blame.step_failed(flight.sequences)
         if not skipped:
             self._failed_steps += 1
             self._epoch += 1
@@ -302,22 +303,9 @@ class Planner:
         return chain(sorted(running, key=lambda s: s.order), self._startable())
 
     def _suspects(self) -> Iterator[list[Sequence]]:
-        """Half of the candidates that were part of the most failed steps since they last ran well.
-
-        They run in a step of their own, so that the one that crashes it is found by bisection: the half that fails
-        again is then the most suspicious. Requests beyond suspicion run in the steps that have no suspects to run.
-
-        Where those wait for room, the other half may run, and then those that are less suspicious: they may be the ones
-        that have it.
-        """
-        if not any(s.suspicion for s in self._sequences.values()):
-            return
-        candidates = list(self._candidates())
-        for level in sorted({sequence.suspicion for sequence in candidates if sequence.suspicion}, reverse=True):
-            group = [sequence for sequence in candidates if sequence.suspicion == level]
-            half = max(1, len(group) // 2)
-            yield group[:half]
-            yield group[half:]
+        """Groups of suspects, of which the first that has something to run does so in a step of its own."""
+        if any(sequence.suspicion for sequence in self._sequences.values()):
+            yield from self._blame.halves(list(self._candidates()))
 
     def _startable(self) -> Iterator[Sequence]:
         """Waiting sequences that need nothing but room, in order; none while no place is free. They are looked for one
@@ -598,33 +586,17 @@ class Planner:
             self._end(sequence, Finish(request.id, FinishReason.LENGTH))
 
     def _suspect(self, sequence: Sequence, *, alone: bool, error: Exception) -> None:
-        sequence.suspicion += 1
-        sequence.crashes_alone += alone
         steps = 1 if self.limits.whole_prompts else math.ceil(len(sequence.tokens) / self._step_size.tokens)
-        enough = self._evidence.crashes_to_blame(sequence.request.id, self.limits.crashes_alone, steps=steps)
-        if sequence.ended or sequence.crashes_alone < enough:
-            return
-        poison = PoisonRequest(
-            f"request {sequence.request.id} crashed its step {sequence.crashes_alone} times, alone in it; the other "
-            f"requests go on. The last error was {type(error).__name__}: {error}"
-        )
-        poison.__cause__ = error
-        self._evidence.blamed(sequence.request.id)
-        self._end(sequence, Fail(sequence.request.id, poison))
-
-    def _clear(self, sequence: Sequence) -> None:
-        """It drew a token: whatever crashed the steps it was in, it was not the request."""
-        if sequence.suspicion:
-            self._evidence.cleared(sequence.request.id)
-            sequence.suspicion = sequence.crashes_alone = 0
+        poison = self._blame.accuse(sequence, error, alone=alone, steps=steps)
+        if poison is not None:
+            self._end(sequence, Fail(sequence.request.id, poison))
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
     def _end(self, sequence: Sequence, end: Finish | Fail | Abort) -> None:
         assert not sequence.ended, f"request {sequence.request.id} would end twice"
         sequence.ended = True
-        if sequence.suspicion:
-            self._evidence.cleared(sequence.request.id)
+        self._blame.gone(sequence)
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         sequence.phase = Phase.LEAVING

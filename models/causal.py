@@ -238,7 +238,7 @@ def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
         part, start, notes = feed.part, feed.part.start, feed.record.notes
         placed = any(one.touches(start, start + 1) for one in feed.record.start.placements)
         bent = notes.positions is not None and start < notes.positions.shape[1]  # among items, three numbers differ
-        if part.length != 1 or part.speculate or placed or bent:
+        if part.length != 1 or placed or bent:  # guesses that were found lengthen the slice
             return None
         token, position = feed.record.tokens[start], start + notes.delta
         rows.append(FixedRow(token=token, start=start, position=position, block_table=part.block_table))

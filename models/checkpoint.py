@@ -100,6 +100,11 @@ def is_whisper(folder: Path) -> bool:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file():  # beside a model it would be left out, and nobody told
+        raise UnsupportedModel(
+            f"{folder} holds an adapter (adapter_config.json), which is not applied; allowed: whole models. Merge it "
+            "into its model (merge_and_unload of peft) and save that"
+        )
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no config.json, so it is no checkpoint; give a folder as save_pretrained writes it"

@@ -58,7 +58,7 @@ def make_cases(model: ModelDescription) -> list[Case]:
     tokens = model.whisper
     clips = [load_audio(sample.path) for sample in triolet.demo.samples()[:4]]
     noisy = 0.1 if model.vocabulary_size < 10_000 else 0.5  # the demo model says nothing to noise
-    sounds = [speech(rng, clips, noisy) for _ in range(14)]  # fewer than requests: some share their audio
+    sounds = [speech(rng, clips, noisy) for _ in range(7)]  # fewer than requests: they share their audio
     cases = []
     for index in range(REQUESTS):
         language = choose.choice([tokens.language_ids[code] for code in ("en", "de", "es")])

@@ -372,6 +372,7 @@ def empty_index(folder):
     ("breakage", "told"),
     [
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter.*not applied"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
         (lambda folder: (folder / "config.json").write_text("[]"), "holds a list"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json or a file beside it"),

@@ -27,12 +27,11 @@ def broken_draft(tmp_path):
     return str(target)
 
 
-def test_a_draft_whose_numbers_break_down_guesses_nothing_and_fails_no_step(open_driver, tmp_path, broken_draft):
-    """One of two prompts has the token that it cannot read; the other's guesses are right, since it is the model."""
-    executor = open_driver(tmp_path / "model", speculation=Speculation(tokens=3, draft=broken_draft)).executor
-    prompts = ((5, UNREADABLE, 6), (5, 7, 6))
-    starts = tuple(
-        SequenceStart(
+def first_step(prompts, *, speculate):
+    """A step that reads ``prompts`` whole."""
+    starts, slices = [], []
+    for number, prompt in enumerate(prompts):
+        start = SequenceStart(
             sequence_id=number,
             token_ids=prompt,
             prompt_length=len(prompt),
@@ -40,22 +39,38 @@ def test_a_draft_whose_numbers_break_down_guesses_nothing_and_fails_no_step(open
             rules=LogitRules(),
             probe=None,
         )
-        for number, prompt in enumerate(prompts)
-    )
-    slices = tuple(
-        Slice(
+        part = Slice(
             sequence_id=number,
             start=0,
-            length=3,
+            length=len(prompt),
             block_table=(2 * number, 2 * number + 1),
             cross_slot=None,
             draw=True,
-            speculate=3,
+            speculate=speculate,
         )
-        for number in range(len(prompts))
-    )
-    plan = StepPlan(step_id=0, epoch=0, started=starts, ended=(), cross_writes=(), slices=slices)
-    broken, whole = executor.step(plan).drawn
+        starts.append(start)
+        slices.append(part)
+    return StepPlan(step_id=0, epoch=0, started=tuple(starts), ended=(), cross_writes=(), slices=tuple(slices))
+
+
+def test_a_draft_whose_numbers_break_down_guesses_nothing_and_fails_no_step(open_driver, tmp_path, broken_draft):
+    """One of two prompts has the token that it cannot read; the other's guesses are right, since it is the model."""
+    executor = open_driver(tmp_path / "model", speculation=Speculation(tokens=3, draft=broken_draft)).executor
+    prompts = ((5, UNREADABLE, 6), (5, 7, 6))
+    broken, whole = executor.step(first_step(prompts, speculate=3)).drawn
     assert broken.token_id is not None
     assert not broken.accepted
     assert len(whole.accepted) == 3
+
+
+def test_a_step_for_which_nothing_was_guessed_is_recorded_as_any(open_driver, tmp_path):
+    """Where guesses are allowed but none is found, a graph does the same work."""
+    folder = make_checkpoint("llama", tmp_path)
+    executor = open_driver(folder, speculation=Speculation(tokens=3), graphs="eager").executor
+    graphs = executor._open.main.network.graphs
+    replayed = graphs.statistics.replayed
+    (drawn,) = executor.step(first_step([(5, 6, 7)], speculate=3)).drawn
+    assert (graphs.statistics.replayed, drawn.accepted) == (replayed, ())
+    decode = Slice(sequence_id=0, start=3, length=1, block_table=(0, 1), cross_slot=None, draw=True, speculate=3)
+    executor.step(StepPlan(step_id=1, epoch=0, started=(), ended=(), cross_writes=(), slices=(decode,)))
+    assert graphs.statistics.replayed == replayed + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import test_ledger, test_pages, test_planner
-from .mutants import LEDGER, PAGES, PLANNER, SLOTS, Mutant, simulation
+from .mutants import LEDGER, PAGES, PLANNER, SLOTS, Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     # the ledger
@@ -309,7 +309,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a good step forgives nothing",
-        function="core.planner:Planner._clear",
+        function="core.blame:Blame.clear",
         fragment="        sequence.suspicion = sequence.crashes_alone = 0\n",
         mistake="        pass\n",
         killer=test_planner.test_failures_far_apart_are_forgiven,

@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="only the most suspicious are tried",
-        function="core.planner:Planner._suspects",
+        function="core.blame:Blame.halves",
         fragment="        yield group[half:]\n",
         mistake="        yield group[half:]\n        return\n",
         killer=test_planner.test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it,
@@ -177,7 +177,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a poisonous request excuses the next one",
-        function="core.planner:Planner._suspect",
+        function="core.blame:Blame.accuse",
         fragment="    self._evidence.blamed(sequence.request.id)\n",
         mistake="",
         killer=test_recovery.test_two_poisonous_requests_in_turn_are_both_found_soon,

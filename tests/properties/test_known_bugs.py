@@ -407,7 +407,7 @@ def test_s5_one_exception_in_a_step_ends_every_request_in_it():
     Caught by "PoisonRequest": ten requests share their steps with one that crashes them; nobody else may fail.
     """
     all_condemned = (
-        "core.planner:Planner._suspect",
+        "core.blame:Blame.accuse",
         "if sequence.ended or sequence.crashes_alone < enough:",
         "if sequence.ended:",
     )

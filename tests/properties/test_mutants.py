@@ -26,6 +26,7 @@ LEAST = {
     "core.prefix": 8,
     "core.pages": 8,
     "core.asks": 4,
+    "core.blame": 3,
     "actors.scheduler": 4,
     "actors.encoder_cache": 4,
     "actors.gpu_runner": 5,
