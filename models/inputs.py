@@ -195,13 +195,21 @@ class MediaPreparer:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation, by the checkpoint's chat template, up to where the assistant's turn begins.
 
-        A content that is plain text becomes a list with one part: templates of these models may read parts alone, and
-        leave out the rest without a word.
+        Templates of these models may read a content that is plain text, or lists of parts alone, and leave out the
+        rest without a word: where a text is missing, it is given as a list with one part.
 
         Raises:
             InvalidRequest: there is no template, or it refuses the messages.
         """
-        return render(self.tokenizer, list(map(_in_parts, messages)), template=self.chat_template)
+        in_parts = list(map(_in_parts, messages))
+        try:
+            rendered = render(self.tokenizer, messages, template=self.chat_template)
+        except InvalidRequest:
+            return render(self.tokenizer, in_parts, template=self.chat_template)
+        texts = [message["content"].strip() for message in messages if isinstance(message.get("content"), str)]
+        if all(text in rendered for text in texts):
+            return rendered
+        return render(self.tokenizer, in_parts, template=self.chat_template)
 
     def _prepare_tokens(self, token_ids: tuple[int, ...], given: Sequence[Any]) -> Prepared:
         self._check_unread([text for text, token in self.unread if token in token_ids])

@@ -10,7 +10,7 @@ import torch
 
 from triolet.core.plan import Slice
 from triolet.models import paged as module
-from triolet.models.attention import check_request, register
+from triolet.models.attention import PAGED, check_request, register
 from triolet.models.kv import PagedKV
 from triolet.models.paged import PagedLayout, PagedStep
 
@@ -138,10 +138,10 @@ def test_registering_twice_changes_nothing():
     """And nothing is registered by an import."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    register()
-    first = ALL_ATTENTION_FUNCTIONS["triolet_paged"]
-    register()
-    assert ALL_ATTENTION_FUNCTIONS["triolet_paged"] is first
+    register(PAGED)
+    first = ALL_ATTENTION_FUNCTIONS[PAGED]
+    register(PAGED)
+    assert ALL_ATTENTION_FUNCTIONS[PAGED] is first
 
 
 @pytest.mark.parametrize(
