@@ -15,7 +15,7 @@ from ..core.plan import EncodeJob
 from . import messages as m
 from .inbox import take_all
 
-Tell = Callable[[events.Event], None]
+Emit = Callable[[events.Event], None]
 
 
 @define(eq=False)
@@ -32,7 +32,7 @@ class EncoderCache:
     ledger: EncoderLedger
     encode_batch_embeddings: int
     idle_seconds: float
-    tell: Tell
+    emit: Emit
     _encoding: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
     _asleep: bool = field(default=False, init=False)  # the runner, as far as is known
@@ -67,7 +67,7 @@ class EncoderCache:
     def _handle(self, message: m.EncoderCacheMessage) -> None:
         match message:
             case m.Acquire(holder, item):
-                self.tell(events.EntryWanted(item.key, holder))
+                self.emit(events.EntryWanted(item.key, holder))
                 self._decide(
                     self.ledger.acquire(
                         holder, item.key, size=item.size, embeddings=item.embeddings, payload=item.payload
@@ -76,30 +76,30 @@ class EncoderCache:
             case m.Release(holder, key) if not self.ledger.holds(holder, key):
                 pass  # it was refused while this was on its way; holders are new for every ask, so no other is meant
             case m.Release(holder, key):
-                self.tell(events.EntryReleased(key, holder))
+                self.emit(events.EntryReleased(key, holder))
                 self._decide(self.ledger.release(holder, key, now=trio.current_time()))
             case m.Encoded(keys):
                 self._encoding = False
-                self.tell(events.EncodeDone(keys))
+                self.emit(events.EncodeDone(keys))
                 self._decide(self.ledger.encoded(keys, now=trio.current_time()))
                 self._evict_if_closing()
             case m.EncodeBroken(keys, error):
                 self._encoding = False
-                self.tell(events.EncodeBroke(keys))
+                self.emit(events.EncodeBroke(keys))
                 self._decide(self.ledger.encode_failed(keys, error))
             case m.Freed(keys):
-                self.tell(events.EntryFreed(keys))
+                self.emit(events.EntryFreed(keys))
                 self._decide(self.ledger.freed(keys))
             case m.SchedulerClosed():
                 self._closing = True
                 for hold in self.ledger.holds_and_waits():
-                    self.tell(events.EntryTakenBack(hold.key, hold.holder))
+                    self.emit(events.EntryTakenBack(hold.key, hold.holder))
                 self._decide(self.ledger.close(now=trio.current_time()))
             case m.RunnerRestarted(generation, asleep):
                 self._generation = generation
                 self._asleep = asleep
                 self._encoding = False
-                self.tell(events.OutputsLost(generation))
+                self.emit(events.OutputsLost(generation))
                 self.to_scheduler.send_nowait(m.GenerationLost(generation, asleep))
                 self._decide(self.ledger.generation_lost())
             case m.RunnerWoke():
@@ -116,17 +116,17 @@ class EncoderCache:
 
     def _decide(self, decisions: Decisions) -> None:
         for key in decisions.dropped:  # first: what is reserved now may take their room
-            self.tell(events.EntryDropped(key))
+            self.emit(events.EntryDropped(key))
         for key, size in decisions.reserved:
-            self.tell(events.EntryReserved(key, size))
+            self.emit(events.EntryReserved(key, size))
         for hold in decisions.ready:
-            self.tell(events.EntryHeld(hold.key, hold.holder))
+            self.emit(events.EntryHeld(hold.key, hold.holder))
             self.to_scheduler.send_nowait(m.EncoderReady(hold.holder))
         for refusal in decisions.refused:
-            self.tell(events.EntryRefused(refusal.key, refusal.holder))
+            self.emit(events.EntryRefused(refusal.key, refusal.holder))
             self.to_scheduler.send_nowait(m.EncoderRefused(refusal.holder, refusal.error))
         if decisions.free and not self._runner_gone:
-            self.tell(events.FreeSent(decisions.free))
+            self.emit(events.FreeSent(decisions.free))
             self.to_runner.send_nowait(m.Free(decisions.free, self._generation))
 
     def _dispatch(self) -> None:
@@ -136,5 +136,5 @@ class EncoderCache:
         if not jobs:
             return
         self._encoding = True
-        self.tell(events.EncodeDispatched(tuple(job.key for job in jobs), sum(job.embeddings for job in jobs)))
+        self.emit(events.EncodeDispatched(tuple(job.key for job in jobs), sum(job.embeddings for job in jobs)))
         self.to_runner.send_nowait(m.Encode(jobs, self._generation))

@@ -22,7 +22,7 @@ from ..core.restart import RestartPolicy
 from . import messages as m
 from .worker import Call, Job, Worker
 
-Tell = Callable[[events.Event], None]
+Emit = Callable[[events.Event], None]
 Report = Callable[[m.JobDone], None]  # tells of a call's end whoever waits for it
 
 
@@ -64,7 +64,7 @@ class GpuRunner:
     close_seconds: float
     restarts: RestartPolicy
     keep_weights: bool
-    tell: Tell
+    emit: Emit
     memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
     _executor: Executor | None = field(default=None, init=False)
     _tickets: Iterator[int] = field(factory=itertools.count, init=False)
@@ -89,7 +89,7 @@ class GpuRunner:
         self.worker.start(nursery, partial(_deliver, self.to_self))
         try:
             task_status.started(await self._open())
-            self.tell(events.StageReached("device taken"))
+            self.emit(events.StageReached("device taken"))
             while self._open_lanes or self._reports:
                 message = await self.inbox.receive()
                 try:
@@ -119,7 +119,7 @@ class GpuRunner:
         if pause is None:
             raise error
         generation = self._generation = self._generation + 1
-        self.tell(events.RunnerRestarting(generation, f"{type(error).__name__}: {error}"))
+        self.emit(events.RunnerRestarting(generation, f"{type(error).__name__}: {error}"))
         self._empty_encode_lane()
         await trio.sleep(pause)
         ends: list[m.JobDone] = []
@@ -175,7 +175,7 @@ class GpuRunner:
                 self.worker.abandon(self._close_executor)
         if done is None:
             self._reports.clear()  # nobody will be told, and they refer to this runner
-            self.tell(events.StageReached("device call abandoned"))
+            self.emit(events.StageReached("device call abandoned"))
             if self.memory.device == "":
                 return  # it hangs in its load
             raise EngineTeardownError(
@@ -183,7 +183,7 @@ class GpuRunner:
                 f"release the device if the call ever returns; a new process is the safe way on"
             )
         self.worker.stop()
-        self.tell(events.StageReached("device released"))
+        self.emit(events.StageReached("device released"))
         if done.error is not None:
             raise EngineTeardownError(f"the device was released, but {_told(done.error)}") from done.error
         kept = {owner: count for owner, count in self.memory.by_owner.items() if count}
@@ -289,7 +289,7 @@ class GpuRunner:
             self._submit(Job.RESET, self._reset, partial(self._reset_after_sleep, generation))
             return
         self._asleep = True
-        self.tell(events.RunnerAsleep(generation))
+        self.emit(events.RunnerAsleep(generation))
         if not self._restarting:  # else it is told when that is over
             self.to_encoder_cache.send_nowait(m.RunnerRestarted(generation, asleep=True))
 
@@ -305,7 +305,7 @@ class GpuRunner:
             self.to_scheduler.send_nowait(m.WakeFailed(_as_exception(done.error)))
             return
         self._asleep = False
-        self.tell(events.RunnerAwake())
+        self.emit(events.RunnerAwake())
         self.to_encoder_cache.send_nowait(m.RunnerWoke())
 
     def _empty_encode_lane(self) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from attrs import field, frozen
 
 from ..core.errors import RunnerCrashed
-from ..core.plan import Drawn, EncodeJob, StepPlan, StepResult
+from ..core.plan import EncodeJob, SampledToken, StepPlan, StepResult
 from ..core.request import EncoderItem, FinishReason, Request
 
 # -- scheduler -> one request's stream -------------------------------------------------------------------------------
@@ -21,7 +21,7 @@ from ..core.request import EncoderItem, FinishReason, Request
 class Tokens:
     """What one step gave to the request."""
 
-    drawn: Drawn
+    sampled: SampledToken
 
 
 @frozen

@@ -12,16 +12,16 @@ import trio
 from attrs import define, field
 
 from ..core import events
+from ..core.actions import Abort, AcquireItem, Action, Commit, Fail, Finish, ReleaseItem
 from ..core.errors import EngineAsleep, EngineClosed, EngineError, EngineStateError
 from ..core.plan import StepPlan
 from ..core.planner import Planner
+from ..core.power import Order, Power, PowerState
 from ..core.request import Request
-from ..core.rest import Order, Power, Rest
-from ..core.sequence import Abort, AcquireItem, Action, Commit, Fail, Finish, ReleaseItem
 from . import messages as m
 from .inbox import drain, take_all
 
-Tell = Callable[[events.Event], None]
+Emit = Callable[[events.Event], None]
 
 
 @define(eq=False)
@@ -36,10 +36,10 @@ class Scheduler:
     to_encoder_cache: trio.MemorySendChannel[m.EncoderCacheMessage]
     to_runner: trio.MemorySendChannel[m.RunnerMessage]
     planner: Planner
-    rest: Rest
+    power: PowerState
     idle_sleep: float  # seconds
     refuses_while_asleep: bool
-    tell: Tell
+    emit: Emit
     _wait_for_sleep: list[m.Reply] = field(factory=list, init=False)
     _wait_for_wake: list[m.Reply] = field(factory=list, init=False)
     _streams: dict[str, m.Stream] = field(factory=dict, init=False)
@@ -78,16 +78,16 @@ class Scheduler:
         if not scope.cancelled_caught:
             return
         if dozes_at < self._deadline:
-            self.rest.doze()
+            self.power.doze()
             self._give_order()
             return
         self._deadline = math.inf
         self.planner.abort_all()
-        self.tell(events.StageReached("drain deadline"))
+        self.emit(events.StageReached("drain deadline"))
 
     def _dozes_at(self) -> float:
         """When there will have been nothing to do for long enough."""
-        idle = self.planner.idle and self.rest.power is Power.AWAKE and not self._draining
+        idle = self.planner.idle and self.power.power is Power.AWAKE and not self._draining
         return trio.current_time() + self.idle_sleep if idle else math.inf
 
     def _handle(self, message: m.SchedulerMessage) -> None:
@@ -101,10 +101,10 @@ class Scheduler:
             case m.EncoderRefused(holder, error):
                 self.planner.encoder_refused(holder, error)
             case m.StepDone(result):
-                self.tell(events.StepEnded(result.step_id, ok=True))
+                self.emit(events.StepEnded(result.step_id, ok=True))
                 self.planner.step_done(result)
             case m.StepFailed(step_id, error, skipped):
-                self.tell(events.StepEnded(step_id, ok=False))
+                self.emit(events.StepEnded(step_id, ok=False))
                 self.planner.step_failed(step_id, error, skipped=skipped)
             case m.Drain(deadline):
                 self._draining = True
@@ -112,16 +112,16 @@ class Scheduler:
                 self._give_up_what_nobody_will_run()
             case m.GenerationLost(generation, asleep):
                 self._generation = generation
-                self.tell(events.StepsLost(generation))
+                self.emit(events.StepsLost(generation))
                 self.planner.generation_lost()
-                if asleep and self.rest.power is Power.FALLING_ASLEEP:
+                if asleep and self.power.power is Power.FALLING_ASLEEP:
                     self._slept()
             case m.Woke():
-                self.rest.woke()
+                self.power.woke()
                 _answer(self._wait_for_wake)
                 self._give_order()
             case m.SleepFailed(error):
-                self.rest.sleep_failed()
+                self.power.sleep_failed()
                 _answer(self._wait_for_sleep, partial(_cannot_sleep, error))
                 _answer(self._wait_for_wake)
             case m.WakeFailed(error):
@@ -140,7 +140,7 @@ class Scheduler:
         return self._runner_gone or (self._draining and self.planner.idle)
 
     def _accept(self, request: Request, stream: m.Stream) -> None:
-        if self.rest.ordered and self.refuses_while_asleep:
+        if self.power.ordered and self.refuses_while_asleep:
             stream.put(
                 m.Failed(
                     EngineAsleep(
@@ -151,48 +151,48 @@ class Scheduler:
             )
             return
         self._streams[request.id] = stream
-        self.tell(events.RequestAccepted(request.id))
+        self.emit(events.RequestQueued(request.id))
         self.planner.submit(request)
-        self.rest.work_came()
+        self.power.work_came()
         self._give_order()
 
     # -- sleep -------------------------------------------------------------------------------------------------------
 
     def _order_sleep(self, reply: m.Reply) -> None:
-        self.rest.order_sleep()
-        if self.rest.power is not Power.WAKING:  # there the wish to wake is being fulfilled, and will be answered
+        self.power.order_sleep()
+        if self.power.power is not Power.WAKING:  # there the wish to wake is being fulfilled, and will be answered
             _answer(self._wait_for_wake, partial(EngineStateError, "the engine was put to sleep again before it woke"))
         self._wait_for_sleep.append(reply)
-        if self.rest.power is Power.ASLEEP:
+        if self.power.power is Power.ASLEEP:
             _answer(self._wait_for_sleep)
         self._give_order()
 
     def _order_wake(self, reply: m.Reply) -> None:
-        self.rest.order_wake()
-        if self.rest.power is not Power.FALLING_ASLEEP:
+        self.power.order_wake()
+        if self.power.power is not Power.FALLING_ASLEEP:
             _answer(self._wait_for_sleep, partial(EngineStateError, "the engine was woken before it fell asleep"))
         self._wait_for_wake.append(reply)
-        if self.rest.power is Power.AWAKE:
+        if self.power.power is Power.AWAKE:
             _answer(self._wait_for_wake)
         self._give_order()
 
     def _slept(self) -> None:
-        self.rest.slept()
+        self.power.slept()
         _answer(self._wait_for_sleep)
         self._give_order()
         self._give_up_what_nobody_will_run()
 
     def _wake_failed(self, error: Exception) -> None:
         """Requests that woke it up fail; those that wait for the end of an ordered sleep wait on."""
-        self.rest.wake_failed()
+        self.power.wake_failed()
         _answer(self._wait_for_wake, partial(_cannot_wake, error))
         _answer(self._wait_for_sleep)
-        if not self.rest.ordered:
+        if not self.power.ordered:
             self.planner.fail_waiting(partial(_cannot_wake, error))
         self._give_up_what_nobody_will_run()
 
     def _give_order(self) -> None:
-        match self.rest.next_order():
+        match self.power.next_order():
             case Order.SLEEP:
                 self.to_runner.send_nowait(m.Sleep())
             case Order.WAKE:
@@ -200,7 +200,7 @@ class Scheduler:
 
     def _give_up_what_nobody_will_run(self) -> None:
         """A drain while the device is given back, and no order to wake can come any more."""
-        if self._draining and not self.rest.will_wake:
+        if self._draining and not self.power.will_wake:
             self.planner.abort_all()
 
     # -- out ---------------------------------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ class Scheduler:
                 self.to_encoder_cache.send_nowait(m.Acquire(holder, item))
             case ReleaseItem(holder, key):
                 self.to_encoder_cache.send_nowait(m.Release(holder, key))
-            case Commit(request_id, drawn):
-                self._streams[request_id].put(m.Tokens(drawn))
+            case Commit(request_id, sampled):
+                self._streams[request_id].put(m.Tokens(sampled))
             case Finish(request_id, reason):
                 self._end(request_id, m.Finished(reason), "finished")
             case Fail(request_id, error):
@@ -226,12 +226,12 @@ class Scheduler:
 
     def _end(self, request_id: str, message: m.StreamMessage, outcome: str) -> None:
         self._streams.pop(request_id).put(message)
-        self.tell(events.RequestEnded(request_id, outcome))
+        self.emit(events.RequestEnded(request_id, outcome))
 
     def _dispatch(self) -> None:
-        while not self._runner_gone and self.rest.may_work and (plan := self.planner.next_step()) is not None:
+        while not self._runner_gone and self.power.may_work and (plan := self.planner.next_step()) is not None:
             self._publish()  # planning may have asked for entries or released some
-            self.tell(self._step_begun(plan))
+            self.emit(self._step_begun(plan))
             self.to_runner.send_nowait(m.Step(plan, self._generation))
         self._publish()
 

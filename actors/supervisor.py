@@ -26,13 +26,14 @@ from ..core import events, frames
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
 from ..core.ledger import EncoderLedger, LedgerStatistics
+from ..core.limits import PlannerLimits
 from ..core.model import Executor, ModelDescription
 from ..core.plan import DeviceMemory
 from ..core.planner import Planner
+from ..core.power import Power, PowerState
 from ..core.request import Request
-from ..core.rest import Power, Rest
 from ..core.restart import RestartPolicy
-from ..core.sequence import PlannerLimits, PlannerStatistics
+from ..core.statistics import PlannerStatistics
 from ..core.trace import TraceChecker
 from . import messages as m
 from .encoder_cache import EncoderCache
@@ -103,7 +104,7 @@ class _Reply:
 
 
 @define(eq=False)
-class _Tell:
+class _Emit:
     """Tells the checker and the observer of events. An observer that raises is told no more, and its error leaves the
     engine's block: a stage of the teardown must not end with it. A broken promise stops the engine."""
 
@@ -147,8 +148,8 @@ class Supervisor:
     worker: Worker
     _accepting: bool = field(default=False, init=False)
     _planner: Planner | None = field(default=None, init=False)
-    _rest: Rest = field(factory=Rest, init=False)
-    _tell: _Tell = field(init=False)
+    _power: PowerState = field(factory=PowerState, init=False)
+    _emit: _Emit = field(init=False)
     _ledger: EncoderLedger = field(init=False)
     _runner: GpuRunner = field(init=False)
     _children: dict[str, _Child] = field(factory=dict, init=False)  # in the order they started
@@ -175,7 +176,7 @@ class Supervisor:
             checker = TraceChecker(
                 capacity=self.config.encoder_cache_bytes, steps_in_flight=self.config.steps_in_flight
             )
-        self._tell = _Tell(self.config.observer, checker, self._stop, self._body)
+        self._emit = _Emit(self.config.observer, checker, self._stop, self._body)
         self._ledger = EncoderLedger(self.config.encoder_cache_bytes)
         self._runner = GpuRunner(
             inbox=self._runner_inbox,
@@ -187,7 +188,7 @@ class Supervisor:
             close_seconds=self.config.stage_seconds,
             restarts=RestartPolicy(self.config.restarts, self.config.restart_seconds),
             keep_weights=self.config.sleep_keeps_weights,
-            tell=self._tell,
+            emit=self._emit,
         )
 
     # -- for the engine ----------------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ class Supervisor:
         """A snapshot."""
         assert self._planner is not None, "statistics before the start"
         return EngineStatistics(
-            power=self._rest.power,
+            power=self._power.power,
             requests=self._planner.statistics(),
             encoder_cache=self._ledger.statistics(),
             device=self._runner.memory,
@@ -289,7 +290,7 @@ class Supervisor:
             steps_in_flight=self.config.steps_in_flight,
             encoder_cache_bytes=self.config.encoder_cache_bytes,
             prefix_caching=self.config.prefix_caching,
-            speculate=0 if self.config.speculation is None else self.config.speculation.tokens,
+            draft_tokens=0 if self.config.speculation is None else self.config.speculation.tokens,
         )
         self._planner = Planner(limits)
         cache = EncoderCache(
@@ -299,7 +300,7 @@ class Supervisor:
             ledger=self._ledger,
             encode_batch_embeddings=self.config.encode_batch_embeddings,
             idle_seconds=self.config.encoder_idle_seconds,
-            tell=self._tell,
+            emit=self._emit,
         )
         await self._start_child(nursery, "encoder cache", cache.run)
         scheduler = Scheduler(
@@ -307,14 +308,14 @@ class Supervisor:
             to_encoder_cache=self._to_encoder_cache,
             to_runner=self._to_runner,
             planner=self._planner,
-            rest=self._rest,
+            power=self._power,
             idle_sleep=self.config.idle_sleep,
             refuses_while_asleep=self.config.while_asleep == "refuse",
-            tell=self._tell,
+            emit=self._emit,
         )
         await self._start_child(nursery, "scheduler", scheduler.run)
         self._accepting = True
-        self._tell(events.StageReached("accepting"))
+        self._emit(events.StageReached("accepting"))
         return description
 
     async def _start_child(self, nursery: trio.Nursery, name: str, run: _Run) -> Any:
@@ -348,7 +349,7 @@ class Supervisor:
             self._teardown_errors.append(error)
             return
         cause = error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")
-        self._tell(events.ActorFailed(child.name, f"{type(cause).__name__}: {cause}"))
+        self._emit(events.ActorFailed(child.name, f"{type(cause).__name__}: {cause}"))
         if self._fault is None:
             self._fault = cause
         if child.name == "runner":
@@ -386,7 +387,7 @@ class Supervisor:
         """Waits for the order to stop, then takes the stages in turn. Shielded: nothing outside ends it half-way."""
         with trio.CancelScope(shield=True):
             await self._stop.wait()
-            self._tell(events.StageReached("intake closed"))
+            self._emit(events.StageReached("intake closed"))
             self._drain_within(self._drain_seconds)
             await self._stop_child("scheduler", self._drain_seconds + self.config.stage_seconds)
             # an actor's own last messages; said again here for the one that never started
@@ -399,8 +400,8 @@ class Supervisor:
                 channel.close()
             for inbox in (self._scheduler_inbox, self._encoder_cache_inbox, self._runner_inbox):
                 inbox.close()
-            self._tell(events.StageReached("channels closed"))
-            self._tell.end()
+            self._emit(events.StageReached("channels closed"))
+            self._emit.end()
             self._stopped.set()
 
     async def _stop_child(self, name: str, seconds: float) -> None:
@@ -411,10 +412,10 @@ class Supervisor:
         with trio.move_on_after(seconds):
             await child.done.wait()
         if not child.done.is_set():
-            self._tell(events.StageReached(f"{name} cut off"))
+            self._emit(events.StageReached(f"{name} cut off"))
             child.scope.cancel()
             await child.done.wait()
-        self._tell(events.StageReached(f"{name} stopped"))
+        self._emit(events.StageReached(f"{name} stopped"))
 
     def _raise_end(self, body_error: BaseException | None) -> None:
         """Raises what leaves the block."""
@@ -430,7 +431,7 @@ class Supervisor:
         fault, self._fault = self._fault, None
         teardown_errors, self._teardown_errors = self._teardown_errors, []
         self._children.clear()
-        told, self._tell.error = self._tell.error, None
+        told, self._emit.error = self._emit.error, None
         if isinstance(told, InvariantViolation):
             return told
         fault = fault or told

@@ -89,7 +89,7 @@ def generate(
 ) -> int:
     """Write what MODEL, a checkpoint's folder or hub id, has to say to PROMPT.
 
-    The text comes as it is drawn. Without PROMPT, or where it is -, the prompt is read from standard input. A model
+    The text comes as it is sampled. Without PROMPT, or where it is -, the prompt is read from standard input. A model
     with a chat template is asked as in a conversation, images and audio before the text. With --raw it goes on where
     PROMPT ends; images and audio go where PROMPT has their placeholders, or else in front of it.
     """
@@ -198,7 +198,7 @@ class Generation:
         sounds: paths of audio files.
         system: what the system says.
         chat: by the chat template; ``None``: where there is one.
-        sampling: how tokens are drawn.
+        sampling: how tokens are sampled.
         as_json: one object instead of text.
         verbose: statistics at the end.
     """
@@ -340,8 +340,8 @@ def _statistics_lines(engine: Any, parts: Sequence[Delta], times: _Times) -> Ite
         f"the first after {times.first - times.opened:.2f} s{speed}"
     )
     requests = statistics.requests
-    if requests.tokens_guessed:
-        yield f"{requests.tokens_guessed} tokens guessed, {requests.tokens_accepted} of them right"
+    if requests.tokens_drafted:
+        yield f"{requests.tokens_drafted} tokens guessed, {requests.tokens_accepted} of them right"
     if statistics.encoder_cache.encoded:
         yield f"images and sounds encoded: {statistics.encoder_cache.encoded}"
     held = ", ".join(f"{owner} {count / 2**20:.1f}" for owner, count in statistics.device.by_owner.items() if count)

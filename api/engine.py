@@ -206,7 +206,7 @@ class Engine:
                 placeholders.
             audio: path, bytes, binary file or mono float array at the model's rate. Whisper reads one, of at most one
                 window; decoders that read audio take a list, in the order of their placeholders.
-            sampling: how tokens are drawn; greedy by default.
+            sampling: how tokens are sampled; greedy by default.
             priority: smaller runs first.
             request_id: a name for the trace and for errors; it need not be unique.
             wait: wait where the queue is full, or raise `Overloaded` at once.

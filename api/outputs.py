@@ -1,4 +1,4 @@
-"""From drawn tokens to what callers see: text as it comes, its end at a stop string, deltas and completions.
+"""From sampled tokens to what callers see: text as it comes, its end at a stop string, deltas and completions.
 
 Pure: nothing here waits. `Deltas` in `triolet.api.streams` feeds it from a request's mailbox.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from attrs import define, field
 
 from ..core.errors import InvalidRequest
-from ..core.plan import Drawn
+from ..core.plan import SampledToken
 from ..core.request import FinishReason, Request
 from ..core.stops import StopStrings
 from .results import Completion, Delta, Usage
@@ -88,7 +88,7 @@ class Output:
     """What nobody has read yet."""
     _ended: bool = field(default=False, init=False)
     _fault: Exception | None = field(default=None, init=False)
-    _drawn: int = field(default=0, init=False)
+    _sampled: int = field(default=0, init=False)
 
     @property
     def eager(self) -> bool:
@@ -101,13 +101,13 @@ class Output:
         """Nothing comes any more."""
         return self._ended and not self.ready and self._fault is None
 
-    def take(self, drawn: Drawn) -> None:
-        """Adds ``drawn``. With the token that completes a stop string the output ends, and what comes after it is
+    def take(self, sampled: SampledToken) -> None:
+        """Adds ``sampled``. With the token that completes a stop string the output ends, and what comes after it is
         nothing. Never raises: it may be called in a task that serves everybody; see `raise_fault`."""
         if self._ended:
             return
         try:
-            delta = self._add(drawn)
+            delta = self._add(sampled)
         except Exception as error:  # noqa: BLE001  (raised by `raise_fault`)
             error.__traceback__ = None  # through that frame it would refer to itself
             self._fault, self._ended, delta = error, True, None
@@ -130,21 +130,21 @@ class Output:
         finally:
             del fault  # a frame in its own error's traceback would be a reference cycle
 
-    def _add(self, drawn: Drawn) -> Delta | None:
-        if drawn.error:
-            raise InvalidRequest(drawn.error)
-        if drawn.token_id is None:
+    def _add(self, sampled: SampledToken) -> Delta | None:
+        if sampled.error:
+            raise InvalidRequest(sampled.error)
+        if sampled.token_id is None:
             return None
-        self._drawn += 1
-        if drawn.token_id in self.stop_ids:
+        self._sampled += 1
+        if sampled.token_id in self.stop_ids:
             return None
-        text = "" if self.texts is None else self.stops.feed(self.texts.add(drawn.token_id))
+        text = "" if self.texts is None else self.stops.feed(self.texts.add(sampled.token_id))
         self._ended = self.stops.stopped
         return Delta(
             text=text,
-            token_ids=(drawn.token_id,),
-            logprobs=(drawn.logprob,),
-            top_logprobs=(drawn.top,) if self.tops else None,
+            token_ids=(sampled.token_id,),
+            logprobs=(sampled.logprob,),
+            top_logprobs=(sampled.top,) if self.tops else None,
             finish_reason=FinishReason.STOP if self._ended else None,
             usage=self._usage() if self._ended else None,
         )
@@ -163,7 +163,7 @@ class Output:
         self.ready.append(last)
 
     def _usage(self) -> Usage:
-        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._drawn)
+        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._sampled)
 
 
 def output_of(

@@ -29,7 +29,7 @@ class Completion:
     a text that a stop string ended they reach to the token that made that certain. ``logprobs`` holds the natural
     logarithm of a probability for each of them, taken after all rules and penalties and before the temperature.
     ``top_logprobs`` holds for each of them the likeliest tokens of the same distribution, as many as
-    ``SamplingParams.logprobs`` asks for (fewer where fewer can be drawn); ``None`` where nobody asks.
+    ``SamplingParams.logprobs`` asks for (fewer where fewer can be sampled); ``None`` where nobody asks.
 
     ``alternatives`` are the others of ``SamplingParams(n=...)``, with a usage of their own each and no alternatives.
     """

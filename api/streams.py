@@ -10,7 +10,7 @@ import trio
 
 from ..actors.messages import Aborted, Failed, Finished, StreamMessage, Tokens
 from ..core.errors import EngineClosed
-from ..core.plan import Drawn
+from ..core.plan import SampledToken
 from ..core.request import FinishReason
 from .outputs import Output
 from .results import Delta, Progress, Segment
@@ -20,13 +20,13 @@ from .transcription import Transcription
 class Mailbox:
     """One request's messages, unbounded (a request writes at most ``max_tokens`` of them).
 
-    Iterating gives every `Drawn` and ends when the request has finished; `finish_reason` then tells why.
+    Iterating gives every `SampledToken` and ends when the request has finished; `finish_reason` then tells why.
 
     Raises:
         EngineError: the request failed, or the engine ended before it did (`EngineClosed`).
     """
 
-    def __init__(self, on_end: Callable[[], object], on_token: Callable[[Drawn], object] | None = None) -> None:
+    def __init__(self, on_end: Callable[[], object], on_token: Callable[[SampledToken], object] | None = None) -> None:
         """``on_end`` is called in the scheduler's task when the request has ended, read or not, and ``on_token`` there
         for every token, which must not raise."""
         self._send, self._receive = trio.open_memory_channel[StreamMessage](math.inf)
@@ -42,12 +42,12 @@ class Mailbox:
             self._on_token = None
             self._on_end()
         elif self._on_token is not None:
-            self._on_token(message.drawn)
+            self._on_token(message.sampled)
 
-    def __aiter__(self) -> AsyncIterator[Drawn]:
+    def __aiter__(self) -> AsyncIterator[SampledToken]:
         return self
 
-    async def __anext__(self) -> Drawn:
+    async def __anext__(self) -> SampledToken:
         if self.ended:
             raise StopAsyncIteration
         try:
@@ -58,7 +58,7 @@ class Mailbox:
             cancelled.__traceback__ = None
             raise
         if isinstance(message, Tokens):
-            return message.drawn
+            return message.sampled
         self.ended = True
         match message:
             case Finished(reason):
@@ -91,9 +91,9 @@ class Deltas:
         output = self._output
         if output.over:
             raise StopAsyncIteration
-        async for drawn in self._mailbox:
+        async for sampled in self._mailbox:
             if not output.eager:
-                output.take(drawn)
+                output.take(sampled)
             if output.ready:
                 return output.ready.popleft()
             output.raise_fault()

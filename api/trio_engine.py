@@ -20,7 +20,7 @@ from ..actors.worker import Worker
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest, Overloaded
 from ..core.model import Executor, ModelDescription
-from ..core.plan import Drawn
+from ..core.plan import SampledToken
 from ..core.request import Request
 from .alternatives import run_together
 from .audio import AudioSource
@@ -207,8 +207,8 @@ class TrioEngine:
         begun()  # they have no prompt to share: nobody need wait for the first one
         vector: tuple[float, ...] | None = None
         async with self._submitted(request, wait=wait) as mailbox:
-            async for drawn in mailbox:
-                vector = drawn.vector
+            async for sampled in mailbox:
+                vector = sampled.vector
         assert vector is not None, "a pooled request ended without a vector"
         return vector
 
@@ -252,7 +252,7 @@ class TrioEngine:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def _submitted(
-        self, request: Request, *, wait: bool, on_token: Callable[[Drawn], object] | None = None
+        self, request: Request, *, wait: bool, on_token: Callable[[SampledToken], object] | None = None
     ) -> AsyncIterator[Mailbox]:
         """Admits and submits ``request``; on the way out withdraws what has not ended. No await between the halves of a
         state change. The request's place is free again when it has ended, whether or not anybody reads that."""
@@ -290,19 +290,19 @@ class TrioEngine:
     @trio.lowlevel.enable_ki_protection
     async def _run(self, request: Request, *, wait: bool) -> Generated:
         """Runs ``request`` to its end."""
-        drawn: list[Drawn] = []
+        sampled: list[SampledToken] = []
         async with self._submitted(request, wait=wait) as mailbox:
             async for part in mailbox:
-                drawn.append(part)  # noqa: PERF401  (a comprehension's frame would hide in tracebacks)
+                sampled.append(part)  # noqa: PERF401  (a comprehension's frame would hide in tracebacks)
         assert mailbox.finish_reason is not None, "a request ended without a reason"
-        token_ids = [part.token_id for part in drawn if part.token_id is not None]
+        token_ids = [part.token_id for part in sampled if part.token_id is not None]
         if token_ids and token_ids[-1] in self._stop_ids(request):
             token_ids.pop()
         return Generated(
             token_ids=tuple(token_ids),
-            logprobs=tuple(part.logprob for part in drawn if part.token_id is not None),
+            logprobs=tuple(part.logprob for part in sampled if part.token_id is not None),
             finish_reason=mailbox.finish_reason,
-            probe=next((part.probe for part in drawn if part.probe is not None), None),
+            probe=next((part.probe for part in sampled if part.probe is not None), None),
         )
 
     @asynccontextmanager

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from attrs import define, field
 
+from .actions import AcquireItem, Action, ReleaseItem
 from .request import EncoderItem
-from .sequence import AcquireItem, Action, Ask, Phase, ReleaseItem, Sequence
+from .sequence import Ask, Phase, Sequence
 
 
 @define(eq=False)

@@ -5,27 +5,69 @@ Events are facts, told after the state they speak of has changed. ``EngineConfig
 
 from __future__ import annotations
 
-from attrs import frozen
+import math
+
+from attrs import field, frozen
 
 
 @frozen
 class Event:
-    """Root of all events."""
+    """Root of all events. ``time``: when it was emitted, in seconds of the engine's monotonic clock; equality does not
+    look at it."""
+
+    time: float = field(default=math.nan, kw_only=True, eq=False, repr=False)
 
 
 @frozen
-class RequestAccepted(Event):
-    """The scheduler took the request over."""
+class RequestQueued(Event):
+    """The scheduler took the request over: it waits for its encoder output, or for a place."""
+
+    request_id: str
+
+
+@frozen
+class EncoderWaitOver(Event):
+    """The request waited for encoder outputs, and holds them now."""
+
+    request_id: str
+
+
+@frozen
+class RequestStarted(Event):
+    """The request has a place and pages: its first chunk is in the step that is dispatched next. A request that was
+    preempted, or whose step failed, starts again."""
+
+    request_id: str
+
+
+@frozen
+class FirstToken(Event):
+    """The request has its first token."""
+
+    request_id: str
+
+
+@frozen
+class RequestPreempted(Event):
+    """The request gave its place and pages to one that comes before it; it waits again, and keeps its tokens."""
+
+    request_id: str
+
+
+@frozen
+class RequestSuspected(Event):
+    """The request was in a failed step: it runs among suspects until it has a token."""
 
     request_id: str
 
 
 @frozen
 class RequestEnded(Event):
-    """The request's one end: ``"finished"``, ``"failed"`` or ``"aborted"``."""
+    """The request's one end: ``"finished"``, ``"failed"`` or ``"aborted"``. ``error``: type and text of a failure."""
 
     request_id: str
     outcome: str
+    error: str = ""
 
 
 @frozen
@@ -42,6 +84,7 @@ class EntryRefused(Event):
 
     key: str
     holder: str
+    error: str = ""
 
 
 @frozen
@@ -101,9 +144,24 @@ class EncodeDone(Event):
 @frozen
 class EncodeBroke(Event):
     """The encode batch failed and computed nothing. What is wanted of it is tried again in halves; the requests of an
-    item that fails alone hear of it."""
+    item that fails alone, twice, hear of it."""
 
     keys: tuple[str, ...]
+    error: str = ""
+
+
+@frozen
+class EncodeRetried(Event):
+    """``keys`` of a failed encode batch are reserved again, and will be encoded once more."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class EncodeShrunk(Event):
+    """An encode batch did not fit the device's memory: the next ones have at most so many embeddings."""
+
+    embeddings: int
 
 
 @frozen
@@ -133,10 +191,28 @@ class StepBegun(Event):
 
 @frozen
 class StepEnded(Event):
-    """The step's result was committed (``ok``), or it failed."""
+    """The step's result was committed (``ok``), or it failed. ``skipped``: it was not run, since the one before it
+    failed. ``error``: type and text of the failure."""
 
     step_id: int
     ok: bool
+    error: str = ""
+    skipped: bool = False
+
+
+@frozen
+class StepRetried(Event):
+    """The requests of a failed step wait to start again from their committed tokens."""
+
+    step_id: int
+    request_ids: tuple[str, ...]
+
+
+@frozen
+class StepShrunk(Event):
+    """A step did not fit the device's memory: the next ones feed at most so many tokens."""
+
+    tokens: int
 
 
 @frozen

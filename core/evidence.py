@@ -44,9 +44,9 @@ class Evidence:
         )
 
     def crashes_to_blame(self, request_id: str, least: int, *, steps: int = 1) -> int:
-        """Crashes alone, with no token drawn between them, that make it guilty: ``least`` on a device that fails nobody
-        else, more on one that does, where little is known of the device, and where the request takes several ``steps``
-        to its next token, each of which may fail; `_MOST` for each step at most."""
+        """Crashes alone, with no token sampled between them, that make it guilty: ``least`` on a device that fails
+        nobody else, more on one that does, where little is known of the device, and where the request takes several
+        ``steps`` to its next token, each of which may fail; `_MOST` for each step at most."""
         others = [accused for accused in self._steps if accused is None or request_id not in accused]
         failures = sum(accused is not None for accused in others)
         rate = (failures + 0.5) / (len(others) + 1)

@@ -113,7 +113,7 @@ class ModelDescription:
     tokenizer: Any = field(repr=False, eq=False)  # transformers tokenizer
     kind: Kind = Kind.ENCODER_DECODER
     preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are tokenized as they are
-    whole_prompts: bool = False  # every position sees all others: a prompt is one slice, and holds no pages
+    whole_prompts: bool = False  # every position sees all others: a prompt is one chunk, and holds no pages
     default_pooling: Pooling | None = None  # of pooling models
     labels: tuple[str, ...] = ()  # of a classification head, in the order of its scores
 

@@ -11,7 +11,7 @@ from .request import LogitRules, Placement, Pooling, Probe, SamplingParams
 
 @frozen(kw_only=True)
 class SequenceStart:
-    """What the executor must know of a sequence before its first slice: its tokens so far and how to draw more.
+    """What the executor must know of a sequence before its first chunk: its tokens so far and how to draw more.
 
     ``token_ids`` is the prompt and, when a sequence is replayed, the tokens already committed; ``prompt_length`` tells
     them apart (begin-suppression and the sampling position count generated tokens only).
@@ -36,12 +36,12 @@ class CrossWrite:
 
 
 @frozen(kw_only=True)
-class Slice:
+class Chunk:
     """One sequence's part of a step: feed its tokens at positions ``start .. start+length-1``.
 
-    The executor knows the tokens: those of `SequenceStart` and the ones it has drawn since. With two steps in flight
-    the newest token is not yet known to the planner. ``draw`` is true where the slice ends at the sequence's last
-    token, so a new one is drawn. ``block_table`` names the self-attention pages: position p lies in page
+    The executor knows the tokens: those of `SequenceStart` and the ones it has sampled since. With two steps in flight
+    the newest token is not yet known to the planner. ``samples`` is true where the chunk ends at the sequence's last
+    token, so a new one is sampled. ``block_table`` names the self-attention pages: position p lies in page
     ``block_table[p // page_size]``.
     """
 
@@ -50,13 +50,13 @@ class Slice:
     length: int
     block_table: tuple[int, ...]
     cross_slot: int | None
-    draw: bool
-    speculate: int = 0
+    samples: bool
+    draft_tokens: int = 0
 
 
 @frozen(kw_only=True)
 class StepPlan:
-    """One launch of the decoder. Order of work: forget ``ended``, record ``started``, ``cross_writes``, the slices.
+    """One launch of the decoder. Order of work: forget ``ended``, record ``started``, ``cross_writes``, the chunks.
 
     ``epoch`` counts failed steps: a step that was dispatched before its planner knew that an earlier one had failed
     carries the failed one's epoch, and the runner skips it.
@@ -67,24 +67,24 @@ class StepPlan:
     started: tuple[SequenceStart, ...]
     ended: tuple[int, ...]  # sequence ids whose record the executor drops
     cross_writes: tuple[CrossWrite, ...]
-    slices: tuple[Slice, ...]
+    chunks: tuple[Chunk, ...]
 
     @property
     def tokens(self) -> int:
         """Tokens fed by this step, guesses included."""
-        return sum(part.length + part.speculate for part in self.slices)
+        return sum(part.length + part.draft_tokens for part in self.chunks)
 
 
 @frozen(kw_only=True)
-class Drawn:
-    """What one slice gave: the token drawn (``None`` for a slice with ``draw=False``, or with a `Pooling`), its
-    log-probability in the distribution it was drawn from before temperature, top-k and top-p, and the probe's answer
+class SampledToken:
+    """What one chunk gave: the token sampled (``None`` for a chunk with ``samples=False``, or with a `Pooling`), its
+    log-probability in the distribution it was sampled from before temperature, top-k and top-p, and the probe's answer
     where asked.
 
     ``top`` are the likeliest tokens and their log-probabilities, as many as `SamplingParams.logprobs` asks for.
     ``vector`` answers a `Pooling`. ``error`` tells why the sequence cannot go on, for a fault of its request alone (a
     structure that cannot be followed): the token is then an end-of-text, and the caller gets `InvalidRequest`.
-    ``accepted`` are the tokens drawn behind this one, where guesses proved right;
+    ``accepted`` are the tokens sampled behind this one, where guesses proved right;
     theirs is empty.
     """
 
@@ -94,15 +94,15 @@ class Drawn:
     top: tuple[tuple[int, float], ...] = ()
     vector: tuple[float, ...] | None = None
     error: str = ""
-    accepted: tuple[Drawn, ...] = ()
+    accepted: tuple[SampledToken, ...] = ()
 
 
 @frozen(kw_only=True)
 class StepResult:
-    """One `Drawn` for each slice of the plan, in its order."""
+    """One `SampledToken` for each chunk of the plan, in its order."""
 
     step_id: int
-    drawn: tuple[Drawn, ...]
+    sampled: tuple[SampledToken, ...]
 
 
 @frozen(kw_only=True, eq=False)

@@ -27,24 +27,17 @@ from itertools import chain
 
 from attrs import define, evolve, field
 
+from .actions import Abort, Action, Commit, Fail, Finish
 from .asks import Asks
 from .blame import Blame
 from .errors import RunnerCrashed
 from .ledger import Hold
+from .limits import PlannerLimits
 from .pages import CrossSlots, PageAllocator
-from .plan import CrossWrite, Drawn, SequenceStart, Slice, StepPlan, StepResult
+from .plan import Chunk, CrossWrite, SampledToken, SequenceStart, StepPlan, StepResult
 from .request import EncoderItem, FinishReason, Request
-from .sequence import (
-    Abort,
-    Action,
-    Commit,
-    Fail,
-    Finish,
-    Phase,
-    PlannerLimits,
-    PlannerStatistics,
-    Sequence,
-)
+from .sequence import Phase, Sequence
+from .statistics import PlannerStatistics
 from .step_size import StepSize
 
 
@@ -80,7 +73,7 @@ class Planner:
     _cross_shared: int = field(default=0, init=False)
     _tokens_fed: int = field(default=0, init=False)
     _tokens_cached: int = field(default=0, init=False)
-    _tokens_guessed: int = field(default=0, init=False)
+    _tokens_drafted: int = field(default=0, init=False)
     _tokens_accepted: int = field(default=0, init=False)
     _tokens_committed: int = field(default=0, init=False)
     _preemptions: int = field(default=0, init=False)
@@ -151,9 +144,9 @@ class Planner:
         ran starts anew from its committed tokens; who held an entry waits for it, as its ask still stands."""
         self._epoch += 1
         for flight in self._flights:
-            for sequence, part in zip(flight.sequences, flight.plan.slices, strict=True):
+            for sequence, part in zip(flight.sequences, flight.plan.chunks, strict=True):
                 sequence.in_flight -= 1
-                sequence.draws -= part.draw
+                sequence.draws -= part.samples
         self._flights.clear()
         self._slots = CrossSlots(self.limits.cross_slots)
         self._pages.forget_contents()
@@ -169,24 +162,24 @@ class Planner:
     def step_done(self, result: StepResult) -> None:
         """The oldest step in flight has been run."""
         flight = self._answered(result.step_id)
-        assert len(result.drawn) == len(flight.sequences), "a step result must answer every slice"
+        assert len(result.sampled) == len(flight.sequences), "a step result must answer every chunk"
         self._blame.step_done()
         self._step_size.step_done()
         for sequence in flight.writes:
             self._cross_written += 1
             self._asks.release_all(sequence)
-        for sequence, part, drawn in zip(flight.sequences, flight.plan.slices, result.drawn, strict=True):
-            self._slice_done(sequence, part, drawn)
+        for sequence, part, sampled in zip(flight.sequences, flight.plan.chunks, result.sampled, strict=True):
+            self._slice_done(sequence, part, sampled)
 
-    def _slice_done(self, sequence: Sequence, part: Slice, drawn: Drawn) -> None:
-        sequence.draws -= part.draw
-        self._tokens_accepted += len(drawn.accepted)
-        sequence.fed = part.start + part.length + len(drawn.accepted)
-        sequence.dispatched += len(drawn.accepted)
-        if part.draw:  # a chunk that goes well says nothing of the chunks to come
+    def _slice_done(self, sequence: Sequence, part: Chunk, sampled: SampledToken) -> None:
+        sequence.draws -= part.samples
+        self._tokens_accepted += len(sampled.accepted)
+        sequence.fed = part.start + part.length + len(sampled.accepted)
+        sequence.dispatched += len(sampled.accepted)
+        if part.samples:  # a chunk that goes well says nothing of the chunks to come
             self._blame.clear(sequence)
-        if not sequence.ended and (part.draw or drawn.probe is not None):
-            self._commit(sequence, drawn, part.draw)
+        if not sequence.ended and (part.samples or sampled.probe is not None):
+            self._commit(sequence, sampled, part.samples)
         self._list_pages(sequence)
         self._asks.release_read(sequence)
         sequence.in_flight -= 1  # only now what has ended gives back its pages
@@ -210,9 +203,9 @@ class Planner:
                 self._doom(doomed)
         if skipped:  # a step that was run has forgotten them, even if it failed afterwards
             self._to_forget.extend(flight.plan.ended)
-        for sequence, part in zip(flight.sequences, flight.plan.slices, strict=True):
+        for sequence, part in zip(flight.sequences, flight.plan.chunks, strict=True):
             sequence.in_flight -= 1
-            sequence.draws -= part.draw
+            sequence.draws -= part.samples
             if not (skipped or too_large):
                 self._suspect(sequence, alone=len(flight.sequences) == 1, error=error)
             self._settle(sequence)
@@ -243,10 +236,10 @@ class Planner:
             return None
         for suspects in self._suspects():
             draft = self._plan(suspects)
-            if draft.slices:
+            if draft.chunks:
                 return self._dispatch(draft)
         draft = self._plan(sequence for sequence in self._candidates() if not sequence.suspicion)
-        if draft.slices or self._nothing_but_forgetting():
+        if draft.chunks or self._nothing_but_forgetting():
             return self._dispatch(draft)
         return None
 
@@ -287,7 +280,7 @@ class Planner:
             steps=self._next_step_id,
             tokens_fed=self._tokens_fed,
             tokens_cached=self._tokens_cached,
-            tokens_guessed=self._tokens_guessed,
+            tokens_drafted=self._tokens_drafted,
             tokens_accepted=self._tokens_accepted,
             tokens_committed=self._tokens_committed,
             preemptions=self._preemptions,
@@ -298,7 +291,7 @@ class Planner:
     # -- choosing ----------------------------------------------------------------------------------------------------
 
     def _candidates(self) -> Iterator[Sequence]:
-        """Who may have a slice: running ones first, then startable ones, each by (priority, arrival)."""
+        """Who may have a chunk: running ones first, then startable ones, each by (priority, arrival)."""
         running = [s for s in self._active.values() if s.phase is Phase.RUNNING]
         return chain(sorted(running, key=lambda s: s.order), self._startable())
 
@@ -360,10 +353,10 @@ class Planner:
         return False
 
     def _try_start(self, sequence: Sequence, budget: int, draft: _StepDraft) -> bool:
-        """Gives the sequence a place, a slot and pages for its first slice (a suspect: for all its tokens), or
-        nothing at all. It has a slice in the very step that starts it: a step that fails starts it anew."""
+        """Gives the sequence a place, a slot and pages for its first chunk (a suspect: for all its tokens), or
+        nothing at all. It has a chunk in the very step that starts it: a step that fails starts it anew."""
         item = sequence.cross_item
-        if self.limits.whole_prompts and draft.slices and len(sequence.tokens) > budget:
+        if self.limits.whole_prompts and draft.chunks and len(sequence.tokens) > budget:
             return False  # it cannot be divided: a long one runs alone
         if len(self._active) >= self.limits.max_running:
             return False
@@ -449,22 +442,22 @@ class Planner:
         draft.reads.append(Hold(ask.holder, item.key))
 
     def _add_slice(self, sequence: Sequence, budget: int, draft: _StepDraft) -> int:
-        """Adds the sequence's next slice, within ``budget`` tokens; how many it took."""
+        """Adds the sequence's next chunk, within ``budget`` tokens; how many it took."""
         length = self._slice_length(sequence, budget)
         if length <= 0 or not self._try_grow(sequence, sequence.dispatched + length, draft):
             return 0
         assert sequence.id is not None, "a running sequence has an id"
         draw = sequence.dispatched + length == sequence.known
         guesses = self._guesses(sequence, length, budget - length) if draw else 0
-        draft.slices.append(
-            Slice(
+        draft.chunks.append(
+            Chunk(
                 sequence_id=sequence.id,
                 start=sequence.dispatched,
                 length=length,
                 block_table=tuple(sequence.pages),
                 cross_slot=sequence.slot,
-                draw=draw,
-                speculate=guesses,
+                samples=draw,
+                draft_tokens=guesses,
             )
         )
         draft.sequences.append(sequence)
@@ -475,8 +468,8 @@ class Planner:
         return length + guesses
 
     def _slice_length(self, sequence: Sequence, budget: int) -> int:
-        """Tokens of its next slice: none where it must wait for the steps in flight, or for an encoder output."""
-        if sequence.left < 1 or (self.limits.speculate and sequence.draws):
+        """Tokens of its next chunk: none where it must wait for the steps in flight, or for an encoder output."""
+        if sequence.left < 1 or (self.limits.draft_tokens and sequence.draws):
             return 0  # how many tokens a step with guesses will draw is not known before it is answered
         wanted = sequence.known - sequence.dispatched
         if self.limits.whole_prompts:
@@ -484,10 +477,10 @@ class Planner:
         return int(min(wanted, budget, sequence.reach(sequence.dispatched) - sequence.dispatched))
 
     def _guesses(self, sequence: Sequence, length: int, budget: int) -> int:
-        """How many tokens may be guessed behind its next slice. Guessing never costs anybody a page that is in use."""
+        """How many tokens may be guessed behind its next chunk. Guessing never costs anybody a page that is in use."""
         if sequence.suspicion or sequence.request.pooling is not None:
             return 0
-        most = min(self.limits.speculate, sequence.left - 1, budget)
+        most = min(self.limits.draft_tokens, sequence.left - 1, budget)
         if most <= 0:
             return 0
         end = sequence.dispatched + length
@@ -497,11 +490,11 @@ class Planner:
             most = min(most, len(sequence.pages) * self.limits.page_size - end)
         else:
             sequence.pages.extend(pages)
-        self._tokens_guessed += most
+        self._tokens_drafted += most
         return most
 
     def _reads(self, sequence: Sequence, length: int) -> list[Hold]:
-        """The encoder outputs that a slice of ``length`` reads."""
+        """The encoder outputs that a chunk of ``length`` reads."""
         start, stop = sequence.dispatched, sequence.dispatched + length
         touched = dict.fromkeys(p.key for p in sequence.placements if p.touches(start, stop))
         return [Hold(sequence.asks[key].holder, key) for key in touched]
@@ -546,7 +539,7 @@ class Planner:
             started=tuple(draft.started),
             ended=tuple(self._to_forget),
             cross_writes=tuple(draft.cross_writes),
-            slices=tuple(draft.slices),
+            chunks=tuple(draft.chunks),
         )
         self._next_step_id += 1
         self._to_forget = []
@@ -560,27 +553,27 @@ class Planner:
         assert flight.plan.step_id == step_id, f"step {step_id} was answered before step {flight.plan.step_id}"
         return flight
 
-    def _commit(self, sequence: Sequence, drawn: Drawn, draw: bool) -> None:
-        """All tokens that the slice gave, up to one that ends the request."""
-        for part in (evolve(drawn, accepted=()), *drawn.accepted):
+    def _commit(self, sequence: Sequence, sampled: SampledToken, draw: bool) -> None:
+        """All tokens that the chunk gave, up to one that ends the request."""
+        for part in (evolve(sampled, accepted=()), *sampled.accepted):
             if not sequence.ended:
                 self._commit_one(sequence, part, draw)
 
-    def _commit_one(self, sequence: Sequence, drawn: Drawn, draw: bool) -> None:
+    def _commit_one(self, sequence: Sequence, sampled: SampledToken, draw: bool) -> None:
         request = sequence.request
-        self._actions.append(Commit(request.id, drawn))
+        self._actions.append(Commit(request.id, sampled))
         if not draw:
             return
         if request.pooling is not None:
-            assert drawn.vector is not None, "a slice that pools must answer with a vector"
+            assert sampled.vector is not None, "a chunk that pools must answer with a vector"
             self._end(sequence, Finish(request.id, FinishReason.POOLED))
             return
-        assert drawn.token_id is not None, "a slice that draws must answer with a token"
-        sequence.tokens.append(drawn.token_id)
+        assert sampled.token_id is not None, "a chunk that draws must answer with a token"
+        sequence.tokens.append(sampled.token_id)
         self._tokens_committed += 1
         stops = request.sampling.stop_token_ids
-        eos = drawn.token_id in self.limits.eos_token_ids and not request.sampling.ignore_eos
-        if eos or drawn.token_id in stops:
+        eos = sampled.token_id in self.limits.eos_token_ids and not request.sampling.ignore_eos
+        if eos or sampled.token_id in stops:
             self._end(sequence, Finish(request.id, FinishReason.STOP))
         elif sequence.generated >= request.max_tokens:
             self._end(sequence, Finish(request.id, FinishReason.LENGTH))
@@ -666,7 +659,7 @@ class _StepDraft:
 
     started: list[SequenceStart] = field(factory=list)
     cross_writes: list[CrossWrite] = field(factory=list)
-    slices: list[Slice] = field(factory=list)
+    chunks: list[Chunk] = field(factory=list)
     sequences: list[Sequence] = field(factory=list)
     writes: list[Sequence] = field(factory=list)
     reads: list[Hold] = field(factory=list)

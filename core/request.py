@@ -48,7 +48,7 @@ STRUCTURES = ("json_schema", "regex", "lark", "choice")
 
 @frozen(kw_only=True)
 class Structure:
-    """What the whole output must be: only tokens that can still lead there are drawn, and the end when it is reached.
+    """What the whole output must be: only tokens that can still lead there are sampled, and the end when it is reached.
 
     Args:
         kind: ``"json_schema"`` (``text`` is a JSON schema), ``"regex"``, ``"lark"`` (a grammar in llguidance's dialect
@@ -100,16 +100,16 @@ MOST_LOGPROBS = 20
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How tokens are drawn, when the text ends, and what is told of it.
+    """How tokens are sampled, when the text ends, and what is told of it.
 
     What is done to the logits of a token, in this order, which is transformers': ``logit_bias``;
-    ``repetition_penalty``; ``frequency_penalty`` and ``presence_penalty``; what must not be drawn (the checkpoint's
+    ``repetition_penalty``; ``frequency_penalty`` and ``presence_penalty``; what must not be sampled (the checkpoint's
     suppressed tokens, ends before ``min_tokens``, what ``structure`` forbids) is ruled out; here log-probabilities are
     taken; then ``temperature``, ``top_k``, ``top_p``, ``min_p``.
 
     Args:
         max_tokens: most tokens to generate, at least 1; ``None``: up to the model's last position.
-        min_tokens: end-of-text and stop tokens are not drawn before this many tokens. Stop strings end a text earlier.
+        min_tokens: end-of-text and stop tokens are not sampled before so many tokens. Stop strings end a text earlier.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p: smallest set of tokens whose probability reaches it, in (0, 1]; 1 is off.
         top_k: only the k likeliest tokens; 0 is off.
@@ -123,11 +123,11 @@ class SamplingParams:
         stop: strings that end the text; the text ends before the first of them. One string, or several.
         stop_token_ids: tokens that end the request beside the model's own end-of-text.
         ignore_eos: go on after end-of-text (for benchmarks).
-        logprobs: tell the log-probabilities of so many of the likeliest tokens beside that of the drawn one, 0 to 20;
-            ``None``: of the drawn one alone. They are those of the distribution after all rules and penalties, before
-            the temperature and the limits behind it.
-        n: how many completions of the prompt. The first is drawn with ``seed``, the others with seeds made from it, see
-            `sibling`; without a temperature they are all the same.
+        logprobs: tell the log-probabilities of so many of the likeliest tokens beside that of the sampled one, 0 to 20;
+            ``None``: of the sampled one alone. They are those of the distribution after all rules and penalties,
+            before the temperature and the limits behind it.
+        n: how many completions of the prompt. The first is sampled with ``seed``, the others with seeds made from it,
+            see `sibling`; without a temperature they are all the same.
         structure: what the output must be; `None`: anything. See `Structure`.
 
     Raises:
@@ -212,8 +212,8 @@ class SamplingParams:
         _check(self.min_tokens == 0, f"min_tokens={self.min_tokens} with a structure", "0: it ends where it ends")
 
     def sibling(self, index: int) -> SamplingParams:
-        """How completion ``index`` of `n` is drawn: the first with the plain seed, each other with one of its own, the
-        same whenever it is asked for."""
+        """How completion ``index`` of `n` is sampled: the first with the plain seed, each other with one of its own,
+        the same whenever it is asked for."""
         if index == 0:
             return evolve(self, n=1)
         digest = hashlib.blake2b(f"sibling:{self.seed}:{index}".encode(), digest_size=8).digest()
@@ -233,11 +233,11 @@ class TimestampRules:
 
 @frozen(kw_only=True)
 class LogitRules:
-    """What is done to the logits before a token is drawn, beside `SamplingParams`."""
+    """What is done to the logits before a token is sampled, beside `SamplingParams`."""
 
-    suppress: tuple[int, ...] = ()  # never drawn
-    begin_suppress: tuple[int, ...] = ()  # not drawn as the first generated token
-    allowed: tuple[int, ...] | None = None  # only these are drawn
+    suppress: tuple[int, ...] = ()  # never sampled
+    begin_suppress: tuple[int, ...] = ()  # not sampled as the first generated token
+    allowed: tuple[int, ...] | None = None  # only these are sampled
     timestamps: TimestampRules | None = None
 
 

@@ -1,75 +1,14 @@
-"""A request's progress through the planner, and the actions, limits and statistics that the planner speaks in."""
+"""A request's progress through the planner."""
 
 from __future__ import annotations
 
 import enum
 import math
 
-from attrs import define, field, frozen
+from attrs import define, field
 
-from .model import ModelDescription
-from .plan import Drawn
 from .prefix import PageKeys, root_key
-from .request import EncoderItem, FinishReason, Placement, Request
-
-# -- actions ---------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class Action:
-    """Something that the scheduler must tell others."""
-
-
-@frozen
-class AcquireItem(Action):
-    """Ask the encoder cache for the item; `Planner.encoder_ready` or `encoder_refused` answers.
-
-    ``holder`` is new for every ask, so that a late answer to a withdrawn one is recognised."""
-
-    holder: str
-    item: EncoderItem
-
-
-@frozen
-class ReleaseItem(Action):
-    """``holder`` no longer needs the entry (or no longer waits for it)."""
-
-    holder: str
-    key: str
-
-
-@frozen
-class Commit(Action):
-    """A token of the request is final."""
-
-    request_id: str
-    drawn: Drawn
-
-
-@frozen
-class Finish(Action):
-    """The request ended well."""
-
-    request_id: str
-    reason: FinishReason
-
-
-@frozen
-class Fail(Action):
-    """The request ended with an error."""
-
-    request_id: str
-    error: Exception
-
-
-@frozen
-class Abort(Action):
-    """The request ended because somebody wished so."""
-
-    request_id: str
-
-
-# -- state -----------------------------------------------------------------------------------------------------------
+from .request import EncoderItem, Placement, Request
 
 
 class Phase(enum.Enum):
@@ -77,7 +16,7 @@ class Phase(enum.Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    LEAVING = "leaving"  # no further slices; resources go back when no step mentions it
+    LEAVING = "leaving"  # no further chunks; resources go back when no step mentions it
 
 
 @define(eq=False)
@@ -107,7 +46,7 @@ class Sequence:
     dispatched: int = 0  # positions that dispatched steps have fed or will feed
     fed: int = 0  # positions that answered steps have fed
     listed: int = 0  # pages that others may find
-    draws: int = 0  # tokens drawn by steps in flight
+    draws: int = 0  # tokens sampled by steps in flight
     in_flight: int = 0  # steps in flight that mention it
     pages: list[int] = field(factory=list)
     slot: int | None = None
@@ -180,80 +119,3 @@ class Sequence:
         if self.request.pooling is not None and self.request.pooling.kind in ("mean", "cls"):
             most = 0
         return most // self.keys.page_size
-
-
-# -- limits and statistics -------------------------------------------------------------------------------------------
-
-
-@frozen(kw_only=True)
-class PlannerStatistics:
-    """A snapshot of the planner. Counters since the start."""
-
-    waiting: int
-    running: int
-    leaving: int
-    steps_in_flight: int
-    pages: int
-    pages_free: int  # cached ones among them
-    pages_cached: int  # kept for their content, used by nobody
-    cross_slots: int
-    cross_slots_used: int
-    cross_slots_idle: int
-    cross_written: int
-    cross_shared: int  # starts that found their cross-attention KV resident
-    steps: int
-    tokens_fed: int  # guesses included
-    tokens_cached: int  # that need not be fed, since their KV was cached
-    tokens_guessed: int  # by speculation
-    tokens_accepted: int  # guesses that proved right
-    tokens_committed: int
-    preemptions: int
-    failed_steps: int
-    step_tokens: int  # what a step may feed now; less than ``max_step_tokens`` after one was too large for the memory
-
-
-@frozen(kw_only=True)
-class PlannerLimits:
-    """What the planner plans against."""
-
-    max_running: int
-    max_step_tokens: int
-    page_size: int
-    pages: int
-    cross_slots: int
-    eos_token_ids: frozenset[int]
-    steps_in_flight: int = 2
-    crashes_alone: int = 2  # a request whose step fails this often, alone, is poison; more where the device is flaky
-    encoder_cache_bytes: int = 1 << 62  # what a request asks for together must fit
-    identity: str = ""  # of the weights: goes into the keys of pages
-    prefix_caching: bool = False
-    speculate: int = 0  # most tokens guessed in a step
-    whole_prompts: bool = False  # a prompt is one slice, and holds no pages
-
-    @classmethod
-    def of(
-        cls,
-        description: ModelDescription,
-        *,
-        max_running: int,
-        max_step_tokens: int,
-        steps_in_flight: int,
-        encoder_cache_bytes: int = 1 << 62,
-        prefix_caching: bool = False,
-        speculate: int = 0,
-    ) -> PlannerLimits:
-        """The limits of a loaded model under an engine's settings."""
-        return cls(
-            max_running=max_running,
-            max_step_tokens=max_step_tokens,
-            page_size=description.page_size,
-            pages=description.pages,
-            cross_slots=description.cross_slots,
-            eos_token_ids=frozenset(description.eos_token_ids),
-            steps_in_flight=steps_in_flight,
-            encoder_cache_bytes=encoder_cache_bytes,
-            identity=description.processor_identity,
-            prefix_caching=prefix_caching and not description.whole_prompts,
-            speculate=speculate,
-            whole_prompts=description.whole_prompts,
-        )

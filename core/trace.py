@@ -137,7 +137,7 @@ class TraceChecker:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _accepted(self, event: events.RequestAccepted) -> None:
+    def _accepted(self, event: events.RequestQueued) -> None:
         self._log(event, event.request_id)
         if event.request_id in self._requests:
             self._fail(TERMINAL_ONCE, f"request {event.request_id} was accepted twice", [event.request_id])
@@ -394,7 +394,7 @@ _WHILE_ORDERLY: dict[type[events.Event], Check] = {
     events.StepEnded: TraceChecker._step_ended,
 }
 _ALWAYS: dict[type[events.Event], Check] = {
-    events.RequestAccepted: TraceChecker._accepted,
+    events.RequestQueued: TraceChecker._accepted,
     events.RequestEnded: TraceChecker._ended,
     events.StageReached: TraceChecker._stage,
     events.ActorFailed: TraceChecker._actor_failed,

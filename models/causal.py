@@ -1,6 +1,6 @@
 """Decoder-only models of transformers behind `Network`: its modules compute, our attention reads and writes the pages.
 
-One call of the module feeds all slices of a step, flattened into rows; `paged.py` keeps the sequences apart.
+One call of the module feeds all chunks of a step, flattened into rows; `paged.py` keeps the sequences apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from ..core.plan import EncodeJob, Slice
+from ..core.plan import Chunk, EncodeJob
 from .attention import PAGED, PAGED_APART, AnyStep, PagedCall, Witness, register
 from .compiled import CompiledLayers
 from .families import Family
@@ -101,7 +101,7 @@ class CausalNetwork:
         if self.graphs is not None and rows is not None:
             self.paged.enter([feed.part for feed in feeds])
             logits = self.graphs.run(rows)
-            if logits is not None:  # of all rows, one for each slice
+            if logits is not None:  # of all rows, one for each chunk
                 chosen = torch.tensor([index for index, _ in wanted], dtype=torch.long, device=self.device)
                 return logits.index_select(0, chosen).float()
         return self.rows(feeds, wanted, outputs)
@@ -167,11 +167,11 @@ class CausalNetwork:
                 f"sequence {feed.record.start.sequence_id}: {pooling.kind} needs all positions, so no shared prefix"
             )
         notes.sums.add(hidden, pooling)
-        return PooledHead(self.model).answer(notes.sums, pooling) if feed.part.draw else None
+        return PooledHead(self.model).answer(notes.sums, pooling) if feed.part.samples else None
 
-    def _lay_out(self, slices: Sequence[Slice]) -> PagedLayout:
-        self.paged.enter(slices)
-        return PagedLayout.of(slices, self.paged.page_size, self.device)
+    def _lay_out(self, chunks: Sequence[Chunk]) -> PagedLayout:
+        self.paged.enter(chunks)
+        return PagedLayout.of(chunks, self.paged.page_size, self.device)
 
     def _embed(self, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs) -> Tensor:
         """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them."""
@@ -238,7 +238,7 @@ def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
         part, start, notes = feed.part, feed.part.start, feed.record.notes
         placed = any(one.touches(start, start + 1) for one in feed.record.start.placements)
         bent = notes.positions is not None and start < notes.positions.shape[1]  # among items, three numbers differ
-        if part.length != 1 or placed or bent:  # guesses that were found lengthen the slice
+        if part.length != 1 or placed or bent:  # guesses that were found lengthen the chunk
             return None
         token, position = feed.record.tokens[start], start + notes.delta
         rows.append(FixedRow(token=token, start=start, position=position, block_table=part.block_table))
@@ -246,8 +246,8 @@ def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
 
 
 def _place(embeddings: Tensor, row: int, feed: Feed, outputs: Outputs) -> None:
-    """Puts what the slice holds of each item in place of the embeddings of its placeholders. The slice's rows begin at
-    ``row``; an item's rows fill its spans in order, and slices may cut them anywhere."""
+    """Puts what the chunk holds of each item in place of the embeddings of its placeholders. The chunk's rows begin at
+    ``row``; an item's rows fill its spans in order, and chunks may cut them anywhere."""
     start, stop = feed.part.start, feed.part.start + feed.part.length
     for placement in feed.record.start.placements:
         if not placement.touches(start, stop):
@@ -261,7 +261,7 @@ def _place(embeddings: Tensor, row: int, feed: Feed, outputs: Outputs) -> None:
 
 
 def _axes(feed: Feed) -> Any:
-    """Positions in three dimensions of the slice, numpy int64 [3, length]: the prompt's own, then in a line."""
+    """Positions in three dimensions of the chunk, numpy int64 [3, length]: the prompt's own, then in a line."""
     start, stop, notes = feed.part.start, feed.part.start + feed.part.length, feed.record.notes
     prompt = notes.positions.shape[1]
     later = np.arange(max(start, prompt), stop, dtype=np.int64) + notes.delta

@@ -1,8 +1,8 @@
-"""From slices to what they gave: whose logits a step needs, what is drawn from them, and which guesses were right.
+"""From chunks to what they gave: whose logits a step needs, what is sampled from them, and which guesses were right.
 
-A slice that draws gives the token behind its last one. Where tokens were guessed behind it, the rows of the guesses
-give one more each: guesses count as long as each is the very token that is drawn before it. So guessing changes no
-token, greedy or not: draws are keyed by their position (`triolet.models.sampling`), and a drawn token depends on no
+A chunk that draws gives the token behind its last one. Where tokens were guessed behind it, the rows of the guesses
+give one more each: guesses count as long as each is the very token that is sampled before it. So guessing changes no
+token, greedy or not: draws are keyed by their position (`triolet.models.sampling`), and a sampled token depends on no
 wrong guess. The distribution is kept as in speculative sampling (Leviathan et al. 2023, section
 2.3), whose test of a guess is replaced by a draw that guess and model share.
 """
@@ -17,15 +17,15 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ..core.errors import EngineError
-from ..core.plan import Drawn
+from ..core.plan import SampledToken
 from .network import Feed, Network, Outputs, Record
 from .sampling import Draw, RuleMasks, draw_tokens
 
 
 @frozen(kw_only=True)
 class _Wanted:
-    """The rows whose logits a step needs, as (index of the slice, offset in it). ``draws`` of them come first: for each
-    slice (by index) where its rows lie, one for each token that may be drawn. ``probes``: where its probe lies."""
+    """The rows whose logits a step needs, as (index of the chunk, offset in it). ``draws`` of them come first: for each
+    chunk (by index) where its rows lie, one for each token that may be sampled. ``probes``: where its probe lies."""
 
     rows: list[tuple[int, int]]
     draws: dict[int, range]
@@ -41,34 +41,34 @@ class Pen:
     masks: RuleMasks
     eos_token_ids: tuple[int, ...]
 
-    def draw(self, feeds: Sequence[Feed]) -> list[Drawn]:
-        """Feeds the slices; what each gave. No record changes.
+    def draw(self, feeds: Sequence[Feed]) -> list[SampledToken]:
+        """Feeds the chunks; what each gave. No record changes.
 
         Raises:
             EngineError: a sequence has no token to draw.
         """
-        drawn = self.try_draw(feeds)
-        for feed, one in zip(feeds, drawn, strict=True):
+        sampled = self.try_draw(feeds)
+        for feed, one in zip(feeds, sampled, strict=True):
             if not all(map(is_token, (one, *one.accepted))):
                 raise EngineError(
                     f"sequence {feed.part.sequence_id} has no token to draw: its logits are not finite, or its rules "
                     "allow none"
                 )
-        return drawn
+        return sampled
 
-    def try_draw(self, feeds: Sequence[Feed]) -> list[Drawn]:
+    def try_draw(self, feeds: Sequence[Feed]) -> list[SampledToken]:
         """As `draw`, but where a sequence has no token to draw, what it gave is none: see `is_token`."""
         wanted = _wanted_rows(feeds)
         logits = self.network.logits(feeds, wanted.rows, self.outputs)
         asked = [feeds[index].record for index in wanted.probes]
         answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), asked)
         probes = dict(zip(wanted.probes, answers, strict=True))
-        drawn = self._drawn(logits, wanted.draws, feeds)
-        nothing = Drawn(token_id=None)
-        return [evolve(drawn.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
+        sampled = self._sampled(logits, wanted.draws, feeds)
+        nothing = SampledToken(token_id=None)
+        return [evolve(sampled.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
 
-    def _drawn(self, logits: Tensor, rows: dict[int, range], feeds: Sequence[Feed]) -> dict[int, Drawn]:
-        """What is drawn, by slice. ``rows`` are the first of ``logits``, which are written to."""
+    def _sampled(self, logits: Tensor, rows: dict[int, range], feeds: Sequence[Feed]) -> dict[int, SampledToken]:
+        """What is sampled, by chunk. ``rows`` are the first of ``logits``, which are written to."""
         if not rows:
             return {}
         draws: list[Draw] = []
@@ -90,15 +90,15 @@ class Pen:
         )
 
 
-def is_token(drawn: Drawn) -> bool:
+def is_token(sampled: SampledToken) -> bool:
     """False where the model's numbers broke down, or the rules left no token."""
-    return not math.isnan(drawn.logprob)
+    return not math.isnan(sampled.logprob)
 
 
-def _accept(feed: Feed, drawn: list[Drawn]) -> Drawn:
-    """The first draw, and those behind the guesses that were right: each row's draw counts if its guess was drawn."""
-    kept = [drawn[0]]
-    for guess, behind in zip(feed.guesses, drawn[1:], strict=True):
+def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
+    """The first draw, and those behind the guesses that were right: each row's draw counts if its guess was sampled."""
+    kept = [sampled[0]]
+    for guess, behind in zip(feed.guesses, sampled[1:], strict=True):
         if kept[-1].token_id != guess or kept[-1].error:
             break
         kept.append(behind)
@@ -106,10 +106,10 @@ def _accept(feed: Feed, drawn: list[Drawn]) -> Drawn:
 
 
 def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
-    """Draws first, so that they are one view of the logits; a probe at a drawn row shares it."""
+    """Draws first, so that they are one view of the logits; a probe at a sampled row shares it."""
     wanted = _Wanted(rows=[], draws={}, probes={})
     for index, feed in enumerate(feeds):
-        if feed.part.draw:
+        if feed.part.samples:
             first, row = feed.part.length - len(feed.guesses) - 1, len(wanted.rows)
             wanted.rows.extend((index, offset) for offset in range(first, feed.part.length))
             wanted.draws[index] = range(row, len(wanted.rows))

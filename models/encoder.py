@@ -46,7 +46,7 @@ class EncoderNetwork:
         check_pooling(record.start, classifies=self.classifies)
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
-        raise AssertionError(f"{wanted} of {len(feeds)} slices are to be logits besides {outputs}, of vectors only")
+        raise AssertionError(f"{wanted} of {len(feeds)} chunks are to be logits besides {outputs}, of vectors only")
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:  # noqa: ARG002
         answers: list[tuple[float, ...] | None] = [None] * len(feeds)

@@ -2,7 +2,7 @@
 
 One step, in order::
 
-    StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the slices (network.py, causal.py)
+    StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the chunks (network.py, causal.py)
              -> rules and draws (sampling.py) -> records grow -> StepResult
 
 What is known of the architecture lies behind `Network`, and what is taken for it behind a blueprint (blueprint.py).
@@ -31,7 +31,7 @@ from ..core.errors import (
 )
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
-from ..core.plan import DeviceMemory, Drawn, EncodeJob, Slice, StepPlan, StepResult
+from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, StepPlan, StepResult
 from .blueprint import AnyBlueprint, AnyModel, Blueprints, Own, Parts, name_devices
 from .drawing import Pen
 from .kv import PagedKV
@@ -135,7 +135,7 @@ class TorchExecutor:
         model: a checkpoint's folder or a hub id.
         config: the engine's settings; device, dtype, threads and the KV sizes matter here.
 
-    When a step raises, the sequences of its slices and of its ``started`` are forgotten, and what it wrote to their
+    When a step raises, the sequences of its chunks and of its ``started`` are forgotten, and what it wrote to their
     pages and slots counts for nothing: the planner starts them again under new ids and writes the slots again. All
     other sequences go on undisturbed. For the same reason an id in ``ended`` may be unknown: there is nothing left to
     forget.
@@ -342,7 +342,7 @@ class TorchExecutor:
         now = self._opened()
         for sequence in plan.ended:
             self._records.pop(sequence, None)
-        fed, started = {part.sequence_id for part in plan.slices}, {start.sequence_id for start in plan.started}
+        fed, started = {part.sequence_id for part in plan.chunks}, {start.sequence_id for start in plan.started}
         touched = (fed | started) - (started & self._records.keys())  # one that is started twice is an older step's
         try:
             with _device_errors(f"a step of {plan.tokens} tokens"):
@@ -365,28 +365,28 @@ class TorchExecutor:
             assert 0 <= write.slot < slots, f"{write} of {slots} slots"
             for parts, outputs in now.crossed():
                 parts.network.write_cross(write.slot, outputs.get(write.key))
-        feeds = [Feed(part=part, record=self._record(now, part)) for part in plan.slices]
-        drawn: list[Drawn] = [Drawn(token_id=None)] * len(feeds)
+        feeds = [Feed(part=part, record=self._record(now, part)) for part in plan.chunks]
+        sampled: list[SampledToken] = [SampledToken(token_id=None)] * len(feeds)
         pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
         others = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is None]
         for indices, answer in ((pooled, self._pool), (others, self._draw)):
             if indices:
                 for index, one in zip(indices, answer(now, [feeds[index] for index in indices]), strict=True):
-                    drawn[index] = one
-        return StepResult(step_id=plan.step_id, drawn=tuple(drawn))
+                    sampled[index] = one
+        return StepResult(step_id=plan.step_id, sampled=tuple(sampled))
 
-    def _record(self, now: _Open, part: Slice) -> Record:
-        """The record of a possible slice. A bad index must go no further: on CUDA it ends the process's context."""
+    def _record(self, now: _Open, part: Chunk) -> Record:
+        """The record of a possible chunk. A bad index must go no further: on CUDA it ends the process's context."""
         record = self._records.get(part.sequence_id)
         assert record is not None, (
             f"sequence {part.sequence_id} is not known: it was never started, or an earlier step of it failed"
         )
         end, known = part.start + part.length, len(record.tokens)
         assert 0 <= part.start < end <= known, (
-            f"sequence {part.sequence_id}: slice {part.start}..{end} of {known} tokens"
+            f"sequence {part.sequence_id}: chunk {part.start}..{end} of {known} tokens"
         )
-        assert end + part.speculate <= now.main.network.positions, (
-            f"sequence {part.sequence_id}: position {end + part.speculate - 1} is past the last"
+        assert end + part.draft_tokens <= now.main.network.positions, (
+            f"sequence {part.sequence_id}: position {end + part.draft_tokens - 1} is past the last"
         )
         if now.main.paged is None:
             assert part.start == 0, f"sequence {part.sequence_id}: a prompt is read whole, but starts at {part.start}"
@@ -397,22 +397,22 @@ class TorchExecutor:
             _check_pages(now.main.paged, part)
         slots = 0 if now.main.cross is None else now.main.cross.slots
         assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
-        assert not part.draw or end == known, f"sequence {part.sequence_id}: a draw at {end} with {known} tokens known"
+        assert not part.samples or end == known, f"sequence {part.sequence_id}: samples at {end} of {known} tokens"
         return record
 
-    def _pool(self, now: _Open, feeds: list[Feed]) -> list[Drawn]:
+    def _pool(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """The vectors of those whose prompt ends."""
-        return [Drawn(token_id=None, vector=vector) for vector in now.main.network.vectors(feeds, now.outputs)]
+        return [SampledToken(token_id=None, vector=vector) for vector in now.main.network.vectors(feeds, now.outputs)]
 
-    def _draw(self, now: _Open, feeds: list[Feed]) -> list[Drawn]:
+    def _draw(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """Tokens, and what was guessed right behind them; the records grow when all has gone well."""
         if now.guesser is not None:
             feeds = list(map(Feed.with_guesses, feeds, now.guesser.guess(feeds)))
-        drawn = now.pen.draw(feeds)
-        for feed, one in zip(feeds, drawn, strict=True):
+        sampled = now.pen.draw(feeds)
+        for feed, one in zip(feeds, sampled, strict=True):
             tokens = [part.token_id for part in (one, *one.accepted)]
             feed.record.tokens += [token for token in tokens if token is not None]
-        return drawn
+        return sampled
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""
@@ -475,8 +475,8 @@ def _is_finite(output: Tensor) -> bool:
     return bool(output.isfinite().all())
 
 
-def _check_pages(paged: PagedKV | StagedKV, part: Slice) -> None:
-    end = part.start + part.length + part.speculate
+def _check_pages(paged: PagedKV | StagedKV, part: Chunk) -> None:
+    end = part.start + part.length + part.draft_tokens
     assert len(part.block_table) * paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
     known = 0 <= min(part.block_table) <= max(part.block_table) < paged.pages
     assert known, f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"

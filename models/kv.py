@@ -18,12 +18,12 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..core.plan import Slice
+from ..core.plan import Chunk
 
 
 @frozen(kw_only=True, eq=False)
 class PageGroup:
-    """The slices of a step that have one length, attended together."""
+    """The chunks of a step that have one length, attended together."""
 
     rows: Tensor | None  # [count * length] rows of the step; None: all of them, in order
     count: int
@@ -46,8 +46,8 @@ class SlotRun:
 class StepLayout:
     """Where a step's rows lie: computed once, used by every layer."""
 
-    order: tuple[int, ...]  # index in the plan of each slice, in the order of the rows
-    starts: tuple[int, ...]  # first row of each slice, in the order of the rows
+    order: tuple[int, ...]  # index in the plan of each chunk, in the order of the rows
+    starts: tuple[int, ...]  # first row of each chunk, in the order of the rows
     positions: Tensor  # [rows]
     slot_mapping: Tensor  # [rows], page * page_size + offset
     groups: tuple[PageGroup, ...]
@@ -98,11 +98,11 @@ class PagedKV:
             device=device or self._pool.device,
         )
 
-    def enter(self, slices: Sequence[Slice]) -> None:
-        """Zeroes the pages whose first position these slices write."""
+    def enter(self, chunks: Sequence[Chunk]) -> None:
+        """Zeroes the pages whose first position these chunks write."""
         entered = [
             part.block_table[block]
-            for part in slices
+            for part in chunks
             for block in range(-(-part.start // self.page_size), -(-(part.start + part.length) // self.page_size))
         ]
         if entered:
@@ -214,10 +214,10 @@ def _attend_whole(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return scaled_dot_product_attention(queries, keys, values, scale=1.0)
 
 
-def lay_out(slices: Sequence[Slice], paged: PagedKV, *, dtype: torch.dtype, device: torch.device) -> StepLayout:
-    """The layout of a step with at least one slice."""
-    order = sorted(range(len(slices)), key=lambda index: _slot(slices[index]))
-    ordered = [slices[index] for index in order]
+def lay_out(chunks: Sequence[Chunk], paged: PagedKV, *, dtype: torch.dtype, device: torch.device) -> StepLayout:
+    """The layout of a step with at least one chunk."""
+    order = sorted(range(len(chunks)), key=lambda index: _slot(chunks[index]))
+    ordered = [chunks[index] for index in order]
     starts, row = [], 0
     for part in ordered:
         starts.append(row)
@@ -239,21 +239,21 @@ def lay_out(slices: Sequence[Slice], paged: PagedKV, *, dtype: torch.dtype, devi
     )
 
 
-def _slot(part: Slice) -> int:
+def _slot(part: Chunk) -> int:
     assert part.cross_slot is not None, f"sequence {part.sequence_id} of an encoder-decoder model has no cross slot"
     return part.cross_slot
 
 
 def _page_groups(
-    slices: list[Slice], starts: list[int], paged: PagedKV, dtype: torch.dtype, device: torch.device
+    chunks: list[Chunk], starts: list[int], paged: PagedKV, dtype: torch.dtype, device: torch.device
 ) -> tuple[PageGroup, ...]:
     """Slices of one length share a group; a group is as wide as its longest block table in use."""
     by_length: dict[int, list[int]] = {}
-    for index, part in enumerate(slices):
+    for index, part in enumerate(chunks):
         by_length.setdefault(part.length, []).append(index)
     groups = []
     for length, members in by_length.items():
-        parts = [slices[index] for index in members]
+        parts = [chunks[index] for index in members]
         rows = [starts[index] + offset for index in members for offset in range(length)]
         groups.append(
             PageGroup(
@@ -267,11 +267,11 @@ def _page_groups(
     return tuple(groups)
 
 
-def _blocks(part: Slice, page_size: int) -> int:
+def _blocks(part: Chunk, page_size: int) -> int:
     return -(-(part.start + part.length) // page_size)
 
 
-def _table(parts: list[Slice], paged: PagedKV) -> Tensor:
+def _table(parts: list[Chunk], paged: PagedKV) -> Tensor:
     widest = max(_blocks(part, paged.page_size) for part in parts)
     table: list[int] = []
     for part in parts:
@@ -280,7 +280,7 @@ def _table(parts: list[Slice], paged: PagedKV) -> Tensor:
     return torch.tensor(table)
 
 
-def _causal_mask(parts: list[Slice], page_size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _causal_mask(parts: list[Chunk], page_size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     widest = max(_blocks(part, page_size) for part in parts)
     starts = torch.tensor([part.start for part in parts], device=device)
     queries = starts[:, None] + torch.arange(parts[0].length, device=device)  # [count, length]
@@ -288,11 +288,11 @@ def _causal_mask(parts: list[Slice], page_size: int, dtype: torch.dtype, device:
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
-def _slot_runs(slices: list[Slice]) -> list[SlotRun]:
-    """Merges the slots next to each other that have equally many rows. ``slices`` are ordered by slot."""
+def _slot_runs(chunks: list[Chunk]) -> list[SlotRun]:
+    """Merges the slots next to each other that have equally many rows. ``chunks`` are ordered by slot."""
     runs: list[SlotRun] = []
     start = 0
-    for slot, members in groupby(slices, key=_slot):
+    for slot, members in groupby(chunks, key=_slot):
         rows = sum(part.length for part in members)
         last = runs[-1] if runs else None
         if last is not None and last.slot + last.slots == slot and last.rows == rows:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.errors import InvalidRequest
 from ..core.lookup import Lookup
-from ..core.plan import EncodeJob, SequenceStart, Slice
+from ..core.plan import Chunk, EncodeJob, SequenceStart
 from .features import LogMel
 from .kv import CrossKV, PagedKV, lay_out
 from .structure import Guide
@@ -23,7 +23,7 @@ from .whisper import WhisperModel
 
 @define(eq=False)
 class Record:
-    """A sequence as the executor knows it: all its tokens, drawn ones included.
+    """A sequence as the executor knows it: all its tokens, sampled ones included.
 
     ``notes`` is the network's own: what it has found out of the sequence, kept on the host (no tensor may hide here).
     """
@@ -49,9 +49,9 @@ class Record:
 
 @frozen(kw_only=True, eq=False)
 class Feed:
-    """One slice of a step, and the sequence it is of. The last tokens of the slice may be ``guesses``."""
+    """One chunk of a step, and the sequence it is of. The last tokens of the chunk may be ``guesses``."""
 
-    part: Slice
+    part: Chunk
     record: Record
     guesses: tuple[int, ...] = ()
 
@@ -62,7 +62,7 @@ class Feed:
         return [*known, *self.guesses]
 
     def with_guesses(self, guesses: tuple[int, ...]) -> Feed:
-        """The slice with ``guesses`` behind it."""
+        """The chunk with ``guesses`` behind it."""
         if not guesses:
             return self
         longer = evolve(self.part, length=self.part.length + len(guesses))
@@ -90,7 +90,7 @@ class Weights(Protocol):
 
 
 class Network(Protocol):
-    """A model at work. Every method is for `torch.inference_mode`; slices have been checked against pages and slots."""
+    """A model at work. Every method is for `torch.inference_mode`; chunks have been checked against pages and slots."""
 
     @property
     def positions(self) -> int:
@@ -107,13 +107,13 @@ class Network(Protocol):
         """Writes the cross-attention KV of one encoder output."""
 
     def start(self, record: Record) -> None:
-        """Hears of a sequence before its first slice."""
+        """Hears of a sequence before its first chunk."""
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
-        """Feeds at least one slice.
+        """Feeds at least one chunk.
 
         Args:
-            wanted: (index of the slice, offset in it) of each row whose logits are wanted.
+            wanted: (index of the chunk, offset in it) of each row whose logits are wanted.
             outputs: encoder outputs that are placed among the tokens.
 
         Returns:
@@ -121,7 +121,7 @@ class Network(Protocol):
         """
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
-        """Feeds slices of sequences with a `Pooling`; the vector of each whose slice ends its prompt (``draw``)."""
+        """Feeds chunks of sequences with a `Pooling`; the vector of each whose chunk ends its prompt (``draw``)."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -152,9 +152,9 @@ class WhisperNetwork:
         assert record.start.pooling is None, f"sequence {record.start.sequence_id}: Whisper pools nothing"
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
-        slices = [feed.part for feed in feeds]
-        self.paged.enter(slices)
-        layout = lay_out(slices, self.paged, dtype=self.dtype, device=self.device)
+        chunks = [feed.part for feed in feeds]
+        self.paged.enter(chunks)
+        layout = lay_out(chunks, self.paged, dtype=self.dtype, device=self.device)
         fed = [token for index in layout.order for token in feeds[index].tokens]
         hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, self.cross)
         if not wanted:
@@ -164,7 +164,7 @@ class WhisperNetwork:
         return self.model.logits(hidden[torch.tensor(rows, device=self.device)])
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
-        raise AssertionError(f"{len(feeds)} slices are to be pooled with {outputs}, but Whisper pools nothing")
+        raise AssertionError(f"{len(feeds)} chunks are to be pooled with {outputs}, but Whisper pools nothing")
 
 
 def _samples(job: EncodeJob, limit: int) -> Tensor:

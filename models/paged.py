@@ -1,14 +1,14 @@
-"""Attention of decoder-only models over paged KV: a step's slices of any lengths, flattened into rows.
+"""Attention of decoder-only models over paged KV: a step's chunks of any lengths, flattened into rows.
 
-Rows lie in the order of `PagedLayout`: slices by length, those of one length by position. So the sequences that decode
+Rows lie in the order of `PagedLayout`: chunks by length, those of one length by position. So the sequences that decode
 (one row each) come first, the short contexts before the long ones, and whatever is attended together is a view::
 
-    slices  | 1 row at 3 | 1 row at 9 | 1 row at 300 | 40 rows at 0 | 64 rows at 128 |
-    spans   | short slices with similar contexts     | fresh        | long           |
+    chunks  | 1 row at 3 | 1 row at 9 | 1 row at 300 | 40 rows at 0 | 64 rows at 128 |
+    spans   | short chunks with similar contexts     | fresh        | long           |
 
-A span of short slices gathers its pages and is attended in one call; how many slices it holds is bounded by what it
-gathers (`_Limits`), since on the CPU a copy that stays in the cache is several times faster. A slice from position 0 on
-needs no pages: its keys are those just computed. A long slice in the middle is attended in pieces, each of which reads
+A span of short chunks gathers its pages and is attended in one call; how many chunks it holds is bounded by what it
+gathers (`_Limits`), since on the CPU a copy that stays in the cache is several times faster. A chunk from position 0 on
+needs no pages: its keys are those just computed. A long chunk in the middle is attended in pieces, each of which reads
 no further than it may see.
 
 Spans and masks are made once per step for each sliding window that occurs, and shared by the layers.
@@ -24,16 +24,16 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..core.plan import Slice
+from ..core.plan import Chunk
 from .kv import PagedKV
 
-_SHORT = 16  # rows of a slice that is attended together with others
-_PIECE = 256  # rows of a long slice that are attended together
+_SHORT = 16  # rows of a chunk that is attended together with others
+_PIECE = 256  # rows of a long chunk that are attended together
 
 
 @frozen(kw_only=True)
 class _Limits:
-    """Bytes of one layer that a span of short slices gathers."""
+    """Bytes of one layer that a span of short chunks gathers."""
 
     gathered: int
     wasted: int  # of those, for filling up the shorter ones
@@ -51,39 +51,39 @@ class _Limits:
 class PagedLayout:
     """Where a step's rows lie."""
 
-    order: tuple[int, ...]  # index among the step's slices, in the order of the rows
-    slices: tuple[Slice, ...]  # in the order of the rows
+    order: tuple[int, ...]  # index among the step's chunks, in the order of the rows
+    chunks: tuple[Chunk, ...]  # in the order of the rows
     starts: tuple[int, ...]  # first row of each, in the order of the rows
     positions: Tensor  # [rows]
     slot_mapping: Tensor  # [rows], page * page_size + offset
 
     @classmethod
-    def of(cls, slices: Sequence[Slice], page_size: int, device: torch.device) -> PagedLayout:
-        """The layout of at least one slice."""
-        order = sorted(range(len(slices)), key=lambda index: (slices[index].length, slices[index].start))
-        ordered = tuple(slices[index] for index in order)
+    def of(cls, chunks: Sequence[Chunk], page_size: int, device: torch.device) -> PagedLayout:
+        """The layout of at least one chunk."""
+        order = sorted(range(len(chunks)), key=lambda index: (chunks[index].length, chunks[index].start))
+        ordered = tuple(chunks[index] for index in order)
         lengths = [part.length for part in ordered]
         single = sum(length == 1 for length in lengths)
         rows = [_single_rows(ordered[:single], page_size), *(_long_rows(part, page_size) for part in ordered[single:])]
         indices = torch.cat(rows, 1).to(device)
         return cls(
             order=tuple(order),
-            slices=ordered,
+            chunks=ordered,
             starts=tuple(accumulate(lengths[:-1], initial=0)),
             positions=indices[0],
             slot_mapping=indices[1],
         )
 
 
-def _single_rows(slices: Sequence[Slice], page_size: int) -> Tensor:
-    """Positions and slots of slices of one row, [2, rows]."""
-    positions = [part.start for part in slices]
-    slots = [part.block_table[part.start // page_size] * page_size + part.start % page_size for part in slices]
+def _single_rows(chunks: Sequence[Chunk], page_size: int) -> Tensor:
+    """Positions and slots of chunks of one row, [2, rows]."""
+    positions = [part.start for part in chunks]
+    slots = [part.block_table[part.start // page_size] * page_size + part.start % page_size for part in chunks]
     return torch.tensor([positions, slots], dtype=torch.long)
 
 
-def _long_rows(part: Slice, page_size: int) -> Tensor:
-    """Positions and slots of one slice, [2, rows]."""
+def _long_rows(part: Chunk, page_size: int) -> Tensor:
+    """Positions and slots of one chunk, [2, rows]."""
     positions = torch.arange(part.start, part.start + part.length)
     first = part.start // page_size
     pages = torch.tensor(part.block_table[first : -(-(part.start + part.length) // page_size)])
@@ -92,7 +92,7 @@ def _long_rows(part: Slice, page_size: int) -> Tensor:
 
 @frozen(kw_only=True, eq=False)
 class _Short:
-    """Short slices of one length, each reading ``blocks`` pages."""
+    """Short chunks of one length, each reading ``blocks`` pages."""
 
     row: int
     count: int
@@ -103,7 +103,7 @@ class _Short:
 
 @frozen(kw_only=True, eq=False)
 class _Fresh:
-    """A slice from position 0 on."""
+    """A chunk from position 0 on."""
 
     row: int
     length: int
@@ -112,7 +112,7 @@ class _Fresh:
 
 @frozen(kw_only=True, eq=False)
 class _Long:
-    """A slice in the middle: pieces of (first row of the slice, rows, first and past last position of the gathered
+    """A chunk in the middle: pieces of (first row of the chunk, rows, first and past last position of the gathered
     that they read, mask [rows, positions])."""
 
     row: int
@@ -143,7 +143,7 @@ class PagedStep:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Stores ``keys`` and ``values`` [rows, kv_heads, head_dim] and attends causally, each slice to its own
+        """Stores ``keys`` and ``values`` [rows, kv_heads, head_dim] and attends causally, each chunk to its own
         sequence.
 
         Args:
@@ -204,18 +204,18 @@ class PagedStep:
         return self._spans[window, masked]
 
     def _cut(self, window: int | None, *, masked: bool) -> Iterator[_Span]:
-        slices, starts = self.layout.slices, self.layout.starts
-        short = sum(part.length <= _SHORT for part in slices)
-        yield from self._cut_short(slices[:short], starts[:short], window)
-        for part, row in zip(slices[short:], starts[short:], strict=True):
+        chunks, starts = self.layout.chunks, self.layout.starts
+        short = sum(part.length <= _SHORT for part in chunks)
+        yield from self._cut_short(chunks[:short], starts[:short], window)
+        for part, row in zip(chunks[short:], starts[short:], strict=True):
             yield self._fresh(part, row, window, masked=masked) if part.start == 0 else self._long(part, row, window)
 
-    def _cut_short(self, slices: Sequence[Slice], starts: Sequence[int], window: int | None) -> Iterator[_Short]:
+    def _cut_short(self, chunks: Sequence[Chunk], starts: Sequence[int], window: int | None) -> Iterator[_Short]:
         limits = _Limits.of(self._device)
         page_bytes, size = self.paged.page_bytes, self.paged.page_size
-        taken: list[Slice] = []
+        taken: list[Chunk] = []
         most = blocks = 0
-        for index, part in enumerate(slices):
+        for index, part in enumerate(chunks):
             first, last = _blocks(part, size, window)
             count = last - first
             widest = max(most, count)
@@ -228,35 +228,35 @@ class PagedStep:
             taken.append(part)
             most, blocks = widest, blocks + count
         if taken:
-            yield self._short(taken, starts[len(slices) - len(taken)], most, window)
+            yield self._short(taken, starts[len(chunks) - len(taken)], most, window)
 
-    def _short(self, slices: Sequence[Slice], row: int, most: int, window: int | None) -> _Short:
+    def _short(self, chunks: Sequence[Chunk], row: int, most: int, window: int | None) -> _Short:
         size = self.paged.page_size
         table: list[int] = []
         firsts: list[int] = []
-        for part in slices:
+        for part in chunks:
             first, last = _blocks(part, size, window)
             table += part.block_table[first:last]
             table += [self.paged.pages] * (most - last + first)  # the page of zeros
             firsts.append(part.start - first * size)
-        length = slices[0].length
+        length = chunks[0].length
         device = self._device
         queries = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)
         return _Short(
             row=row,
-            count=len(slices),
+            count=len(chunks),
             length=length,
             table=torch.tensor(table, device=device),
             mask=self._mask(queries[:, None, :, None], most * size, window),
         )
 
-    def _fresh(self, part: Slice, row: int, window: int | None, *, masked: bool) -> _Fresh:
+    def _fresh(self, part: Chunk, row: int, window: int | None, *, masked: bool) -> _Fresh:
         if not masked and (window is None or part.length <= window):
             return _Fresh(row=row, length=part.length, mask=None)
         queries = torch.arange(part.length, device=self._device)[:, None]
         return _Fresh(row=row, length=part.length, mask=self._mask(queries, part.length, window))
 
-    def _long(self, part: Slice, row: int, window: int | None) -> _Long:
+    def _long(self, part: Chunk, row: int, window: int | None) -> _Long:
         size, device = self.paged.page_size, self._device
         first, last = _blocks(part, size, window)
         origin = first * size
@@ -285,7 +285,7 @@ class PagedStep:
         return self.layout.positions.device
 
 
-def _blocks(part: Slice, page_size: int, window: int | None) -> tuple[int, int]:
+def _blocks(part: Chunk, page_size: int, window: int | None) -> tuple[int, int]:
     """The range of the block table that ``part`` reads."""
     first = 0 if window is None else max(0, part.start - window + 1) // page_size
     return first, -(-(part.start + part.length) // page_size)

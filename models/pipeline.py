@@ -27,7 +27,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
 from ..core.errors import InvalidRequest, UnsupportedModel
-from ..core.plan import Slice
+from ..core.plan import Chunk
 from .kv import PagedKV
 from .paged import PagedLayout, PagedStep
 from .transformer import TransformerModel, forwards
@@ -174,10 +174,10 @@ class StagedKV:
         """Of what is stored."""
         return self.parts[0].dtype
 
-    def enter(self, slices: Sequence[Slice]) -> None:
+    def enter(self, chunks: Sequence[Chunk]) -> None:
         """See `PagedKV.enter`."""
         for part in self.parts:
-            part.enter(slices)
+            part.enter(chunks)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The pools."""

@@ -17,7 +17,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ..core.plan import Drawn
+from ..core.plan import SampledToken
 from ..core.request import LogitRules, SamplingParams, TimestampRules
 from .structure import Guide
 
@@ -29,7 +29,7 @@ _STEEP = 1_024  # tokens that usually hold all of top-p
 class Draw:
     """What is needed to draw one token: the sequence's tokens so far, its sampling and its rules."""
 
-    generated: Sequence[int]  # tokens drawn so far, the prompt excluded
+    generated: Sequence[int]  # tokens sampled so far, the prompt excluded
     sampling: SamplingParams
     rules: LogitRules
     never: Tensor | None  # [vocabulary] bool, from `RuleMasks`
@@ -76,11 +76,11 @@ class RuleMasks:
         self._masks.clear()
 
 
-def draw_tokens(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> list[Drawn]:
+def draw_tokens(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> list[SampledToken]:
     """Draws one token per row of ``logits`` (float32 [rows, vocabulary], written to), with all that is told of it.
 
-    A log-probability is NaN where nothing could be drawn, unless it is the structure that leaves nothing: that is told
-    as the draw's ``error``, with an end-of-text as token, or any where there is none.
+    A log-probability is NaN where nothing could be sampled, unless it is the structure that leaves nothing: that is
+    told as the draw's ``error``, with an end-of-text as token, or any where there is none.
     """
     apply_rules(logits, draws, eos_token_ids)
     tokens, logprobs = choose(logits, draws)
@@ -88,8 +88,8 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int,
     found = []
     for row, (draw, token, logprob, top) in enumerate(zip(draws, tokens, logprobs, tops, strict=True)):
         error = _structure_error(draw, logits[row], logprob)
-        drawn = Drawn(token_id=token, logprob=logprob, top=top)
-        found.append(Drawn(token_id=(*eos_token_ids, token)[0], error=error) if error else drawn)
+        sampled = SampledToken(token_id=token, logprob=logprob, top=top)
+        found.append(SampledToken(token_id=(*eos_token_ids, token)[0], error=error) if error else sampled)
     return found
 
 
@@ -102,7 +102,7 @@ def _structure_error(draw: Draw, logits: Tensor, logprob: float) -> str:
 
 
 def apply_rules(logits: Tensor, draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> None:
-    """Bias and penalties, then what may not be drawn becomes -inf, in place. ``logits``: float32 [rows, vocabulary],
+    """Bias and penalties, then what may not be sampled becomes -inf, in place. ``logits``: float32 [rows, vocabulary],
     one row per draw."""
     _apply_bias(logits, draws)
     _penalise_repetition(logits, draws)
@@ -243,7 +243,7 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     """Draws one token per row of ``logits`` (float32 [rows, vocabulary], after `apply_rules`).
 
     Returns:
-        The tokens and their log-probabilities. The latter are NaN where nothing could be drawn.
+        The tokens and their log-probabilities. The latter are NaN where nothing could be sampled.
     """
     tokens = logits.argmax(-1)
     for row, draw in enumerate(draws):
@@ -255,7 +255,7 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
 
 def likeliest(logits: Tensor, draws: Sequence[Draw]) -> list[tuple[tuple[int, float], ...]]:
     """For each row of ``logits`` (as for `choose`) the likeliest tokens with their log-probabilities, falling: as many
-    as ``logprobs`` asks for, or as can be drawn at all."""
+    as ``logprobs`` asks for, or as can be sampled at all."""
     found: list[tuple[tuple[int, float], ...]] = [() for _ in draws]
     for row, draw in enumerate(draws):
         if draw.sampling.logprobs:

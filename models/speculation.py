@@ -1,6 +1,6 @@
 """Who guesses tokens ahead: the text itself, or a smaller model that reads along.
 
-A guesser sees every slice of every step, also those that draw nothing, so that a draft model's KV is always as long as
+A guesser sees every chunk of every step, also those that draw nothing, so that a draft model's KV is always as long as
 the model's own. It lies in the same pages, by number, of a pool of its own: what the planner knows of a page, its
 content included, is true of both.
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 from attrs import evolve, frozen
 
 from ..core.lookup import Lookup
-from ..core.plan import Slice
+from ..core.plan import Chunk
 from .drawing import Pen, is_token
 from .network import Feed, Network, Record
 
@@ -22,10 +22,10 @@ class Guesser(Protocol):
     """Guesses tokens."""
 
     def start(self, record: Record) -> None:
-        """Hears of a sequence before its first slice."""
+        """Hears of a sequence before its first chunk."""
 
     def guess(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
-        """For each slice of a step up to ``speculate`` tokens that may follow it."""
+        """For each chunk of a step up to ``draft_tokens`` tokens that may follow it."""
 
 
 @frozen(kw_only=True)
@@ -43,9 +43,9 @@ class LookupGuesser:
     @staticmethod
     def _one(feed: Feed) -> tuple[int, ...]:
         lookup = feed.record.lookup
-        if not feed.part.speculate or lookup is None:
+        if not feed.part.draft_tokens or lookup is None:
             return ()
-        return clipped(feed.record, lookup.guess(feed.record.tokens, feed.part.speculate))
+        return clipped(feed.record, lookup.guess(feed.record.tokens, feed.part.draft_tokens))
 
 
 @frozen(kw_only=True, eq=False)
@@ -69,8 +69,8 @@ class DraftGuesser:
         guesses: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(feeds)), ())
         now = {index: _twin(feed) for index, feed in enumerate(feeds) if self._can_read(feed)}
         while now:
-            drawn = self.pen.try_draw(list(now.values()))
-            for index, one in zip(now, drawn, strict=True):
+            sampled = self.pen.try_draw(list(now.values()))
+            for index, one in zip(now, sampled, strict=True):
                 if one.token_id is not None and is_token(one):  # where its numbers break down, it guesses nothing
                     guesses[index] = clipped(feeds[index].record, (*guesses[index], one.token_id))
             unread = [index for index, last in now.items() if _read(feeds[index], last) < len(guesses[index])]
@@ -79,7 +79,7 @@ class DraftGuesser:
 
     def _can_read(self, feed: Feed) -> bool:
         part = feed.part
-        return feed.record.twin is not None and part.start + part.length + part.speculate <= self.network.positions
+        return feed.record.twin is not None and part.start + part.length + part.draft_tokens <= self.network.positions
 
 
 def _read(feed: Feed, last: Feed) -> int:
@@ -88,16 +88,18 @@ def _read(feed: Feed, last: Feed) -> int:
 
 
 def _twin(feed: Feed) -> Feed:
-    """The slice, as the smaller model reads it; it draws where there is something to guess."""
+    """The chunk, as the smaller model reads it; it draws where there is something to guess."""
     assert feed.record.twin is not None, "a sequence that has been started has a twin"
-    return Feed(part=evolve(feed.part, draw=feed.part.speculate > 0), record=feed.record.twin)
+    return Feed(part=evolve(feed.part, samples=feed.part.draft_tokens > 0), record=feed.record.twin)
 
 
 def _next(feed: Feed, guesses: tuple[int, ...]) -> Feed:
-    """The last of ``guesses`` as a slice of its own; behind the last one that is wanted nothing is drawn."""
+    """The last of ``guesses`` as a chunk of its own; behind the last one that is wanted nothing is sampled."""
     assert feed.record.twin is not None, "a sequence that has been started has a twin"
     start = feed.part.start + feed.part.length + len(guesses) - 1
-    part: Slice = evolve(feed.part, start=start, length=1, draw=len(guesses) < feed.part.speculate, speculate=0)
+    part: Chunk = evolve(
+        feed.part, start=start, length=1, samples=len(guesses) < feed.part.draft_tokens, draft_tokens=0
+    )
     tokens = [*feed.record.tokens, *guesses]
     return Feed(part=part, record=evolve(feed.record.twin, tokens=tokens))
 

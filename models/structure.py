@@ -7,7 +7,7 @@ parses grammars on tokens (https://github.com/guidance-ai/llguidance). It is imp
               -> Grammars.guide  (the executor's thread)        compiled once, copied for each sequence
               -> Guide.allowed   (each draw)                    bits of the tokens that may come next
 
-A guide is asked with the tokens drawn so far, whatever it was asked before: it takes back what was only guessed, and
+A guide is asked with the tokens sampled so far, whatever it was asked before: it takes back what was only guessed, and
 reads what is new. So a sequence that is replayed, or several guesses in one step, need nothing else; `Guide.valid`
 tells beforehand how many guesses are worth the work.
 """
@@ -110,7 +110,7 @@ class Guide:
     def start(self, committed: Sequence[int]) -> None:
         """Reads what a sequence has already when it begins, anew perhaps."""
         if not self.error and not self._go_to(committed):
-            self.error = self._told() or "tokens that were drawn before are none of its"
+            self.error = self._told() or "tokens that were sampled before are none of its"
 
     def allowed(self, generated: Sequence[int]) -> NDArray[np.uint8] | None:
         """Which tokens may come after ``generated``, one bit each, the lowest first; where all is written, the ends of

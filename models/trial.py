@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from torch import Tensor
 
 from ..core.errors import InvalidRequest, UnsupportedModel
-from ..core.plan import SequenceStart, Slice
+from ..core.plan import Chunk, SequenceStart
 from ..core.request import LogitRules, Pooling, SamplingParams
 from .architecture import TextCheckpoint
 from .attention import LayerRequest
@@ -154,7 +154,7 @@ def _run(network: CausalNetwork, prompts: list[list[int]], witness: _Witness) ->
 
 
 def _last(network: CausalNetwork, feeds: list[Feed]) -> list[Tensor]:
-    """Of the last row of each slice."""
+    """Of the last row of each chunk."""
     wanted = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
     return list(network.rows(feeds, wanted, _Nothing()))
 
@@ -174,7 +174,7 @@ def _record(number: int, prompt: list[int], pooling: Pooling | None = None) -> R
 
 def _feed(record: Record, start: int, length: int) -> Feed:
     number = record.start.sequence_id
-    part = Slice(sequence_id=number, start=start, length=length, block_table=(number,), cross_slot=None, draw=False)
+    part = Chunk(sequence_id=number, start=start, length=length, block_table=(number,), cross_slot=None, samples=False)
     return Feed(part=part, record=record)
 
 

@@ -14,8 +14,8 @@ What breaks a promise is an `InvariantViolation` with the promise's name:
 - **slots are shared**: a sequence that joins a cross slot in a later step than the one that wrote it gets the same
   tokens: while its writer runs, and when the writer has ended and the encoder output was freed.
 - **replayed as whole**: a sequence that was ended and is started again, under its old id and with the tokens that it
-  had drawn, goes on as if nothing had been.
-- **probes are answered**: once, by the slice that holds the probe's position, with a log-probability for each of its
+  had sampled, goes on as if nothing had been.
+- **probes are answered**: once, by the chunk that holds the probe's position, with a log-probability for each of its
   tokens; and alike in any batch and in any pieces.
 - **memory is told**: an open adapter holds bytes, and with each encoding it holds more of them.
 - **free gives back**: each free gives the bytes of its output back; a freed key can be encoded again and gives the same
@@ -30,7 +30,7 @@ What breaks a promise is an `InvariantViolation` with the promise's name:
   encoder output; everything gets the same tokens.
 - **bytes are true** (where ``live_bytes`` is given): what it tells is what lives, at rest, asleep and closed.
 
-Tokens are drawn greedily and must be equal; log-probabilities must be close. Not checked: sampling, `LogitRules` and
+Tokens are sampled greedily and must be equal; log-probabilities must be close. Not checked: sampling, `LogitRules` and
 stop tokens, whether tokens that are told apart are the right ones, records of ended sequences that are kept unseen
 (only `Executor.memory` tells of them), what a call that raises half-way leaves behind (a wake that fails included), and
 `Executor.close` of an adapter that is half open.
@@ -48,7 +48,7 @@ from attrs import define, evolve, field, frozen
 
 from ..core.errors import InvariantViolation
 from ..core.model import Executor, ModelDescription
-from ..core.plan import CrossWrite, Drawn, EncodeJob, SequenceStart, Slice, StepPlan
+from ..core.plan import Chunk, CrossWrite, EncodeJob, SampledToken, SequenceStart, StepPlan
 from ..core.request import LogitRules, Probe, SamplingParams
 
 PAYLOADS_ARE_HEARD = "payloads are heard"
@@ -105,18 +105,18 @@ class _Sequence:
     id: int
     slot: int
     pages: tuple[int, ...]
-    drawn: list[Drawn] = field(factory=list)
+    sampled: list[SampledToken] = field(factory=list)
     fed: int = 0
-    probed: list[tuple[Slice, tuple[float, ...]]] = field(factory=list)
+    probed: list[tuple[Chunk, tuple[float, ...]]] = field(factory=list)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The prompt and what was drawn."""
-        return (*self.item.prompt, *(one.token_id for one in self.drawn if one.token_id is not None))
+        """The prompt and what was sampled."""
+        return (*self.item.prompt, *(one.token_id for one in self.sampled if one.token_id is not None))
 
     @property
     def known(self) -> int:
-        return len(self.item.prompt) + len(self.drawn)
+        return len(self.item.prompt) + len(self.sampled)
 
 
 @define(eq=False)
@@ -146,9 +146,9 @@ class _Player:
         """Bytes of all owners."""
         return self.adapter.memory().total
 
-    def decode(self, items: Sequence[_Item], *, chunk: int | None = None) -> list[tuple[Drawn, ...]]:
+    def decode(self, items: Sequence[_Item], *, chunk: int | None = None) -> list[tuple[SampledToken, ...]]:
         """What each item draws when all go through common steps, ``chunk`` tokens of each in a step at most."""
-        return [tuple(sequence.drawn) for sequence in self.run(items, chunk=chunk)]
+        return [tuple(sequence.sampled) for sequence in self.run(items, chunk=chunk)]
 
     def run(self, items: Sequence[_Item], *, chunk: int | None = None) -> list[_Sequence]:
         """From the start of a sequence for each item to the end of all."""
@@ -158,8 +158,8 @@ class _Player:
         return running
 
     def finish(self, running: list[_Sequence], chunk: int | None = None) -> None:
-        """Until all have drawn what they are to draw; then they are ended."""
-        while any(len(sequence.drawn) < self.max_tokens for sequence in running):
+        """Until all have sampled what they are to draw; then they are ended."""
+        while any(len(sequence.sampled) < self.max_tokens for sequence in running):
             self.step(running, chunk)
         self.end(running)
 
@@ -185,31 +185,31 @@ class _Player:
         written: Sequence[_Sequence] = (),
     ) -> None:
         """One step of all that are not done; those of ``written`` have their cross slots written."""
-        active = [sequence for sequence in running if len(sequence.drawn) < self.max_tokens]
-        slices = tuple(self._slice(sequence, chunk) for sequence in active)
+        active = [sequence for sequence in running if len(sequence.sampled) < self.max_tokens]
+        chunks = tuple(self._slice(sequence, chunk) for sequence in active)
         plan = self._plan(
             started=tuple(self._start(sequence) for sequence in started),
             cross_writes=tuple(CrossWrite(key=one.item.key, slot=one.slot) for one in written),
-            slices=slices,
+            chunks=chunks,
         )
-        for sequence, part, drawn in zip(active, slices, self.adapter.step(plan).drawn, strict=True):
+        for sequence, part, sampled in zip(active, chunks, self.adapter.step(plan).sampled, strict=True):
             sequence.fed += part.length
-            if part.draw:
-                sequence.drawn.append(drawn)
-            if drawn.probe is not None:
-                sequence.probed.append((part, drawn.probe))
+            if part.samples:
+                sequence.sampled.append(sampled)
+            if sampled.probe is not None:
+                sequence.probed.append((part, sampled.probe))
 
-    def _slice(self, sequence: _Sequence, chunk: int | None) -> Slice:
+    def _slice(self, sequence: _Sequence, chunk: int | None) -> Chunk:
         left = sequence.known - sequence.fed
         length = left if chunk is None else min(chunk, left)
         end = sequence.fed + length
-        return Slice(
+        return Chunk(
             sequence_id=sequence.id,
             start=sequence.fed,
             length=length,
             block_table=sequence.pages[: -(-end // self.description.page_size)],
             cross_slot=sequence.slot,
-            draw=end == sequence.known,
+            samples=end == sequence.known,
         )
 
     @staticmethod
@@ -229,10 +229,10 @@ class _Player:
         started: tuple[SequenceStart, ...] = (),
         ended: tuple[int, ...] = (),
         cross_writes: tuple[CrossWrite, ...] = (),
-        slices: tuple[Slice, ...] = (),
+        chunks: tuple[Chunk, ...] = (),
     ) -> StepPlan:
         number = next(self._ids)  # sequences and steps are counted together: neither is ever the same again
-        return StepPlan(step_id=number, epoch=0, started=started, ended=ended, cross_writes=cross_writes, slices=slices)
+        return StepPlan(step_id=number, epoch=0, started=started, ended=ended, cross_writes=cross_writes, chunks=chunks)
 
 
 @contextmanager
@@ -253,7 +253,7 @@ class _Check:
     max_tokens: int
     tolerance: float
     live_bytes: Callable[[], int] | None
-    truth: list[tuple[Drawn, ...]] = field(factory=list)  # what each item draws alone, in an adapter of its own
+    truth: list[tuple[SampledToken, ...]] = field(factory=list)  # what each item draws alone, in an adapter of its own
 
     def run(self) -> None:
         self.truth = [self.alone(item) for item in self.items]
@@ -264,8 +264,8 @@ class _Check:
         with _promise(CHUNKED_AS_WHOLE), self.open() as player:
             player.encode(self.items)
             for chunk in (1, 2, 3):
-                drawn = player.decode(self.items, chunk=chunk)
-                self.compare(CHUNKED_AS_WHOLE, drawn, f"fed in pieces of {chunk}")
+                sampled = player.decode(self.items, chunk=chunk)
+                self.compare(CHUNKED_AS_WHOLE, sampled, f"fed in pieces of {chunk}")
         self.outputs_are_copies()
         self.slots_are_shared()
         self.replayed_as_whole()
@@ -290,7 +290,7 @@ class _Check:
         finally:
             adapter.close()
 
-    def alone(self, item: _Item) -> tuple[Drawn, ...]:
+    def alone(self, item: _Item) -> tuple[SampledToken, ...]:
         with self.open() as player:
             player.encode([item])
             return player.decode([item])[0]
@@ -299,16 +299,16 @@ class _Check:
         """Each payload with the first one's prompt; log-probabilities tell apart what the tokens do not."""
         with _promise(PAYLOADS_ARE_HEARD):
             others = [self.alone(evolve(item, prompt=self.items[0].prompt)) for item in self.items[1:]]
-        if all(drawn == self.truth[0] for drawn in others):
+        if all(sampled == self.truth[0] for sampled in others):
             raise InvariantViolation(
                 PAYLOADS_ARE_HEARD,
                 f"all {len(self.items)} payloads give the prompt {self.items[0].prompt} the same tokens with the same "
                 "log-probabilities; are the payloads different?",
             )
 
-    def compare(self, invariant: str, drawn: list[tuple[Drawn, ...]], how: str, *, first: int = 0) -> None:
-        """``drawn`` is what the items from the ``first`` on drew."""
-        for item, true, got in zip(self.items[first:], self.truth[first:], drawn, strict=False):
+    def compare(self, invariant: str, sampled: list[tuple[SampledToken, ...]], how: str, *, first: int = 0) -> None:
+        """``sampled`` is what the items from the ``first`` on drew."""
+        for item, true, got in zip(self.items[first:], self.truth[first:], sampled, strict=False):
             tokens, true_tokens = [one.token_id for one in got], [one.token_id for one in true]
             if tokens != true_tokens:
                 raise InvariantViolation(invariant, f"{item.key}, {how}, gets {tokens}; alone it gets {true_tokens}")
@@ -326,8 +326,8 @@ class _Check:
             player.encode([first, *kept])
             player.free([first])
             player.encode([last])
-            drawn = player.decode([*kept, last])
-            self.compare(OUTPUTS_ARE_COPIES, drawn, "after a sibling was freed and another encoded", first=1)
+            sampled = player.decode([*kept, last])
+            self.compare(OUTPUTS_ARE_COPIES, sampled, "after a sibling was freed and another encoded", first=1)
             player.encode([first])
             self.compare(OUTPUTS_ARE_COPIES, player.decode(self.items), "after an output was encoded anew")
 
@@ -347,10 +347,10 @@ class _Check:
                 player.step([third], started=[third])
                 player.finish([third])
                 for joined, how in ((second, "another sequence wrote"), (third, "a sequence wrote that has ended")):
-                    self.compare(SLOTS_ARE_SHARED, [tuple(joined.drawn)], f"in a slot that {how}", first=number)
+                    self.compare(SLOTS_ARE_SHARED, [tuple(joined.sampled)], f"in a slot that {how}", first=number)
 
     def replayed_as_whole(self) -> None:
-        """Half of the tokens are drawn, all are ended, and start again in other places."""
+        """Half of the tokens are sampled, all are ended, and start again in other places."""
         if self.max_tokens == 1:
             return
         with _promise(REPLAYED_AS_WHOLE), self.open() as player:
@@ -365,8 +365,8 @@ class _Check:
                 sequence.slot, sequence.pages, sequence.fed = slot, pages, 0
             player.step(running, started=running, written=running)
             player.finish(running)
-            drawn = [tuple(sequence.drawn) for sequence in running]
-            self.compare(REPLAYED_AS_WHOLE, drawn, "started again with what it had drawn")
+            sampled = [tuple(sequence.sampled) for sequence in running]
+            self.compare(REPLAYED_AS_WHOLE, sampled, "started again with what it had sampled")
 
     def probes_are_answered(self) -> None:
         """Each sequence has one in the middle of its prompt."""
@@ -565,7 +565,7 @@ def _answer(sequence: _Sequence) -> tuple[float, ...]:
     if not part.start <= probe.position < part.start + part.length:
         raise InvariantViolation(
             PROBES_ARE_ANSWERED,
-            f"the probe of {key} at position {probe.position} is answered by a slice of {part.length} from "
+            f"the probe of {key} at position {probe.position} is answered by a chunk of {part.length} from "
             f"{part.start}",
         )
     if len(answer) != len(probe.token_ids):
@@ -591,7 +591,7 @@ def check_model_adapter(
         payloads: what `Executor.encode` takes, three or more, as different as may be: all the same is a violation.
         prompts: token ids, one prompt for each payload, of several lengths; by default Whisper's start token and after
             it some that are made up.
-        max_tokens: tokens drawn for each; end-of-text ends nothing.
+        max_tokens: tokens sampled for each; end-of-text ends nothing.
         tolerance: how far (in nats) log-probabilities may be apart.
         live_bytes: tells how many bytes of tensors live in this process, as `live_bytes` in `triolet.testing` does for
             those that are Python objects; without it what an adapter tells is taken for true.

@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every family that the engine reads, made in a moment, so that tests need no download.
 
-Two layers, a vocabulary of bytes, and weights so large that what is drawn differs from token to token: comparing tokens
-with transformers' own means something. Sizes and settings are the least that still has every part of the real thing.
+Two layers, a vocabulary of bytes, and weights so large that what is sampled differs from token to token: comparing
+tokens with transformers' own means something. Sizes and settings are the least that has every part of the real thing.
 """
 
 from __future__ import annotations
@@ -378,7 +378,7 @@ def _text_settings(tokenizer: Any) -> dict[str, Any]:
 
 
 def _random(model: Any, config: Any, seed: int) -> Any:
-    """A model with weights drawn from ``seed``; the caller's random state stays as it is."""
+    """A model with weights sampled from ``seed``; the caller's random state stays as it is."""
     import torch
 
     before = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Which task runs next, as a value: any trio program under a schedule that can be drawn, shrunk and replayed.
+"""Which task runs next, as a value: any trio program under a schedule that can be sampled, shrunk and replayed.
 
 ::
 

@@ -1,7 +1,7 @@
 """A device that is not there: deterministic, without threads, and merciless about misuse.
 
 `SimExecutor` keeps books where a real executor keeps tensors. Every KV position holds a fingerprint of all that a real
-one would depend on, and a token drawn is a function of the fingerprints read: a page freed too early, a slot not
+one would depend on, and a token sampled is a function of the fingerprints read: a page freed too early, a slot not
 written or an encoder output used before it was ready is an `AssertionError`, or at least a wrong token. What the tokens
 must be is told by `expected_tokens`.
 
@@ -25,7 +25,7 @@ from ..api.engine import Engine
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription, Prepared, WhisperTokens
-from ..core.plan import DeviceMemory, Drawn, EncodeJob, SequenceStart, Slice, StepPlan, StepResult
+from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
 from ..core.request import EncoderItem, Placement, Pooling
 
 SECONDS: Mapping[Job, float] = {
@@ -208,13 +208,13 @@ def expected_tokens(
     """The tokens that a request must get, end-of-text included, whatever else the engine does meanwhile."""
     model = model or SimModel()
     fingerprint = _read(prompt_token_ids, key, placements)
-    drawn: list[int] = []
-    while len(drawn) < max_tokens:
-        drawn.append(fingerprint % model.vocabulary_size)
-        if drawn[-1] == EOS:
+    sampled: list[int] = []
+    while len(sampled) < max_tokens:
+        sampled.append(fingerprint % model.vocabulary_size)
+        if sampled[-1] == EOS:
             break
-        fingerprint = _chain(fingerprint, drawn[-1], key)
-    return tuple(drawn)
+        fingerprint = _chain(fingerprint, sampled[-1], key)
+    return tuple(sampled)
 
 
 def expected_vector(
@@ -300,7 +300,7 @@ class SimExecutor:
             with self._watched():
                 return self._step(plan)
         except BaseException:
-            for part in plan.slices:
+            for part in plan.chunks:
                 self._records.pop(part.sequence_id, None)
             raise
 
@@ -311,8 +311,8 @@ class SimExecutor:
         for write in plan.cross_writes:
             assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
             self._slots[write.slot] = write.key
-        self._check_nobody_writes_what_others_use(plan.slices)
-        return StepResult(step_id=plan.step_id, drawn=tuple(self._run(part) for part in plan.slices))
+        self._check_nobody_writes_what_others_use(plan.chunks)
+        return StepResult(step_id=plan.step_id, sampled=tuple(self._run(part) for part in plan.chunks))
 
     def reset(self) -> None:
         """See `Executor.reset`."""
@@ -378,41 +378,43 @@ class SimExecutor:
         if error is not None:
             raise error
 
-    def _check_nobody_writes_what_others_use(self, slices: Sequence[Slice]) -> None:
-        users = Counter(page for part in slices for page in part.block_table)
-        for part in slices:
+    def _check_nobody_writes_what_others_use(self, chunks: Sequence[Chunk]) -> None:
+        users = Counter(page for part in chunks for page in part.block_table)
+        for part in chunks:
             written = part.block_table[part.start // self.model.page_size :]
             assert all(users[page] == 1 for page in written), "a page is written while another sequence uses it"
 
-    def _run(self, part: Slice) -> Drawn:
+    def _run(self, part: Chunk) -> SampledToken:
         record = self._record(part)
         fingerprint = self._feed(record, part)
         probe = record.start.probe
         asked = probe is not None and part.start <= probe.position < part.start + part.length
         answer = tuple(-float(token_id + 1) for token_id in probe.token_ids) if probe and asked else None
-        if not part.draw:
-            return Drawn(token_id=None, probe=answer)
+        if not part.samples:
+            return SampledToken(token_id=None, probe=answer)
         if record.start.pooling is not None:
             whole = record.first == 0 or record.start.pooling.kind not in READ_WHOLE
             assert whole, f"{record.start.pooling} of a prompt whose first {record.first} positions were not fed"
-            return Drawn(token_id=None, vector=(float(fingerprint),))
+            return SampledToken(token_id=None, vector=(float(fingerprint),))
         token_id = fingerprint % self.model.vocabulary_size
         record.tokens.append(token_id)
-        return Drawn(token_id=token_id, logprob=-1.0, probe=answer, accepted=self._guess(record, part, fingerprint))
+        return SampledToken(
+            token_id=token_id, logprob=-1.0, probe=answer, accepted=self._guess(record, part, fingerprint)
+        )
 
-    def _record(self, part: Slice) -> _Record:
+    def _record(self, part: Chunk) -> _Record:
         assert part.sequence_id in self._records, f"sequence {part.sequence_id} is not known"
         record = self._records[part.sequence_id]
         key = None if part.cross_slot is None else self._slots[part.cross_slot]
         if record.first is None:
             record.key, record.first = key, part.start
         assert record.key == key, f"cross slot {part.cross_slot} held {record.key}, now it holds {key}"
-        assert part.start + part.length <= len(record.tokens), "a slice beyond the tokens that are known"
-        assert not part.draw or part.start + part.length == len(record.tokens), "a draw before the last token"
+        assert part.start + part.length <= len(record.tokens), "a chunk beyond the tokens that are known"
+        assert not part.samples or part.start + part.length == len(record.tokens), "a draw before the last token"
         return record
 
-    def _feed(self, record: _Record, part: Slice) -> int:
-        """Writes the slice's positions, and checks that what lies before them is this sequence's."""
+    def _feed(self, record: _Record, part: Chunk) -> int:
+        """Writes the chunk's positions, and checks that what lies before them is this sequence's."""
         fingerprint = 0
         for position in range(part.start + part.length):
             seen = _seen(record.placed, position, record.key)
@@ -423,7 +425,7 @@ class SimExecutor:
             self._write(part, position, fingerprint, behind=part.start)
         return fingerprint
 
-    def _write(self, part: Slice, position: int, fingerprint: int, *, behind: int) -> None:
+    def _write(self, part: Chunk, position: int, fingerprint: int, *, behind: int) -> None:
         if self.model.whole_prompts:
             return
         place = (part.block_table[position // self.model.page_size], position % self.model.page_size)
@@ -431,12 +433,12 @@ class SimExecutor:
             self._pages[place] = fingerprint
         assert self._pages.get(place) == fingerprint, f"position {position} of a page holds another sequence's KV"
 
-    def _guess(self, record: _Record, part: Slice, fingerprint: int) -> tuple[Drawn, ...]:
+    def _guess(self, record: _Record, part: Chunk, fingerprint: int) -> tuple[SampledToken, ...]:
         """Guesses of which some are right: the first wrong one ends them, as do those that the model would not follow.
         All are written, since a device feeds them before it knows."""
-        accepted: list[Drawn] = []
+        accepted: list[SampledToken] = []
         right, end = True, part.start + part.length
-        for position in range(end, end + part.speculate):
+        for position in range(end, end + part.draft_tokens):
             token_id = record.tokens[-1] if right else -1
             wrong = fingerprint % 3 == 0
             guess = token_id + 1 if wrong or not right else token_id
@@ -446,7 +448,7 @@ class SimExecutor:
                 continue
             fingerprint = _chain(fingerprint, token_id, record.key)
             record.tokens.append(fingerprint % self.model.vocabulary_size)
-            accepted.append(Drawn(token_id=record.tokens[-1], logprob=-1.0))
+            accepted.append(SampledToken(token_id=record.tokens[-1], logprob=-1.0))
         return tuple(accepted)
 
 

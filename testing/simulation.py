@@ -40,7 +40,7 @@ from ..core.errors import (
 )
 from ..core.model import Kind
 from ..core.request import LogitRules, Request, SamplingParams
-from ..core.sequence import PlannerStatistics
+from ..core.statistics import PlannerStatistics
 from ..core.trace import TEARDOWN, TraceChecker
 from .clients import FOREVER, SCENARIOS, Client, Scenario, audio, prepared, true_tokens, true_vector
 from .schedule import Schedule, Uniform, run_scheduled
@@ -365,8 +365,8 @@ class _Run:
 
     async def _read_vector(self, client: Client) -> None:
         got: list[tuple[float, ...] | None] = []
-        async with self.engine.inside._submitted(self._request(client), wait=True) as drawn:
-            async for part in drawn:
+        async with self.engine.inside._submitted(self._request(client), wait=True) as sampled:
+            async for part in sampled:
                 got.append(part.vector)
                 if await self._stalls():
                     return

@@ -6,7 +6,7 @@
     def test_the_engine_keeps_its_promises(scenario, schedule):
         simulate(scenario, schedule)
 
-Everything that is drawn is a frozen value; its ``repr`` is the way to run it again.
+Everything that is sampled is a frozen value; its ``repr`` is the way to run it again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _HABITS: dict[str, st.SearchStrategy[Any]] = {
 def schedules() -> st.SearchStrategy[Schedule]:
     """Which task runs next. A `Listed` schedule shrinks to the few choices that matter; `Uniform` and `Pct` go on being
     unfair for as long as the run lasts."""
-    choices = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12)  # lists of lists are drawn long
+    choices = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12)  # lists of lists are sampled long
     seeds = st.integers(0, 2**16)
     return st.one_of(
         st.builds(Listed, choices.map(lambda runs: tuple(choice for run in runs for choice in run))),
@@ -100,7 +100,7 @@ def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
     asked = requests() if windows else image_requests()
     clients = draw(st.lists(asked, min_size=1, max_size=most_clients).map(tuple))
     leaves = draw(st.sampled_from((FOREVER, FOREVER, 0.36, 0.6)))
-    return Scenario(name="drawn", clients=clients, model=model, config=draw(_settings(model)), leaves=leaves)
+    return Scenario(name="sampled", clients=clients, model=model, config=draw(_settings(model)), leaves=leaves)
 
 
 def _settings(model: SimModel) -> st.SearchStrategy[dict[str, object]]:

@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from triolet import Engine, EngineConfig, Event, demo
-from triolet.core.events import RequestAccepted, RequestEnded
+from triolet.core.events import RequestQueued, RequestEnded
 from triolet.testing import make_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -233,7 +233,7 @@ def test_fastapi_app_withdraws_a_request_that_nobody_waits_for(end, status):
 
     async def main() -> None:
         def observe(event: Event) -> None:
-            if isinstance(event, RequestAccepted):
+            if isinstance(event, RequestQueued):
                 loop.call_soon_threadsafe(accepted.set)
             elif isinstance(event, RequestEnded):
                 ends.append(event.outcome)

@@ -78,7 +78,7 @@ async def all_returned(executor: SimExecutor, trace: Trace) -> AsyncIterator[Non
     finally:
         assert not executor.is_open
         assert not executor.outputs
-        accepted = [event.request_id for event in trace if isinstance(event, events.RequestAccepted)]
+        accepted = [event.request_id for event in trace if isinstance(event, events.RequestQueued)]
         assert sorted(trace.ends()) == sorted(accepted)
         if "accepting" in trace.stages():
             assert [stage for stage in trace.stages() if stage in TEARDOWN] == TEARDOWN

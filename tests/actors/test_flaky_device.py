@@ -31,13 +31,13 @@ class FlakyDevice:
     _poisoned: set[int] = field(factory=set)
 
     def __call__(self, job: Job, plan: object) -> Exception | None:
-        if job is not Job.STEP or not isinstance(plan, StepPlan) or not plan.slices:
+        if job is not Job.STEP or not isinstance(plan, StepPlan) or not plan.chunks:
             return None
         self.steps += 1
         self._poisoned |= {
             start.sequence_id for start in plan.started if POISON in start.token_ids[: start.prompt_length]
         }
-        if any(part.sequence_id in self._poisoned for part in plan.slices):
+        if any(part.sequence_id in self._poisoned for part in plan.chunks):
             return RuntimeError("a poisonous prompt")
         if self.dice.random() >= RATE:
             return None

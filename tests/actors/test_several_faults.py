@@ -25,7 +25,7 @@ from triolet import (
     TrioletError,
 )
 from triolet.actors.worker import Job
-from triolet.core.rest import Power
+from triolet.core.power import Power
 from triolet.testing.clients import Client, audio, true_tokens
 from triolet.testing.schedule import Batches, Uniform, run_scheduled
 from triolet.testing.sim import SimExecutor, SimModel, SimWorker, sim_engine

@@ -22,7 +22,7 @@ from triolet import (
 )
 from triolet.actors.worker import Job
 from triolet.core import events
-from triolet.core.rest import Power
+from triolet.core.power import Power
 from triolet.testing.clients import Client, Scenario
 from triolet.testing.schedule import Uniform, run_scheduled
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine

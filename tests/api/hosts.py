@@ -397,7 +397,7 @@ class Bench:
         assert not self.executor.outputs
         assert not self.executor.misuses
         assert self.made is None or not self.made.inside.pending, "permits of the queue did not come back"
-        accepted = [event.request_id for event in self.trace if isinstance(event, events.RequestAccepted)]
+        accepted = [event.request_id for event in self.trace if isinstance(event, events.RequestQueued)]
         ends = [event.request_id for event in self.trace if isinstance(event, events.RequestEnded)]
         assert sorted(ends) == sorted(accepted)
 

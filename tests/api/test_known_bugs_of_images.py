@@ -75,7 +75,7 @@ FAULTS = {
         ),
         "",
     ),
-    "E12 a slice may not end within an image": (
+    "E12 a chunk may not end within an image": (
         (
             "core.planner:Planner._slice_length",
             "    return int(min(",

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from triolet import Completion, Delta, FinishReason, InvalidRequest
 from triolet.api.outputs import Output, TextDeltas, completion_of
 from triolet.api.results import Usage
-from triolet.core.plan import Drawn
+from triolet.core.plan import SampledToken
 from triolet.core.stops import StopStrings
 
 from ..models.conftest import make_tokenizer
@@ -124,7 +124,7 @@ def output(*stops: str, tops: bool = False) -> Output:
 
 def deltas_of(out: Output, text: str, end: FinishReason | None = None) -> list[Delta]:
     for token in text.encode():
-        out.take(Drawn(token_id=token, logprob=-1.0, top=((token, -1.0),)))
+        out.take(SampledToken(token_id=token, logprob=-1.0, top=((token, -1.0),)))
     if end is not None:
         out.end(end)
     deltas = list(out.ready)
@@ -160,8 +160,8 @@ def test_a_stop_string_that_the_end_makes_certain_is_why_it_ended():
 
 def test_the_end_of_text_counts_as_a_token_but_is_none_of_the_output():
     out = output(tops=True)
-    out.take(Drawn(token_id=97, logprob=-0.5, top=((97, -0.5), (98, -2.0))))
-    out.take(Drawn(token_id=256))
+    out.take(SampledToken(token_id=97, logprob=-0.5, top=((97, -0.5), (98, -2.0))))
+    out.take(SampledToken(token_id=256))
     out.end(FinishReason.STOP)
     first, last = out.ready
     assert first == Delta(text="a", token_ids=(97,), logprobs=(-0.5,), top_logprobs=(((97, -0.5), (98, -2.0)),))
@@ -184,8 +184,8 @@ def test_a_fault_of_the_request_alone_is_raised_when_it_is_read_and_ends_its_out
     withdrawn: list[int] = []
     out = output()
     out.withdraw = lambda: withdrawn.append(1)
-    out.take(Drawn(token_id=256, error="too complex"))
-    out.take(Drawn(token_id=97))
+    out.take(SampledToken(token_id=256, error="too complex"))
+    out.take(SampledToken(token_id=97))
     assert (withdrawn, list(out.ready), out.over) == ([1], [], False)
     with pytest.raises(InvalidRequest, match="too complex"):
         out.raise_fault()
@@ -200,7 +200,7 @@ def test_a_tokenizer_that_fails_is_told_to_the_reader_alone():
 
     out = output("stop")
     out.texts = TextDeltas(Broken(), frozenset())
-    out.take(Drawn(token_id=97))
+    out.take(SampledToken(token_id=97))
     with pytest.raises(OverflowError):
         out.raise_fault()
 

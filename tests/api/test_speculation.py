@@ -62,7 +62,7 @@ async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_st
     assert statistics.preemptions
     assert statistics.tokens_cached
     assert statistics.tokens_accepted
-    right = statistics.tokens_accepted / statistics.tokens_guessed
+    right = statistics.tokens_accepted / statistics.tokens_drafted
     assert right == 1.0 if draft == "itself" else right < 1.0
 
 
@@ -124,7 +124,7 @@ async def test_sampling_with_a_draft_keeps_the_distribution(tmp_path: Path) -> N
     freedom = len(bins) - 1
     deviation = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
     assert deviation < 3.5, f"{statistic} for {freedom} degrees of freedom"  # Wilson and Hilferty 1931
-    assert 0.2 < statistics.tokens_accepted / statistics.tokens_guessed < 0.95, "the draft is no test"
+    assert 0.2 < statistics.tokens_accepted / statistics.tokens_drafted < 0.95, "the draft is no test"
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 
 from triolet.core.config import EngineConfig
 from triolet.core.model import ModelDescription
-from triolet.core.plan import CrossWrite, Drawn, EncodeJob, SequenceStart, Slice, StepPlan
+from triolet.core.plan import Chunk, CrossWrite, EncodeJob, SampledToken, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams, TimestampRules
 from triolet.models.executor import TorchExecutor
 from triolet.models.resources import reachable_tensors, storages
@@ -201,7 +201,7 @@ class Job:
     probe: Probe | None = None
     committed: tuple[int, ...] = ()  # replayed
     joins: int = 0  # the step it starts with
-    chunk: int = POSITIONS  # most tokens of one slice
+    chunk: int = POSITIONS  # most tokens of one chunk
 
 
 @define
@@ -265,7 +265,7 @@ class Driver:
                     slots.append(done.slot)
             step += 1
         self.executor.step(
-            StepPlan(step_id=-1, epoch=0, started=(), ended=tuple(self._ended), cross_writes=(), slices=())
+            StepPlan(step_id=-1, epoch=0, started=(), ended=tuple(self._ended), cross_writes=(), chunks=())
         )
         self._ended.clear()
         return outcomes
@@ -281,7 +281,7 @@ class Driver:
                 writes.append(CrossWrite(key=one.job.key, slot=one.slot))
         active = [*running, *joining]
         self.random.shuffle(active)
-        slices = tuple(self._slice(one, pages) for one in active)
+        chunks = tuple(self._slice(one, pages) for one in active)
         ended, self._ended = tuple(self._ended), []
         plan = StepPlan(
             step_id=self._steps,
@@ -289,35 +289,35 @@ class Driver:
             started=tuple(self._start(one) for one in joining),
             ended=ended,
             cross_writes=tuple(writes),
-            slices=slices,
+            chunks=chunks,
         )
         self._steps += 1
         result = self.executor.step(plan)
         assert result.step_id == plan.step_id
-        for one, part, drawn in zip(active, slices, result.drawn, strict=True):
-            self._commit(one, part, drawn)
+        for one, part, sampled in zip(active, chunks, result.sampled, strict=True):
+            self._commit(one, part, sampled)
 
-    def _slice(self, one: _Running, pages: list[int]) -> Slice:
+    def _slice(self, one: _Running, pages: list[int]) -> Chunk:
         length = min(one.job.chunk, one.known - one.fed)
         while len(one.pages) * self.description.page_size < one.fed + length:
             one.pages.append(pages.pop())
-        return Slice(
+        return Chunk(
             sequence_id=one.sequence,
             start=one.fed,
             length=length,
             block_table=tuple(one.pages),
             cross_slot=one.slot,
-            draw=one.fed + length == one.known,
+            samples=one.fed + length == one.known,
         )
 
-    def _commit(self, one: _Running, part: Slice, drawn: Drawn) -> None:
+    def _commit(self, one: _Running, part: Chunk, sampled: SampledToken) -> None:
         one.fed += part.length
-        assert (drawn.token_id is not None) is part.draw
-        if drawn.token_id is not None:
-            one.outcome.tokens.append(drawn.token_id)
-            one.outcome.logprobs.append(drawn.logprob)
-        if drawn.probe is not None:
-            one.outcome.probes.append(drawn.probe)
+        assert (sampled.token_id is not None) is part.samples
+        if sampled.token_id is not None:
+            one.outcome.tokens.append(sampled.token_id)
+            one.outcome.logprobs.append(sampled.logprob)
+        if sampled.probe is not None:
+            one.outcome.probes.append(sampled.probe)
 
     @staticmethod
     def _start(one: _Running) -> SequenceStart:

@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError
-from triolet.core.plan import CrossWrite, SequenceStart, Slice, StepPlan
+from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models import blueprint, drawing
 from triolet.models import executor as module
@@ -273,14 +273,14 @@ def step_of(ids):
         started=tuple(starts),
         ended=(),
         cross_writes=(CrossWrite(key="a", slot=0), CrossWrite(key="b", slot=2)),
-        slices=tuple(
-            Slice(
+        chunks=tuple(
+            Chunk(
                 sequence_id=number,
                 start=0,
                 length=2 + number,
                 block_table=(number,),
                 cross_slot=2 * number,
-                draw=True,
+                samples=True,
             )
             for number in (0, 1)
         ),
@@ -301,7 +301,7 @@ def test_what_a_step_makes_dies_with_it(books, driver, audio, ids, watch):
     driver.encode(a=audio(1), b=audio(2))
     with watch() as watched:
         result = executor.step(step_of(ids))
-    assert [drawn.token_id is not None for drawn in result.drawn] == [True, True]
+    assert [sampled.token_id is not None for sampled in result.sampled] == [True, True]
     assert watched.alive == 1
     count = len(watched.made)
     assert count > 50

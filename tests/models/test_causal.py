@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from triolet.core.errors import CheckpointError, EncodeFailed, InvalidRequest, UnsupportedModel
 from triolet.core.model import Kind
-from triolet.core.plan import DeviceMemory, EncodeJob, SequenceStart, Slice, StepPlan
+from triolet.core.plan import Chunk, DeviceMemory, EncodeJob, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models import paged
 from triolet.models.executor import TorchExecutor
@@ -105,7 +105,7 @@ def test_a_shared_prefix_changes_no_token(text_driver, reference, family):
 
 
 def test_how_rows_are_attended_together_changes_no_token(text_driver, monkeypatch):
-    """Spans of one slice each, long slices in small pieces, no slice long: the same log-probabilities."""
+    """Spans of one chunk each, long chunks in small pieces, no chunk long: the same log-probabilities."""
     jobs = [TextJob(prompt=noise(length, length), chunk=11, max_tokens=8) for length in LENGTHS]
     found = []
     for short, piece, limits in ((16, 256, None), (1, 3, (1, 1)), (1000, 256, (1 << 30, 1 << 30)), (2, 5, (4096, 512))):
@@ -143,7 +143,7 @@ def test_garbage_in_the_pages_reaches_no_result(text_driver, reference):
 
 
 def test_a_probe_is_answered_from_its_position(text_driver, reference):
-    """In the middle of a chunk, and at the drawn row."""
+    """In the middle of a chunk, and at the sampled row."""
     driver, prompt = text_driver("llama"), noise(20, 3)
     jobs = [TextJob(prompt=prompt, probe=Probe(position=at, token_ids=(5, 9)), chunk=8, max_tokens=1) for at in (3, 19)]
     told = [result.probes for result in driver.run(*jobs)]
@@ -210,7 +210,7 @@ def test_placed_items_give_transformers_tokens(open_driver, opened, name):
 
 
 def test_an_item_that_is_not_resident_is_our_bug(open_driver, opened):
-    """Only where a slice touches it: text before it is read without."""
+    """Only where a chunk touches it: text before it is read without."""
     checkpoint = opened("llava")
     base = open_driver(checkpoint.folder)
     driver = TextDriver(base.executor, base.description)
@@ -333,18 +333,18 @@ def first_step(lengths):
         )
         for index, length in enumerate(lengths)
     ]
-    slices = [
-        Slice(
+    chunks = [
+        Chunk(
             sequence_id=index,
             start=0,
             length=length,
             block_table=tuple(range(20 * index, 20 * index + 20)),
             cross_slot=None,
-            draw=True,
+            samples=True,
         )
         for index, length in enumerate(lengths)
     ]
-    return StepPlan(step_id=0, epoch=0, started=tuple(starts), ended=(), cross_writes=(), slices=tuple(slices))
+    return StepPlan(step_id=0, epoch=0, started=tuple(starts), ended=(), cross_writes=(), chunks=tuple(chunks))
 
 
 def test_an_open_that_fails_leaves_nothing(books, folder, config, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from triolet.core.errors import CheckpointError, DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
-from triolet.core.plan import CrossWrite, EncodeJob, SequenceStart, Slice, StepPlan
+from triolet.core.plan import Chunk, CrossWrite, EncodeJob, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
 from triolet.models.kv import CrossKV
@@ -26,19 +26,19 @@ def start_of(sequence, ids, **changes):
     return SequenceStart(sequence_id=sequence, **{**settings, **changes})
 
 
-def plan_of(step_id=0, *, started=(), ended=(), cross_writes=(), slices=()):
+def plan_of(step_id=0, *, started=(), ended=(), cross_writes=(), chunks=()):
     return StepPlan(
         step_id=step_id,
         epoch=0,
         started=tuple(started),
         ended=tuple(ended),
         cross_writes=tuple(cross_writes),
-        slices=tuple(slices),
+        chunks=tuple(chunks),
     )
 
 
-def slice_of(sequence, start=0, length=2, pages=(0,), slot=0, draw=True):
-    return Slice(sequence_id=sequence, start=start, length=length, block_table=pages, cross_slot=slot, draw=draw)
+def chunk_of(sequence, start=0, length=2, pages=(0,), slot=0, samples=True):
+    return Chunk(sequence_id=sequence, start=start, length=length, block_table=pages, cross_slot=slot, samples=samples)
 
 
 def tensors_of(executor):
@@ -170,18 +170,18 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
     driver.encode(a=audio(1))
     write = CrossWrite(key="a", slot=0)
     first = executor.step(
-        plan_of(0, started=[start_of(1, ids)], cross_writes=[write], slices=[slice_of(1, pages=(5,))])
+        plan_of(0, started=[start_of(1, ids)], cross_writes=[write], chunks=[chunk_of(1, pages=(5,))])
     )
     model = type(executor._open.main.model)
     with monkeypatch.context() as patch:
         patch.setattr(model, "logits", lambda self, hidden: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
         with pytest.raises(DeviceOutOfMemory):
-            executor.step(plan_of(1, started=[start_of(2, ids)], slices=[slice_of(2, pages=(6,))]))
+            executor.step(plan_of(1, started=[start_of(2, ids)], chunks=[chunk_of(2, pages=(6,))]))
     assert set(executor._records) == {1}
-    again = executor.step(plan_of(2, ended=[2], started=[start_of(3, ids)], slices=[slice_of(3, pages=(6,))]))
-    assert again.drawn == first.drawn
-    step = executor.step(plan_of(3, slices=[slice_of(1, 2, 1, (5,)), slice_of(3, 2, 1, (6,))]))
-    assert step.drawn[0].token_id == step.drawn[1].token_id
+    again = executor.step(plan_of(2, ended=[2], started=[start_of(3, ids)], chunks=[chunk_of(3, pages=(6,))]))
+    assert again.sampled == first.sampled
+    step = executor.step(plan_of(3, chunks=[chunk_of(1, 2, 1, (5,)), chunk_of(3, 2, 1, (6,))]))
+    assert step.sampled[0].token_id == step.sampled[1].token_id
     executor.step(plan_of(4, ended=[1, 3]))
     assert not executor._records
 
@@ -190,24 +190,24 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
     ("part", "told"),
     [
         ({"sequence": 9}, "not known"),
-        ({"sequence": 1, "length": 3}, "slice 0..3 of 2 tokens"),
-        ({"sequence": 1, "length": 1}, "a draw at 1 with 2 tokens"),
+        ({"sequence": 1, "length": 3}, "chunk 0..3 of 2 tokens"),
+        ({"sequence": 1, "length": 1}, "samples at 1 of 2 tokens"),
         ({"sequence": 1, "slot": None}, "no cross slot"),
         ({"sequence": 1, "slot": 8}, "unknown slot"),
         ({"sequence": 1, "pages": ()}, "pages are missing"),
         ({"sequence": 1, "slot": -1}, "unknown slot"),
         ({"sequence": 1, "pages": (128,)}, "pages of 128 are unknown"),
         ({"sequence": 1, "pages": (-1,)}, "pages of 128 are unknown"),
-        ({"sequence": 1, "length": 0, "pages": (), "draw": False}, "slice 0..0 of 2 tokens"),
-        ({"sequence": 1, "start": -1, "length": 3}, "slice -1..2 of 2 tokens"),
+        ({"sequence": 1, "length": 0, "pages": (), "draw": False}, "chunk 0..0 of 2 tokens"),
+        ({"sequence": 1, "start": -1, "length": 3}, "chunk -1..2 of 2 tokens"),
     ],
 )
 def test_impossible_slices_are_our_bug(driver, audio, ids, part, told):
-    """A plan that contradicts what the executor knows is refused before anything is drawn."""
+    """A plan that contradicts what the executor knows is refused before anything is sampled."""
     driver.encode(a=audio(1))
     with pytest.raises(AssertionError, match=told):
         driver.executor.step(
-            plan_of(started=[start_of(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)], slices=[slice_of(**part)])
+            plan_of(started=[start_of(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)], chunks=[chunk_of(**part)])
         )
     assert not driver.executor._records
 
@@ -226,14 +226,14 @@ def test_starting_a_sequence_again_leaves_the_older_one_as_it_is(driver, audio, 
     driver.encode(a=audio(1))
     executor.step(plan_of(0, started=[start_of(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)]))
     with pytest.raises(AssertionError, match="started twice"):
-        executor.step(plan_of(1, started=[start_of(1, ids), start_of(2, ids)], slices=[slice_of(1), slice_of(2)]))
+        executor.step(plan_of(1, started=[start_of(1, ids), start_of(2, ids)], chunks=[chunk_of(1), chunk_of(2)]))
     assert set(executor._records) == {1}
-    (drawn,) = executor.step(plan_of(2, slices=[slice_of(1)])).drawn
-    assert drawn.token_id is not None
+    (sampled,) = executor.step(plan_of(2, chunks=[chunk_of(1)])).sampled
+    assert sampled.token_id is not None
 
 
 def test_positions_past_the_last_are_refused(driver, audio, ids):
-    """The model has 64 positions: a slice that would feed a 65th is our bug."""
+    """The model has 64 positions: a chunk that would feed a 65th is our bug."""
     driver.encode(a=audio(1))
     long = start_of(1, ids, token_ids=(ids.start,) * 65, prompt_length=65)
     with pytest.raises(AssertionError, match="position 64 is past the last"):
@@ -241,7 +241,7 @@ def test_positions_past_the_last_are_refused(driver, audio, ids):
             plan_of(
                 started=[long],
                 cross_writes=[CrossWrite(key="a", slot=0)],
-                slices=[slice_of(1, 0, 65, tuple(range(17)))],
+                chunks=[chunk_of(1, 0, 65, tuple(range(17)))],
             )
         )
     with pytest.raises(AssertionError, match="of 8 slots"):
@@ -253,7 +253,7 @@ def test_rules_that_allow_nothing_are_told(driver, audio, ids):
     driver.encode(a=audio(1))
     start = start_of(1, ids, rules=LogitRules(allowed=(5,), suppress=(5,)))
     with pytest.raises(EngineError, match="allow none"):
-        driver.executor.step(plan_of(started=[start], cross_writes=[CrossWrite(key="a", slot=0)], slices=[slice_of(1)]))
+        driver.executor.step(plan_of(started=[start], cross_writes=[CrossWrite(key="a", slot=0)], chunks=[chunk_of(1)]))
 
 
 def test_a_half_open_executor_gives_everything_back(checkpoint, config, monkeypatch, no_collector):

@@ -167,8 +167,8 @@ def test_logprobs_and_probe_equal_transformers(driver, job, clips, prompts, refe
         assert outcome.probes == [pytest.approx(expected, abs=1e-4)]
         ruled = logits[len(one.prompt) - 1 : -1].clone()
         ruled[:, 100:140] = -torch.inf
-        drawn = ruled.log_softmax(-1).gather(1, torch.tensor(outcome.tokens)[:, None])[:, 0]
-        assert outcome.logprobs == pytest.approx(drawn.tolist(), abs=1e-4)
+        sampled = ruled.log_softmax(-1).gather(1, torch.tensor(outcome.tokens)[:, None])[:, 0]
+        assert outcome.logprobs == pytest.approx(sampled.tolist(), abs=1e-4)
 
 
 def test_garbage_in_pages_reaches_nobody(driver, job, clips, prompts):

@@ -411,7 +411,7 @@ def test_a_recorded_step_that_runs_out_of_memory_leaves_nothing(books, start, wa
     plans = []
 
     def step(plan):
-        if plan.slices and plan.slices[0].start == 20:
+        if plan.chunks and plan.chunks[0].start == 20:
             plans.append(plan)
             raise StopIteration
         return TorchExecutor.step(driver.executor, plan)
@@ -420,7 +420,7 @@ def test_a_recorded_step_that_runs_out_of_memory_leaves_nothing(books, start, wa
     with pytest.raises(StopIteration):
         played.run(job)
     (plan,) = plans
-    record = driver.executor._records[plan.slices[0].sequence_id]
+    record = driver.executor._records[plan.chunks[0].sequence_id]
     tokens = list(record.tokens)
     with watch() as watched:
         driver.executor.step(plan)
@@ -428,11 +428,11 @@ def test_a_recorded_step_that_runs_out_of_memory_leaves_nothing(books, start, wa
     assert len(watched.made) > 30
     for number in range(1, len(watched.made), 5):
         record.tokens[:] = tokens
-        driver.executor._records[plan.slices[0].sequence_id] = record
+        driver.executor._records[plan.chunks[0].sequence_id] = record
         with watch(fail_at=number) as failed, pytest.raises(DeviceOutOfMemory) as kept:
             driver.executor.step(plan)
         assert failed.alive == 0, f"storage {number}: {kept.value}"
-    driver.executor.step(StepPlan(step_id=9, epoch=0, started=(), ended=(), cross_writes=(), slices=()))
+    driver.executor.step(StepPlan(step_id=9, epoch=0, started=(), ended=(), cross_writes=(), chunks=()))
     del record
     books.check(driver.executor)
 

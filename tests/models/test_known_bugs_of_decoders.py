@@ -54,7 +54,7 @@ def settings(folders, kind):
 
 
 def work(driver):
-    """Whatever the model does: texts are drawn or pooled, images are encoded; one encoding is left behind."""
+    """Whatever the model does: texts are sampled or pooled, images are encoded; one encoding is left behind."""
     description, executor = driver.description, driver.executor
     prompts = [(noise(length, length), ()) for length in (3, 21)]
     if description.preparer.media:

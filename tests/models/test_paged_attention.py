@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from triolet.core.plan import Slice
+from triolet.core.plan import Chunk
 from triolet.models import paged as module
 from triolet.models.attention import PAGED, check_request, register
 from triolet.models.kv import PagedKV
@@ -33,7 +33,7 @@ def textbook(queries, keys, values, *, start, scale, window, softcap):
 
 
 class Sequences:
-    """Sequences that grow by slices, in pages handed out at random."""
+    """Sequences that grow by chunks, in pages handed out at random."""
 
     def __init__(self, page_size, heads, kv_heads, seed):
         self.random = random.Random(seed)
@@ -57,10 +57,10 @@ class Sequences:
 
     def step(self, lengths, **options):
         """Feeds ``lengths`` (by sequence); the greatest difference from the textbook."""
-        slices = [self._slice(sequence, length) for sequence, length in lengths.items()]
-        self.random.shuffle(slices)
-        self.paged.enter(slices)
-        layout = PagedLayout.of(slices, self.paged.page_size, torch.device("cpu"))
+        chunks = [self._slice(sequence, length) for sequence, length in lengths.items()]
+        self.random.shuffle(chunks)
+        self.paged.enter(chunks)
+        layout = PagedLayout.of(chunks, self.paged.page_size, torch.device("cpu"))
         rows = sum(lengths.values())
         queries, keys, values = (
             self.draw(rows, self.heads),
@@ -70,7 +70,7 @@ class Sequences:
         attended = PagedStep(self.paged, layout).attend(1, queries, keys, values, scale=0.4, **options)
         apart = 0.0
         for index, first in zip(layout.order, layout.starts, strict=True):
-            part = slices[index]
+            part = chunks[index]
             mine = slice(first, first + part.length)
             assert layout.positions[mine].tolist() == list(range(part.start, part.start + part.length))
             for known, new in ((self.keys, keys), (self.values, values)):
@@ -91,8 +91,8 @@ class Sequences:
         pages = self.pages.setdefault(sequence, [])
         while len(pages) * self.paged.page_size < start + length:
             pages.append(self.free.pop())
-        return Slice(
-            sequence_id=sequence, start=start, length=length, block_table=tuple(pages), cross_slot=None, draw=False
+        return Chunk(
+            sequence_id=sequence, start=start, length=length, block_table=tuple(pages), cross_slot=None, samples=False
         )
 
 
@@ -102,7 +102,7 @@ class Sequences:
     [*itertools.product((None, 5, 40), (None, 2.0), ((4, 2),)), (None, None, (3, 3)), (7, None, (6, 1))],
 )
 def test_it_is_the_textbooks(monkeypatch, limits, window, softcap, heads):
-    """First, middle and single-row slices of many lengths side by side, step after step; garbage in the pages."""
+    """First, middle and single-row chunks of many lengths side by side, step after step; garbage in the pages."""
     monkeypatch.setattr(module, "_PIECE", 9)
     if limits is not None:
         chosen = module._Limits(gathered=limits[0], wasted=limits[1])
@@ -124,9 +124,9 @@ def test_spans_are_bounded_and_hold_similar_contexts():
     sequences = Sequences(4, 4, 2, seed=2)
     lengths = [1, 2, 3, 300]
     assert sequences.step(dict(enumerate(lengths)), window=None, softcap=None) < 1e-5
-    slices = [sequences._slice(sequence, 1) for sequence in range(len(lengths))]
+    chunks = [sequences._slice(sequence, 1) for sequence in range(len(lengths))]
     limits = module._Limits(gathered=10 * sequences.paged.page_bytes, wasted=2 * sequences.paged.page_bytes)
-    step = PagedStep(sequences.paged, PagedLayout.of(slices, 4, torch.device("cpu")))
+    step = PagedStep(sequences.paged, PagedLayout.of(chunks, 4, torch.device("cpu")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module._Limits, "of", lambda device: limits)
         spans = step._spans_of(None, masked=False)

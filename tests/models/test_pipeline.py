@@ -211,7 +211,7 @@ def on_meta(executor):
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2_vl", "idefics3", "qwen2_audio"])
 def test_what_a_stage_computes_with_is_on_its_device(start, family, monkeypatch):
-    """Long slices, short ones and single rows. What two stages need is moved once in a step."""
+    """Long chunks, short ones and single rows. What two stages need is moved once in a step."""
     driver = start(family)
     with torch.inference_mode():
         network = on_meta(driver.executor)
@@ -270,7 +270,7 @@ def test_nothing_moves_for_a_layout_that_is_there(start):
     pipeline = start("llama").executor._open.main.network.pipeline
     paged = start("llama").executor._open.main.paged
     with torch.inference_mode():
-        layout = PagedLayout.of(first_step((3, 5)).slices, 4, CPU)
+        layout = PagedLayout.of(first_step((3, 5)).chunks, 4, CPU)
         step = pipeline.step(paged, layout)
     assert all(each.layout.positions is layout.positions for each in step.steps)
 

@@ -83,7 +83,7 @@ def test_draws_follow_transformers_distribution(settings):
     for position in range(count):
         counts[sample(logits, sampling, position)] += 1
     possible = expected > 0
-    assert counts[~possible].sum() == 0, "a token outside top-k or top-p was drawn"
+    assert counts[~possible].sum() == 0, "a token outside top-k or top-p was sampled"
     chi_square = ((counts - count * expected)[possible].square() / (count * expected[possible])).sum().item()
     freedom = int(possible.sum()) - 1
     assert chi_square <= freedom + 4 * math.sqrt(2 * max(freedom, 0)) + 1e-3
@@ -125,7 +125,7 @@ def test_uniform_is_a_function_of_seed_and_position():
 @pytest.mark.parametrize("temperature", [1e-300, 1e-308, 5e-324])
 @pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.5}], ids=str)
 def test_a_minuscule_temperature_is_greedy(temperature, settings):
-    """Nothing overflows: the likeliest token is drawn, and a suppressed one never."""
+    """Nothing overflows: the likeliest token is sampled, and a suppressed one never."""
     logits = torch.randn(50, generator=torch.Generator().manual_seed(6))
     logits[[0, 49]] = -torch.inf
     sampling = SamplingParams(temperature=temperature, **settings)
@@ -218,16 +218,16 @@ def test_the_likeliest_tokens_are_told_after_rules_and_before_the_temperature():
         draw_of(sampling=SamplingParams(logprobs=5), rules=LogitRules(allowed=(4, 6))),
     ]
     ruled = logits.clone()
-    drawn = draw_tokens(ruled, draws, (EOS,))
-    assert drawn[1].top == ()
+    sampled = draw_tokens(ruled, draws, (EOS,))
+    assert sampled[1].top == ()
     for row, count in ((0, 3), (2, 2)):
         expected = ruled[row].log_softmax(-1).sort(descending=True)
-        assert [token for token, _ in drawn[row].top] == expected.indices[:count].tolist()
-        assert [value for _, value in drawn[row].top] == pytest.approx(expected.values[:count].tolist())
-        told = dict(drawn[row].top)
-        assert told.get(drawn[row].token_id, drawn[row].logprob) == pytest.approx(drawn[row].logprob, abs=1e-6)
-    assert best not in dict(drawn[0].top)
-    assert set(dict(drawn[2].top)) == {4, 6}
+        assert [token for token, _ in sampled[row].top] == expected.indices[:count].tolist()
+        assert [value for _, value in sampled[row].top] == pytest.approx(expected.values[:count].tolist())
+        told = dict(sampled[row].top)
+        assert told.get(sampled[row].token_id, sampled[row].logprob) == pytest.approx(sampled[row].logprob, abs=1e-6)
+    assert best not in dict(sampled[0].top)
+    assert set(dict(sampled[2].top)) == {4, 6}
 
 
 def test_a_batch_of_different_rules_equals_rows_alone():

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from triolet.core.config import Speculation
-from triolet.core.plan import SequenceStart, Slice, StepPlan
+from triolet.core.plan import Chunk, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, SamplingParams
 from triolet.testing.families import make_checkpoint
 
@@ -27,9 +27,9 @@ def broken_draft(tmp_path):
     return str(target)
 
 
-def first_step(prompts, *, speculate):
+def first_step(prompts, *, draft_tokens):
     """A step that reads ``prompts`` whole."""
-    starts, slices = [], []
+    starts, chunks = [], []
     for number, prompt in enumerate(prompts):
         start = SequenceStart(
             sequence_id=number,
@@ -39,25 +39,25 @@ def first_step(prompts, *, speculate):
             rules=LogitRules(),
             probe=None,
         )
-        part = Slice(
+        part = Chunk(
             sequence_id=number,
             start=0,
             length=len(prompt),
             block_table=(2 * number, 2 * number + 1),
             cross_slot=None,
-            draw=True,
-            speculate=speculate,
+            samples=True,
+            draft_tokens=draft_tokens,
         )
         starts.append(start)
-        slices.append(part)
-    return StepPlan(step_id=0, epoch=0, started=tuple(starts), ended=(), cross_writes=(), slices=tuple(slices))
+        chunks.append(part)
+    return StepPlan(step_id=0, epoch=0, started=tuple(starts), ended=(), cross_writes=(), chunks=tuple(chunks))
 
 
 def test_a_draft_whose_numbers_break_down_guesses_nothing_and_fails_no_step(open_driver, tmp_path, broken_draft):
     """One of two prompts has the token that it cannot read; the other's guesses are right, since it is the model."""
     executor = open_driver(tmp_path / "model", speculation=Speculation(tokens=3, draft=broken_draft)).executor
     prompts = ((5, UNREADABLE, 6), (5, 7, 6))
-    broken, whole = executor.step(first_step(prompts, speculate=3)).drawn
+    broken, whole = executor.step(first_step(prompts, draft_tokens=3)).sampled
     assert broken.token_id is not None
     assert not broken.accepted
     assert len(whole.accepted) == 3
@@ -69,8 +69,8 @@ def test_a_step_for_which_nothing_was_guessed_is_recorded_as_any(open_driver, tm
     executor = open_driver(folder, speculation=Speculation(tokens=3), graphs="eager").executor
     graphs = executor._open.main.network.graphs
     replayed = graphs.statistics.replayed
-    (drawn,) = executor.step(first_step([(5, 6, 7)], speculate=3)).drawn
-    assert (graphs.statistics.replayed, drawn.accepted) == (replayed, ())
-    decode = Slice(sequence_id=0, start=3, length=1, block_table=(0, 1), cross_slot=None, draw=True, speculate=3)
-    executor.step(StepPlan(step_id=1, epoch=0, started=(), ended=(), cross_writes=(), slices=(decode,)))
+    (sampled,) = executor.step(first_step([(5, 6, 7)], draft_tokens=3)).sampled
+    assert (graphs.statistics.replayed, sampled.accepted) == (replayed, ())
+    decode = Chunk(sequence_id=0, start=3, length=1, block_table=(0, 1), cross_slot=None, samples=True, draft_tokens=3)
+    executor.step(StepPlan(step_id=1, epoch=0, started=(), ended=(), cross_writes=(), chunks=(decode,)))
     assert graphs.statistics.replayed == replayed + 1

@@ -59,9 +59,9 @@ def write(guide: Guide, seed: int, generated: list[int] | None = None) -> list[i
     while not generated or generated[-1] not in {IDS.eos, IDS.previous}:
         assert len(generated) < 200
         draw = draw_of(generated, guide, temperature=1.0, seed=seed)
-        (drawn,) = draw_tokens(random_logits(1000 * seed + len(generated)), [draw], (IDS.eos,))
-        assert not drawn.error
-        generated.append(drawn.token_id)
+        (sampled,) = draw_tokens(random_logits(1000 * seed + len(generated)), [draw], (IDS.eos,))
+        assert not sampled.error
+        generated.append(sampled.token_id)
     return generated
 
 
@@ -172,39 +172,43 @@ def test_a_structure_that_fails_is_the_fault_of_its_row_alone(grammars):
     logits = random_logits(2, 4)
     logits[2, ord("a")] = -torch.inf
     expected = int(logits[3].argmax())
-    drawn = draw_tokens(logits, [draw_of([], guide) for guide in (bad, lost, stuck, None)], (IDS.eos,))
-    assert ["no such token" in drawn[0].error, "none of its" in drawn[1].error, "leaves no token" in drawn[2].error]
-    assert all(one.error and one.token_id == IDS.eos for one in drawn[:3])
-    assert (drawn[3].token_id, drawn[3].error) == (expected, "")
+    sampled = draw_tokens(logits, [draw_of([], guide) for guide in (bad, lost, stuck, None)], (IDS.eos,))
+    assert [
+        "no such token" in sampled[0].error,
+        "none of its" in sampled[1].error,
+        "leaves no token" in sampled[2].error,
+    ]
+    assert all(one.error and one.token_id == IDS.eos for one in sampled[:3])
+    assert (sampled[3].token_id, sampled[3].error) == (expected, "")
 
 
 def test_a_wrong_guess_that_leads_nowhere_harms_nobody(grammars):
-    """Behind it nothing may be drawn; the sequence itself goes another way."""
+    """Behind it nothing may be sampled; the sequence itself goes another way."""
     guide = grammars.guide(Structure.choice(["ab", "cd"]))
     logits = random_logits(3, 2)
     logits[0, ord("a")], logits[1, ord("d")] = 50.0, -torch.inf
     first, behind = draw_tokens(logits, [draw_of([], guide), draw_of([ord("c")], guide)], (IDS.eos,))
     assert (first.token_id, first.error) == (ord("a"), "")
     assert "leaves no token" in behind.error
-    (drawn,) = draw_tokens(random_logits(4), [draw_of([ord("a")], guide)], (IDS.eos,))
-    assert (drawn.token_id, drawn.error) == (ord("b"), "")
+    (sampled,) = draw_tokens(random_logits(4), [draw_of([ord("a")], guide)], (IDS.eos,))
+    assert (sampled.token_id, sampled.error) == (ord("b"), "")
 
 
 def test_a_structure_for_a_checkpoint_without_an_end_of_text_is_told():
     """To its request: the others of the step draw as ever."""
     guide = Grammars(make_tokenizer(), IDS.vocabulary, ()).guide(STRUCTURES["regex"])
     assert "names none" in guide.error
-    failed, drawn = draw_tokens(random_logits(1, 2), [draw_of([], guide), draw_of([], None)], ())
+    failed, sampled = draw_tokens(random_logits(1, 2), [draw_of([], guide), draw_of([], None)], ())
     assert failed.error == guide.error
-    assert drawn.token_id == random_logits(1, 2)[1].argmax()
+    assert sampled.token_id == random_logits(1, 2)[1].argmax()
 
 
 def test_logits_that_broke_down_are_not_blamed_on_the_structure(grammars):
     logits = random_logits(2)
     logits[0, ord("{")] = torch.nan
-    (drawn,) = draw_tokens(logits, [draw_of([], grammars.guide(STRUCTURES["json"]))], (IDS.eos,))
-    assert drawn.logprob != drawn.logprob
-    assert not drawn.error
+    (sampled,) = draw_tokens(logits, [draw_of([], grammars.guide(STRUCTURES["json"]))], (IDS.eos,))
+    assert sampled.logprob != sampled.logprob
+    assert not sampled.error
 
 
 def test_grammars_are_compiled_once_and_only_the_latest_are_kept():

@@ -10,7 +10,7 @@ import torch
 from attrs import define, field, frozen
 
 from triolet.core.model import ModelDescription
-from triolet.core.plan import Drawn, SequenceStart, Slice, StepPlan
+from triolet.core.plan import Chunk, SampledToken, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Placement, Pooling, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
 
@@ -28,7 +28,7 @@ class TextJob:
     pooling: Pooling | None = None
     placements: tuple[Placement, ...] = ()
     joins: int = 0  # the step it starts with
-    chunk: int = WHOLE  # most tokens of one slice
+    chunk: int = WHOLE  # most tokens of one chunk
     preempted_at: int = 0  # once it has so many tokens it is forgotten and starts again
     shared: int = 0  # pages of job 0 (its first ones) that hold its beginning already
 
@@ -80,20 +80,20 @@ class TextDriver:
                 break
             self.random.shuffle(active)
             started = [self._start(one, every[0]) for one in active if not one.started]
-            slices = tuple(self._slice(one, pages) for one in active)
+            chunks = tuple(self._slice(one, pages) for one in active)
             plan = StepPlan(
                 step_id=self._steps,
                 epoch=0,
                 started=tuple(started),
                 ended=tuple(ended),
                 cross_writes=(),
-                slices=slices,
+                chunks=chunks,
             )
             self._steps += 1
             ended.clear()
-            for one, part, drawn in zip(active, slices, self.executor.step(plan).drawn, strict=True):
-                self._commit(one, part, drawn, ended)
-        self.executor.step(StepPlan(step_id=-1, epoch=0, started=(), ended=tuple(ended), cross_writes=(), slices=()))
+            for one, part, sampled in zip(active, chunks, self.executor.step(plan).sampled, strict=True):
+                self._commit(one, part, sampled, ended)
+        self.executor.step(StepPlan(step_id=-1, epoch=0, started=(), ended=tuple(ended), cross_writes=(), chunks=()))
         assert not self.executor._records
         return [one.result for one in every]
 
@@ -117,35 +117,35 @@ class TextDriver:
             pooling=job.pooling,
         )
 
-    def _slice(self, one: _Running, pages: list[int]) -> Slice:
+    def _slice(self, one: _Running, pages: list[int]) -> Chunk:
         length = min(one.job.chunk, one.known - one.fed)
         if not self.description.whole_prompts:
             while len(one.pages) * self.description.page_size < one.fed + length:
                 one.pages.append(pages.pop())
-        return Slice(
+        return Chunk(
             sequence_id=one.sequence,
             start=one.fed,
             length=length,
             block_table=tuple(one.pages),
             cross_slot=None,
-            draw=one.fed + length == one.known,
+            samples=one.fed + length == one.known,
         )
 
-    def _commit(self, one: _Running, part: Slice, drawn: Drawn, ended: list[int]) -> None:
+    def _commit(self, one: _Running, part: Chunk, sampled: SampledToken, ended: list[int]) -> None:
         one.fed += part.length
         result, job = one.result, one.job
-        if drawn.probe is not None:
-            result.probes.append(drawn.probe)
+        if sampled.probe is not None:
+            result.probes.append(sampled.probe)
         if job.pooling is not None:
-            assert drawn.token_id is None
-            assert (drawn.vector is not None) is part.draw
-            result.vector, one.done = drawn.vector, part.draw
+            assert sampled.token_id is None
+            assert (sampled.vector is not None) is part.samples
+            result.vector, one.done = sampled.vector, part.samples
         else:
-            assert (drawn.token_id is not None) is part.draw
-            if drawn.token_id is not None:
-                result.tokens.append(drawn.token_id)
-                result.logprobs.append(drawn.logprob)
-                one.done = len(result.tokens) == job.max_tokens or drawn.token_id in self.description.eos_token_ids
+            assert (sampled.token_id is not None) is part.samples
+            if sampled.token_id is not None:
+                result.tokens.append(sampled.token_id)
+                result.logprobs.append(sampled.logprob)
+                one.done = len(result.tokens) == job.max_tokens or sampled.token_id in self.description.eos_token_ids
         if one.done:
             ended.append(one.sequence)
         elif job.preempted_at and len(result.tokens) >= job.preempted_at and not one.preempted:
@@ -158,8 +158,8 @@ def generate(model: Any, prompt: Sequence[int], max_tokens: int, **inputs: Any) 
     tokens = torch.tensor([list(prompt)])
     inputs = {"attention_mask": torch.ones_like(tokens), **inputs}
     output = model.generate(tokens, max_new_tokens=max_tokens, do_sample=False, **inputs)
-    drawn: list[int] = output[0, len(prompt) :].tolist()
-    return drawn
+    sampled: list[int] = output[0, len(prompt) :].tolist()
+    return sampled
 
 
 def noise(length: int, seed: int, vocabulary: int = 256) -> tuple[int, ...]:

@@ -93,16 +93,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the encode lane stays busy after a batch",
         function="actors.encoder_cache:EncoderCache._handle",
-        fragment="            self._encoding = False\n            self.tell(events.EncodeDone(keys))\n",
-        mistake="            self.tell(events.EncodeDone(keys))\n",
+        fragment="            self._encoding = False\n            self.emit(events.EncodeDone(keys))\n",
+        mistake="            self.emit(events.EncodeDone(keys))\n",
         killer=SIMULATION,
         reason="wait for ever",
     ),
     Mutant(
         name="the encode lane stays busy after a failed batch",
         function="actors.encoder_cache:EncoderCache._handle",
-        fragment="            self._encoding = False\n            self.tell(events.EncodeBroke(keys))\n",
-        mistake="            self.tell(events.EncodeBroke(keys))\n",
+        fragment="            self._encoding = False\n            self.emit(events.EncodeBroke(keys))\n",
+        mistake="            self.emit(events.EncodeBroke(keys))\n",
         killer=swept("plain", FaultKind.ENCODE_FAILS),
         reason="wait for ever",
     ),
@@ -142,14 +142,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="reserved before dropped",
         function="actors.encoder_cache:EncoderCache._decide",
         fragment="""    for key in decisions.dropped:  # first: what is reserved now may take their room
-        self.tell(events.EntryDropped(key))
+        self.emit(events.EntryDropped(key))
     for key, size in decisions.reserved:
-        self.tell(events.EntryReserved(key, size))
+        self.emit(events.EntryReserved(key, size))
 """,
         mistake="""    for key, size in decisions.reserved:
-        self.tell(events.EntryReserved(key, size))
+        self.emit(events.EntryReserved(key, size))
     for key in decisions.dropped:
-        self.tell(events.EntryDropped(key))
+        self.emit(events.EntryDropped(key))
 """,
         killer=swept("eviction pressure", FaultKind.ENCODE_FAILS),
         reason="books balance",

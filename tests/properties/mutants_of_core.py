@@ -257,9 +257,9 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="must not wait for the younger",
     ),
     Mutant(
-        name="a token that was drawn counts as still to come",
+        name="a token that was sampled counts as still to come",
         function="core.planner:Planner._slice_done",
-        fragment="    sequence.draws -= part.draw\n",
+        fragment="    sequence.draws -= part.samples\n",
         mistake="",
         killer=PLANNER,
         reason=("beyond the tokens that are known", "a request never ended"),
@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="a request never ended",
     ),
     Mutant(
-        name="one token more than wanted is drawn",
+        name="one token more than wanted is sampled",
         function="core.planner:Planner._slice_length",
         fragment="sequence.left < 1",
         mistake="sequence.left < 0",

@@ -11,13 +11,13 @@ from ..actors import test_several_faults as several_faults
 from ..actors import test_sleep as sleep_tests
 from . import test_evidence, test_liveness, test_planner, test_recovery
 from .mutants import Mutant, engine_test, machine, simulation, swept
-from .test_rest import RestMachine
+from .test_power import RestMachine
 
 MUTANTS: tuple[Mutant, ...] = (
     # sleep
     Mutant(
         name="work ends a sleep that was ordered",
-        function="core.rest:Rest.work_came",
+        function="core.power:PowerState.work_came",
         fragment="if not self._ordered:",
         mistake="if True:",
         killer=machine(RestMachine),
@@ -25,7 +25,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an order to wake is forgotten while it falls asleep",
-        function="core.rest:Rest.slept",
+        function="core.power:PowerState.slept",
         fragment="self.power = Power.ASLEEP",
         mistake="self.power, self._wants_sleep = Power.ASLEEP, True",
         killer=machine(RestMachine),
@@ -33,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a wake that failed is tried again at once, for ever",
-        function="core.rest:Rest.wake_failed",
+        function="core.power:PowerState.wake_failed",
         fragment="    self._wants_sleep = True\n",
         mistake="",
         killer=machine(RestMachine),
@@ -42,7 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="steps are sent to a device that is given back",
         function="actors.scheduler:Scheduler._dispatch",
-        fragment="and self.rest.may_work ",
+        fragment="and self.power.may_work ",
         mistake="",
         killer=engine_test(sleep_tests.test_from_the_order_to_sleep_on_no_step_is_begun),
         reason="StepBegun",
@@ -218,7 +218,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an observer that raises ends a stage",
-        function="actors.supervisor:_Tell.__call__",
+        function="actors.supervisor:_Emit.__call__",
         fragment="    self.error, self.observer = self.error or error, None\n",
         mistake="    raise\n",
         killer=swept("plain", FaultKind.OBSERVER_FAILS),

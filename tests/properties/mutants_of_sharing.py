@@ -188,9 +188,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a page is listed though its step has failed",
         function="core.planner:Planner.step_failed",
-        fragment="        sequence.draws -= part.draw\n",
+        fragment="        sequence.draws -= part.samples\n",
         mistake=(
-            "        sequence.draws -= part.draw\n"
+            "        sequence.draws -= part.samples\n"
             "        if sequence.pages:\n"
             "            sequence.fed = part.start + part.length\n"
             "            self._list_pages(sequence)\n"
@@ -201,8 +201,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="what was guessed wrong is listed",
         function="core.planner:Planner._slice_done",
-        fragment="sequence.fed = part.start + part.length + len(drawn.accepted)",
-        mistake="sequence.fed = part.start + part.length + part.speculate",
+        fragment="sequence.fed = part.start + part.length + len(sampled.accepted)",
+        mistake="sequence.fed = part.start + part.length + part.draft_tokens",
         killer=SHARING,
         reason="once answered steps have filled it",
     ),
@@ -293,7 +293,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "{i.key: (i, p) for i, p in [*zip(self.request.items, self.placements, strict=False)][::-1]}.values():"
         ),
         killer=SHARING,
-        reason=("a request never ended", "has a slice in that very step"),
+        reason=("a request never ended", "has a chunk in that very step"),
     ),
     Mutant(
         name="an image is read before it is there",
@@ -399,7 +399,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="accepted tokens are fed again",
         function="core.planner:Planner._slice_done",
-        fragment="    sequence.dispatched += len(drawn.accepted)\n",
+        fragment="    sequence.dispatched += len(sampled.accepted)\n",
         mistake="",
         killer=PLANNER,
         reason="every position is fed once",
@@ -407,7 +407,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a step is planned behind guesses of which nobody knows how many are right",
         function="core.planner:Planner._slice_length",
-        fragment=" or (self.limits.speculate and sequence.draws)",
+        fragment=" or (self.limits.draft_tokens and sequence.draws)",
         mistake="",
         killer=SHARING,
         reason=("every position is fed once", "a draw before the last token"),
@@ -424,7 +424,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a whole prompt is started in a step that has no room for it",
         function="core.planner:Planner._try_start",
-        fragment="if self.limits.whole_prompts and draft.slices and len(sequence.tokens) > budget:",
+        fragment="if self.limits.whole_prompts and draft.chunks and len(sequence.tokens) > budget:",
         mistake="if False:",
         killer=WHOLE_PROMPTS,
         reason="the token budget is kept",
@@ -435,7 +435,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="        return wanted\n",
         mistake="        return min(wanted, budget)\n",
         killer=WHOLE_PROMPTS,
-        reason="a whole prompt is one slice",
+        reason="a whole prompt is one chunk",
     ),
     Mutant(
         name="a whole prompt holds pages",

@@ -21,11 +21,13 @@ from .test_known_bugs import Step, assert_caught, encodes, shrunk, step
 from .test_planner import SharingMachine, asks, opened, request
 
 
-def images(*steps: Step, capacity: int = 1, budget: int = 10, speculate: int = 0) -> Killer:
+def images(*steps: Step, capacity: int = 1, budget: int = 10, draft_tokens: int = 0) -> Killer:
     """A page fits four positions, the encoder cache one image (r: none at all)."""
     return shrunk(
         SharingMachine,
-        lambda state: state.open(pages=6, running=1, budget=budget, capacity=capacity, depth=1, speculate=speculate),
+        lambda state: state.open(
+            pages=6, running=1, budget=budget, capacity=capacity, depth=1, draft_tokens=draft_tokens
+        ),
         *steps,
     )
 
@@ -186,7 +188,7 @@ def test_e11_an_image_larger_than_the_cache_waits_for_ever():
 
 def test_e12_steps_without_progress():
     """E12 (vllm-ascend 17195): look-ahead keeps a request from ever covering its item, and the engine plans for ever
-    without progress. Here: a slice must not end within an image, which the budget can never cover.
+    without progress. Here: a chunk must not end within an image, which the budget can never cover.
 
     Caught by "a request never ended": a budget of two tokens; submit a token and q, which has three.
     """
@@ -202,7 +204,7 @@ def test_e12_steps_without_progress():
 
 def a_request_with_images_dies_with_its_end() -> None:
     """By reference count: its payload is megabytes."""
-    planner, executor = opened(prefix_caching=True, speculate=3)
+    planner, executor = opened(prefix_caching=True, draft_tokens=3)
     executor.outputs["q"] = 100
     item = EncoderItem(key="q", payload="q", embeddings=3, size=100, spans=((1, 4),))
     living = request("r", prompt=6, items=(item,))

@@ -9,10 +9,11 @@ from collections import deque
 import pytest
 from attrs import define, field
 
-from triolet.core.plan import Drawn, StepPlan, StepResult
+from triolet.core.actions import Abort, AcquireItem, Fail, Finish, ReleaseItem
+from triolet.core.limits import PlannerLimits
+from triolet.core.plan import SampledToken, StepPlan, StepResult
 from triolet.core.planner import Planner
 from triolet.core.request import EncoderItem, Request
-from triolet.core.sequence import Abort, AcquireItem, Fail, Finish, PlannerLimits, ReleaseItem
 
 TURNS = 20_000
 FOUND = (
@@ -24,7 +25,7 @@ FOUND = (
 
 @define
 class Play:
-    """One planner with its clients, its encoder cache of a few places and its device, all drawn from one seed."""
+    """One planner with its clients, its encoder cache of a few places and its device, all sampled from one seed."""
 
     dice: random.Random
     planner: Planner = field(init=False)
@@ -116,8 +117,8 @@ class Play:
         elif self.poisonous & names or self.dice.random() < self.flaky:
             self.fail(plan, RuntimeError("boom"))
         else:
-            drawn = tuple(Drawn(token_id=5 if part.draw else None) for part in plan.slices)
-            self.planner.step_done(StepResult(step_id=plan.step_id, drawn=drawn))
+            sampled = tuple(SampledToken(token_id=5 if part.samples else None) for part in plan.chunks)
+            self.planner.step_done(StepResult(step_id=plan.step_id, sampled=sampled))
 
     def fail(self, plan: StepPlan, error: Exception) -> None:
         self.broken = plan.epoch

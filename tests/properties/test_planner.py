@@ -14,23 +14,14 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from triolet.core.actions import Abort, AcquireItem, Action, Commit, Fail, Finish, ReleaseItem
 from triolet.core.errors import PoisonRequest, RunnerCrashed
 from triolet.core.ledger import Decisions, EncoderLedger, State
-from triolet.core.plan import Drawn, Slice, StepPlan, StepResult
+from triolet.core.limits import PlannerLimits
+from triolet.core.plan import Chunk, SampledToken, StepPlan, StepResult
 from triolet.core.planner import Planner
 from triolet.core.request import EncoderItem, Pooling, Probe, Request
-from triolet.core.sequence import (
-    Abort,
-    AcquireItem,
-    Action,
-    Commit,
-    Fail,
-    Finish,
-    Phase,
-    PlannerLimits,
-    ReleaseItem,
-    Sequence,
-)
+from triolet.core.sequence import Phase, Sequence
 from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens, expected_vector
 
 from .machines import Machine
@@ -56,7 +47,7 @@ class PlannerMachine(Machine):
         capacity=st.integers(1, 3),
         depth=st.integers(1, 2),
         caching=st.booleans(),
-        speculate=st.sampled_from((0, 0, 1, 3)),
+        draft_tokens=st.sampled_from((0, 0, 1, 3)),
     )
     def open(
         self,
@@ -67,7 +58,7 @@ class PlannerMachine(Machine):
         capacity: int,
         depth: int,
         caching: bool = False,
-        speculate: int = 0,
+        draft_tokens: int = 0,
         whole: bool = False,
     ) -> None:
         self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots, whole_prompts=whole)
@@ -78,7 +69,7 @@ class PlannerMachine(Machine):
             steps_in_flight=depth,
             encoder_cache_bytes=capacity * self.model.encoder_bytes,
             prefix_caching=caching,
-            speculate=speculate,
+            draft_tokens=draft_tokens,
         )
         self.planner = Planner(self.limits)
         self.ledger = EncoderLedger(capacity * self.model.encoder_bytes)
@@ -113,12 +104,12 @@ class PlannerMachine(Machine):
                     )
                 case ReleaseItem(holder, key):
                     self.obey(self.ledger.release(holder, key, now=0.0))
-                case Commit(request_id, drawn):
+                case Commit(request_id, sampled):
                     assert request_id not in self.ends, "terminal once: nothing is committed after the end"
-                    self.vectors[request_id] += [] if drawn.vector is None else [drawn.vector]
-                    self.probed[request_id] += [] if drawn.probe is None else [drawn.probe]
-                    if drawn.token_id is not None:
-                        self.tokens[request_id].append(drawn.token_id)
+                    self.vectors[request_id] += [] if sampled.vector is None else [sampled.vector]
+                    self.probed[request_id] += [] if sampled.probe is None else [sampled.probe]
+                    if sampled.token_id is not None:
+                        self.tokens[request_id].append(sampled.token_id)
                 case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
                     assert request_id not in self.ends, f"terminal once: {request_id} ended twice"
                     self.ends[request_id] = action
@@ -237,27 +228,29 @@ class PlannerMachine(Machine):
         if plan is None:
             return
         names = self.planner.requests_of(plan.step_id)
-        if any(self.crashes(name, part) for name, part in zip(names, plan.slices, strict=True)):
+        if any(self.crashes(name, part) for name, part in zip(names, plan.chunks, strict=True)):
             self.crashing.add(plan.step_id)
-        alone = self.limits.whole_prompts and len(plan.slices) == 1  # cannot be divided
+        alone = self.limits.whole_prompts and len(plan.chunks) == 1  # cannot be divided
         assert alone or plan.tokens <= self.limits.max_step_tokens, "the token budget is kept, guesses included"
-        for name, part in zip(names, plan.slices, strict=True):
+        for name, part in zip(names, plan.chunks, strict=True):
             self.everything_is_fed_once(part)
-            assert not self.limits.whole_prompts or (part.start == 0 and part.draw), "a whole prompt is one slice"
-            drawn = len(self.tokens[name]) + 1 + part.speculate
-            assert not part.draw or drawn <= self.requests[name].max_tokens, "no guess beyond the last token wanted"
+            assert not self.limits.whole_prompts or (part.start == 0 and part.samples), "a whole prompt is one chunk"
+            sampled = len(self.tokens[name]) + 1 + part.draft_tokens
+            assert not part.samples or sampled <= self.requests[name].max_tokens, (
+                "no guess beyond the last token wanted"
+            )
         assert self.planner.statistics().tokens_cached == self.cached, "every position is fed once, or cached"
         for hold in self.planner.reads_of(plan.step_id):
             state, holders, _ = self.ledger.entries().get(hold.key, (State.ABSENT, (), 0))
             assert state is State.READY, "no use before ready"
             assert hold.holder in holders, "no use before ready: it is not held"
-        assert len(plan.slices) <= self.limits.max_running, "no more sequences than places"
-        assert len({part.sequence_id for part in plan.slices}) == len(plan.slices)
+        assert len(plan.chunks) <= self.limits.max_running, "no more sequences than places"
+        assert len({part.sequence_id for part in plan.chunks}) == len(plan.chunks)
         self.flights.append(plan)
         assert len(self.flights) <= self.limits.steps_in_flight, "steps in order: no more in flight than allowed"
 
-    def everything_is_fed_once(self, part: Slice) -> None:
-        """A sequence's slices lie end to end, the first one behind the pages that it has found."""
+    def everything_is_fed_once(self, part: Chunk) -> None:
+        """A sequence's chunks lie end to end, the first one behind the pages that it has found."""
         if part.sequence_id not in self.reached:
             self.cached += part.start
             self.answered[part.sequence_id] = part.start
@@ -289,7 +282,7 @@ class PlannerMachine(Machine):
         lacks = bool(sequence.placements) and self.planner._missing(sequence)
         return not lacks and self.planner._needs_only_room(sequence)
 
-    def crashes(self, name: str, part: Slice) -> bool:
+    def crashes(self, name: str, part: Chunk) -> bool:
         """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's."""
         return name.startswith("poison") and part.start + part.length > len(self.requests[name].prompt_token_ids) // 2
 
@@ -310,9 +303,9 @@ class PlannerMachine(Machine):
             self.executor.fault = None
         else:
             result = self.executor.step(plan)
-            for part, drawn in zip(plan.slices, result.drawn, strict=True):
-                self.reached[part.sequence_id] += len(drawn.accepted)
-                self.answered[part.sequence_id] = part.start + part.length + len(drawn.accepted)
+            for part, sampled in zip(plan.chunks, result.sampled, strict=True):
+                self.reached[part.sequence_id] += len(sampled.accepted)
+                self.answered[part.sequence_id] = part.start + part.length + len(sampled.accepted)
             self.planner.step_done(result)
         self.publish()
 
@@ -368,7 +361,7 @@ class PlannerMachine(Machine):
         """Nobody finds a page before a step that was answered has filled it."""
         for sequence in self.planner._sequences.values():
             if sequence.id is not None:
-                assert sequence.id in self.answered, "who starts has a slice in that very step"
+                assert sequence.id in self.answered, "who starts has a chunk in that very step"
                 filled = self.answered[sequence.id] // self.limits.page_size
                 assert sequence.listed <= filled, "a page can be found once answered steps have filled it"
 
@@ -454,7 +447,7 @@ class PlannerMachine(Machine):
 
 
 class WholePromptsMachine(PlannerMachine):
-    """Models that read a prompt at once: each is one slice, and holds no pages."""
+    """Models that read a prompt at once: each is one chunk, and holds no pages."""
 
     @initialize(running=st.integers(1, 4), budget=st.integers(2, 12), depth=st.integers(1, 2))
     def open(self, running: int, budget: int, depth: int) -> None:
@@ -470,11 +463,11 @@ class SharingMachine(PlannerMachine):
         budget=st.integers(4, 10),
         capacity=st.integers(1, 2),
         depth=st.integers(1, 2),
-        speculate=st.sampled_from((0, 3)),
+        draft_tokens=st.sampled_from((0, 3)),
     )
-    def open(self, pages: int, running: int, budget: int, capacity: int, depth: int, speculate: int) -> None:
+    def open(self, pages: int, running: int, budget: int, capacity: int, depth: int, draft_tokens: int) -> None:
         sizes = {"pages": pages, "running": running, "budget": budget, "capacity": capacity, "depth": depth}
-        super().open(**sizes, slots=1, caching=True, speculate=speculate)
+        super().open(**sizes, slots=1, caching=True, draft_tokens=draft_tokens)
 
 
 TestPlanner = PlannerMachine.TestCase
@@ -537,7 +530,7 @@ def test_a_request_that_crashes_every_step_is_found_by_bisection_and_fails_alone
     for index in range(7):
         planner.submit(request(f"r{index}", prompt=3 + index))
     poisoned: set[int] = set()  # sequence ids under which request r4 runs
-    executor.fault = lambda _, plan: RuntimeError("bad") if poisoned & {p.sequence_id for p in plan.slices} else None
+    executor.fault = lambda _, plan: RuntimeError("bad") if poisoned & {p.sequence_id for p in plan.chunks} else None
     ends = {}
     while (plan := planner.next_step()) is not None:
         poisoned |= {start.sequence_id for start in plan.started if start.prompt_length == 3 + 4}
@@ -552,7 +545,7 @@ def test_a_request_that_crashes_every_step_is_found_by_bisection_and_fails_alone
 
 
 def test_nothing_is_fed_beyond_the_last_token_that_is_wanted():
-    """With two steps in flight too: the last token is drawn, and never fed."""
+    """With two steps in flight too: the last token is sampled, and never fed."""
     planner, executor = opened(depth=2)
     planner.submit(request("r", prompt=3, max_tokens=5))
     flights = []
@@ -638,11 +631,11 @@ def test_the_news_of_an_ended_sequence_survives_a_skipped_step():
 
 def test_guesses_cost_nobody_a_page_that_is_in_use():
     """The young one would like to guess further than its page goes, and the old one has the others."""
-    planner, executor = opened(pages=3, speculate=3)
+    planner, executor = opened(pages=3, draft_tokens=3)
     planner.submit(request("old", prompt=1, max_tokens=2))
     planner.submit(request("young", prompt=4, max_tokens=8))
     run(planner, executor)
-    assert planner.statistics().tokens_guessed > 0
+    assert planner.statistics().tokens_drafted > 0
     assert planner.statistics().preemptions == 0, "somebody gave way to a guess"
 
 
@@ -662,7 +655,7 @@ def test_what_a_request_asks_about_its_prompt_is_never_found_in_pages_that_are_c
     for name in ("first", "second"):
         planner.submit(request(name, prompt=12, max_tokens=1, probe=Probe(position=5, token_ids=(3,))))
         run(planner, executor)
-    told = [action.drawn.probe for action in planner.take_actions() if isinstance(action, Commit)]
+    told = [action.sampled.probe for action in planner.take_actions() if isinstance(action, Commit)]
     assert [probe for probe in told if probe] == [(-4.0,)] * 2, "what a request asks about its prompt is answered"
     assert planner.statistics().tokens_cached == 4, "the page before it is found"
 
@@ -674,7 +667,7 @@ def test_a_whole_prompt_that_is_too_large_for_the_memory_fails():
     executor.fault = lambda *_: MemoryError("full")
     for _ in range(20):
         plan = planner.next_step()
-        if plan is not None and plan.slices:
+        if plan is not None and plan.chunks:
             planner.step_failed(plan.step_id, MemoryError("full"))
     ends = [action for action in planner.take_actions() if isinstance(action, Fail)]
     assert len(ends) == 1, "it is tried again for ever"
@@ -691,7 +684,7 @@ def test_a_whole_prompt_that_crashes_is_found_as_soon_where_steps_had_to_shrink(
     assert planner.statistics().step_tokens == 1
     planner.submit(request("poison", prompt=60, max_tokens=1, pooling=Pooling(kind="mean")))
     crashes = 0
-    while (plan := planner.next_step()) is not None and plan.slices:
+    while (plan := planner.next_step()) is not None and plan.chunks:
         planner.step_failed(plan.step_id, RuntimeError("boom"))
         crashes += 1
     assert isinstance(planner.take_actions()[-1].error, PoisonRequest)
@@ -765,7 +758,7 @@ def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back()
     ask_with_images("waits", 1)
     assert grant() == ["q"], "the first image lies in cached pages"
     steps = run(planner, executor)
-    assert max(len(part.block_table) for plan in steps for part in plan.slices) == 6, "every page was taken"
+    assert max(len(part.block_table) for plan in steps for part in plan.chunks) == 6, "every page was taken"
     assert [ask.item.key for ask in asks(planner) if isinstance(ask, AcquireItem)] == ["r"], (
         "it asks for what they held"
     )
@@ -778,7 +771,7 @@ def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back()
     planner.encoder_ready("waits/1")
     starts = []
     while plan := planner.next_step() or (grant() and planner.next_step()):
-        starts += [part.start for part in plan.slices]
+        starts += [part.start for part in plan.chunks]
         planner.step_done(executor.step(plan))
     assert starts[:1] == [0], "it starts without them"
 
@@ -818,6 +811,8 @@ def test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it():
     planner.encoder_ready("c/0")
     for step in steps:
         assert step is not None
-        planner.step_done(StepResult(step_id=step.step_id, drawn=tuple(Drawn(token_id=None) for _ in step.slices)))
+        planner.step_done(
+            StepResult(step_id=step.step_id, sampled=tuple(SampledToken(token_id=None) for _ in step.chunks))
+        )
         planner.take_actions()
     assert planner.next_step() is not None, "nobody runs, and nothing is in flight"

@@ -7,10 +7,11 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
+from triolet.core.actions import Commit, Finish
 from triolet.core.ledger import EncoderLedger
+from triolet.core.limits import PlannerLimits
 from triolet.core.planner import Planner
 from triolet.core.request import Request
-from triolet.core.sequence import Commit, Finish, PlannerLimits
 from triolet.testing.sim import SimExecutor, SimModel, expected_tokens
 
 
@@ -58,8 +59,8 @@ def run(planner: Planner, executor: SimExecutor) -> tuple[dict[str, list[int]], 
             failed += 1
             planner.step_failed(plan.step_id, error)
         for action in planner.take_actions():
-            if isinstance(action, Commit) and action.drawn.token_id is not None:
-                tokens.setdefault(action.request_id, []).append(action.drawn.token_id)
+            if isinstance(action, Commit) and action.sampled.token_id is not None:
+                tokens.setdefault(action.request_id, []).append(action.sampled.token_id)
             ended += isinstance(action, Finish)
     assert ended == len(tokens), "every request finishes"
     return tokens, failed

@@ -101,8 +101,8 @@ def test_probabilities_that_depend_on_the_batch_are_found(make_torch, clips, mon
 
     def shifted(self, plan):
         result = step(self, plan)
-        drawn = tuple(evolve(one, logprob=one.logprob - 0.01 * (len(plan.slices) - 1)) for one in result.drawn)
-        return evolve(result, drawn=drawn)
+        sampled = tuple(evolve(one, logprob=one.logprob - 0.01 * (len(plan.chunks) - 1)) for one in result.sampled)
+        return evolve(result, sampled=sampled)
 
     monkeypatch.setattr(TorchExecutor, "step", shifted)
     invariant, error = broken(make_torch, clips)
@@ -188,7 +188,7 @@ class WritersOnly(SimExecutor):
 
     def _step(self, plan):
         written = {write.slot for write in plan.cross_writes}
-        for part in plan.slices:
+        for part in plan.chunks:
             if part.cross_slot in written:
                 self.writers[part.cross_slot] = part.sequence_id
             elif self.writers[part.cross_slot] != part.sequence_id:
@@ -223,9 +223,9 @@ class CountsThePromptAnew(SimExecutor):
     """A replayed sequence draws as if its committed tokens were prompt: without a word, and wrongly."""
 
     def _run(self, part):
-        drawn, start = super()._run(part), self._records[part.sequence_id].start
-        replayed = part.draw and len(start.token_ids) > start.prompt_length
-        return evolve(drawn, token_id=(drawn.token_id + 1) % 64) if replayed else drawn
+        sampled, start = super()._run(part), self._records[part.sequence_id].start
+        replayed = part.samples and len(start.token_ids) > start.prompt_length
+        return evolve(sampled, token_id=(sampled.token_id + 1) % 64) if replayed else sampled
 
 
 class NoProbe(SimExecutor):
@@ -236,7 +236,7 @@ class NoProbe(SimExecutor):
 
 
 class EndlessProbe(SimExecutor):
-    """A probe is answered by every slice."""
+    """A probe is answered by every chunk."""
 
     def _run(self, part):
         probe = self._records[part.sequence_id].start.probe
@@ -244,11 +244,11 @@ class EndlessProbe(SimExecutor):
 
 
 class ProbeOfAnotherPlace(SimExecutor):
-    """A probe is answered by the slice that draws first."""
+    """A probe is answered by the chunk that draws first."""
 
     def _run(self, part):
         record = self._records[part.sequence_id]
-        first, probe = part.draw and len(record.tokens) == record.start.prompt_length, record.start.probe
+        first, probe = part.samples and len(record.tokens) == record.start.prompt_length, record.start.probe
         return evolve(super()._run(part), probe=tuple(-1.0 for _ in probe.token_ids) if probe and first else None)
 
 
@@ -256,17 +256,19 @@ class HalfAProbe(SimExecutor):
     """A probe gets one log-probability, whatever it asks for."""
 
     def _run(self, part):
-        drawn = super()._run(part)
-        return evolve(drawn, probe=drawn.probe and drawn.probe[:1])
+        sampled = super()._run(part)
+        return evolve(sampled, probe=sampled.probe and sampled.probe[:1])
 
 
 class ProbeOfTheBatch(SimExecutor):
     """A probe's answer depends on how many sequences are fed."""
 
     def _step(self, plan):
-        result, count = super()._step(plan), len(plan.slices)
-        drawn = (evolve(one, probe=one.probe and tuple(value - count for value in one.probe)) for one in result.drawn)
-        return evolve(result, drawn=tuple(drawn))
+        result, count = super()._step(plan), len(plan.chunks)
+        sampled = (
+            evolve(one, probe=one.probe and tuple(value - count for value in one.probe)) for one in result.sampled
+        )
+        return evolve(result, sampled=tuple(sampled))
 
 
 class FreesNothingSilently(SimExecutor):
@@ -414,9 +416,9 @@ class WakesWithOtherWeights(SimExecutor):
         super().wake()
 
     def _run(self, part):
-        drawn = super()._run(part)
-        other = part.draw and self.__dict__.get("other", False)
-        return evolve(drawn, logprob=drawn.logprob - 1) if other else drawn
+        sampled = super()._run(part)
+        other = part.samples and self.__dict__.get("other", False)
+        return evolve(sampled, logprob=sampled.logprob - 1) if other else sampled
 
 
 FAULTS = [
@@ -425,10 +427,10 @@ FAULTS = [
     (OutputIsReadLater, SLOTS_ARE_SHARED, "AssertionError"),
     (RecordsStay, REPLAYED_AS_WHOLE, "was started twice"),
     (ForgetsWhatWasCommitted, REPLAYED_AS_WHOLE, "beyond the tokens that are known"),
-    (CountsThePromptAnew, REPLAYED_AS_WHOLE, "started again with what it had drawn, gets"),
+    (CountsThePromptAnew, REPLAYED_AS_WHOLE, "started again with what it had sampled, gets"),
     (NoProbe, PROBES_ARE_ANSWERED, "answered 0 times"),
     (EndlessProbe, PROBES_ARE_ANSWERED, "answered 6 times"),
-    (ProbeOfAnotherPlace, PROBES_ARE_ANSWERED, "is answered by a slice of 1 from"),
+    (ProbeOfAnotherPlace, PROBES_ARE_ANSWERED, "is answered by a chunk of 1 from"),
     (HalfAProbe, PROBES_ARE_ANSWERED, "allowed: one for each of"),
     (ProbeOfTheBatch, PROBES_ARE_ANSWERED, "alone it gets"),
     (Silent, MEMORY_IS_TOLD, "an open adapter holds 0 bytes"),
@@ -516,10 +518,11 @@ def test_a_prompt_that_is_not_the_same_in_pieces_is_found():
     class Forgets(SimExecutor):
         def step(self, plan):
             result = super().step(plan)
-            pieces = [part.draw and part.start > 0 and part.length > 1 for part in plan.slices]
-            drawn = zip(pieces, result.drawn, strict=True)
+            pieces = [part.samples and part.start > 0 and part.length > 1 for part in plan.chunks]
+            sampled = zip(pieces, result.sampled, strict=True)
             return evolve(
-                result, drawn=tuple(evolve(one, token_id=one.token_id + 1) if piece else one for piece, one in drawn)
+                result,
+                sampled=tuple(evolve(one, token_id=one.token_id + 1) if piece else one for piece, one in sampled),
             )
 
     invariant, error = broken(Forgets)

@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_run(kind):
 
 
 def test_a_planted_bug_in_one_of_24_orders_is_found_within_300_examples_and_shrunk():
-    """By seeds, and by drawn choices that Hypothesis shrinks to the shortest list that still fails."""
+    """By seeds, and by sampled choices that Hypothesis shrinks to the shortest list that still fails."""
     by_seed = [seed for seed in range(300) if run_scheduled(four_tasks, schedule=Uniform(seed)) == BAD_ORDER]
     assert by_seed
     choices = st.lists(st.integers(0, 4), max_size=24).map(Listed)

@@ -11,7 +11,7 @@ from triolet.testing.trace import INVARIANTS, TEARDOWN, InvariantViolation, Trac
 
 OPEN = [e.StageReached("device taken"), e.StageReached("accepting")]
 ENCODED = [
-    e.RequestAccepted("r"),
+    e.RequestQueued("r"),
     e.EntryWanted("k", "r/0"),
     e.EntryReserved("k", 10),
     e.EncodeDispatched(("k",), 5),
@@ -29,7 +29,7 @@ LIFE = [
     e.EntryFreed(("k",)),
 ]
 CLOSE = [e.StageReached(stage) for stage in TEARDOWN]
-OTHERS = [e.RequestAccepted("other"), e.EntryWanted("o", "other/0"), e.EntryReserved("o", 1)]
+OTHERS = [e.RequestQueued("other"), e.EntryWanted("o", "other/0"), e.EntryReserved("o", 1)]
 
 BROKEN = {
     "no free while held": [*ENCODED, e.FreeSent(("k",))],
@@ -48,7 +48,7 @@ MORE = {
     "an ask left without an answer": ("every acquire is answered", [*OPEN, *ENCODED[:2], LIFE[9], *CLOSE[:3]]),
     "a request that never ends": ("terminal once", [*OPEN, *ENCODED, *CLOSE[:2]]),
     "a step of a request that has ended": ("terminal once", [*LIFE, e.StepBegun(1, ("r",), (), (), 1)]),
-    "a request accepted twice": ("terminal once", [e.RequestAccepted("r"), e.RequestAccepted("r")]),
+    "a request accepted twice": ("terminal once", [e.RequestQueued("r"), e.RequestQueued("r")]),
     "a step of an entry nobody holds": (
         "no use before ready",
         [*LIFE[:9], e.StepBegun(1, ("r",), ("k",), ("r/0",), 1)],
@@ -144,7 +144,7 @@ def test_what_it_keeps_does_not_grow():
     checker = feed([*OPEN, *ENCODED])
     for number in range(1000):
         name = f"n{number}"
-        for event in (e.RequestAccepted(name), e.EntryWanted("k", name), e.EntryHeld("k", name)):
+        for event in (e.RequestQueued(name), e.EntryWanted("k", name), e.EntryHeld("k", name)):
             checker(event)
         for event in (e.EntryReleased("k", name), e.RequestEnded(name, "finished")):
             checker(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from triolet.core.rest import Order, Power, Rest
+from triolet.core.power import Order, Power, PowerState
 
 
 class RestMachine(RuleBasedStateMachine):
@@ -13,14 +13,14 @@ class RestMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rest = Rest()
+        self.power = PowerState()
         self.under_way: Order | None = None
         self.held = True  # whether the runner has the device
         self.last_order: str | None = None  # of the users
         self.failed = False  # the last wake did, and nobody has wished for anything since
 
     def follow(self) -> None:
-        order = self.rest.next_order()
+        order = self.power.next_order()
         if order is None:
             return
         assert self.under_way is None, "an order while another is under way"
@@ -29,31 +29,31 @@ class RestMachine(RuleBasedStateMachine):
 
     @rule()
     def order_sleep(self) -> None:
-        self.rest.order_sleep()
+        self.power.order_sleep()
         self.last_order, self.failed = "sleep", False
         self.follow()
 
     @rule()
     def order_wake(self) -> None:
-        self.rest.order_wake()
+        self.power.order_wake()
         self.last_order, self.failed = "wake", False
         self.follow()
 
-    @precondition(lambda self: self.rest.power is Power.AWAKE)
+    @precondition(lambda self: self.power.power is Power.AWAKE)
     @rule()
     def doze(self) -> None:
-        self.rest.doze()
+        self.power.doze()
         self.last_order = None
         self.follow()
 
     @rule()
     def work_comes(self) -> None:
-        ordered = self.rest.ordered
-        self.rest.work_came()
-        assert self.rest.ordered is ordered, "work ends no sleep that was ordered"
+        ordered = self.power.ordered
+        self.power.work_came()
+        assert self.power.ordered is ordered, "work ends no sleep that was ordered"
         if not ordered:
             self.failed = False
-            assert self.rest.will_wake
+            assert self.power.will_wake
         self.follow()
 
     @precondition(lambda self: self.under_way is not None)
@@ -61,37 +61,37 @@ class RestMachine(RuleBasedStateMachine):
     def runner_answers(self, works: bool) -> None:
         order, self.under_way = self.under_way, None
         if order is Order.SLEEP and not works:
-            self.rest.sleep_failed()
+            self.power.sleep_failed()
             self.last_order = None
         elif order is Order.SLEEP:
             self.held = False
-            self.rest.slept()
+            self.power.slept()
         elif works:
             self.held = True
-            self.rest.woke()
+            self.power.woke()
         else:
-            self.rest.wake_failed()
+            self.power.wake_failed()
             self.failed = True
         self.follow()
         assert not (self.failed and self.under_way), "it tries again at once, and for ever"
 
     @invariant()
     def work_is_done_only_where_the_device_is_held(self) -> None:
-        assert self.rest.may_work == (self.held and self.under_way is None)
+        assert self.power.may_work == (self.held and self.under_way is None)
 
     @invariant()
     def the_last_wish_counts(self) -> None:
         if self.last_order == "sleep":
-            assert self.rest.ordered
-            assert not self.rest.will_wake
+            assert self.power.ordered
+            assert not self.power.will_wake
         if self.last_order == "wake" and not self.failed:
-            assert self.rest.will_wake
+            assert self.power.will_wake
 
     @invariant()
     def nothing_is_left_undone(self) -> None:
         """Where nothing is under way, what is so is what is wanted."""
         if self.under_way is None:
-            assert self.held is self.rest.will_wake
+            assert self.held is self.power.will_wake
 
 
 TestRest = RestMachine.TestCase

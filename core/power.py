@@ -36,7 +36,7 @@ class Order(enum.Enum):
 
 
 @define(eq=False)
-class Rest:
+class PowerState:
     """Facts and wishes come in; `next_order` says what the runner is to be told."""
 
     power: Power = field(default=Power.AWAKE, init=False)
