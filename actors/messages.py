@@ -13,22 +13,24 @@ from attrs import field, frozen
 from ..core.errors import RunnerCrashed
 from ..core.plan import EncodeJob, SampledToken, StepPlan, StepResult
 from ..core.request import EncoderItem, FinishReason, Request
+from ..core.timings import Timings
 
 # -- scheduler -> one request's stream -------------------------------------------------------------------------------
 
 
 @frozen
 class Tokens:
-    """What one step gave to the request."""
+    """All that one step gave to the request, in order; at least one."""
 
-    sampled: SampledToken
+    sampled: tuple[SampledToken, ...]
 
 
 @frozen
 class Finished:
-    """Last message of a request that ended well."""
+    """Last message of a request that ended well. ``timings`` count from `Submit`."""
 
     reason: FinishReason
+    timings: Timings
 
 
 @frozen

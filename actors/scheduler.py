@@ -18,6 +18,7 @@ from ..core.plan import StepPlan
 from ..core.planner import Planner
 from ..core.power import Order, Power, PowerState
 from ..core.request import Request
+from ..core.timings import Timings
 from . import messages as m
 from .inbox import drain, take_all
 
@@ -216,9 +217,13 @@ class Scheduler:
             case ReleaseItem(holder, key):
                 self.to_encoder_cache.send_nowait(m.Release(holder, key))
             case Commit(request_id, sampled):
-                self._streams[request_id].put(m.Tokens(sampled))
+                self._streams[request_id].put(m.Tokens((sampled,)))
             case Finish(request_id, reason):
-                self._end(request_id, m.Finished(reason), "finished")
+                self._end(
+                    request_id,
+                    m.Finished(reason, Timings(queued=0.0, encoder_wait=0.0, first_token=None, total=0.0)),
+                    "finished",
+                )
             case Fail(request_id, error):
                 self._end(request_id, m.Failed(error), "failed")
             case Abort(request_id):

@@ -37,12 +37,15 @@ class Mailbox:
 
     def put(self, message: StreamMessage) -> None:
         """Called by the scheduler. Nothing is lost: the reader either reads it or has said that it does not care."""
-        self._send.send_nowait(message)
         if not isinstance(message, Tokens):
+            self._send.send_nowait(message)
             self._on_token = None
             self._on_end()
-        elif self._on_token is not None:
-            self._on_token(message.sampled)
+            return
+        for sampled in message.sampled:
+            self._send.send_nowait(Tokens((sampled,)))
+            if self._on_token is not None:
+                self._on_token(sampled)
 
     def __aiter__(self) -> AsyncIterator[SampledToken]:
         return self
@@ -58,10 +61,10 @@ class Mailbox:
             cancelled.__traceback__ = None
             raise
         if isinstance(message, Tokens):
-            return message.sampled
+            return message.sampled[0]
         self.ended = True
         match message:
-            case Finished(reason):
+            case Finished(reason, _):
                 self.finish_reason = reason
                 raise StopAsyncIteration
             case Failed(error):

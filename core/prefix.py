@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import define, field
 
-from .request import Placement
+from .request import Placement, Request
 
 _BYTES = 16  # of a key: two different prefixes share one with a probability of 2**-64 in 2**32 pages
 
@@ -48,6 +48,13 @@ def _digest(parent: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(parent + content, digest_size=_BYTES).digest()
 
 
+def prompt_keys(request: Request, *, page_size: int, identity: str) -> tuple[bytes, ...]:
+    """The keys of all full pages of a request's prompt, for `Request.page_keys`. A long prompt takes milliseconds, so
+    this is for a thread."""
+    keys = PageKeys.of(request, page_size=page_size, identity=identity)
+    return tuple(keys.upto(request.prompt_token_ids, len(request.prompt_token_ids) // page_size))
+
+
 @define(eq=False)
 class PageKeys:
     """The keys of a sequence's full pages, computed once each."""
@@ -55,7 +62,14 @@ class PageKeys:
     page_size: int
     placements: tuple[Placement, ...]
     _root: bytes
-    _keys: list[bytes] = field(factory=list, init=False)
+    _keys: list[bytes] = field(factory=list)
+
+    @classmethod
+    def of(cls, request: Request, *, page_size: int, identity: str) -> PageKeys:
+        """Those of ``request``, which may bring the keys of its prompt along."""
+        cross = next((item.key for item in request.items if not item.spans), None)
+        placements = tuple(item.placement for item in request.items if item.placement is not None)
+        return cls(page_size, placements, root_key(identity, cross), list(request.page_keys))
 
     def upto(self, token_ids: Sequence[int], pages: int, *, first: int = 0) -> Iterator[bytes]:
         """The keys of the pages ``first .. pages-1`` of ``token_ids``, which only ever grow. Each is computed when it

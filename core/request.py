@@ -332,3 +332,4 @@ class Request:
     pooling: Pooling | None = None
     max_tokens: int = 1  # sampling.max_tokens resolved against the model's last position
     priority: int = 0  # smaller runs first
+    page_keys: tuple[bytes, ...] = field(default=(), repr=False)  # of the prompt's full pages, computed off the loop

@@ -7,7 +7,7 @@ import math
 
 from attrs import define, field
 
-from .prefix import PageKeys, root_key
+from .prefix import PageKeys
 from .request import EncoderItem, Placement, Request
 
 
@@ -60,7 +60,7 @@ class Sequence:
         cross = next((item.key for item in request.items if not item.spans), None)
         placements = tuple(item.placement for item in request.items if item.placement is not None)
         assert cross is None or len(request.items) == 1, "a request has one item for cross-attention, or placed ones"
-        keys = PageKeys(page_size, placements, root_key(identity, cross))
+        keys = PageKeys.of(request, page_size=page_size, identity=identity)
         return cls(request, arrival, list(request.prompt_token_ids), keys, placements)
 
     @property

@@ -33,7 +33,7 @@ from triolet import (
 from triolet.actors.supervisor import Supervisor
 from triolet.actors.worker import Job
 from triolet.core import events
-from triolet.core.rest import Power
+from triolet.core.power import Power
 from triolet.testing.sim import SimExecutor
 
 from .hosts import HOSTS, Bench, Handle, Host, SpeakingModel, TrioHost, ask, audio, expected, query, read
