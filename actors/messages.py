@@ -191,10 +191,11 @@ SchedulerMessage = (
 
 @frozen
 class Acquire:
-    """From the scheduler: ``holder`` wants to read ``item``."""
+    """From the scheduler: ``holder`` wants to read ``item``. Smaller ``order`` is served first."""
 
     holder: str
     item: EncoderItem
+    order: int = 0
 
 
 @frozen

@@ -11,8 +11,8 @@ from typing import assert_never
 import trio
 from attrs import define, field
 
+from ..core import actions as a
 from ..core import events
-from ..core.actions import Abort, AcquireItem, Action, Commit, Fail, Finish, ReleaseItem
 from ..core.errors import EngineAsleep, EngineClosed, EngineError, EngineStateError
 from ..core.plan import StepPlan
 from ..core.planner import Planner
@@ -23,6 +23,27 @@ from . import messages as m
 from .inbox import drain, take_all
 
 Emit = Callable[[events.Event], None]
+
+
+@define(eq=False)
+class _Client:
+    """A request's stream, and when it went through its stages, in trio's time."""
+
+    stream: m.Stream
+    queued: float
+    waits_since: float | None = None  # for encoder outputs
+    encoder_wait: float = 0.0
+    started: float | None = None
+    first_token: float | None = None
+
+    def timings(self, now: float) -> Timings:
+        """Of a request that ends now."""
+        return Timings(
+            queued=(self.started or now) - self.queued,
+            encoder_wait=self.encoder_wait,
+            first_token=None if self.first_token is None else self.first_token - self.queued,
+            total=now - self.queued,
+        )
 
 
 @define(eq=False)
@@ -43,7 +64,7 @@ class Scheduler:
     emit: Emit
     _wait_for_sleep: list[m.Reply] = field(factory=list, init=False)
     _wait_for_wake: list[m.Reply] = field(factory=list, init=False)
-    _streams: dict[str, m.Stream] = field(factory=dict, init=False)
+    _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
     _unread: deque[m.SchedulerMessage] = field(factory=deque, init=False)  # taken from the inbox
     _deadline: float = field(default=math.inf, init=False)
     _draining: bool = field(default=False, init=False)
@@ -105,8 +126,7 @@ class Scheduler:
                 self.emit(events.StepEnded(result.step_id, ok=True))
                 self.planner.step_done(result)
             case m.StepFailed(step_id, error, skipped):
-                self.emit(events.StepEnded(step_id, ok=False))
-                self.planner.step_failed(step_id, error, skipped=skipped)
+                self._step_failed(step_id, error, skipped=skipped)
             case m.Drain(deadline):
                 self._draining = True
                 self._deadline = min(self._deadline, deadline)
@@ -137,6 +157,14 @@ class Scheduler:
             case _:
                 assert_never(message)
 
+    def _step_failed(self, step_id: int, error: Exception, *, skipped: bool) -> None:
+        self.emit(events.StepEnded(step_id, ok=False, error=told(error), skipped=skipped))
+        requests = self.planner.requests_of(step_id)
+        self.planner.step_failed(step_id, error, skipped=skipped)
+        again = tuple(request_id for request_id in requests if self.planner.has(request_id))
+        if again:
+            self.emit(events.StepRetried(step_id, again))
+
     def _finished(self) -> bool:
         return self._runner_gone or (self._draining and self.planner.idle)
 
@@ -151,7 +179,7 @@ class Scheduler:
                 )
             )
             return
-        self._streams[request.id] = stream
+        self._clients[request.id] = _Client(stream, trio.current_time())
         self.emit(events.RequestQueued(request.id))
         self.planner.submit(request)
         self.power.work_came()
@@ -210,28 +238,46 @@ class Scheduler:
         for action in self.planner.take_actions():
             self._act(action)
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: a.Action) -> None:
         match action:
-            case AcquireItem(holder, item):
-                self.to_encoder_cache.send_nowait(m.Acquire(holder, item))
-            case ReleaseItem(holder, key):
+            case a.Commit(request_id, sampled):
+                client = self._clients[request_id]
+                if client.first_token is None and sampled[-1].token_id is not None:
+                    client.first_token = trio.current_time()
+                    self.emit(events.FirstToken(request_id))
+                client.stream.put(m.Tokens(sampled))
+            case a.Acquire(holder, item, order, request_id):
+                client = self._clients[request_id]
+                client.waits_since = client.waits_since or trio.current_time()
+                self.to_encoder_cache.send_nowait(m.Acquire(holder, item, order))
+            case a.HoldsAll(request_id):
+                client = self._clients[request_id]
+                client.encoder_wait += trio.current_time() - (client.waits_since or trio.current_time())
+                client.waits_since = None
+                self.emit(events.EncoderWaitOver(request_id))
+            case a.Release(holder, key):
                 self.to_encoder_cache.send_nowait(m.Release(holder, key))
-            case Commit(request_id, sampled):
-                self._streams[request_id].put(m.Tokens((sampled,)))
-            case Finish(request_id, reason):
-                self._end(
-                    request_id,
-                    m.Finished(reason, Timings(queued=0.0, encoder_wait=0.0, first_token=None, total=0.0)),
-                    "finished",
-                )
-            case Fail(request_id, error):
-                self._end(request_id, m.Failed(error), "failed")
-            case Abort(request_id):
+            case a.Start(request_id):
+                client = self._clients[request_id]
+                client.started = client.started or trio.current_time()
+                self.emit(events.RequestStarted(request_id))
+            case a.Preempt(request_id):
+                self.emit(events.RequestPreempted(request_id))
+            case a.Suspect(request_id):
+                self.emit(events.RequestSuspected(request_id))
+            case a.Shrink(tokens):
+                self.emit(events.StepShrunk(tokens))
+            case a.Finish(request_id, reason):
+                timings = self._clients[request_id].timings(trio.current_time())
+                self._end(request_id, m.Finished(reason, timings), "finished")
+            case a.Fail(request_id, error):
+                self._end(request_id, m.Failed(error), "failed", told(error))
+            case a.Abort(request_id):
                 self._end(request_id, m.Aborted(), "aborted")
 
-    def _end(self, request_id: str, message: m.StreamMessage, outcome: str) -> None:
-        self._streams.pop(request_id).put(message)
-        self.emit(events.RequestEnded(request_id, outcome))
+    def _end(self, request_id: str, message: m.StreamMessage, outcome: str, error: str = "") -> None:
+        self._clients.pop(request_id).stream.put(message)
+        self.emit(events.RequestEnded(request_id, outcome, error))
 
     def _dispatch(self) -> None:
         while not self._runner_gone and self.power.may_work and (plan := self.planner.next_step()) is not None:
@@ -253,8 +299,8 @@ class Scheduler:
     def _wind_up(self) -> None:
         """Closes both lanes; what the requests hold of the encoder cache goes back with that. After a crash or a hard
         cancel there are streams that the planner can no longer end, and submits that were never read: they are told."""
-        for request_id in list(self._streams):
-            self._end(request_id, m.Failed(_stopped()), "failed")
+        for request_id in list(self._clients):
+            self._end(request_id, m.Failed(_stopped()), "failed", told(_stopped()))
         _answer(self._wait_for_sleep, _stopped)
         _answer(self._wait_for_wake, _stopped)
         for message in (*self._unread, *drain(self.inbox)):
@@ -264,6 +310,11 @@ class Scheduler:
                 message.reply.put(_stopped())
         self.to_runner.send_nowait(m.StepLaneClosed())
         self.to_encoder_cache.send_nowait(m.SchedulerClosed())
+
+
+def told(error: Exception) -> str:
+    """An error as events carry it: its type and text, without a traceback and what that would keep alive."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _answer(replies: list[m.Reply], error: Callable[[], Exception | None] = lambda: None) -> None:

@@ -14,17 +14,20 @@ class Action:
 
 
 @frozen
-class AcquireItem(Action):
+class Acquire(Action):
     """Ask the encoder cache for the item; `Planner.encoder_ready` or `encoder_refused` answers.
 
-    ``holder`` is new for every ask, so that a late answer to a withdrawn one is recognised."""
+    ``holder`` is new for every acquire, so that a late answer to a withdrawn one is recognised. ``order``: the smallest
+    is served first."""
 
     holder: str
     item: EncoderItem
+    order: int
+    request_id: str
 
 
 @frozen
-class ReleaseItem(Action):
+class Release(Action):
     """``holder`` no longer needs the entry (or no longer waits for it)."""
 
     holder: str
@@ -32,11 +35,46 @@ class ReleaseItem(Action):
 
 
 @frozen
-class Commit(Action):
-    """A token of the request is final."""
+class HoldsAll(Action):
+    """The request holds all encoder outputs that it has acquired."""
 
     request_id: str
-    sampled: SampledToken
+
+
+@frozen
+class Start(Action):
+    """The request has a place and pages, and is part of the next step."""
+
+    request_id: str
+
+
+@frozen
+class Preempt(Action):
+    """The request gave way to another one and waits again."""
+
+    request_id: str
+
+
+@frozen
+class Suspect(Action):
+    """The request was part of a failed step."""
+
+    request_id: str
+
+
+@frozen
+class Shrink(Action):
+    """Steps feed at most ``tokens`` from now on: one did not fit the memory."""
+
+    tokens: int
+
+
+@frozen
+class Commit(Action):
+    """All that a step gave to the request is final."""
+
+    request_id: str
+    sampled: tuple[SampledToken, ...]
 
 
 @frozen

@@ -25,6 +25,12 @@ class PlannerLimits:
     draft_tokens: int = 0  # most tokens guessed in a step
     whole_prompts: bool = False  # a prompt is one chunk, and holds no pages
 
+    @property
+    def acquire_ahead(self) -> int:
+        """Waiting sequences that may have acquired encoder outputs: enough to fill the next encode batches, few enough
+        that an urgent one finds room."""
+        return self.max_running + max(self.max_running // 2, 8)
+
     @classmethod
     def of(
         cls,

@@ -58,6 +58,14 @@ class PageAllocator:
         pages = map(self._listed.get, keys)
         return tuple(takewhile(_is_page, pages))  # type: ignore[arg-type]
 
+    def unused(self, pages: Iterable[int]) -> int:
+        """How many of these listed pages nobody uses: whoever joins them takes them from those that are free."""
+        return sum(page in self._cached for page in pages)
+
+    def exclusive(self, pages: Iterable[int]) -> int:
+        """How many of these taken pages have one user: they are free when that one gives them back."""
+        return sum(self._users[page] == 1 for page in pages)
+
     def join(self, pages: Iterable[int]) -> None:
         """One more user of each of these listed pages."""
         for page in pages:
@@ -139,9 +147,18 @@ class CrossSlots:
         """Whether ``key`` can be joined."""
         return key in self._slots
 
-    def available(self) -> bool:
-        """Whether `take` would succeed."""
-        return bool(self._free or self._idle)
+    @property
+    def available(self) -> int:
+        """How often `take` would succeed."""
+        return len(self._free) + len(self._idle)
+
+    def is_idle(self, key: str) -> bool:
+        """Whether ``key`` is resident, and nobody uses it."""
+        return key in self._idle
+
+    def has_one_user(self, key: str) -> bool:
+        """Whether the slot of a resident ``key`` is idle as soon as its one user leaves."""
+        return self._slots[key].users == 1
 
     def join(self, key: str) -> int:
         """One more user of a resident ``key``; its slot."""
@@ -153,7 +170,7 @@ class CrossSlots:
     def take(self, key: str) -> int:
         """A slot to write ``key`` into, with one user. The least recently used idle key loses its place if need be."""
         assert key not in self._slots, f"cross KV of {key} is resident already"
-        assert self.available(), "no cross slot is free or idle"
+        assert self.available, "no cross slot is free or idle"
         if not self._free:
             oldest, _ = self._idle.popitem(last=False)
             self._free.append(self._slots.pop(oldest).index)

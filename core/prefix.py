@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import define, field
 
+from .placements import Reading
 from .request import Placement, Request
 
 _BYTES = 16  # of a key: two different prefixes share one with a probability of 2**-64 in 2**32 pages
@@ -63,6 +64,14 @@ class PageKeys:
     placements: tuple[Placement, ...]
     _root: bytes
     _keys: list[bytes] = field(factory=list)
+    _reading: Reading = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._reading = Reading(self.placements)
+
+    def __len__(self) -> int:
+        """How many have been computed."""
+        return len(self._keys)
 
     @classmethod
     def of(cls, request: Request, *, page_size: int, identity: str) -> PageKeys:
@@ -79,5 +88,6 @@ class PageKeys:
             for index in range(len(self._keys), page + 1):
                 start = index * self.page_size
                 parent = self._keys[-1] if self._keys else self._root
-                self._keys.append(page_key(parent, token_ids[start : start + self.page_size], start, self.placements))
+                placements = [self.placements[unread] for unread in self._reading.unread(start)]
+                self._keys.append(page_key(parent, token_ids[start : start + self.page_size], start, placements))
             yield self._keys[page]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-import math
 
-from attrs import define, field
+from attrs import define
 
+from .order import order_of
+from .placements import PlacedItems
 from .prefix import PageKeys
-from .request import EncoderItem, Placement, Request
+from .request import EncoderItem, Request
 
 
 class Phase(enum.Enum):
@@ -20,95 +21,58 @@ class Phase(enum.Enum):
 
 
 @define(eq=False)
-class Ask:
-    """An encoder output that the sequence has asked for. ``holder`` is its name at the encoder cache: new for every
-    ask, so that a late answer to a withdrawn one is recognised."""
-
-    holder: str
-    item: EncoderItem
-    held: bool = False
-
-
-@define(eq=False)
 class Sequence:
-    """A request's progress. ``tokens`` is the prompt and the committed tokens."""
+    """A request's progress. ``tokens`` is the prompt and the committed tokens.
+
+    Of its positions, those before ``fed`` were fed by answered steps, and those before ``dispatched`` by dispatched
+    ones too; ``sampling`` tokens are sampled by steps in flight.
+    """
 
     request: Request
-    arrival: int
+    key: tuple[int, int]  # its place in every queue: order, arrival
     tokens: list[int]
-    keys: PageKeys
-    placements: tuple[Placement, ...]
+    page_keys: PageKeys
+    placed: PlacedItems
+    cross_item: EncoderItem | None  # what it reads through cross-attention
+    limit: int  # most tokens that it will have, its prompt among them
     phase: Phase = Phase.WAITING
-    asks: dict[str, Ask] = field(factory=dict)  # by content key
-    asked: int = 0  # how often: numbers the holders
     shuns_cache: bool = False  # it starts without cached pages: those it relied on were gone
     id: int | None = None  # the executor's name for it; a new one for each time it starts
-    dispatched: int = 0  # positions that dispatched steps have fed or will feed
-    fed: int = 0  # positions that answered steps have fed
-    listed: int = 0  # pages that others may find
-    draws: int = 0  # tokens sampled by steps in flight
-    in_flight: int = 0  # steps in flight that mention it
-    pages: list[int] = field(factory=list)
+    pages: tuple[int, ...] = ()
     slot: int | None = None
+    dispatched: int = 0
+    fed: int = 0
+    listed: int = 0  # pages that others may find
+    sampling: int = 0
+    drafting: int = 0  # steps in flight that feed draft tokens of it: how many tokens they sample is not known
+    in_flight: int = 0  # steps in flight that mention it
+    last_step: int = -1  # the latest one that mentions it
     ended: bool = False  # its one end has been told
-    suspicion: int = 0  # failed steps it was part of, since the last one that went well
-    crashes_alone: int = 0
 
     @classmethod
     def of(cls, request: Request, arrival: int, *, page_size: int, identity: str) -> Sequence:
         """A request that nothing has been done for yet."""
-        cross = next((item.key for item in request.items if not item.spans), None)
-        placements = tuple(item.placement for item in request.items if item.placement is not None)
+        cross = next((item for item in request.items if not item.spans), None)
         assert cross is None or len(request.items) == 1, "a request has one item for cross-attention, or placed ones"
-        keys = PageKeys.of(request, page_size=page_size, identity=identity)
-        return cls(request, arrival, list(request.prompt_token_ids), keys, placements)
-
-    @property
-    def cross_item(self) -> EncoderItem | None:
-        """What it reads through cross-attention."""
-        items = self.request.items
-        return items[0] if items and not items[0].spans else None
-
-    @property
-    def generated(self) -> int:
-        """Committed tokens that are not of the prompt."""
-        return len(self.tokens) - len(self.request.prompt_token_ids)
+        return cls(
+            request=request,
+            key=(order_of(request.priority, arrival), arrival),
+            tokens=list(request.prompt_token_ids),
+            page_keys=PageKeys.of(request, page_size=page_size, identity=identity),
+            placed=PlacedItems.of(request),
+            cross_item=cross,
+            limit=len(request.prompt_token_ids) + request.max_tokens,
+        )
 
     @property
     def known(self) -> int:
         """Tokens it will have when the steps in flight are done."""
-        return len(self.tokens) + self.draws
+        return len(self.tokens) + self.sampling
 
     @property
     def left(self) -> int:
-        """Tokens it may still draw."""
-        return self.request.max_tokens - self.generated - self.draws
-
-    @property
-    def waits_for_item(self) -> bool:
-        """Whether something that it has asked for has not come."""
-        return not all(ask.held for ask in self.asks.values())
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Who comes first: the smaller priority, then the earlier arrival."""
-        return (self.request.priority, self.arrival)
-
-    def needed(self, start: int) -> list[EncoderItem]:
-        """The placed items with embeddings at ``start`` or behind, each key once, in the order of their positions."""
-        found: dict[str, EncoderItem] = {}
-        for item, placement in zip(self.request.items, self.placements, strict=False):
-            if placement.stop > start:
-                found.setdefault(item.key, item)
-        return list(found.values())
-
-    def reach(self, start: int) -> float:
-        """The first position from ``start`` on whose embedding is not held."""
-        for placement in self.placements:
-            ask = self.asks.get(placement.key)
-            if placement.stop > start and not (ask is not None and ask.held):
-                return next(max(first, start) for first, stop in placement.spans if stop > start)
-        return math.inf
+        """Tokens it may still sample."""
+        return self.limit - self.known
 
     def most_cached(self) -> int:
         """Pages of its tokens that need not be fed where their content is cached: its last token has to be, for the
@@ -118,4 +82,10 @@ class Sequence:
             most = min(most, self.request.probe.position)
         if self.request.pooling is not None and self.request.pooling.kind in ("mean", "cls"):
             most = 0
-        return most // self.keys.page_size
+        return most // self.page_keys.page_size
+
+    def rewind(self) -> None:
+        """It has lost its place: it will start anew, from its prompt and committed tokens."""
+        self.id = self.slot = None
+        self.pages = ()
+        self.dispatched = self.fed = self.listed = self.sampling = self.drafting = 0

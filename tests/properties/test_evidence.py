@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from triolet.core.evidence import Evidence
+from triolet.core.quarantine import Evidence
 
 LEAST, MOST = 2, 8
 

@@ -9,7 +9,7 @@ from collections import deque
 import pytest
 from attrs import define, field
 
-from triolet.core.actions import Abort, AcquireItem, Fail, Finish, ReleaseItem
+from triolet.core.actions import Abort, Acquire, Fail, Finish, Release
 from triolet.core.limits import PlannerLimits
 from triolet.core.plan import SampledToken, StepPlan, StepResult
 from triolet.core.planner import Planner
@@ -50,6 +50,7 @@ class Play:
         pages = full + pick([0, 0, 1, 2, full])
         running, tokens = pick([1, 2, 3, 6]), pick([2, 4, 8, 32])
         slots, depth = pick([1, 2, 3]), pick([1, 2, 2, 3])
+        self.places = pick([1, 2, 99])
         self.planner = Planner(
             PlannerLimits(
                 max_running=running,
@@ -59,12 +60,12 @@ class Play:
                 cross_slots=slots,
                 eos_token_ids=frozenset({0}),
                 steps_in_flight=depth,
+                encoder_cache_bytes=self.places,
             )
         )
         self.count = pick([3, 6, 12])
         self.arriving.extend(self.request(f"r{number}", positions) for number in range(self.count))
         self.flaky, self.too_large, self.aborted = pick([0, 0, 0.05, 0.3]), pick([0, 0, 0.1]), pick([0, 0, 0.02])
-        self.places = pick([1, 2, 99])
 
     def request(self, name: str, positions: int) -> Request:
         prompt = self.dice.randint(1, positions - 1)
@@ -79,10 +80,10 @@ class Play:
 
     def act(self) -> None:
         for action in self.planner.take_actions():
-            if isinstance(action, AcquireItem):
+            if isinstance(action, Acquire):
                 self.asks[action.holder] = action.item.key
                 self.waiting.append(action.holder)
-            elif isinstance(action, ReleaseItem):
+            elif isinstance(action, Release):
                 self.release(action.holder, self.asks.pop(action.holder))
             elif isinstance(action, Finish | Fail | Abort):
                 self.ended.add(action.request_id)

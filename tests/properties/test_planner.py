@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from triolet.core.actions import Abort, AcquireItem, Action, Commit, Fail, Finish, ReleaseItem
+from triolet.core.actions import Abort, Acquire, Action, Commit, Fail, Finish, Release
 from triolet.core.errors import PoisonRequest, RunnerCrashed
 from triolet.core.ledger import Decisions, EncoderLedger, State
 from triolet.core.limits import PlannerLimits
@@ -96,20 +96,20 @@ class PlannerMachine(Machine):
     def act(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case AcquireItem(holder, item):
+                case Acquire(holder, item):
+                    assert holder.partition("/")[0] not in self.ends, "nothing is acquired after the end"
                     self.obey(
                         self.ledger.acquire(
                             holder, item.key, size=item.size, embeddings=item.embeddings, payload=item.payload
                         )
                     )
-                case ReleaseItem(holder, key):
+                case Release(holder, key):
                     self.obey(self.ledger.release(holder, key, now=0.0))
                 case Commit(request_id, sampled):
                     assert request_id not in self.ends, "terminal once: nothing is committed after the end"
-                    self.vectors[request_id] += [] if sampled.vector is None else [sampled.vector]
-                    self.probed[request_id] += [] if sampled.probe is None else [sampled.probe]
-                    if sampled.token_id is not None:
-                        self.tokens[request_id].append(sampled.token_id)
+                    self.vectors[request_id] += [one.vector for one in sampled if one.vector is not None]
+                    self.probed[request_id] += [one.probe for one in sampled if one.probe is not None]
+                    self.tokens[request_id] += [one.token_id for one in sampled if one.token_id is not None]
                 case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
                     assert request_id not in self.ends, f"terminal once: {request_id} ended twice"
                     self.ends[request_id] = action
@@ -261,13 +261,13 @@ class PlannerMachine(Machine):
         """FIFO within a priority: nobody starts before an earlier one that needs nothing but room. (While a crashing
         request is looked for, suspects and others run in turns.)"""
         sequences = self.planner._sequences.values()
-        if plan is None or any(sequence.suspicion for sequence in sequences):
+        if plan is None or self.planner._quarantine:
             return
         started = {start.sequence_id for start in plan.started}
-        latest = max((sequence.order for sequence in sequences if sequence.id in started), default=(0, -1))
+        latest = max((sequence.key for sequence in sequences if sequence.id in started), default=(0, -1))
         for sequence in ready:
             waits = sequence.phase is Phase.WAITING and self.needs_only_room(sequence)
-            overtaken = waits and sequence.order < latest
+            overtaken = waits and sequence.key < latest
             assert not overtaken, f"FIFO within a priority: {sequence.request.id} was overtaken"
 
     def nothing_happens_without_news(self) -> None:
@@ -278,9 +278,8 @@ class PlannerMachine(Machine):
         assert len(self.planner._actions) == told, "without news there is nothing to tell"
 
     def needs_only_room(self, sequence: Sequence) -> bool:
-        """And no image that it has not asked for, since a running one waits for another."""
-        lacks = bool(sequence.placements) and self.planner._missing(sequence)
-        return not lacks and self.planner._needs_only_room(sequence)
+        """It is ready, and has not lost what made it so."""
+        return sequence in self.planner._ready and self.planner._has_what_it_needs(sequence)
 
     def crashes(self, name: str, part: Chunk) -> bool:
         """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's."""
@@ -368,9 +367,9 @@ class PlannerMachine(Machine):
     @invariant()
     def what_has_been_read_is_given_back(self) -> None:
         for sequence in self.planner._sequences.values():
-            if sequence.phase is Phase.RUNNING and sequence.placements:
-                needed = {placement.key for placement in sequence.placements if placement.stop > sequence.fed}
-                assert sequence.asks.keys() <= needed, "an image that has been read is given back"
+            if sequence.phase is Phase.RUNNING and sequence.placed:
+                needed = {placement.key for placement in sequence.placed.placements if placement.stop > sequence.fed}
+                assert self.planner._holds.keys(sequence) <= needed, "an image that has been read is given back"
 
     @invariant()
     def a_waiting_request_holds_no_pages(self) -> None:
@@ -379,8 +378,8 @@ class PlannerMachine(Machine):
             if sequence.phase is Phase.WAITING:
                 assert not sequence.pages, "a waiting request holds no pages"
                 assert sequence.slot is None, "a waiting request holds no cross slot"
-                taken = (sequence.dispatched, sequence.fed, sequence.listed, sequence.draws, sequence.in_flight)
-                assert (sequence.id, *taken) == (None, 0, 0, 0, 0, 0), (
+                taken = (sequence.dispatched, sequence.fed, sequence.listed, sequence.sampling, sequence.drafting)
+                assert (sequence.id, sequence.in_flight, *taken) == (None, 0, 0, 0, 0, 0, 0), (
                     "preemption rolls back all that the sequence had taken"
                 )
 
@@ -442,7 +441,7 @@ class PlannerMachine(Machine):
             self.plan()
             self.device_steps(broken=False)
         assert not self.executor._records, "the executor remembers a sequence that has ended"
-        assert not self.planner._asks._askers, "the planner remembers a holder that has released"
+        assert not self.planner._holds._holders, "the planner remembers a holder that has released"
         assert self.planner.next_step() is None, "steps without end for nobody"
 
 
@@ -655,7 +654,8 @@ def test_what_a_request_asks_about_its_prompt_is_never_found_in_pages_that_are_c
     for name in ("first", "second"):
         planner.submit(request(name, prompt=12, max_tokens=1, probe=Probe(position=5, token_ids=(3,))))
         run(planner, executor)
-    told = [action.sampled.probe for action in planner.take_actions() if isinstance(action, Commit)]
+    commits = [action for action in planner.take_actions() if isinstance(action, Commit)]
+    told = [one.probe for commit in commits for one in commit.sampled]
     assert [probe for probe in told if probe] == [(-4.0,)] * 2, "what a request asks about its prompt is answered"
     assert planner.statistics().tokens_cached == 4, "the page before it is found"
 
@@ -695,8 +695,8 @@ def item(key: str) -> EncoderItem:
     return EncoderItem(key=key, payload=key, embeddings=1, size=1)
 
 
-def asks(planner: Planner) -> list[AcquireItem | ReleaseItem]:
-    return [action for action in planner.take_actions() if isinstance(action, AcquireItem | ReleaseItem)]
+def asks(planner: Planner) -> list[Acquire | Release]:
+    return [action for action in planner.take_actions() if isinstance(action, Acquire | Release)]
 
 
 def test_who_waits_asks_again_where_its_cross_kv_has_lost_its_place():
@@ -711,7 +711,7 @@ def test_who_waits_asks_again_where_its_cross_kv_has_lost_its_place():
             run(planner, executor)
         if name == "first":
             assert planner.idle
-    asked = [ask.holder for ask in asks(planner) if isinstance(ask, AcquireItem)]
+    asked = [ask.holder for ask in asks(planner) if isinstance(ask, Acquire)]
     assert asked == ["waits/0"], "it asks as soon as it has something to ask for"
 
 
@@ -741,7 +741,7 @@ def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back()
         planner.submit(request(name, prompt=10, max_tokens=1, priority=priority, items=tuple(items)))
 
     def grant() -> list[str]:
-        asked = [action for action in asks(planner) if isinstance(action, AcquireItem)]
+        asked = [action for action in asks(planner) if isinstance(action, Acquire)]
         for ask in asked:
             planner.encoder_ready(ask.holder)
         return [ask.item.key for ask in asked]
@@ -759,7 +759,7 @@ def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back()
     assert grant() == ["q"], "the first image lies in cached pages"
     steps = run(planner, executor)
     assert max(len(part.block_table) for plan in steps for part in plan.chunks) == 6, "every page was taken"
-    assert [ask.item.key for ask in asks(planner) if isinstance(ask, AcquireItem)] == ["r"], (
+    assert [ask.item.key for ask in asks(planner) if isinstance(ask, Acquire)] == ["r"], (
         "it asks for what they held"
     )
     ask_with_images("overtakes", 0)
@@ -785,7 +785,7 @@ def test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it():
 
     def take_entries() -> None:
         for action in planner.take_actions():
-            if isinstance(action, AcquireItem):
+            if isinstance(action, Acquire):
                 planner.encoder_ready(action.holder)
 
     def fail(*steps: StepPlan | None) -> None:

@@ -1,0 +1,70 @@
+"""A step while it is being planned: what it would take and whom it would move. Nothing happens before its commit."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from .sequence import Sequence
+
+
+@define(eq=False)
+class Part:
+    """One sequence's share of the step: ``length`` of the ``wanted`` tokens from position ``start`` on."""
+
+    sequence: Sequence
+    start: int
+    length: int
+    wanted: int
+    pages: int = 0  # new ones
+    draft_tokens: int = 0
+
+    @property
+    def stop(self) -> int:
+        """One past its last position, draft tokens not counted."""
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        """Whether it ends at the sequence's last token."""
+        return self.stop == self.sequence.known
+
+
+@define(eq=False)
+class StepDraft:
+    """``tokens``, ``pages``, ``slots`` and ``places`` are what is left for those who come next."""
+
+    tokens: int
+    pages: int
+    slots: int
+    places: int
+    parts: list[Part] = field(factory=list)
+    starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # and the cached pages that they begin with
+    preempted: list[Sequence] = field(factory=list)
+    lost: dict[Sequence, None] = field(factory=dict)  # what they relied on is gone: they must acquire anew
+    blocked: Sequence | None = None  # it could start, if there were room
+    awaits: bool = False  # room is on its way back
+    work: int = 0  # pages looked at to admit somebody
+    settled: set[Sequence] = field(factory=set)  # part of the step, or preempted
+    joined: set[int] = field(factory=set)  # unused pages that those who start would join
+    slot_keys: set[str] = field(factory=set)  # whose cross KV those who start would join or write
+
+    def add(self, part: Part) -> None:
+        """``part`` is in the step."""
+        self.parts.append(part)
+        self.settled.add(part.sequence)
+        self.tokens -= part.length
+        self.pages -= part.pages
+
+    def preempt(self, victim: Sequence, pages: int) -> None:
+        """``victim`` gives way; ``pages`` come back, at once where no step in flight mentions it."""
+        self.preempted.append(victim)
+        self.settled.add(victim)
+        if victim.in_flight:
+            self.awaits = True
+        else:
+            self.pages += pages
+
+    def share(self, wanted: int, least: int, *, others: bool) -> int:
+        """How many of ``wanted`` tokens a prompt is fed: what is left, and where ``others`` want some, half of that."""
+        most = max(self.tokens // 2, least) if others else self.tokens
+        return min(wanted, most, self.tokens)

@@ -1,0 +1,150 @@
+"""What sequences hold of the encoder cache, and the rule that keeps them from waiting for each other.
+
+*Acquire* asks the encoder cache for an output, *hold* is to have it, *release* gives it back or withdraws the acquire.
+
+Room is granted here, before anything is acquired: all outputs that are acquired fit the encoder cache together. So no
+acquire waits for another one's release, and nobody holds one output while it waits for room for the next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
+from itertools import chain
+
+from attrs import define, field
+
+from .actions import Acquire, Action, HoldsAll, Release
+from .request import EncoderItem
+from .sequence import Sequence
+
+
+@define(eq=False)
+class _Hold:
+    """``holder`` is its name at the encoder cache: new for every acquire, so that a late answer to a withdrawn one is
+    recognised."""
+
+    holder: str
+    item: EncoderItem
+    ready: bool = False
+
+
+@define(eq=False)
+class EncoderHolds:
+    """The acquired outputs of all sequences; what is to be told goes to ``actions``. ``capacity``: bytes."""
+
+    capacity: int
+    actions: list[Action]
+    _holds: dict[str, dict[str, _Hold]] = field(factory=dict, init=False)  # by request id, by content key
+    _holders: dict[str, tuple[str, str]] = field(factory=dict, init=False)  # request id and key of each holder
+    _users: Counter[str] = field(factory=Counter, init=False)  # of each key
+    _taken: int = field(default=0, init=False)  # bytes of all keys
+    _acquired: int = field(default=0, init=False)  # numbers the holders
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def keys(self, sequence: Sequence) -> Set[str]:
+        """The keys that it has acquired."""
+        return self._holds.get(sequence.request.id, {}).keys()
+
+    def held(self, sequence: Sequence) -> set[str]:
+        """The keys that it may read."""
+        return {key for key, hold in self._holds.get(sequence.request.id, {}).items() if hold.ready}
+
+    def holder(self, sequence: Sequence, key: str) -> str:
+        """Its name at the encoder cache for ``key``, which it has acquired."""
+        return self._holds[sequence.request.id][key].holder
+
+    def holds_all(self, sequence: Sequence) -> bool:
+        """Whether it may read all that it has acquired, and that is something."""
+        holds = self._holds.get(sequence.request.id)
+        return holds is not None and all(hold.ready for hold in holds.values())
+
+    def fits(self, items: Iterable[EncoderItem]) -> bool:
+        """Whether there is room for ``items`` beside all that is acquired."""
+        fresh = {item.key: item.size for item in items if item.key not in self._users}
+        return self._taken + sum(fresh.values()) <= self.capacity
+
+    def group(self, items: Iterable[EncoderItem]) -> list[EncoderItem]:
+        """As many of the first ``items`` as fit half of the encoder cache together, at least one: so the next ones are
+        encoded while these are read."""
+        chosen: list[EncoderItem] = []
+        left = self.capacity // 2
+        for item in items:
+            left -= item.size
+            if chosen and left < 0:
+                break
+            chosen.append(item)
+        return chosen
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def acquire(self, sequence: Sequence, items: Iterable[EncoderItem]) -> None:
+        """Asks for ``items``, which fit. The sequence must have acquired nothing."""
+        request_id = sequence.request.id
+        assert request_id not in self._holds, f"{request_id} would wait for encoder outputs while it holds others"
+        holds = self._holds[request_id] = {}
+        for item in items:
+            hold = holds[item.key] = _Hold(f"{request_id}/{self._acquired}", item)
+            self._acquired += 1
+            self._holders[hold.holder] = (request_id, item.key)
+            self._users[item.key] += 1
+            self._taken += item.size if self._users[item.key] == 1 else 0
+            self.actions.append(Acquire(hold.holder, item, sequence.key[0], request_id))
+
+    def ready(self, holder: str) -> str | None:
+        """``holder`` may read its output. The request that holds all of its outputs now; ``None``: it still waits, or
+        has withdrawn meanwhile."""
+        request_id, key = self._holders.get(holder, (None, ""))
+        if request_id is None:
+            return None
+        holds = self._holds[request_id]
+        holds[key].ready = True
+        if not all(hold.ready for hold in holds.values()):
+            return None
+        self.actions.append(HoldsAll(request_id))
+        return request_id
+
+    def refused(self, holder: str) -> str | None:
+        """The encoder cache will not give the output. Whose acquire it was; ``None``: withdrawn meanwhile."""
+        request_id, key = self._holders.get(holder, (None, ""))
+        if request_id is not None:
+            self._forget(request_id, key)
+        return request_id
+
+    def release_read(self, sequence: Sequence) -> bool:
+        """Releases the placed items that lie wholly before what answered steps have fed, and all of them where it
+        cannot go on with what it holds: an item that comes once more, but only behind something else. Whether it needs
+        others now."""
+        for key in [key for key in self.keys(sequence) if sequence.placed.is_read(key, sequence.fed)]:
+            self._release(sequence.request.id, key)
+        if self.keys(sequence) and not self.holds_all(sequence):
+            return False
+        if sequence.placed.reach(sequence.fed, self.held(sequence)) == sequence.fed:
+            self.release_all(sequence)
+        return not self.keys(sequence) and sequence.fed < sequence.placed.stop
+
+    def release_all(self, sequence: Sequence) -> None:
+        """Gives back what it holds and withdraws what it waits for."""
+        for key in list(self.keys(sequence)):
+            self._release(sequence.request.id, key)
+
+    def generation_lost(self) -> None:
+        """No output is there any more. Every acquire stands: it will be answered once more."""
+        for hold in chain.from_iterable(holds.values() for holds in self._holds.values()):
+            hold.ready = False
+
+    def _release(self, request_id: str, key: str) -> None:
+        self.actions.append(Release(self._forget(request_id, key), key))
+
+    def _forget(self, request_id: str, key: str) -> str:
+        holds = self._holds[request_id]
+        hold = holds.pop(key)
+        if not holds:
+            del self._holds[request_id]
+        del self._holders[hold.holder]
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._taken -= hold.item.size
+        return hold.holder
