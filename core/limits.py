@@ -24,6 +24,8 @@ class PlannerLimits:
     prefix_caching: bool = False
     draft_tokens: int = 0  # most tokens guessed in a step
     whole_prompts: bool = False  # a prompt is one chunk, and holds no pages
+    headroom: int = 4  # pages that everybody who runs must find free when another one starts: a newcomer that is
+    # preempted after a few tokens is read for nothing
 
     @property
     def acquire_ahead(self) -> int:

@@ -42,8 +42,6 @@ from .statistics import PlannerStatistics
 from .step_size import StepSize
 from .waiting import Waiting
 
-_HEADROOM = 64  # tokens for which whoever runs must find pages before another one starts: else the newcomer would be
-# preempted and read again, for the sake of few tokens
 _MOST_WORK = 4096  # pages looked at to admit sequences in one step, a key that must be computed counting as several
 _KEY_WORK = 4
 
@@ -125,6 +123,7 @@ class Planner:
     def encoder_refused(self, holder: str, error: Exception) -> None:
         """The encoder cache will not give the output: the request fails. An unknown holder has withdrawn meanwhile."""
         request_id = self._holds.refused(holder)
+        self._acquires_stale = True
         if request_id is not None and not self._sequences[request_id].ended:
             self._end(self._sequences[request_id], Fail(request_id, error))
 
@@ -511,7 +510,7 @@ class Planner:
         needed = self._pages_for(len(sequence.tokens)) - len(cached) + unused
         if needed > draft.pages or not (self._running or draft.starts) or self.limits.whole_prompts:
             return needed <= draft.pages
-        steps = _HEADROOM + len(sequence.tokens) // self._step_size.tokens
+        steps = self.limits.headroom * self.limits.page_size + len(sequence.tokens) // self._step_size.tokens
         beside = sum(self._growth(other, steps) for other in (*self._running, *draft.starts) if other not in without)
         return needed + self._growth(sequence, steps) + beside <= draft.pages
 
@@ -758,6 +757,7 @@ class Planner:
     def _dequeue(self, sequence: Sequence) -> None:
         for queue in (self._waiting, self._ready, self._seeking, self._ahead):
             queue.discard(sequence)
+        self._acquires_stale = True
 
     def _leave(self, sequence: Sequence) -> None:
         """A running sequence has no further chunks; it is settled as soon as no step in flight mentions it."""
@@ -802,15 +802,10 @@ class Planner:
             return
         if sequence.placed:
             self._release(sequence)
-        if not self._holds.keys(sequence):
-            self._ready.discard(sequence)
-            self._ahead.discard(sequence)
-            self._seeking.add(sequence)
-        elif self._holds.holds_all(sequence):
-            self._ready.add(sequence)
-        else:
-            self._ahead.add(sequence)
-            self._ready.discard(sequence)
+        holds, ready = bool(self._holds.keys(sequence)), self._holds.holds_all(sequence)
+        _put(self._ahead, sequence, member=holds)
+        _put(self._seeking, sequence, member=not holds)
+        _put(self._ready, sequence, member=ready)
         self._acquires_stale = True
 
     def _acquire_next(self) -> None:
@@ -864,6 +859,10 @@ class Planner:
 
 def _key(sequence: Sequence) -> tuple[int, int]:
     return sequence.key
+
+
+def _put(queue: Waiting, sequence: Sequence, *, member: bool) -> None:
+    (queue.add if member else queue.discard)(sequence)
 
 
 def _yields(running: Sequence, urgent: Sequence) -> bool:

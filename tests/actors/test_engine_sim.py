@@ -80,11 +80,11 @@ async def test_a_cache_for_one_output_serves_many_requests(executor, config, tra
 
 
 async def test_too_few_pages_cost_preemptions_and_no_token(config, trace, autojump_clock):
-    executor = SimExecutor(SimModel(pages=16, cross_slots=6))
+    executor = SimExecutor(SimModel(max_positions=56, pages=16, cross_slots=6))
     async with all_returned(executor, trace), sim_engine(executor, config=config()) as engine:
         async with trio.open_nursery() as nursery:
             for number in range(12):
-                nursery.start_soon(ask, engine, number, 40)
+                nursery.start_soon(ask, engine, number, 50)
         assert engine.statistics().requests.preemptions > 0
 
 

@@ -61,6 +61,7 @@ class Play:
                 eos_token_ids=frozenset({0}),
                 steps_in_flight=depth,
                 encoder_cache_bytes=self.places,
+                headroom=pick([0, 0, 4]),
             )
         )
         self.count = pick([3, 6, 12])

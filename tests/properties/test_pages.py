@@ -141,7 +141,7 @@ class SlotsMachine(Machine):
         if self.slots.resident(key):
             index = self.slots.join(key)
             assert self.written[index] == key, "no phantom: who joins finds its own key"
-        elif self.slots.available():
+        elif self.slots.available:
             index = self.slots.take(key)
             assert index not in {slot for _, slot in self.users}, "no slot is taken from its users"
             self.written[index] = key

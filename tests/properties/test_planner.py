@@ -11,6 +11,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from attrs import evolve
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -48,6 +49,7 @@ class PlannerMachine(Machine):
         depth=st.integers(1, 2),
         caching=st.booleans(),
         draft_tokens=st.sampled_from((0, 0, 1, 3)),
+        headroom=st.sampled_from((0, 1, 4)),
     )
     def open(
         self,
@@ -60,6 +62,7 @@ class PlannerMachine(Machine):
         caching: bool = False,
         draft_tokens: int = 0,
         whole: bool = False,
+        headroom: int = 0,
     ) -> None:
         self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots, whole_prompts=whole)
         self.limits = PlannerLimits.of(
@@ -71,6 +74,7 @@ class PlannerMachine(Machine):
             prefix_caching=caching,
             draft_tokens=draft_tokens,
         )
+        self.limits = evolve(self.limits, headroom=headroom)
         self.planner = Planner(self.limits)
         self.ledger = EncoderLedger(capacity * self.model.encoder_bytes)
         self.executor = SimExecutor(self.model)
@@ -463,10 +467,13 @@ class SharingMachine(PlannerMachine):
         capacity=st.integers(1, 2),
         depth=st.integers(1, 2),
         draft_tokens=st.sampled_from((0, 3)),
+        headroom=st.sampled_from((0, 1)),
     )
-    def open(self, pages: int, running: int, budget: int, capacity: int, depth: int, draft_tokens: int) -> None:
+    def open(
+        self, pages: int, running: int, budget: int, capacity: int, depth: int, draft_tokens: int, headroom: int = 0
+    ) -> None:
         sizes = {"pages": pages, "running": running, "budget": budget, "capacity": capacity, "depth": depth}
-        super().open(**sizes, slots=1, caching=True, draft_tokens=draft_tokens)
+        super().open(**sizes, slots=1, caching=True, draft_tokens=draft_tokens, headroom=headroom)
 
 
 TestPlanner = PlannerMachine.TestCase
@@ -485,6 +492,7 @@ def opened(
     running: int = 4,
     budget: int = 100,
     whole: bool = False,
+    headroom: int = 0,
     **more: Any,
 ) -> tuple[Planner, SimExecutor]:
     """A planner and its device, open."""
@@ -494,7 +502,7 @@ def opened(
     )
     executor = SimExecutor(model)
     executor.open()
-    return Planner(limits), executor
+    return Planner(evolve(limits, headroom=headroom)), executor
 
 
 def run(planner: Planner, executor: SimExecutor) -> list[StepPlan]:
@@ -712,7 +720,7 @@ def test_who_waits_asks_again_where_its_cross_kv_has_lost_its_place():
         if name == "first":
             assert planner.idle
     asked = [ask.holder for ask in asks(planner) if isinstance(ask, Acquire)]
-    assert asked == ["waits/0"], "it asks as soon as it has something to ask for"
+    assert asked == ["waits/2"], "it asks as soon as it has something to ask for"
 
 
 def test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once():
@@ -724,7 +732,7 @@ def test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once():
         planner.encoder_ready(ask.holder)
     planner.next_step()
     released = [ask.holder for ask in asks(planner)]
-    assert released == ["joins/0"], "the one who writes holds it until its step is done, the other one no more"
+    assert released == ["joins/1"], "the one who writes holds it until its step is done, the other one no more"
 
 
 def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back():
@@ -759,9 +767,7 @@ def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back()
     assert grant() == ["q"], "the first image lies in cached pages"
     steps = run(planner, executor)
     assert max(len(part.block_table) for plan in steps for part in plan.chunks) == 6, "every page was taken"
-    assert [ask.item.key for ask in asks(planner) if isinstance(ask, Acquire)] == ["r"], (
-        "it asks for what they held"
-    )
+    assert [ask.item.key for ask in asks(planner) if isinstance(ask, Acquire)] == ["r"], "it asks for what they held"
     ask_with_images("overtakes", 0)
     grant()
     while "overtakes" in planner._sequences:

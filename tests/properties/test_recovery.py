@@ -59,8 +59,9 @@ def run(planner: Planner, executor: SimExecutor) -> tuple[dict[str, list[int]], 
             failed += 1
             planner.step_failed(plan.step_id, error)
         for action in planner.take_actions():
-            if isinstance(action, Commit) and action.sampled.token_id is not None:
-                tokens.setdefault(action.request_id, []).append(action.sampled.token_id)
+            if isinstance(action, Commit):
+                found = [one.token_id for one in action.sampled if one.token_id is not None]
+                tokens.setdefault(action.request_id, []).extend(found)
             ended += isinstance(action, Finish)
     assert ended == len(tokens), "every request finishes"
     return tokens, failed
