@@ -204,9 +204,10 @@ _ALL = (
     Scenario(
         name="preemption among images",
         clients=tuple(
-            Client(images=(3, number), prompt=_TWO_IMAGES, max_tokens=7, priority=-number) for number in range(3)
+            Client(images=(3, number), prompt=_TWO_IMAGES, max_tokens=7, priority=-number, arrives=0.35 * number)
+            for number in range(3)
         ),
-        model=SimModel(kind=Kind.DECODER, max_positions=16, pages=6),
+        model=SimModel(kind=Kind.DECODER, max_positions=16, pages=8),
         config=_GUESSES | {"encoder_cache_bytes": 80},
     ),
     Scenario(
