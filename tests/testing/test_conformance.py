@@ -91,7 +91,12 @@ class LedgerCache:
         self.untold.discard(key)
         for hold in [hold for hold in self.holds if hold[1] == key]:
             del self.holds[hold]
-        self.obey(self.ledger.encode_failed([key], RuntimeError("called off")))
+        error = RuntimeError("called off")
+        if self.ledger.encode_failed([key], error).retried:  # it is to be tried once more, which fails too
+            self.ledger.take_encode_batch(1)
+            self.obey(self.ledger.encode_failed([key], error))
+        else:
+            self.obey(Decisions())
 
     def take_freed(self) -> tuple[str, ...]:
         keys, self.freeing = tuple(self.freeing), []
