@@ -45,7 +45,7 @@ class EncoderCache:
             task_status.started()
             while not self._finished():
                 await self._take_messages()
-                self._send_frees()  # first: the batch may use their room
+                self._send_frees()  # first: they should not wait behind the batch
                 self._dispatch()
         finally:
             self.to_runner.send_nowait(m.EncodeLaneClosed())

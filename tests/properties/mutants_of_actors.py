@@ -108,8 +108,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an output that comes after the close is kept",
-        function="actors.encoder_cache:EncoderCache._handle",
-        fragment="            self._evict_if_closing()\n",
+        function="core.ledger:EncoderLedger._make_room",
+        fragment="self._closed or ",
         mistake="",
         killer=swept("shutdown while busy", FaultKind.CANCEL),
         reason=("encoder cache cut off", "encoder outputs are left"),

@@ -209,6 +209,7 @@ class Play:
         ledger = self.ledger
         return (
             tuple((e.key, e.state, tuple(e.holders), e.payload, e.failed_alone) for e in ledger._entries.values()),
+            tuple(sorted(ledger._entries, key=lambda key: ledger._entries[key].place)),
             ledger.waiting(),
             tuple(ledger._reserved),
             tuple(half for half in ledger._halves if half),

@@ -27,9 +27,9 @@ class LedgerMachine(Machine):
     """A ledger, a device that obeys it, and clients who acquire, release and withdraw as they please.
 
     Safety (no free while held, no use before ready, no phantom, encode once, books balance, every acquire is answered
-    at most once, in order, nobody waits while there is room, encodes are tried again) is checked in every state. Liveness (every acquire is answered,
-    always freed eventually) is checked in `teardown`. It assumes fairness, and only this: the device answers every call
-    it was given, in order; who may read releases at some time; time passes.
+    at most once, in order, nobody waits while there is room, what failed is tried again) is checked in every state.
+    Liveness (every acquire is answered, always freed eventually) is checked in `teardown`. It assumes fairness, and
+    only this: the device answers every call it was given, in order; who may read releases at some time; time passes.
 
     Nobody closes it before its end, so that many things happen to each ledger: see `EarlyCloseMachine`.
     """
@@ -249,8 +249,8 @@ class LedgerMachine(Machine):
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
-        """All who wait wait for bytes that are held, in work or on their way back, never for idle ones; the first in line
-        not for those either that others wait for."""
+        """They wait for bytes that are held, in work or on their way back, never for idle ones; the first in line not
+        for those either that others wait for."""
         waiting = self.ledger.waiting()
         if not waiting:
             return
@@ -424,6 +424,26 @@ def test_a_batch_that_is_too_large_shrinks_the_next_ones_and_blames_nobody():
     assert decisions.retried == keys
     assert not decisions.refused
     assert [len(ledger.take_encode_batch()) for _ in range(2)] == [4, 4], "in smaller batches, in order"
+
+
+def test_what_did_not_fit_goes_back_to_its_place():
+    ledger = EncoderLedger(100, BatchSize(4))
+    for number in range(4):
+        ledger.acquire(f"r{number}", f"k{number}", size=1, embeddings=1, payload=None)
+    ledger.encode_failed([job.key for job in ledger.take_encode_batch()], MemoryError("full"))
+    ledger.acquire("urgent", "k", size=1, embeddings=1, payload=None, order=-1)
+    assert [job.key for job in ledger.take_encode_batch()] == ["k", "k0"], "in order: nothing was found to be bad"
+
+
+def test_an_encoding_that_went_well_clears_its_item():
+    ledger = EncoderLedger(3)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload=None)
+    for happens in (ledger.encode_failed, lambda keys, _: ledger.encoded(keys, now=0.0)):
+        ledger.take_encode_batch()
+        happens(["a"], RuntimeError("boom"))
+    ledger.generation_lost()
+    ledger.take_encode_batch()
+    assert not ledger.encode_failed(["a"], RuntimeError("boom")).refused, "it is a first failure again"
 
 
 @pytest.mark.parametrize("error", [MemoryError("full"), RuntimeError("boom")])

@@ -92,11 +92,11 @@ class LedgerCache:
         for hold in [hold for hold in self.holds if hold[1] == key]:
             del self.holds[hold]
         error = RuntimeError("called off")
-        if self.ledger.encode_failed([key], error).retried:  # it is to be tried once more, which fails too
+        decisions = self.ledger.encode_failed([key], error)
+        if decisions.retried:  # it would be tried once more
             self.ledger.take_encode_batch(1)
-            self.obey(self.ledger.encode_failed([key], error))
-        else:
-            self.obey(Decisions())
+            decisions = self.ledger.encode_failed([key], error)
+        self.obey(decisions)
 
     def take_freed(self) -> tuple[str, ...]:
         keys, self.freeing = tuple(self.freeing), []
