@@ -116,12 +116,12 @@ class EncoderCache:
                 assert_never(message)
 
     def _decide(self, decisions: Decisions) -> None:
-        for key in decisions.dropped:  # first: what is reserved now may take their room
-            self.emit(events.EntryDropped(key))
         if decisions.shrunk is not None:
             self.emit(events.EncodeShrunk(decisions.shrunk))
         if decisions.retried:
             self.emit(events.EncodeRetried(decisions.retried))
+        for key in decisions.dropped:  # first: what is reserved now may take their room
+            self.emit(events.EntryDropped(key))
         for key, size in decisions.reserved:
             self.emit(events.EntryReserved(key, size))
         for hold in decisions.ready:

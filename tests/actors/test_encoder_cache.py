@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 
 import trio
+import trio.testing
 
 from triolet.actors import messages as m
 from triolet.actors.encoder_cache import EncoderCache
@@ -101,3 +103,29 @@ async def test_an_item_that_fails_alone_twice_is_refused_with_its_error(nursery)
     assert bench.told.count(events.EncodeRetried(("x",))) == 1
     (refused,) = [event for event in bench.told if isinstance(event, events.EntryRefused)]
     assert "RuntimeError: boom" in refused.error
+
+
+async def test_a_release_that_crosses_a_refusal_is_nobodys_mistake(nursery):
+    bench = Bench()
+    await nursery.start(bench.cache.run)
+    await bench.gets(acquire("x", "x"))
+    await bench.gets(m.EncodeBroken(("x",), RuntimeError("boom")))
+    await bench.gets(m.EncodeBroken(("x",), RuntimeError("boom")))
+    assert not await bench.gets(m.Release("x", "x"))
+
+
+# -- for the mutants, outside of pytest ------------------------------------------------------------------------------
+
+
+def _alone(test: Callable[[trio.Nursery], Awaitable[None]]) -> Callable[[], None]:
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            await test(nursery)
+            nursery.cancel_scope.cancel()
+
+    return lambda: trio.run(run)
+
+
+crosses = _alone(test_a_release_that_crosses_a_refusal_is_nobodys_mistake)
+merges = _alone(test_the_frees_of_one_batch_of_messages_are_one_message)
+frees_first = _alone(test_frees_do_not_wait_behind_an_encode_batch)

@@ -386,7 +386,7 @@ def test_those_who_wait_evict_no_more_than_they_need():
     ledger = EncoderLedger(3)
     for key in "abc":
         resident(ledger, key, now=0.0)
-    assert ledger.acquire("r", "d", size=1, embeddings=1, payload=None).free == ("a",)
+    assert ledger.acquire("r", "d", size=1, embeddings=1, payload=None).free == ("a",), "nothing more is evicted"
     assert ledger.acquire("s", "d", size=1, embeddings=1, payload=None).free == (), "nothing more is evicted"
     assert ledger.acquire("t", "e", size=1, embeddings=1, payload=None).free == ("b",), "room for each who waits"
     assert ledger.freed("ab").reserved == (("d", 1), ("e", 1)), "room that comes back together serves together"
@@ -431,6 +431,7 @@ def test_what_did_not_fit_goes_back_to_its_place():
     for number in range(4):
         ledger.acquire(f"r{number}", f"k{number}", size=1, embeddings=1, payload=None)
     ledger.encode_failed([job.key for job in ledger.take_encode_batch()], MemoryError("full"))
+    ledger.acquire("later", "l", size=1, embeddings=1, payload=None)
     ledger.acquire("urgent", "k", size=1, embeddings=1, payload=None, order=-1)
     assert [job.key for job in ledger.take_encode_batch()] == ["k", "k0"], "in order: nothing was found to be bad"
 
