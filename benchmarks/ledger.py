@@ -1,4 +1,4 @@
-"""What the encoder ledger costs a message, by how many entries it has: medians in microseconds. The rows should be alike.
+"""What the encoder ledger costs a message, by how many entries it has: medians in microseconds. The rows are alike.
 
 python benchmarks/ledger.py
 """
@@ -20,8 +20,7 @@ def main() -> None:
     print(f"{'entries':>8} {'acquire that waits':>20} {'withdrawal':>12} {'hit and release':>16} {'encode cycle':>13}")
     for entries in (10, 100, 1_000, 10_000):
         full = _full(entries)
-        waits = _median(lambda n: full.acquire(f"w{n}", f"x{n}", size=SIZE, embeddings=1, payload=None), range(TIMES))
-        leaves = _median(lambda n: full.release(f"w{n}", f"x{n}", now=0.0), reversed(range(TIMES)))
+        waits, leaves = _median(_wait(full), range(TIMES)), _median(_withdraw(full), reversed(range(TIMES)))
         hits, cycles = _median(_hit(full), range(TIMES)), _median(_cycle(_full(entries)), range(TIMES))
         print(f"{entries:8} {waits:20.1f} {leaves:12.1f} {hits:16.1f} {cycles:13.1f}")
 
@@ -33,6 +32,14 @@ def _full(entries: int) -> EncoderLedger:
         ledger.acquire(f"h{number}", f"k{number}", size=SIZE, embeddings=1, payload=None)
     ledger.encoded([job.key for job in ledger.take_encode_batch()], now=0.0)
     return ledger
+
+
+def _wait(ledger: EncoderLedger) -> Callable[[int], object]:
+    return lambda number: ledger.acquire(f"w{number}", f"x{number}", size=SIZE, embeddings=1, payload=None)
+
+
+def _withdraw(ledger: EncoderLedger) -> Callable[[int], object]:
+    return lambda number: ledger.release(f"w{number}", f"x{number}", now=0.0)
 
 
 def _hit(ledger: EncoderLedger) -> Callable[[int], object]:
