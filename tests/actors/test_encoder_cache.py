@@ -114,6 +114,15 @@ async def test_a_release_that_crosses_a_refusal_is_nobodys_mistake(nursery):
     assert not await bench.gets(m.Release("x", "x"))
 
 
+async def test_what_is_dropped_is_told_before_what_takes_its_room(nursery):
+    bench = Bench()
+    await nursery.start(bench.cache.run)
+    await bench.gets(*(acquire(key, key) for key in "abcd"))
+    await bench.gets(m.Release("c", "c"))
+    told = [event for event in bench.told if isinstance(event, events.EntryDropped | events.EntryReserved)]
+    assert told[-2:] == [events.EntryDropped("c"), events.EntryReserved("d", 10)], "books balance: c's room is d's"
+
+
 # -- for the mutants, outside of pytest ------------------------------------------------------------------------------
 
 
@@ -128,4 +137,5 @@ def _alone(test: Callable[[trio.Nursery], Awaitable[None]]) -> Callable[[], None
 
 crosses = _alone(test_a_release_that_crosses_a_refusal_is_nobodys_mistake)
 merges = _alone(test_the_frees_of_one_batch_of_messages_are_one_message)
+drops_first = _alone(test_what_is_dropped_is_told_before_what_takes_its_room)
 frees_first = _alone(test_frees_do_not_wait_behind_an_encode_batch)

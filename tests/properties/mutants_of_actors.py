@@ -151,7 +151,7 @@ MUTANTS: tuple[Mutant, ...] = (
     for key in decisions.dropped:
         self.emit(events.EntryDropped(key))
 """,
-        killer=swept("eviction pressure", FaultKind.ENCODE_FAILS),
+        killer=test_encoder_cache.drops_first,
         reason="books balance",
     ),
     Mutant(
