@@ -11,7 +11,6 @@ from attrs import define, field
 
 from ..core import events
 from ..core.ledger import Decisions, EncoderLedger
-from ..core.plan import EncodeJob
 from . import messages as m
 from .inbox import take_all
 
@@ -30,9 +29,9 @@ class EncoderCache:
     to_scheduler: trio.MemorySendChannel[m.SchedulerMessage]
     to_runner: trio.MemorySendChannel[m.RunnerMessage]
     ledger: EncoderLedger
-    encode_batch_embeddings: int
     idle_seconds: float
     emit: Emit
+    _to_free: list[str] = field(factory=list, init=False)  # decided, and not yet sent
     _encoding: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
     _asleep: bool = field(default=False, init=False)  # the runner, as far as is known
@@ -46,6 +45,7 @@ class EncoderCache:
             task_status.started()
             while not self._finished():
                 await self._take_messages()
+                self._send_frees()  # first: they should not wait behind the batch
                 self._dispatch()
         finally:
             self.to_runner.send_nowait(m.EncodeLaneClosed())
@@ -66,15 +66,20 @@ class EncoderCache:
 
     def _handle(self, message: m.EncoderCacheMessage) -> None:
         match message:
-            case m.Acquire(holder, item):
+            case m.Acquire(holder, item, order):
                 self.emit(events.EntryWanted(item.key, holder))
                 self._decide(
                     self.ledger.acquire(
-                        holder, item.key, size=item.size, embeddings=item.embeddings, payload=item.payload
+                        holder,
+                        item.key,
+                        size=item.size,
+                        embeddings=item.embeddings,
+                        payload=item.payload,
+                        order=order,
                     )
                 )
             case m.Release(holder, key) if not self.ledger.holds(holder, key):
-                pass  # it was refused while this was on its way; holders are new for every ask, so no other is meant
+                pass  # it was refused while this was on its way; a holder acquires once, so no other is meant
             case m.Release(holder, key):
                 self.emit(events.EntryReleased(key, holder))
                 self._decide(self.ledger.release(holder, key, now=trio.current_time()))
@@ -82,10 +87,9 @@ class EncoderCache:
                 self._encoding = False
                 self.emit(events.EncodeDone(keys))
                 self._decide(self.ledger.encoded(keys, now=trio.current_time()))
-                self._evict_if_closing()
             case m.EncodeBroken(keys, error):
                 self._encoding = False
-                self.emit(events.EncodeBroke(keys))
+                self.emit(events.EncodeBroke(keys, error=_told(error)))
                 self._decide(self.ledger.encode_failed(keys, error))
             case m.Freed(keys):
                 self.emit(events.EntryFreed(keys))
@@ -99,6 +103,7 @@ class EncoderCache:
                 self._generation = generation
                 self._asleep = asleep
                 self._encoding = False
+                self._to_free.clear()
                 self.emit(events.OutputsLost(generation))
                 self.to_scheduler.send_nowait(m.GenerationLost(generation, asleep))
                 self._decide(self.ledger.generation_lost())
@@ -110,11 +115,11 @@ class EncoderCache:
             case _:
                 assert_never(message)
 
-    def _evict_if_closing(self) -> None:
-        if self._closing:
-            self._decide(self.ledger.evict_idle(now=math.inf, idle_seconds=0.0))
-
     def _decide(self, decisions: Decisions) -> None:
+        if decisions.shrunk is not None:
+            self.emit(events.EncodeShrunk(decisions.shrunk))
+        if decisions.retried:
+            self.emit(events.EncodeRetried(decisions.retried))
         for key in decisions.dropped:  # first: what is reserved now may take their room
             self.emit(events.EntryDropped(key))
         for key, size in decisions.reserved:
@@ -123,18 +128,27 @@ class EncoderCache:
             self.emit(events.EntryHeld(hold.key, hold.holder))
             self.to_scheduler.send_nowait(m.EncoderReady(hold.holder))
         for refusal in decisions.refused:
-            self.emit(events.EntryRefused(refusal.key, refusal.holder))
+            self.emit(events.EntryRefused(refusal.key, refusal.holder, error=_told(refusal.error)))
             self.to_scheduler.send_nowait(m.EncoderRefused(refusal.holder, refusal.error))
-        if decisions.free and not self._runner_gone:
-            self.emit(events.FreeSent(decisions.free))
-            self.to_runner.send_nowait(m.Free(decisions.free, self._generation))
+        self._to_free += decisions.free
+
+    def _send_frees(self) -> None:
+        """All that one batch of messages decided, in one message: their room comes back together."""
+        keys, self._to_free = tuple(self._to_free), []
+        if keys and not self._runner_gone:
+            self.emit(events.FreeSent(keys))
+            self.to_runner.send_nowait(m.Free(keys, self._generation))
 
     def _dispatch(self) -> None:
         if self._encoding or self._asleep or self._runner_gone:
             return
-        jobs: tuple[EncodeJob, ...] = self.ledger.take_encode_batch(self.encode_batch_embeddings)
+        jobs = self.ledger.take_encode_batch()
         if not jobs:
             return
         self._encoding = True
         self.emit(events.EncodeDispatched(tuple(job.key for job in jobs), sum(job.embeddings for job in jobs)))
         self.to_runner.send_nowait(m.Encode(jobs, self._generation))
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -191,7 +191,8 @@ SchedulerMessage = (
 
 @frozen
 class Acquire:
-    """From the scheduler: ``holder`` wants to read ``item``. Smaller ``order`` is served first."""
+    """From the scheduler: ``holder``, a name that is new for every acquire, is to hold ``item``. Smaller ``order``
+    comes first. `EncoderReady` or `EncoderRefused` answers, unless `Release` comes before."""
 
     holder: str
     item: EncoderItem
@@ -200,7 +201,7 @@ class Acquire:
 
 @frozen
 class Release:
-    """From the scheduler: ``holder`` no longer reads or wants ``key``."""
+    """From the scheduler: ``holder`` gives its hold of ``key`` back, or withdraws its acquire."""
 
     holder: str
     key: str
@@ -230,7 +231,7 @@ class Freed:
 
 @frozen
 class SchedulerClosed:
-    """From the scheduler, its last: nothing is held any more and nothing will be asked for."""
+    """From the scheduler, its last: nothing is held any more and nothing will be acquired."""
 
 
 @frozen

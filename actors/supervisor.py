@@ -23,6 +23,7 @@ import trio
 from attrs import define, field, frozen
 
 from ..core import events, frames
+from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
 from ..core.ledger import EncoderLedger, LedgerStatistics
@@ -150,7 +151,7 @@ class Supervisor:
     _planner: Planner | None = field(default=None, init=False)
     _power: PowerState = field(factory=PowerState, init=False)
     _emit: _Emit = field(init=False)
-    _ledger: EncoderLedger = field(init=False)
+    _ledger: EncoderLedger | None = field(default=None, init=False)
     _runner: GpuRunner = field(init=False)
     _children: dict[str, _Child] = field(factory=dict, init=False)  # in the order they started
     _fault: BaseException | None = field(default=None, init=False)
@@ -177,7 +178,6 @@ class Supervisor:
                 capacity=self.config.encoder_cache_bytes, steps_in_flight=self.config.steps_in_flight
             )
         self._emit = _Emit(self.config.observer, checker, self._stop, self._body)
-        self._ledger = EncoderLedger(self.config.encoder_cache_bytes)
         self._runner = GpuRunner(
             inbox=self._runner_inbox,
             to_self=self._to_runner,
@@ -269,6 +269,7 @@ class Supervisor:
     def statistics(self) -> EngineStatistics:
         """A snapshot."""
         assert self._planner is not None, "statistics before the start"
+        assert self._ledger is not None, "the ledger is made with the planner"
         return EngineStatistics(
             power=self._power.power,
             requests=self._planner.statistics(),
@@ -293,12 +294,13 @@ class Supervisor:
             draft_tokens=0 if self.config.speculation is None else self.config.speculation.tokens,
         )
         self._planner = Planner(limits)
+        batch_size = BatchSize(self.config.encode_budget(description.device))
+        self._ledger = EncoderLedger(self.config.encoder_cache_bytes, batch_size)
         cache = EncoderCache(
             inbox=self._encoder_cache_inbox,
             to_scheduler=self._to_scheduler,
             to_runner=self._to_runner,
             ledger=self._ledger,
-            encode_batch_embeddings=self.config.encode_batch_embeddings,
             idle_seconds=self.config.encoder_idle_seconds,
             emit=self._emit,
         )

@@ -18,9 +18,15 @@ COUNTS = (  # 1 or more
     "max_step_tokens",
     "page_size",
     "encoder_cache_bytes",
-    "encode_batch_embeddings",
 )
-SIZES = ("threads", "max_positions", "self_kv_bytes", "cross_kv_bytes", "restarts")  # 0 or more
+SIZES = (
+    "threads",
+    "max_positions",
+    "self_kv_bytes",
+    "cross_kv_bytes",
+    "encode_batch_embeddings",
+    "restarts",
+)  # 0 or more
 SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds", "restart_seconds", "idle_sleep")
 WHILE_ASLEEP = ("wait", "refuse")
 GRAPHS = ("auto", "off", "eager")
@@ -76,6 +82,8 @@ class EngineConfig:
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, at most 2 GiB.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
+            0: on the CPU one item a batch, since a larger one is no faster there and all its requests wait for it; else
+            12,000.
         encoder_idle_seconds: an encoder output nobody holds is freed after this time.
         drain_seconds: how long the end of the block waits for running requests before it aborts them.
         stage_seconds: how long each further stage of the teardown may take before it is cut off.
@@ -118,7 +126,7 @@ class EngineConfig:
     self_kv_bytes: int = 0
     cross_kv_bytes: int = 0
     encoder_cache_bytes: int = 256 << 20
-    encode_batch_embeddings: int = 12_000
+    encode_batch_embeddings: int = 0
     encoder_idle_seconds: float = 30.0
     drain_seconds: float = 30.0
     stage_seconds: float = 10.0
@@ -157,6 +165,10 @@ class EngineConfig:
             raise InvalidRequest(f"compile={self.compile!r}; allowed: True or False")
         if self.steps_in_flight not in (1, 2):
             raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
+
+    def encode_budget(self, device: str) -> int:
+        """Most embeddings of one encode batch on ``device``, as the executor names it: ``"cpu"``, ``"cuda:0"``."""
+        return self.encode_batch_embeddings or (1 if device.startswith("cpu") else 12_000)
 
     def _check_devices(self) -> None:
         names = self.devices

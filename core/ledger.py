@@ -1,7 +1,10 @@
-"""The encoder ledger: which encoder outputs are wanted, computed, readable, idle or on their way out, and their bytes.
+"""The encoder ledger: which encoder outputs are reserved, computed, held, idle or on their way out, and their bytes.
 
 Pure: no clock, no I/O. Every method takes facts and returns `Decisions`; the encoder-cache actor turns those into
-messages. The life of an entry is `TRANSITIONS`; `transition_table` prints it for the docs.
+messages. The life of an entry is `TRANSITIONS`: what happens to it is looked up there, and `EncoderLedger._change`
+keeps the books of the state that it leaves and of the one that it enters. `transition_table` prints it for the docs.
+
+The cost of a fact does not grow with the entries or with those who wait; of a lost generation and of the close it does.
 
 Promises (each a property in ``tests/properties``): no free while held, no use before ready, no phantom, always freed
 eventually, every acquire is answered, books balance, encode once.
@@ -10,13 +13,15 @@ eventually, every acquire is answered, books balance, encode once.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
 
 from attrs import define, field, frozen
 
+from .batch_size import BatchSize
 from .errors import EncodeFailed, RequestTooLarge
+from .ordered import Ordered, Place
 from .plan import EncodeJob
 
 
@@ -34,58 +39,57 @@ class State(enum.Enum):
 class Change(enum.Enum):
     """What can happen to an entry."""
 
-    RESERVE = "acquire, with room"
-    JOIN = "acquire by one more holder"
-    LEAVE = "release, others hold it still"
-    LAST_LEAVE = "release by the last holder"
+    ACQUIRE = "acquire"
+    RELEASE = "release"
     DISPATCH = "dispatched"
-    ENCODED = "encoded, held"
-    ENCODED_UNHELD = "encoded, without holders"
-    ENCODE_RETRIED = "encode failed in a batch, held"
+    ENCODED = "encoded"
     ENCODE_FAILED = "encode failed"
     EVICT = "evict (pressure, idle time, close)"
     FREED = "freed"
-    LOST_HELD = "runner generation lost, held"
-    LOST_UNHELD = "runner generation lost, without holders"
+    LOST = "runner generation lost"
 
 
-TRANSITIONS: dict[tuple[State, Change], State] = {
-    (State.ABSENT, Change.RESERVE): State.RESERVED,
-    (State.RESERVED, Change.JOIN): State.RESERVED,
-    (State.RESERVED, Change.LEAVE): State.RESERVED,
-    (State.RESERVED, Change.LAST_LEAVE): State.ABSENT,
-    (State.RESERVED, Change.DISPATCH): State.ENCODING,
-    (State.ENCODING, Change.JOIN): State.ENCODING,
-    (State.ENCODING, Change.LEAVE): State.ENCODING,
-    (State.ENCODING, Change.LAST_LEAVE): State.ENCODING,
-    (State.ENCODING, Change.ENCODED): State.READY,
-    (State.ENCODING, Change.ENCODED_UNHELD): State.IDLE,
-    (State.ENCODING, Change.ENCODE_RETRIED): State.RESERVED,
-    (State.ENCODING, Change.ENCODE_FAILED): State.ABSENT,
-    (State.READY, Change.JOIN): State.READY,
-    (State.READY, Change.LEAVE): State.READY,
-    (State.READY, Change.LAST_LEAVE): State.IDLE,
-    (State.IDLE, Change.JOIN): State.READY,
-    (State.IDLE, Change.EVICT): State.FREEING,
-    (State.FREEING, Change.FREED): State.ABSENT,
-    (State.RESERVED, Change.LOST_HELD): State.RESERVED,
-    (State.ENCODING, Change.LOST_HELD): State.RESERVED,
-    (State.READY, Change.LOST_HELD): State.RESERVED,
-    (State.ENCODING, Change.LOST_UNHELD): State.ABSENT,
-    (State.IDLE, Change.LOST_UNHELD): State.ABSENT,
-    (State.FREEING, Change.LOST_UNHELD): State.ABSENT,
+HELD, UNHELD = True, False  # whether anybody holds the entry once the change has happened
+TRANSITIONS: dict[tuple[State, Change, bool], State] = {
+    (State.ABSENT, Change.ACQUIRE, HELD): State.RESERVED,
+    (State.RESERVED, Change.ACQUIRE, HELD): State.RESERVED,
+    (State.RESERVED, Change.RELEASE, HELD): State.RESERVED,
+    (State.RESERVED, Change.RELEASE, UNHELD): State.ABSENT,
+    (State.RESERVED, Change.DISPATCH, HELD): State.ENCODING,
+    (State.ENCODING, Change.ACQUIRE, HELD): State.ENCODING,
+    (State.ENCODING, Change.RELEASE, HELD): State.ENCODING,
+    (State.ENCODING, Change.RELEASE, UNHELD): State.ENCODING,
+    (State.ENCODING, Change.ENCODED, HELD): State.READY,
+    (State.ENCODING, Change.ENCODED, UNHELD): State.IDLE,
+    (State.ENCODING, Change.ENCODE_FAILED, HELD): State.RESERVED,  # it is tried again
+    (State.ENCODING, Change.ENCODE_FAILED, UNHELD): State.ABSENT,
+    (State.READY, Change.ACQUIRE, HELD): State.READY,
+    (State.READY, Change.RELEASE, HELD): State.READY,
+    (State.READY, Change.RELEASE, UNHELD): State.IDLE,
+    (State.IDLE, Change.ACQUIRE, HELD): State.READY,
+    (State.IDLE, Change.EVICT, UNHELD): State.FREEING,
+    (State.FREEING, Change.FREED, UNHELD): State.ABSENT,
+    (State.RESERVED, Change.LOST, HELD): State.RESERVED,
+    (State.ENCODING, Change.LOST, HELD): State.RESERVED,
+    (State.READY, Change.LOST, HELD): State.RESERVED,
+    (State.ENCODING, Change.LOST, UNHELD): State.ABSENT,
+    (State.IDLE, Change.LOST, UNHELD): State.ABSENT,
+    (State.FREEING, Change.LOST, UNHELD): State.ABSENT,
 }
 
 
 def transition_table() -> str:
     """`TRANSITIONS` as a Markdown table."""
-    rows = [f"| {old.value} | {change.value} | {new.value} |" for (old, change), new in TRANSITIONS.items()]
-    return "\n".join(["| from | event | to |", "|---|---|---|", *rows])
+    rows = [
+        f"| {old.value} | {change.value} | {'yes' if held else 'no'} | {new.value} |"
+        for (old, change, held), new in TRANSITIONS.items()
+    ]
+    return "\n".join(["| from | event | held then | to |", "|---|---|---|---|", *rows])
 
 
 @frozen
 class Hold:
-    """``holder`` (a request id) and the ``key`` it asked for."""
+    """``holder`` (a name that is new for every acquire) and the ``key`` it acquires."""
 
     holder: str
     key: str
@@ -102,16 +106,23 @@ class Refusal:
 
 @frozen(kw_only=True)
 class Decisions:
-    """What the actor must tell others after one fact. ``ready`` holders may read; ``free`` keys go to the runner."""
+    """What the actor must tell others after one fact. ``ready`` holders may read; ``free`` keys go to the runner.
+    ``retried`` keys of a failed encode batch are reserved again; ``shrunk`` is the new budget of encode batches, where
+    one did not fit the device's memory."""
 
     reserved: tuple[tuple[str, int], ...] = ()
     ready: tuple[Hold, ...] = ()
     refused: tuple[Refusal, ...] = ()
     dropped: tuple[str, ...] = ()
     free: tuple[str, ...] = ()
+    retried: tuple[str, ...] = ()
+    shrunk: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.reserved or self.ready or self.refused or self.dropped or self.free)
+        return self != _NOTHING
+
+
+_NOTHING = Decisions()
 
 
 @define
@@ -123,6 +134,8 @@ class _Draft:
     refused: list[Refusal] = field(factory=list)
     dropped: list[str] = field(factory=list)
     free: list[str] = field(factory=list)
+    retried: list[str] = field(factory=list)
+    shrunk: int | None = None
 
     def done(self) -> Decisions:
         return Decisions(
@@ -131,6 +144,8 @@ class _Draft:
             refused=tuple(self.refused),
             dropped=tuple(self.dropped),
             free=tuple(self.free),
+            retried=tuple(self.retried),
+            shrunk=self.shrunk,
         )
 
 
@@ -139,21 +154,17 @@ class _Entry:
     key: str
     size: int
     embeddings: int
-    payload: Any  # kept while somebody wants the entry, so that a lost generation can be encoded again
+    place: Place  # among the reserved: the best of those who have acquired it since nobody held it
+    payload: Any = None  # kept while somebody holds the entry, so that a lost generation can be encoded again
     state: State = State.ABSENT
     holders: dict[str, None] = field(factory=dict)  # an ordered set
-    idle_since: float = 0.0
-
-    def become(self, change: Change) -> None:
-        new = TRANSITIONS.get((self.state, change))
-        assert new is not None, f"entry {self.key} cannot go through {change.value!r} in state {self.state.value!r}"
-        self.state = new
+    failed_alone: bool = False  # once; it is tried once more
 
 
-@define(eq=False)
+@frozen(eq=False)
 class _Wait:
-    holder: str
-    key: str
+    hold: Hold
+    place: Place
     size: int
     embeddings: int
     payload: Any
@@ -162,8 +173,8 @@ class _Wait:
 def _encode_failure(error: Exception) -> EncodeFailed:
     """One for each holder: two tasks must not raise the same exception object."""
     failure = EncodeFailed(
-        f"the encoder failed on this request's input, alone in its batch ({type(error).__name__}: {error}); other "
-        f"requests go on; the input is the likely cause"
+        f"the encoder failed on this request's input twice, alone in its batch ({type(error).__name__}: {error}); "
+        f"other requests go on; the input is the likely cause"
     )
     failure.__cause__ = error
     return failure
@@ -180,7 +191,7 @@ class LedgerStatistics:
     idle: int
     waiting: int
     acquires: int
-    hits: int  # answered by an entry that was already wanted or resident
+    hits: int  # answered by an entry that was already acquired or resident
     encoded: int
     evicted: int
 
@@ -189,17 +200,32 @@ class LedgerStatistics:
 class EncoderLedger:
     """The books of the encoder cache.
 
-    ``capacity`` is in bytes. Acquires are served strictly first come, first served: one that finds others waiting waits
-    behind them even on a hit, so that a popular entry cannot keep a waiting request out for ever.
+    ``capacity`` is in bytes, ``batch_size`` in embeddings.
+
+    Acquires are served strictly by (order, arrival), and entries are encoded in that order too: an acquire that finds
+    others waiting which come before it waits behind them even on a hit, so that a popular entry cannot keep a waiting
+    request out for ever. Nobody starves, unless those of a smaller order never end.
     """
 
     capacity: int
+    batch_size: BatchSize = field(factory=lambda: BatchSize(1 << 62))
     taken: int = 0
     _entries: dict[str, _Entry] = field(factory=dict)
-    _reserved: OrderedDict[str, None] = field(factory=OrderedDict)  # in the order they will be dispatched
+    _reserved: Ordered[str] = field(factory=Ordered)  # in the order they will be dispatched
     _halves: deque[tuple[str, ...]] = field(factory=deque)  # of failed batches: reserved too, and dispatched first
-    _idle: OrderedDict[str, None] = field(factory=OrderedDict)  # oldest first
-    _waiting: OrderedDict[Hold, _Wait] = field(factory=OrderedDict)  # in the order they will be served
+    _idle: OrderedDict[str, float] = field(factory=OrderedDict)  # since when; oldest first
+    _spared: OrderedDict[str, float] = field(factory=OrderedDict)  # idle too, but somebody waits for it
+    _freeing: int = 0  # bytes
+    _held: int = 0  # entries
+    _waits: dict[Hold, _Wait] = field(factory=dict)
+    _waiting: Ordered[Hold] = field(factory=Ordered)  # in the order they will be served
+    _awaited: Counter[str] = field(factory=Counter)  # how many wait for each key
+    _lacking: dict[str, int] = field(
+        factory=dict
+    )  # bytes of what is waited for, and neither resident nor on its way in
+    _lacking_bytes: int = 0
+    _now: float = 0.0  # as the last fact that knew said
+    _draft: _Draft = field(factory=_Draft)
     _closed: bool = False
     _acquires: int = 0
     _hits: int = 0
@@ -208,140 +234,100 @@ class EncoderLedger:
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
-    def acquire(self, holder: str, key: str, *, size: int, embeddings: int, payload: Any) -> Decisions:
-        """``holder`` wants to read ``key``. Answered by ``ready`` or ``refused``, now or in a later `Decisions`."""
+    def acquire(self, holder: str, key: str, *, size: int, embeddings: int, payload: Any, order: int = 0) -> Decisions:
+        """``holder`` acquires ``key``. Answered by ``ready`` or ``refused``, now or in a later `Decisions`. Smaller
+        ``order`` is served first."""
         assert not self._closed, "acquire after close"
         assert not self.holds(holder, key), f"{holder} acquired {key} twice"
         self._acquires += 1
-        draft = _Draft()
+        hold = Hold(holder, key)
         if size > self.capacity:
             error = RequestTooLarge(
                 f"an encoder output of {size} bytes cannot fit the encoder cache; allowed: up to "
                 f"{self.capacity} bytes; raise EngineConfig(encoder_cache_bytes=...) to {size} or more"
             )
-            draft.refused.append(Refusal(holder, key, error))
-            return draft.done()
-        self._waiting[Hold(holder, key)] = _Wait(holder, key, size, embeddings, payload)
-        self._serve(draft)
-        return draft.done()
+            return Decisions(refused=(Refusal(holder, key, error),))
+        self._wait(_Wait(hold, (order, self._acquires), size, embeddings, payload))
+        return self._decide()
 
     def release(self, holder: str, key: str, *, now: float) -> Decisions:
-        """``holder`` no longer reads or wants ``key``: a wait is withdrawn, a hold given back."""
-        draft = _Draft()
-        if self._waiting.pop(Hold(holder, key), None) is None:
-            self._leave(holder, key, now, draft)
-        self._serve(draft)
-        return draft.done()
+        """``holder`` gives its hold of ``key`` back, or withdraws its acquire."""
+        self._now = now
+        if Hold(holder, key) in self._waits:
+            self._stop_waiting(Hold(holder, key))
+        else:
+            self._leave(holder, key)
+        return self._decide()
 
-    def take_encode_batch(self, budget: int) -> tuple[EncodeJob, ...]:
-        """Dispatches reserved entries, first come first served, up to ``budget`` embeddings and at least one. The
-        halves of a batch that failed come first, each in a batch of its own."""
+    def take_encode_batch(self, most: int = 1 << 62) -> tuple[EncodeJob, ...]:
+        """Dispatches reserved entries by their places, up to ``most`` embeddings, up to the budget of `batch_size`, and
+        at least one. The halves of a batch that failed come first, each in a batch of its own."""
+        budget = min(most, self.batch_size.budget)
         while self._halves:
             half = [key for key in self._halves.popleft() if key in self._reserved]
             if half:
                 jobs = self._dispatch_within(half, budget)
                 self._halves.appendleft(tuple(half[len(jobs) :]))
                 return jobs
-        return self._dispatch_within(list(self._reserved), budget)
-
-    def _dispatch_within(self, keys: list[str], budget: int) -> tuple[EncodeJob, ...]:
-        jobs: list[EncodeJob] = []
-        left = budget
-        for key in keys:
-            if jobs and self._entries[key].embeddings > left:
-                break
-            jobs.append(self._dispatch(key))
-            left -= jobs[-1].embeddings
-        return tuple(jobs)
-
-    def _dispatch(self, key: str) -> EncodeJob:
-        entry = self._entries[key]
-        del self._reserved[key]
-        entry.become(Change.DISPATCH)
-        return EncodeJob(key=key, payload=entry.payload, embeddings=entry.embeddings, size=entry.size)
+        return self._dispatch_within(iter(self._reserved.first, None), budget)
 
     def encoded(self, keys: Iterable[str], *, now: float) -> Decisions:
-        """The runner has stored the outputs of ``keys``."""
-        draft = _Draft()
+        """The runner has stored the outputs of ``keys``, one batch."""
+        self._now = now
+        self.batch_size.done()
         for key in keys:
-            entry = self._entries[key]
             self._encoded += 1
-            if entry.holders:
-                entry.become(Change.ENCODED)
-                draft.ready.extend(Hold(holder, key) for holder in entry.holders)
-            else:
-                entry.become(Change.ENCODED_UNHELD)
-                self._to_idle(entry, now)
-        self._serve(draft)
-        return draft.done()
+            self._entries[key].failed_alone = False
+            self._change(self._entries[key], Change.ENCODED)
+        return self._decide()
 
     def encode_failed(self, keys: Iterable[str], error: Exception) -> Decisions:
-        """The encode batch of ``keys`` failed and left nothing behind. What is still wanted of it is tried again in
-        halves, so that one bad item fails alone; who holds that one hears of ``error``."""
-        draft = _Draft()
-        wanted, alone = [], len(keys := tuple(keys)) == 1
-        for key in keys:
-            entry = self._entries[key]
-            if entry.holders and not alone:
-                entry.become(Change.ENCODE_RETRIED)
-                self._reserved[key] = None
-                wanted.append(key)
-                continue
-            draft.refused.extend(Refusal(holder, key, _encode_failure(error)) for holder in entry.holders)
-            entry.become(Change.ENCODE_FAILED)
-            self._forget(entry)
-            draft.dropped.append(key)
-        middle = (len(wanted) + 1) // 2
-        self._halves.extend(tuple(half) for half in (wanted[:middle], wanted[middle:]) if half)
-        self._serve(draft)
-        return draft.done()
+        """The encode batch of ``keys`` failed and left nothing behind. What is still held of it is tried again: in
+        halves, so that one bad item fails alone, or in smaller batches where this one was too large for the device's
+        memory. Who holds an item that fails alone for the second time hears of ``error``."""
+        entries = [self._entries[key] for key in keys]
+        too_large = len(entries) > 1 and isinstance(error, MemoryError)
+        if too_large:
+            self.batch_size.too_large(sum(entry.embeddings for entry in entries))
+            self._draft.shrunk = self.batch_size.budget
+        elif len(entries) == 1:
+            self._failed_alone(entries[0], error)
+        for entry in entries:
+            self._change(entry, Change.ENCODE_FAILED)
+        retried = [entry.key for entry in entries if entry.state is State.RESERVED]
+        self._draft.retried += retried
+        if not too_large:
+            self._halve(retried)
+        return self._decide()
 
     def freed(self, keys: Iterable[str]) -> Decisions:
         """The runner has dropped ``keys``: only now their bytes are given back."""
-        draft = _Draft()
         for key in keys:
-            entry = self._entries[key]
-            entry.become(Change.FREED)
-            self._forget(entry)
-        self._serve(draft)
-        return draft.done()
+            self._change(self._entries[key], Change.FREED)
+        return self._decide()
 
     def evict_idle(self, *, now: float, idle_seconds: float) -> Decisions:
-        """Frees entries that have been idle for ``idle_seconds``."""
-        draft = _Draft()
-        for key in list(self._idle):
-            if self._entries[key].idle_since + idle_seconds > now:
-                break
-            self._evict(key, draft)
-        return draft.done()
+        """Frees entries that have been idle for ``idle_seconds``, and that nobody waits for."""
+        self._now = now
+        while self._idle and next(iter(self._idle.values())) + idle_seconds <= now:
+            self._evict_oldest(self._idle)
+        return self._decide()
 
     def generation_lost(self) -> Decisions:
-        """The runner lost everything it held: wanted entries are to be encoded again, the rest is gone."""
-        draft = _Draft()
+        """The runner lost everything it held: held entries are to be encoded again, the rest is gone."""
         for entry in list(self._entries.values()):
-            if entry.holders:
-                if entry.state is not State.RESERVED:
-                    self._reserved[entry.key] = None
-                entry.become(Change.LOST_HELD)
-                continue
-            entry.become(Change.LOST_UNHELD)
-            self._idle.pop(entry.key, None)
-            self._forget(entry)
-            draft.dropped.append(entry.key)
-        self._serve(draft)
-        return draft.done()
+            self._change(entry, Change.LOST)
+        return self._decide()
 
     def close(self, *, now: float) -> Decisions:
-        """No more acquires: waits are withdrawn, holds taken back, idle entries freed. See `drained`."""
-        self._closed = True
-        self._waiting.clear()
-        draft = _Draft()
-        for entry in list(self._entries.values()):
-            for holder in list(entry.holders):
-                self._leave(holder, entry.key, now, draft)
-        for key in list(self._idle):
-            self._evict(key, draft)
-        return draft.done()
+        """No more acquires: waits are withdrawn, holds taken back, idle entries freed, now and later. See `drained`."""
+        self._closed, self._now = True, now
+        for hold in self.holds_and_waits():
+            if hold in self._waits:
+                self._stop_waiting(hold)
+            else:
+                self._leave(hold.holder, hold.key)
+        return self._decide()
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -350,7 +336,7 @@ class EncoderLedger:
         entry = self._entries.get(key)
         if entry is not None and holder in entry.holders:
             return True
-        return Hold(holder, key) in self._waiting
+        return Hold(holder, key) in self._waits
 
     def state(self, key: str) -> State:
         """The entry's state."""
@@ -364,8 +350,8 @@ class EncoderLedger:
 
     @property
     def oldest_idle(self) -> float | None:
-        """When the oldest idle entry became idle."""
-        return next((self._entries[key].idle_since for key in self._idle), None)
+        """When the oldest idle entry became idle, of those that nobody waits for."""
+        return next(iter(self._idle.values()), None)
 
     def entries(self) -> dict[str, tuple[State, tuple[str, ...], int]]:
         """Every entry: its state, holders and size in bytes."""
@@ -376,7 +362,7 @@ class EncoderLedger:
         return tuple(self._waiting)
 
     def holds_and_waits(self) -> tuple[Hold, ...]:
-        """Every ask that has not been released or refused."""
+        """Every acquire that has not been released or refused."""
         holds = [Hold(holder, entry.key) for entry in self._entries.values() for holder in entry.holders]
         return (*holds, *self.waiting())
 
@@ -386,87 +372,186 @@ class EncoderLedger:
             capacity=self.capacity,
             taken=self.taken,
             entries=len(self._entries),
-            held=sum(1 for entry in self._entries.values() if entry.holders),
-            idle=len(self._idle),
-            waiting=len(self._waiting),
+            held=self._held,
+            idle=len(self._idle) + len(self._spared),
+            waiting=len(self._waits),
             acquires=self._acquires,
             hits=self._hits,
             encoded=self._encoded,
             evicted=self._evicted,
         )
 
-    # -- moves -------------------------------------------------------------------------------------------------------
+    # -- serving those who wait --------------------------------------------------------------------------------------
 
-    def _serve(self, draft: _Draft) -> None:
-        """Answers waits from the front until one must go on waiting."""
-        while self._waiting and self._try_serve(next(iter(self._waiting.values())), draft):
-            self._waiting.popitem(last=False)
+    def _decide(self) -> Decisions:
+        """Ends a fact: who can be served is, for who still waits room is made."""
+        self._serve()
+        self._make_room()
+        draft, self._draft = self._draft, _Draft()
+        return draft.done()
 
-    def _try_serve(self, wait: _Wait, draft: _Draft) -> bool:
-        entry = self._entries.get(wait.key)
+    def _serve(self) -> None:
+        """Answers waits from the first one on, until one must go on waiting."""
+        while (hold := self._waiting.first()) is not None and self._try_serve(self._waits[hold]):
+            pass
+
+    def _try_serve(self, wait: _Wait) -> bool:
+        entry = self._entries.get(wait.hold.key)
         if entry is None:
-            return self._try_reserve(wait, draft)
-        if entry.state is State.FREEING:
+            if self.taken + wait.size > self.capacity:
+                return False
+            entry = _Entry(wait.hold.key, wait.size, wait.embeddings, wait.place)
+        elif entry.state is State.FREEING:
             return False  # never resurrected: its output may be gone already
-        self._hits += 1
-        if entry.state is State.IDLE:
-            del self._idle[entry.key]
-        entry.become(Change.JOIN)
-        entry.holders[wait.holder] = None
+        else:
+            self._hits += 1
+        self._stop_waiting(wait.hold)
+        self._join(entry, wait)
+        return True
+
+    def _make_room(self) -> None:
+        """Evicts idle entries, oldest first, until all who wait will have room once the runner has dropped them. What
+        others wait for goes too where the first one in line needs it. After the close all go."""
+        while self._idle and (self._closed or self._room_to_come < self._lacking_bytes):
+            self._evict_oldest(self._idle)
+        first = self._waiting.first()
+        while self._spared and first is not None and self._room_to_come < self._waits[first].size:
+            self._evict_oldest(self._spared)
+
+    @property
+    def _room_to_come(self) -> int:
+        """Bytes that nobody has, or will have once the runner has dropped what it was told to."""
+        return self.capacity - self.taken + self._freeing
+
+    def _evict_oldest(self, idle: OrderedDict[str, float]) -> None:
+        self._evicted += 1
+        self._change(self._entries[next(iter(idle))], Change.EVICT)
+
+    def _wait(self, wait: _Wait) -> None:
+        self._waits[wait.hold] = wait
+        self._waiting.put(wait.hold, wait.place)
+        self._awaited[wait.hold.key] += 1
+        self._refile(wait.hold.key, wait.size)
+
+    def _stop_waiting(self, hold: Hold) -> None:
+        wait = self._waits.pop(hold)
+        self._waiting.discard(hold)
+        self._awaited[hold.key] -= 1
+        if not self._awaited[hold.key]:
+            del self._awaited[hold.key]
+        self._refile(hold.key, wait.size)
+
+    # -- encode batches ----------------------------------------------------------------------------------------------
+
+    def _dispatch_within(self, keys: Iterable[str], budget: int) -> tuple[EncodeJob, ...]:
+        jobs: list[EncodeJob] = []
+        left = budget
+        for key in keys:
+            if jobs and self._entries[key].embeddings > left:
+                break
+            jobs.append(self._dispatch(key))
+            left -= jobs[-1].embeddings
+        return tuple(jobs)
+
+    def _dispatch(self, key: str) -> EncodeJob:
+        entry = self._entries[key]
+        self._change(entry, Change.DISPATCH)
+        return EncodeJob(key=key, payload=entry.payload, embeddings=entry.embeddings, size=entry.size)
+
+    def _failed_alone(self, entry: _Entry, error: Exception) -> None:
+        """The first time may be the device's fault. The second time it is the item's: its holders are refused."""
+        if not entry.failed_alone:
+            entry.failed_alone = True
+            return
+        for holder in list(entry.holders):
+            self._part(entry, holder)
+            self._draft.refused.append(Refusal(holder, entry.key, _encode_failure(error)))
+
+    def _halve(self, keys: list[str]) -> None:
+        middle = (len(keys) + 1) // 2
+        self._halves.extend(tuple(half) for half in (keys[:middle], keys[middle:]) if half)
+
+    # -- holders -----------------------------------------------------------------------------------------------------
+
+    def _join(self, entry: _Entry, wait: _Wait) -> None:
+        self._held += not entry.holders
+        entry.place = min(entry.place, wait.place) if entry.holders else wait.place
+        entry.holders[wait.hold.holder] = None
         entry.payload = wait.payload
         if entry.state is State.READY:
-            draft.ready.append(Hold(wait.holder, wait.key))
-        return True
+            self._draft.ready.append(wait.hold)
+        self._change(entry, Change.ACQUIRE)
+        if entry.state is State.RESERVED:
+            self._reserved.put(entry.key, entry.place)
 
-    def _try_reserve(self, wait: _Wait, draft: _Draft) -> bool:
-        if self.taken + wait.size > self.capacity:
-            self._make_room(wait.size, draft)
-            return False
-        entry = _Entry(wait.key, wait.size, wait.embeddings, wait.payload)
-        entry.become(Change.RESERVE)
-        entry.holders[wait.holder] = None
-        self._entries[wait.key] = entry
-        self._reserved[wait.key] = None
-        self.taken += wait.size
-        draft.reserved.append((wait.key, wait.size))
-        return True
-
-    def _make_room(self, size: int, draft: _Draft) -> None:
-        """Evicts idle entries, oldest first, until ``size`` bytes will be free once the runner has dropped them."""
-        freeing = sum(entry.size for entry in self._entries.values() if entry.state is State.FREEING)
-        for key in list(self._idle):
-            if self.taken - freeing + size <= self.capacity:
-                return
-            freeing += self._entries[key].size
-            self._evict(key, draft)
-
-    def _leave(self, holder: str, key: str, now: float, draft: _Draft) -> None:
+    def _leave(self, holder: str, key: str) -> None:
         entry = self._entries.get(key)
         assert entry is not None, f"{holder} released {key}, which is absent"
         assert holder in entry.holders, f"{holder} released {key}, which it does not hold"
+        self._part(entry, holder)
+        self._change(entry, Change.RELEASE)
+
+    def _part(self, entry: _Entry, holder: str) -> None:
         del entry.holders[holder]
-        if entry.holders:
-            entry.become(Change.LEAVE)
+        if not entry.holders:
+            self._held -= 1
+            entry.payload = None
+
+    # -- the life of an entry ----------------------------------------------------------------------------------------
+
+    def _change(self, entry: _Entry, change: Change) -> None:
+        """Looks the next state up and, where it is another one, keeps the books of both."""
+        old, held = entry.state, bool(entry.holders)
+        new = TRANSITIONS.get((old, change, held))
+        assert new is not None, f"{entry.key} cannot go through {change.value!r}, {old.value!r} and {held=}"
+        if new is old:
             return
-        entry.become(Change.LAST_LEAVE)
-        entry.payload = None
-        if entry.state is State.ABSENT:
-            del self._reserved[key]
-            self._forget(entry)
-            draft.dropped.append(key)
-        elif entry.state is State.IDLE:
-            self._to_idle(entry, now)
+        entry.state = new
+        if old is State.RESERVED:
+            self._reserved.discard(entry.key)
+        elif old is State.FREEING:
+            self._freeing -= entry.size
+        self._enter(entry, old, change)
+        self._refile(entry.key, entry.size)
 
-    def _to_idle(self, entry: _Entry, now: float) -> None:
-        entry.idle_since = now
-        self._idle[entry.key] = None
+    def _enter(self, entry: _Entry, old: State, change: Change) -> None:
+        match entry.state:
+            case State.RESERVED:
+                self._reserved.put(entry.key, entry.place)
+                if old is State.ABSENT:
+                    self._remember(entry)
+            case State.READY:
+                self._draft.ready.extend(Hold(holder, entry.key) for holder in entry.holders)
+            case State.FREEING:
+                self._freeing += entry.size
+                self._draft.free.append(entry.key)
+            case State.ABSENT:
+                self._forget(entry)
+                if change is not Change.FREED:
+                    self._draft.dropped.append(entry.key)
 
-    def _evict(self, key: str, draft: _Draft) -> None:
-        del self._idle[key]
-        self._entries[key].become(Change.EVICT)
-        self._evicted += 1
-        draft.free.append(key)
+    def _remember(self, entry: _Entry) -> None:
+        self._entries[entry.key] = entry
+        self.taken += entry.size
+        self._draft.reserved.append((entry.key, entry.size))
 
     def _forget(self, entry: _Entry) -> None:
         del self._entries[entry.key]
         self.taken -= entry.size
+
+    def _refile(self, key: str, size: int) -> None:
+        """Files ``key`` anew after its state has changed, or who waits for it: among the idle, or those of them that
+        are spared, and among what lacks room."""
+        awaited, state = key in self._awaited, self.state(key)
+        self._file_idle(key, idle=state is State.IDLE and not awaited, spared=state is State.IDLE and awaited)
+        lacking = size if awaited and state in {State.ABSENT, State.FREEING} else 0
+        self._lacking_bytes += lacking - self._lacking.pop(key, 0)
+        if lacking:
+            self._lacking[key] = lacking
+
+    def _file_idle(self, key: str, *, idle: bool, spared: bool) -> None:
+        for file, belongs in ((self._idle, idle), (self._spared, spared)):
+            if not belongs:
+                file.pop(key, None)
+            elif key not in file:
+                file[key] = self._now

@@ -28,19 +28,19 @@ from collections.abc import Callable, Iterable, Iterator
 from attrs import define, evolve, field
 
 from .actions import Abort, Action, Commit, Fail, Finish, Preempt, Shrink, Start, Suspect
+from .batch_size import BatchSize
 from .draft import Part, StepDraft
 from .errors import RequestTooLarge, RunnerCrashed
 from .holds import EncoderHolds
 from .ledger import Hold
 from .limits import PlannerLimits
+from .ordered import Ordered
 from .pages import CrossSlots, PageAllocator
 from .plan import Chunk, CrossWrite, SampledToken, SequenceStart, StepPlan, StepResult
 from .quarantine import Quarantine
 from .request import EncoderItem, FinishReason, Request
 from .sequence import Phase, Sequence
 from .statistics import PlannerStatistics
-from .step_size import StepSize
-from .waiting import Waiting
 
 _MOST_WORK = 4096  # pages looked at to admit sequences in one step, a key that must be computed counting as several
 _KEY_WORK = 4
@@ -64,11 +64,11 @@ class Planner:
     _pages: PageAllocator = field(init=False)
     _slots: CrossSlots = field(init=False)
     _sequences: dict[str, Sequence] = field(factory=dict, init=False)  # by request id
-    _waiting: Waiting = field(factory=Waiting, init=False)  # all that wait
-    _ready: Waiting = field(factory=Waiting, init=False)  # those of them that lack nothing but room
-    _seeking: Waiting = field(factory=Waiting, init=False)  # those of them whose items nobody has looked at yet
-    _ahead: Waiting = field(factory=Waiting, init=False)  # those of them that have acquired encoder outputs
-    _wanting: Waiting = field(factory=Waiting, init=False)  # running ones that need their next encoder outputs
+    _waiting: Ordered[Sequence] = field(factory=Ordered, init=False)  # all that wait
+    _ready: Ordered[Sequence] = field(factory=Ordered, init=False)  # those of them that lack nothing but room
+    _seeking: Ordered[Sequence] = field(factory=Ordered, init=False)  # those of them whose items nobody has looked at yet
+    _ahead: Ordered[Sequence] = field(factory=Ordered, init=False)  # those of them that have acquired encoder outputs
+    _wanting: Ordered[Sequence] = field(factory=Ordered, init=False)  # running ones that need their next encoder outputs
     _running: list[Sequence] = field(factory=list, init=False)  # in order
     _leaving: dict[str, Sequence] = field(factory=dict, init=False)
     _steps: deque[_InFlightStep] = field(factory=deque, init=False)
@@ -82,7 +82,7 @@ class Planner:
     _next_sequence_id: int = field(default=0, init=False)
     _next_step_id: int = field(default=0, init=False)
     _epoch: int = field(default=0, init=False)
-    _step_size: StepSize = field(init=False)
+    _step_size: BatchSize = field(init=False)
     _quarantine: Quarantine = field(init=False)
     _cross_written: int = field(default=0, init=False)
     _cross_shared: int = field(default=0, init=False)
@@ -95,7 +95,7 @@ class Planner:
     _failed_steps: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._step_size = StepSize(self.limits.max_step_tokens)
+        self._step_size = BatchSize(self.limits.max_step_tokens)
         self._quarantine = Quarantine(self.limits.crashes_alone)
         self._holds = EncoderHolds(self.limits.encoder_cache_bytes, self._actions)
         self._pages = PageAllocator(self.limits.pages)
@@ -118,7 +118,7 @@ class Planner:
         """``holder`` may read its encoder output. An unknown holder has withdrawn meanwhile."""
         request_id = self._holds.ready(holder)
         if request_id is not None and (sequence := self._sequences[request_id]).phase is Phase.WAITING:
-            self._ready.add(sequence)
+            self._ready.put(sequence, sequence.key)
 
     def encoder_refused(self, holder: str, error: Exception) -> None:
         """The encoder cache will not give the output: the request fails. An unknown holder has withdrawn meanwhile."""
@@ -175,7 +175,7 @@ class Planner:
         step = self._answered(result.step_id)
         assert len(result.sampled) == len(step.sequences), "a step result must answer every chunk"
         self._quarantine.step_done()
-        self._step_size.step_done()
+        self._step_size.done()
         for sequence in step.writes:
             self._cross_written += 1
             self._release(sequence)
@@ -203,7 +203,7 @@ class Planner:
 
     def _items_read(self, sequence: Sequence) -> None:
         if self._holds.release_read(sequence) and sequence.phase is Phase.RUNNING:
-            self._wanting.add(sequence)
+            self._wanting.put(sequence, sequence.key)
         self._acquires_stale = True
 
     def step_failed(self, step_id: int, error: Exception, *, skipped: bool = False) -> None:
@@ -227,7 +227,7 @@ class Planner:
             self._doom(doomed)
         if isinstance(error, MemoryError) and self._divisible(step):
             self._step_size.too_large(step.plan.tokens)
-            self._actions.append(Shrink(self._step_size.tokens))
+            self._actions.append(Shrink(self._step_size.budget))
             return
         self._quarantine.step_failed(tuple(sequence.request.id for sequence in step.sequences))
         for sequence in step.sequences:
@@ -250,7 +250,7 @@ class Planner:
             self._quarantine.clear(request_id)
             return
         self._actions.append(Suspect(request_id))
-        steps = 1 if self.limits.whole_prompts else -(-len(sequence.tokens) // self._step_size.tokens)
+        steps = 1 if self.limits.whole_prompts else -(-len(sequence.tokens) // self._step_size.budget)
         poison = self._quarantine.poison(request_id, error, steps=steps)
         if poison is not None:
             self._end(sequence, Fail(request_id, poison))
@@ -323,7 +323,7 @@ class Planner:
             tokens_committed=self._tokens_committed,
             preemptions=self._preemptions,
             failed_steps=self._failed_steps,
-            step_tokens=self._step_size.tokens,
+            step_tokens=self._step_size.budget,
         )
 
     # -- drafting a step: nothing changes here -----------------------------------------------------------------------
@@ -333,7 +333,7 @@ class Planner:
         lost: dict[Sequence, None] = {}
         for only in (*self._turns(), None):
             draft = StepDraft(
-                tokens=self._step_size.tokens,
+                tokens=self._step_size.budget,
                 pages=self._pages.free,
                 slots=self._slots.available,
                 places=self.limits.max_running - len(self._running) - len(self._leaving),
@@ -510,7 +510,7 @@ class Planner:
         needed = self._pages_for(len(sequence.tokens)) - len(cached) + unused
         if needed > draft.pages or not (self._running or draft.starts) or self.limits.whole_prompts:
             return needed <= draft.pages
-        steps = self.limits.headroom * self.limits.page_size + len(sequence.tokens) // self._step_size.tokens
+        steps = self.limits.headroom * self.limits.page_size + len(sequence.tokens) // self._step_size.budget
         beside = sum(self._growth(other, steps) for other in (*self._running, *draft.starts) if other not in without)
         return needed + self._growth(sequence, steps) + beside <= draft.pages
 
@@ -789,7 +789,7 @@ class Planner:
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.phase = Phase.WAITING
-        self._waiting.add(sequence)
+        self._waiting.put(sequence, sequence.key)
         self._look_again(sequence)
 
     # -- encoder outputs ---------------------------------------------------------------------------------------------
@@ -798,7 +798,7 @@ class Planner:
         """Whether a waiting sequence lacks nothing but room. One that has acquired keeps that, except placed items,
         of which it may need others now."""
         if not sequence.request.items:
-            self._ready.add(sequence)
+            self._ready.put(sequence, sequence.key)
             return
         if sequence.placed:
             self._release(sequence)
@@ -837,7 +837,7 @@ class Planner:
         if items:
             self._holds.acquire(sequence, items)
         if sequence.phase is Phase.WAITING:
-            (self._ahead if items else self._ready).add(sequence)
+            (self._ahead if items else self._ready).put(sequence, sequence.key)
         return True
 
     def _withdraw_for(self, sequence: Sequence) -> bool:
@@ -848,7 +848,7 @@ class Planner:
         self._holds.release_all(last)
         self._ahead.discard(last)
         self._ready.discard(last)
-        self._seeking.add(last)
+        self._seeking.put(last, last.key)
         return True
 
     def _release(self, sequence: Sequence) -> None:
@@ -861,8 +861,11 @@ def _key(sequence: Sequence) -> tuple[int, int]:
     return sequence.key
 
 
-def _put(queue: Waiting, sequence: Sequence, *, member: bool) -> None:
-    (queue.add if member else queue.discard)(sequence)
+def _put(queue: Ordered[Sequence], sequence: Sequence, *, member: bool) -> None:
+    if member:
+        queue.put(sequence, sequence.key)
+    else:
+        queue.discard(sequence)
 
 
 def _yields(running: Sequence, urgent: Sequence) -> bool:

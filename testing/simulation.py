@@ -571,8 +571,9 @@ def _judge_teardown(run: _Run) -> None:
 def _may_end(run: _Run, kind: FaultKind | None) -> set[str]:
     """How clients may end after a fault of ``kind``, those outside of the block included."""
     allowed = set(_MAY_END.get(kind, _WELL))
-    if not any(isinstance(event, events.EncodeBroke) and len(event.keys) == 1 for event in run.trace):
-        allowed -= {EncodeFailed.__name__}  # a batch that fails is tried again in halves
+    alone = Counter(event.keys for event in run.trace if isinstance(event, events.EncodeBroke) and len(event.keys) == 1)
+    if not any(count > 1 for count in alone.values()):
+        allowed -= {EncodeFailed.__name__}  # a batch that fails is tried again in halves, an item alone once more
     failed = [event.actor for event in run.trace if isinstance(event, events.ActorFailed)]
     if failed and failed[0] != "runner":
         allowed -= {RunnerCrashed.__name__}

@@ -216,7 +216,7 @@ async def test_a_kept_encode_error_keeps_no_payload(executor, config, trace, aut
             for number in range(4):
                 nursery.start_soon(fail, engine, number)
         assert len(kept) == 4
-        assert len(payloads) == 4 + 4 + 4  # all together, in halves, alone
+        assert len(payloads) == 4 + 4 + 4 + 4  # all together, in halves, alone, and alone once more
         assert all(payload() is None for payload in payloads)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from triolet.testing.schedule import Batches, Uniform, run_scheduled
+from triolet.testing.schedule import Batches, run_scheduled
 from triolet.testing.simulation import FaultKind
 
+from ..actors import test_encoder_cache, test_promises
 from ..actors import test_engine_sim as engine_tests
-from ..actors import test_promises
 from ..actors import test_recovery as recovery_tests
 from ..api import test_memory as memory_tests
 from .mutants import SIMULATION, Mutant, engine_test, simulation, swept
@@ -101,15 +101,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the encode lane stays busy after a failed batch",
         function="actors.encoder_cache:EncoderCache._handle",
-        fragment="            self._encoding = False\n            self.emit(events.EncodeBroke(keys))\n",
-        mistake="            self.emit(events.EncodeBroke(keys))\n",
+        fragment="            self._encoding = False\n            self.emit(events.EncodeBroke(",
+        mistake="            self.emit(events.EncodeBroke(",
         killer=swept("plain", FaultKind.ENCODE_FAILS),
         reason="wait for ever",
     ),
     Mutant(
         name="an output that comes after the close is kept",
-        function="actors.encoder_cache:EncoderCache._handle",
-        fragment="            self._evict_if_closing()\n",
+        function="core.ledger:EncoderLedger._make_room",
+        fragment="self._closed or ",
         mistake="",
         killer=swept("shutdown while busy", FaultKind.CANCEL),
         reason=("encoder cache cut off", "encoder outputs are left"),
@@ -127,8 +127,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="actors.encoder_cache:EncoderCache._handle",
         fragment="case m.Release(holder, key) if not self.ledger.holds(holder, key):",
         mistake="case m.Release(holder, key) if False:",
-        killer=swept("leaving while it is encoded", FaultKind.ENCODE_FAILS, schedule=Uniform(0)),
-        reason="every acquire is answered",
+        killer=test_encoder_cache.crosses,
+        reason="which is absent",
     ),
     Mutant(
         name="every item is a batch of its own",
@@ -151,7 +151,7 @@ MUTANTS: tuple[Mutant, ...] = (
     for key in decisions.dropped:
         self.emit(events.EntryDropped(key))
 """,
-        killer=swept("eviction pressure", FaultKind.ENCODE_FAILS),
+        killer=test_encoder_cache.drops_first,
         reason="books balance",
     ),
     Mutant(
@@ -169,6 +169,22 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="return math.inf",
         killer=test_promises.test_an_idle_output_is_kept_for_its_idle_time,
         reason="outlives its time",
+    ),
+    Mutant(
+        name="every free is a message of its own",
+        function="actors.encoder_cache:EncoderCache._decide",
+        fragment="    self._to_free += decisions.free\n",
+        mistake="    for key in decisions.free:\n        self._to_free.append(key)\n        self._send_frees()\n",
+        killer=test_encoder_cache.merges,
+        reason="too many values to unpack",
+    ),
+    Mutant(
+        name="frees wait behind the encode batch",
+        function="actors.encoder_cache:EncoderCache.run",
+        fragment="self._send_frees()  # first: they should not wait behind the batch\n",
+        mistake="self._dispatch()\n            self._send_frees()\n",
+        killer=test_encoder_cache.frees_first,
+        reason="AssertionError",
     ),
     # the runner and its worker
     Mutant(

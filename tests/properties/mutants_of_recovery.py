@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="steps that failed grow again as soon as ever",
-        function="core.step_size:StepSize.too_large",
+        function="core.batch_size:BatchSize.too_large",
         fragment="min(2 * self._patience, _MOST_PATIENCE)",
         mistake="self._patience",
         killer=engine_test(
@@ -251,16 +251,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a failed encode batch fails all its items, in the engine too",
         function="core.ledger:EncoderLedger.encode_failed",
-        fragment="if entry.holders and not alone:",
-        mistake="if alone and not alone:",
+        fragment="elif len(entries) == 1:\n        self._failed_alone(entries[0], error)\n",
+        mistake="else:\n        [self._failed_alone(entry, error) for entry in entries for _ in range(2)]\n",
         killer=swept("leaving while it is encoded", FaultKind.ENCODE_FAILS),
         reason="clients ended as",
     ),
     Mutant(
         name="a failed encode batch fails all its items",
         function="core.ledger:EncoderLedger.encode_failed",
-        fragment="if entry.holders and not alone:",
-        mistake="if alone and not alone:",
+        fragment="elif len(entries) == 1:\n        self._failed_alone(entries[0], error)\n",
+        mistake="else:\n        [self._failed_alone(entry, error) for entry in entries for _ in range(2)]\n",
         killer=test_recovery.test_an_encode_failure_fails_only_its_items,
         reason="AssertionError",
     ),

@@ -18,6 +18,7 @@ from collections import Counter
 import pytest
 from attrs import define, field, frozen
 
+from triolet.core.batch_size import BatchSize
 from triolet.core.ledger import Decisions, EncoderLedger, State
 
 DEPTH = 12
@@ -28,12 +29,23 @@ EVENTS = (
     "dispatch",
     "encoded",
     "encode failed",
+    "out of memory",
     "freed",
     "idle time",
     "generation lost",
     "close",
 )
 Event = tuple[str, int]  # what happens, and to which request; how many embeddings are dispatched at most
+
+
+class _NeverLearns(BatchSize):
+    """What it counts would make a state of every number; ``dispatch`` tries every size anyway."""
+
+    def too_large(self, size: int) -> None:
+        pass
+
+    def done(self) -> None:
+        pass
 
 
 @frozen
@@ -67,7 +79,7 @@ class Play:
     closed: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.ledger = EncoderLedger(self.world.capacity)
+        self.ledger = EncoderLedger(self.world.capacity, _NeverLearns(2))
 
     # -- what can happen ---------------------------------------------------------------------------------------------
 
@@ -82,6 +94,7 @@ class Play:
         if any(state is State.RESERVED for state, _, _ in self.ledger.entries().values()):
             events += [("dispatch", 1), ("dispatch", 2)]
         events += [("encoded", 0), ("encode failed", 0)] if self.encoding else []
+        events += [("out of memory", 0)] if self.encoding and len(self.encoding[0]) > 1 else []
         events += [("freed", 0)] if self.freeing else []
         events += [("generation lost", 0)]
         return events
@@ -109,6 +122,8 @@ class Play:
                 self.encoded()
             case "encode failed":
                 self.obey(self.ledger.encode_failed(self.encoding.pop(0), RuntimeError("boom")))
+            case "out of memory":
+                self.obey(self.ledger.encode_failed(self.encoding.pop(0), MemoryError("full")))
             case "freed":
                 keys = self.freeing.pop(0)
                 for key in keys:
@@ -134,8 +149,6 @@ class Play:
             assert key not in self.device, "encode once"
             self.device[key] = self.world.sizes[key]
         self.obey(self.ledger.encoded(keys, now=0.0))
-        if self.closed:
-            self.obey(self.ledger.evict_idle(now=1.0, idle_seconds=0.0))
 
     def obey(self, decisions: Decisions) -> None:
         for hold in decisions.ready:
@@ -195,11 +208,13 @@ class Play:
         """All that what happens next can depend on. The books' order is part of it: who is served, who is evicted."""
         ledger = self.ledger
         return (
-            tuple((e.key, e.state, tuple(e.holders), e.payload) for e in ledger._entries.values()),
+            tuple((e.key, e.state, tuple(e.holders), e.payload, e.failed_alone) for e in ledger._entries.values()),
+            tuple(sorted(ledger._entries, key=lambda key: ledger._entries[key].place)),
             ledger.waiting(),
             tuple(ledger._reserved),
             tuple(half for half in ledger._halves if half),
             tuple(ledger._idle),
+            tuple(ledger._spared),
             tuple(sorted(self.phases.items())),
             tuple(self.encoding),
             tuple(self.freeing),

@@ -123,11 +123,11 @@ def test_e1_an_entry_offered_for_freeing_while_it_is_being_encoded():
     """
     early_free = (
         "core.ledger:EncoderLedger._leave",
-        "    elif entry.state is State.IDLE:\n",
-        "    elif entry.state is State.ENCODING:\n"
+        "    self._change(entry, Change.RELEASE)\n",
+        "    self._change(entry, Change.RELEASE)\n"
+        "    if entry.state is State.ENCODING and not entry.holders:\n"
         "        entry.state = State.FREEING\n"
-        "        draft.free.append(key)\n"
-        "    elif entry.state is State.IDLE:\n",
+        "        self._draft.free.append(key)\n",
     )
     assert_caught(LEDGER, "books balance: only what is resident is freed", early_free)
     shortest = ledger(acquire("a"), dispatch, leaves("r0"))
@@ -141,8 +141,8 @@ def test_e2_the_reuse_of_an_idle_entry_takes_its_bytes_again():
     """
     taken_twice = (
         "core.ledger:EncoderLedger._try_serve",
-        "        del self._idle[entry.key]\n",
-        "        del self._idle[entry.key]\n        self.taken += entry.size\n",
+        "        self._hits += 1\n",
+        "        self._hits += 1\n        self.taken += entry.size if entry.state is State.IDLE else 0\n",
     )
     assert_caught(LEDGER, "books balance", taken_twice)
     shortest = ledger(acquire("a"), dispatch, encodes, leaves("r0"), acquire("a"))
@@ -197,13 +197,13 @@ def test_e6_an_entry_evicted_and_reserved_again_before_it_is_freed():
     Caught by "books balance": acquire a; dispatch; encoded; release; its idle time passes.
     """
     forgotten = (
-        "core.ledger:EncoderLedger._evict",
-        "    draft.free.append(key)\n",
-        "    draft.free.append(key)\n    self._forget(self._entries[key])\n",
+        "core.ledger:EncoderLedger._enter",
+        "            self._freeing += entry.size\n",
+        "            self._forget(entry)\n",
     )
     unasked = (
         "core.ledger:EncoderLedger.freed",
-        "        entry = self._entries[key]\n        entry.become(Change.FREED)\n        self._forget(entry)\n",
+        "        self._change(self._entries[key], Change.FREED)\n",
         "        pass\n",
     )
     assert_caught(LEDGER, "books balance", forgotten, unasked)
@@ -217,7 +217,7 @@ def test_e7_an_entry_of_two_readers_freed_after_the_first():
 
     Caught by "no use before ready": acquire a; acquire a; dispatch; encoded; the first holder releases.
     """
-    first_leaves = ("core.ledger:EncoderLedger._leave", "del entry.holders[holder]", "entry.holders.clear()")
+    first_leaves = ("core.ledger:EncoderLedger._part", "del entry.holders[holder]", "entry.holders.clear()")
     assert_caught(LEDGER, "every acquire is answered", first_leaves)
     shortest = ledger(acquire("a"), acquire("a"), dispatch, encodes, leaves("r0"))
     assert_caught(shortest, "no use before ready", first_leaves)
@@ -259,8 +259,12 @@ def test_e9_a_reservation_that_is_withdrawn_stays_listed_as_computed():
     """
     listed = (
         "core.ledger:EncoderLedger._leave",
-        "        self._forget(entry)\n        draft.dropped.append(key)\n",
-        "        entry.state = State.IDLE\n        self._to_idle(entry, now)\n",
+        "    self._change(entry, Change.RELEASE)\n",
+        "    if entry.state is State.RESERVED and not entry.holders:\n"
+        "        self._reserved.discard(key)\n"
+        "        entry.state = State.IDLE\n"
+        "        return self._refile(key, entry.size)\n"
+        "    self._change(entry, Change.RELEASE)\n",
     )
     assert_caught(lambda: simulate(PHANTOM), NO_PHANTOM, listed)
 
@@ -421,7 +425,11 @@ def test_s5_one_bad_item_ends_its_whole_encode_batch():
 
     Caught by the count of the refused: twelve items in batches of any size, some of them bad.
     """
-    never_retried = ("core.ledger:EncoderLedger.encode_failed", "if entry.holders and not alone:", "if False:")
+    never_retried = (
+        "core.ledger:EncoderLedger.encode_failed",
+        "elif len(entries) == 1:\n        self._failed_alone(entries[0], error)\n",
+        "else:\n        [self._failed_alone(entry, error) for entry in entries for _ in range(2)]\n",
+    )
     assert_caught(test_recovery.test_an_encode_failure_fails_only_its_items, "refused == ", never_retried)
 
 

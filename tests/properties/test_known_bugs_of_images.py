@@ -155,8 +155,12 @@ def test_e9_an_image_that_is_withdrawn_stays_listed_as_computed():
     """
     listed = (
         "core.ledger:EncoderLedger._leave",
-        "        self._forget(entry)\n        draft.dropped.append(key)\n",
-        "        entry.state = State.IDLE\n        self._to_idle(entry, now)\n",
+        "    self._change(entry, Change.RELEASE)\n",
+        "    if entry.state is State.RESERVED and not entry.holders:\n"
+        "        self._reserved.discard(key)\n"
+        "        entry.state = State.IDLE\n"
+        "        return self._refile(key, entry.size)\n"
+        "    self._change(entry, Change.RELEASE)\n",
     )
     assert_caught(functools.partial(simulate, PHANTOM), NO_PHANTOM, listed)
 

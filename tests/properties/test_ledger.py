@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import weakref
+from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from triolet.core.batch_size import BatchSize
 from triolet.core.errors import EncodeFailed, RequestTooLarge
 from triolet.core.ledger import TRANSITIONS, Change, Decisions, EncoderLedger, State
 
@@ -26,16 +27,22 @@ class LedgerMachine(Machine):
     """A ledger, a device that obeys it, and clients who acquire, release and withdraw as they please.
 
     Safety (no free while held, no use before ready, no phantom, encode once, books balance, every acquire is answered
-    at most once, nobody waits while there is room) is checked in every state. Liveness (every acquire is answered,
-    always freed eventually) is checked in `teardown`. It assumes fairness, and only this: the device answers every call
-    it was given, in order; who may read releases at some time; time passes.
+    at most once, in order, nobody waits while there is room, what failed is tried again) is checked in every state.
+    Liveness (every acquire is answered, always freed eventually) is checked in `teardown`. It assumes fairness, and
+    only this: the device answers every call it was given, in order; who may read releases at some time; time passes.
 
     Nobody closes it before its end, so that many things happen to each ledger: see `EarlyCloseMachine`.
     """
 
     @initialize(capacity=st.integers(1, 6))
     def open(self, capacity: int) -> None:
-        self.ledger = EncoderLedger(capacity)
+        self.ledger = EncoderLedger(capacity, BatchSize(8))
+        self.places: dict[str, tuple[int, int]] = {}  # of each holder: (order, arrival)
+        self.best: dict[str, tuple[int, int]] = {}  # of each entry: of those who have acquired it since nobody held it
+        self.holders: dict[str, set[str]] = {}  # of each entry, after the last fact
+        self.queue: list[str] = []  # who waited after the last fact
+        self.failed_in_batch: set[str] = set()  # keys that are tried again before all others
+        self.failures_alone: Counter[str] = Counter()
         self.now = 0.0
         self.names = 0
         self.open_asks: dict[str, str] = {}  # holder -> key, asked and not answered
@@ -57,11 +64,33 @@ class LedgerMachine(Machine):
             assert hold.key in self.device, "no phantom: what is offered was computed and is resident"
         for refusal in decisions.refused:
             self.answered(refusal.holder, refusal.key)
+        for key, _ in decisions.reserved:
+            self.failures_alone[key] = 0
         for key in decisions.free:
             assert key not in self.held.values(), "no free while held: somebody may read what is to be freed"
             assert key in self.device, "books balance: only what is resident is freed"
         if decisions.free:
             self.freeing.append(decisions.free)
+        self.served_in_order()
+        self.note_places()
+
+    def served_in_order(self) -> None:
+        """Whoever was served by this fact comes before all who wait still."""
+        waiting = [hold.holder for hold in self.ledger.waiting()]
+        assert waiting == sorted(waiting, key=self.places.__getitem__), "in order: the queue is not"
+        here = self.held.keys() | self.open_asks.keys()
+        served = [self.places[holder] for holder in self.queue if holder in here and holder not in waiting]
+        if served and waiting:
+            assert max(served) < self.places[waiting[0]], "in order: somebody was served before one that comes first"
+        self.queue = waiting
+
+    def note_places(self) -> None:
+        holders = {key: set(names) for key, (_, names, _) in self.ledger.entries().items() if names}
+        best = {key: min(self.places[name] for name in names) for key, names in holders.items()}
+        for key, names in holders.items():
+            if names & self.holders.get(key, set()):
+                best[key] = min(best[key], self.best[key])
+        self.holders, self.best = holders, best
 
     def answered(self, holder: str, key: str) -> None:
         assert self.open_asks.pop(holder, None) == key, f"every acquire is answered once, but {holder} did not wait"
@@ -69,12 +98,16 @@ class LedgerMachine(Machine):
     # -- clients -----------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.closed)
-    @rule(key=st.sampled_from(KEYS))
-    def acquire(self, key: str) -> None:
+    @rule(key=st.sampled_from(KEYS), order=st.sampled_from((0, 0, 0, 1, -1)))
+    def acquire(self, key: str, order: int = 0) -> None:
         holder = f"r{self.names}"
         self.names += 1
         self.open_asks[holder] = key
-        self.obey(self.ledger.acquire(holder, key, size=SIZES[key], embeddings=EMBEDDINGS[key], payload=key))
+        self.places[holder] = (order, self.names)
+        self.queue.append(holder)
+        self.obey(
+            self.ledger.acquire(holder, key, size=SIZES[key], embeddings=EMBEDDINGS[key], payload=key, order=order)
+        )
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -98,34 +131,49 @@ class LedgerMachine(Machine):
     @precondition(lambda self: self.reserved)
     @rule(budget=st.integers(1, 4))
     def dispatch(self, budget: int) -> None:
+        reserved = sorted(self.reserved, key=self.best.__getitem__)
         jobs = self.ledger.take_encode_batch(budget)
         assert jobs, "every acquire is answered: what is reserved is dispatched, however small the budget"
         embeddings = sum(EMBEDDINGS[job.key] for job in jobs)
+        budget = min(budget, self.ledger.batch_size.budget)
         assert len(jobs) == 1 or embeddings <= budget, "an encode batch keeps its budget; a larger item goes alone"
+        if not self.failed_in_batch & set(reserved):
+            assert [job.key for job in jobs] == reserved[: len(jobs)], "in order: an entry is encoded before its turn"
+        self.failed_in_batch -= {job.key for job in jobs}
         for job in jobs:
             assert job.payload == job.key, "what is dispatched has its payload"
         self.encoding.append(tuple(job.key for job in jobs))
 
     @precondition(lambda self: self.encoding)
-    @rule(well=st.sampled_from((True, True, False)))
-    def device_answers(self, well: bool) -> None:
-        if well:
+    @rule(error=st.sampled_from((None, None, RuntimeError("boom"), MemoryError("full"))))
+    def device_answers(self, error: Exception | None) -> None:
+        if error is None:
             self.device_encodes()
         else:
-            self.device_fails_to_encode()
+            self.device_fails_to_encode(error)
 
     def device_encodes(self) -> None:
         keys = self.encoding.pop(0)
         for key in keys:
             assert key not in self.device, "encode once: no output is computed while it is resident"
             self.device[key] = SIZES[key]
+            self.failures_alone[key] = 0
         self.obey(self.ledger.encoded(keys, now=self.now))
-        if self.closed:  # as the actor does: what comes after the close is not kept
-            self.obey(self.ledger.evict_idle(now=math.inf, idle_seconds=0.0))
 
-    def device_fails_to_encode(self) -> None:
-        decisions = self.ledger.encode_failed(self.encoding.pop(0), RuntimeError("boom"))
+    def device_fails_to_encode(self, error: Exception) -> None:
+        keys = self.encoding.pop(0)
+        held = [key for key in keys if self.ledger.entries()[key][1]]
+        budget = self.ledger.batch_size.budget
+        decisions = self.ledger.encode_failed(keys, error)
         assert all(isinstance(refusal.error, EncodeFailed) for refusal in decisions.refused)
+        too_large = isinstance(error, MemoryError) and len(keys) > 1
+        assert not too_large or decisions.shrunk == self.ledger.batch_size.budget < budget, "what is too large shrinks"
+        if len(keys) == 1:
+            self.failures_alone[keys[0]] += 1
+        given_up = held if len(keys) == 1 and self.failures_alone[keys[0]] > 1 else []
+        assert {refusal.key for refusal in decisions.refused} == set(given_up), "tried again: refused too early or late"
+        assert decisions.retried == (() if given_up else tuple(held)), "tried again: what is held, and not given up"
+        self.failed_in_batch |= set() if too_large else set(decisions.retried)
         self.obey(decisions)
 
     @precondition(lambda self: self.freeing)
@@ -201,20 +249,25 @@ class LedgerMachine(Machine):
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
-        """The front of the queue waits for bytes that are held, in work or on their way back, never for idle ones."""
+        """They wait for bytes that are held, in work or on their way back, never for idle ones; the first in line not
+        for those either that others wait for."""
         waiting = self.ledger.waiting()
         if not waiting:
             return
         front = waiting[0]
         entries = self.ledger.entries()
-        if front.key in entries:
-            assert entries[front.key][0] is State.FREEING, "nobody waits while there is room: it could be joined"
-            return
-        idle = [key for key, (state, _, _) in entries.items() if state is State.IDLE]
-        freeing = sum(size for state, _, size in entries.values() if state is State.FREEING)
+        states = {key: state for key, (state, _, _) in entries.items()}
         room = self.ledger.capacity - self.ledger.taken
-        assert room < SIZES[front.key], "nobody waits while there is room"
+        if front.key in entries:
+            assert states[front.key] is State.FREEING, "nobody waits while there is room: it could be joined"
+        else:
+            assert room < SIZES[front.key], "nobody waits while there is room"
+        freeing = sum(size for state, _, size in entries.values() if state is State.FREEING)
+        idle = {key for key, state in states.items() if state is State.IDLE}
         assert not idle or room + freeing >= SIZES[front.key], "nobody waits while there is room: for idle bytes"
+        awaited = {hold.key for hold in waiting}
+        lacking = sum(SIZES[key] for key in awaited if states.get(key) in {None, State.FREEING})
+        assert not idle - awaited or room + freeing >= lacking, "nobody waits while there is room: behind the first"
 
     # -- liveness ----------------------------------------------------------------------------------------------------
 
@@ -309,10 +362,10 @@ def test_a_freeing_entry_is_never_resurrected():
 
 def test_the_table_has_no_way_out_of_absent_but_reserve_and_no_state_without_a_way_to_absent():
     """Read off the table itself: every life begins with a reservation, and every state can end."""
-    assert [change for state, change in TRANSITIONS if state is State.ABSENT] == [Change.RESERVE]
+    assert [change for state, change, _ in TRANSITIONS if state is State.ABSENT] == [Change.ACQUIRE]
     reach = {State.ABSENT}
     for _ in State:
-        reach |= {old for (old, _), new in TRANSITIONS.items() if new in reach}
+        reach |= {old for (old, _, _), new in TRANSITIONS.items() if new in reach}
     assert reach == set(State)
 
 
@@ -328,14 +381,82 @@ def test_an_item_that_just_fits_is_not_refused():
     assert decisions.reserved == (("k", 100),), "an item as large as the cache fits it"
 
 
-def test_a_waiting_request_evicts_no_more_than_it_needs():
-    """What is on its way back already counts as room to come."""
+def test_those_who_wait_evict_no_more_than_they_need():
+    """What is on its way back already counts as room to come, and two who wait for one entry need its room once."""
     ledger = EncoderLedger(3)
     for key in "abc":
         resident(ledger, key, now=0.0)
-    assert ledger.acquire("r", "d", size=1, embeddings=1, payload=None).free == ("a",)
-    again = ledger.acquire("s", "e", size=1, embeddings=1, payload=None)
-    assert again.free == (), "nothing more is evicted for the one that waits in front"
+    assert ledger.acquire("r", "d", size=1, embeddings=1, payload=None).free == ("a",), "nothing more is evicted"
+    assert ledger.acquire("s", "d", size=1, embeddings=1, payload=None).free == (), "nothing more is evicted"
+    assert ledger.acquire("t", "e", size=1, embeddings=1, payload=None).free == ("b",), "room for each who waits"
+    assert ledger.freed("ab").reserved == (("d", 1), ("e", 1)), "room that comes back together serves together"
+
+
+def test_what_others_wait_for_is_evicted_for_the_first_in_line_only():
+    ledger = EncoderLedger(2)
+    resident(ledger, "a", now=0.0)
+    resident(ledger, "b", now=0.0)
+    assert ledger.acquire("q", "c", size=1, embeddings=1, payload=None).free == ("a",)
+    assert not ledger.acquire("r", "b", size=1, embeddings=1, payload=None).free
+    assert not ledger.acquire("s", "d", size=1, embeddings=1, payload=None).free, "somebody before it waits for b"
+    assert ledger.acquire("t", "e", size=2, embeddings=1, payload=None, order=-1).free == ("b",), "the first has it"
+
+
+def test_an_urgent_acquire_is_served_first_and_its_entry_is_encoded_first():
+    ledger = EncoderLedger(5)
+    for number, key in enumerate("abc"):
+        ledger.acquire(f"r{number}", key, size=1, embeddings=1, payload=None, order=number)
+    ledger.acquire("urgent", "c", size=1, embeddings=1, payload=None, order=-1)
+    assert [job.key for job in ledger.take_encode_batch(2)] == ["c", "a"], "in order: with its most urgent holder"
+    ledger.acquire("large", "d", size=3, embeddings=1, payload=None, order=3)
+    ledger.acquire("next", "e", size=1, embeddings=1, payload=None, order=4)
+    assert ledger.acquire("now", "f", size=1, embeddings=1, payload=None, order=-2).reserved == (("f", 1),)
+    assert [hold.holder for hold in ledger.waiting()] == ["large", "next"], "in order: those who wait"
+
+
+def test_a_batch_that_is_too_large_shrinks_the_next_ones_and_blames_nobody():
+    ledger = EncoderLedger(100, BatchSize(8))
+    for number in range(8):
+        ledger.acquire(f"r{number}", f"k{number}", size=1, embeddings=1, payload=None)
+    keys = tuple(job.key for job in ledger.take_encode_batch())
+    decisions = ledger.encode_failed(keys, MemoryError("full"))
+    assert decisions.shrunk == 4
+    assert decisions.retried == keys
+    assert not decisions.refused
+    assert [len(ledger.take_encode_batch()) for _ in range(2)] == [4, 4], "in smaller batches, in order"
+
+
+def test_what_did_not_fit_goes_back_to_its_place():
+    ledger = EncoderLedger(100, BatchSize(4))
+    for number in range(4):
+        ledger.acquire(f"r{number}", f"k{number}", size=1, embeddings=1, payload=None)
+    ledger.encode_failed([job.key for job in ledger.take_encode_batch()], MemoryError("full"))
+    ledger.acquire("later", "l", size=1, embeddings=1, payload=None)
+    ledger.acquire("urgent", "k", size=1, embeddings=1, payload=None, order=-1)
+    assert [job.key for job in ledger.take_encode_batch()] == ["k", "k0"], "in order: nothing was found to be bad"
+
+
+def test_an_encoding_that_went_well_clears_its_item():
+    ledger = EncoderLedger(3)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload=None)
+    for happens in (ledger.encode_failed, lambda keys, _: ledger.encoded(keys, now=0.0)):
+        ledger.take_encode_batch()
+        happens(["a"], RuntimeError("boom"))
+    ledger.generation_lost()
+    ledger.take_encode_batch()
+    assert not ledger.encode_failed(["a"], RuntimeError("boom")).refused, "it is a first failure again"
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), RuntimeError("boom")])
+def test_an_item_that_fails_alone_is_tried_once_more(error: Exception):
+    ledger = EncoderLedger(3)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload=None)
+    ledger.acquire("s", "b", size=1, embeddings=1, payload=None)
+    ledger.take_encode_batch(1)
+    assert ledger.encode_failed(["a"], error).retried == ("a",), "tried again"
+    assert [job.key for job in ledger.take_encode_batch(2)] == ["a"], "alone, before the others"
+    (refusal,) = ledger.encode_failed(["a"], error).refused
+    assert refusal.error.__cause__ is error
 
 
 def test_the_entry_that_is_idle_for_the_longest_time_is_evicted_first():
@@ -383,8 +504,9 @@ def test_every_holder_hears_of_a_failed_encoding():
     ledger = EncoderLedger(3)
     for holder in ("r", "s"):
         ledger.acquire(holder, "a", size=1, embeddings=1, payload="a")
-    ledger.take_encode_batch(1)
-    refused = ledger.encode_failed(["a"], RuntimeError("boom")).refused
+    for _ in range(2):
+        ledger.take_encode_batch(1)
+        refused = ledger.encode_failed(["a"], RuntimeError("boom")).refused
     assert [refusal.holder for refusal in refused] == ["r", "s"], "every acquire is answered"
     assert refused[0].error is not refused[1].error, "two tasks must not raise the same error"
 
@@ -422,7 +544,6 @@ def test_who_waits_at_the_close_is_withdrawn():
     ledger.take_encode_batch(1)
     ledger.acquire("s", "b", size=1, embeddings=1, payload=None)
     ledger.close(now=0.0)
-    ledger.encoded(["a"], now=0.0)
-    freed = ledger.evict_idle(now=math.inf, idle_seconds=0.0).free or ("a",)
-    assert not ledger.freed(freed).reserved, "nothing is reserved after the close"
+    assert ledger.encoded(["a"], now=0.0).free == ("a",), "nothing is kept after the close"
+    assert not ledger.freed(["a"]).reserved, "nothing is reserved after the close"
     assert ledger.drained

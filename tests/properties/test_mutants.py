@@ -9,12 +9,13 @@ from hypothesis.stateful import rule
 
 from triolet.core.ledger import EncoderLedger
 
-from . import mutants_of_actors, mutants_of_core, mutants_of_recovery, mutants_of_sharing
+from . import mutants_of_actors, mutants_of_core, mutants_of_ledger, mutants_of_recovery, mutants_of_sharing
 from .machines import Machine
 from .mutants import Mutant, machine, planted, verdict
 
 MUTANTS = (
     *mutants_of_core.MUTANTS,
+    *mutants_of_ledger.MUTANTS,
     *mutants_of_sharing.MUTANTS,
     *mutants_of_actors.MUTANTS,
     *mutants_of_recovery.MUTANTS,

@@ -34,7 +34,7 @@ def test_an_encode_failure_fails_only_its_items(keys: int, bad: set[int], budget
         refused |= {refusal.key for refusal in decisions.refused}
     assert refused == {f"k{number}" for number in bad if number < keys}
     assert ready == {f"k{number}" for number in range(keys)} - refused
-    assert failures <= len(refused) * (min(budget, keys).bit_length() + 1)
+    assert failures <= len(refused) * (min(budget, keys).bit_length() + 2)  # an item alone fails twice
     assert calls <= -(-keys // budget) + 2 * failures
 
 
@@ -44,7 +44,7 @@ def test_what_nobody_wants_any_more_is_not_tried_again():
         ledger.acquire(key, key, size=1, embeddings=1, payload=key)
     ledger.take_encode_batch(3)
     ledger.release("b", "b", now=0.0)
-    assert ledger.encode_failed("abc", MemoryError()).dropped == ("b",)
+    assert ledger.encode_failed("abc", RuntimeError()).dropped == ("b",)
     assert [[job.key for job in ledger.take_encode_batch(3)] for _ in range(2)] == [["a"], ["c"]]
 
 

@@ -91,7 +91,12 @@ class LedgerCache:
         self.untold.discard(key)
         for hold in [hold for hold in self.holds if hold[1] == key]:
             del self.holds[hold]
-        self.obey(self.ledger.encode_failed([key], RuntimeError("called off")))
+        error = RuntimeError("called off")
+        decisions = self.ledger.encode_failed([key], error)
+        if decisions.retried:  # it would be tried once more
+            self.ledger.take_encode_batch(1)
+            decisions = self.ledger.encode_failed([key], error)
+        self.obey(decisions)
 
     def take_freed(self) -> tuple[str, ...]:
         keys, self.freeing = tuple(self.freeing), []
