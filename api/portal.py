@@ -347,16 +347,17 @@ def _resolve(future: asyncio.Future[Any], value: object) -> None:
 
 class PortalStream(Generic[T, View]):
     """Async iterator over a source on the trio side. ``view`` is what ``look`` saw of the source, at the beginning and
-    after each item.
+    after each item, its end too.
 
-    An item that was taken when the waiting task was cancelled is kept for the next turn. What is left when the engine
+    What is ``at_hand`` of the source behind an item (``None``: nothing) comes along in the same crossing. An item that was taken when the waiting task was cancelled is kept for the next turn. What is left when the engine
     ends is handed over then, so that it can still be read.
     """
 
-    def __init__(self, portal: Portal, look: Callable[[Any], View]) -> None:
+    def __init__(self, portal: Portal, look: Callable[[Any], View], at_hand: Callable[[Any], T | None]) -> None:
         self._portal = portal
         self._look = look
-        self._kept: deque[outcome.Outcome[tuple[T, View]]] = deque()
+        self._at_hand = at_hand
+        self._kept: deque[tuple[outcome.Outcome[T], View]] = deque()
         self._holder: Call[None] | None = None
         self._view: View | None = None
         self._on_trio_source: AsyncIterator[T] | None = None
@@ -414,8 +415,11 @@ class PortalStream(Generic[T, View]):
         self._portal.check()
         while not self._kept:
             await self._fetch()
-        item, self._view = unwrapped(self._kept.popleft())
-        return item
+        item, self._view = self._kept.popleft()
+        try:
+            return unwrapped(item)
+        finally:
+            del item  # a frame in its own error's traceback would be a reference cycle
 
     async def _fetch(self) -> None:
         """Waits until the trio side has put something into ``_kept``."""
@@ -452,20 +456,28 @@ class PortalStream(Generic[T, View]):
             pass
 
     async def _on_trio_next(self) -> bool:
-        """Takes the next outcome and sends it off in the same step, so that none overtakes another. Whether there may
-        be more."""
+        """Takes the next outcome, and what is at hand behind it, and sends it off in the same step, so that none
+        overtakes another. Whether there may be more."""
+        source = self._on_trio_source
+        assert source is not None, "read before it is open"
         self._on_trio_readers += 1
         try:
-            answer = await _captured(self._on_trio_take)
+            answer: outcome.Outcome[T] | None = await _captured(partial(anext, source))
         finally:
             self._on_trio_readers -= 1
             self._on_trio_quiet.set()
-        self._portal.call_back(partial(self._kept.append, answer))
-        return isinstance(answer, outcome.Value)
+        last = answer
+        batch: list[tuple[outcome.Outcome[T], View]] = []
+        while answer is not None:
+            last = answer
+            batch.append((answer, self._look(source)))
+            answer = self._on_trio_at_hand(source) if isinstance(answer, outcome.Value) else None
+        self._portal.call_back(partial(self._kept.extend, batch))
+        return isinstance(last, outcome.Value)
 
-    async def _on_trio_take(self) -> tuple[T, View]:
-        assert self._on_trio_source is not None, "read before it is open"
-        return await anext(self._on_trio_source), self._look(self._on_trio_source)
+    def _on_trio_at_hand(self, source: AsyncIterator[T]) -> outcome.Outcome[T] | None:
+        found = outcome.capture(self._at_hand, source)
+        return None if isinstance(found, outcome.Value) and found.value is None else found
 
 
 class StreamBlock(AbstractAsyncContextManager[Presented], Generic[T, View, Presented]):
