@@ -347,9 +347,10 @@ def _resolve(future: asyncio.Future[Any], value: object) -> None:
 
 class PortalStream(Generic[T, View]):
     """Async iterator over a source on the trio side. ``view`` is what ``look`` saw of the source, at the beginning and
-    after each item, its end too.
+    after each item, its end too. What is ``at_hand`` of the source behind an item (``None``: nothing) comes along in
+    the same crossing.
 
-    What is ``at_hand`` of the source behind an item (``None``: nothing) comes along in the same crossing. An item that was taken when the waiting task was cancelled is kept for the next turn. What is left when the engine
+    An item that was taken when the waiting task was cancelled is kept for the next turn. What is left when the engine
     ends is handed over then, so that it can still be read.
     """
 
@@ -476,8 +477,11 @@ class PortalStream(Generic[T, View]):
         return isinstance(last, outcome.Value)
 
     def _on_trio_at_hand(self, source: AsyncIterator[T]) -> outcome.Outcome[T] | None:
-        found = outcome.capture(self._at_hand, source)
-        return None if isinstance(found, outcome.Value) and found.value is None else found
+        try:
+            found = self._at_hand(source)
+        except Exception as error:  # noqa: BLE001  (raised on the other side)
+            return outcome.Error(error)
+        return None if found is None else outcome.Value(found)
 
 
 class StreamBlock(AbstractAsyncContextManager[Presented], Generic[T, View, Presented]):

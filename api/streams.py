@@ -293,18 +293,18 @@ class SegmentStream:
         return await anext(self._segments)
 
 
-Opened = TypeVar("Opened", covariant=True)
+Opened_co = TypeVar("Opened_co", covariant=True)
 
 
-class StreamBlock(AbstractAsyncContextManager[Opened]):
+class StreamBlock(AbstractAsyncContextManager[Opened_co]):
     """The block of a stream, which says so to those who read it unopened."""
 
-    def __init__(self, block: AbstractAsyncContextManager[Opened], method: str) -> None:
+    def __init__(self, block: AbstractAsyncContextManager[Opened_co], method: str) -> None:
         self._block = block
         self._method = method
 
     @trio.lowlevel.enable_ki_protection
-    async def __aenter__(self) -> Opened:
+    async def __aenter__(self) -> Opened_co:
         return await self._block.__aenter__()
 
     @trio.lowlevel.enable_ki_protection

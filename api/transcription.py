@@ -428,7 +428,7 @@ def whisper_tokens(description: ModelDescription) -> WhisperTokens:
 class _Stopwatch:
     """Adds up what the requests of one transcription took, see `Timings`."""
 
-    asked: float
+    asked: float | None  # None: when its first request is
     _queued: float = field(default=0.0, init=False)
     _encoder_wait: float = field(default=0.0, init=False)
     _first_token: float | None = field(default=None, init=False)
@@ -436,6 +436,7 @@ class _Stopwatch:
 
     def add(self, timings: Timings | None, begun: float, *, is_text: bool) -> None:
         """A request that was asked for at ``begun``."""
+        self.asked = begun if self.asked is None else self.asked
         if timings is None:
             return
         self._queued += timings.queued
@@ -450,7 +451,7 @@ class _Stopwatch:
 
     def timings(self) -> Timings | None:
         """The whole, when it has ended."""
-        if self._ended is None:
+        if self._ended is None or self.asked is None:
             return None
         return Timings(
             queued=self._queued,
@@ -473,7 +474,8 @@ class Transcription:
         language_probability: the model's certainty, 0 to 1; ``None`` where nothing was detected.
         duration: of the audio, in seconds.
         position: seconds from the beginning that are done.
-        timings: how long it took, from ``asked`` (trio time) on; ``None`` until the last window is done.
+        timings: how long it took, from ``asked`` (trio time; its first request, by default) on; ``None`` until the last
+            window is done.
 
     Raises:
         InvalidRequest: options that the model does not allow, no samples.
@@ -502,7 +504,7 @@ class Transcription:
         self._segments = 0
         self._requests = itertools.count()
         self._busy = False
-        self._stopwatch = _Stopwatch(trio.current_time() if asked is None else asked)
+        self._stopwatch = _Stopwatch(asked)
         self.language = self._recipe.language
         self.language_probability: float | None = None
 

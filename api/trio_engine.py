@@ -171,10 +171,8 @@ class TrioEngine:
         request = await self._build(query)
         if request.sampling.n > 1:
             raise InvalidRequest(f"n={request.sampling.n} of a stream; allowed: 1, or engine.generate(...) for several")
-        output = self._output(request, self._text_deltas())
-        on_token = output.take if output.eager else None
-        async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
-            yield Deltas(mailbox, output)
+        async with self._deltas(request, asked, wait=wait, texts=self._text_deltas()) as deltas:
+            yield deltas
 
     # -- vectors -----------------------------------------------------------------------------------------------------
 
@@ -281,15 +279,16 @@ class TrioEngine:
     async def _submitted(
         self,
         request: Request,
-        asked: float,
+        asked: float | None = None,
         *,
         wait: bool,
         on_token: Callable[[SampledToken], object] | None = None,
     ) -> AsyncIterator[Mailbox]:
-        """Admits and submits ``request``, which a caller asked for at ``asked``; on the way out withdraws what has not
-        ended. No await between the halves of a state change. The request's place is free again when it has ended,
-        whether or not anybody reads that."""
+        """Admits and submits ``request``, asked for by a caller at ``asked`` (default: now); on the way out withdraws
+        what has not ended. No await between the halves of a state change. The request's place is free again when it has
+        ended, whether or not anybody reads that."""
         supervisor, _ = self._opened()
+        asked = trio.current_time() if asked is None else asked
         await self._enter(request.priority, wait=wait)
         mailbox = Mailbox(self._door.leave, on_token, trio.current_time() - asked)
         try:
@@ -329,6 +328,17 @@ class TrioEngine:
             probe=next((part.probe for part in mailbox.unread if part.probe is not None), None),
             timings=mailbox.timings,
         )
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def _deltas(
+        self, request: Request, asked: float | None = None, *, wait: bool, texts: TextDeltas | None
+    ) -> AsyncIterator[Deltas]:
+        """`_submitted`, read as deltas; without ``texts`` these have none."""
+        output = self._output(request, texts)
+        on_token = output.take if output.eager else None
+        async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
+            yield Deltas(mailbox, output)
 
     def _output(self, request: Request, texts: TextDeltas | None) -> Output:
         supervisor, description = self._opened()

@@ -17,7 +17,7 @@ def order_of(priority: int, arrival: int) -> int:
 def check_priority(priority: object) -> None:
     """Raises `InvalidRequest` where ``priority`` is none."""
     integer = isinstance(priority, int) and not isinstance(priority, bool)
-    if not integer or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+    if not (integer and priority in range(-MOST_PRIORITY, MOST_PRIORITY + 1)):
         raise InvalidRequest(
             f"priority={priority!r}; allowed: an integer from -{MOST_PRIORITY} (most urgent) to {MOST_PRIORITY}; leave "
             "it out for 0"

@@ -358,7 +358,7 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_place():
     """
     kept_place = (
         "api.trio_engine:TrioEngine._submitted",
-        "Mailbox(self._admission.release, ",
+        "Mailbox(self._door.leave, ",
         "Mailbox(lambda: None, ",
     )
     assert_caught(ADDED, "Overloaded", kept_place)
