@@ -360,15 +360,15 @@ class PortalStream(Generic[T, View]):
         self._at_hand = at_hand
         self._kept: deque[tuple[outcome.Outcome[T], View]] = deque()
         self._holder: Call[None] | None = None
-        self._view: View | None = None
+        self._view: tuple[()] | tuple[View] = ()
         self._on_trio_source: AsyncIterator[T] | None = None
         self._on_trio_readers = 0
         self._on_trio_quiet = trio.Event()
 
     def view(self) -> View:
         """See above."""
-        assert self._view is not None, "a stream is looked at before it is open"
-        return self._view
+        assert self._view, "a stream is looked at before it is open"
+        return self._view[0]
 
     # -- the asyncio side --------------------------------------------------------------------------------------------
 
@@ -382,7 +382,7 @@ class PortalStream(Generic[T, View]):
                 await outlast(_nothing, holder.answer)
                 raise cancelled
             if opened.done():
-                self._view = opened.result()
+                self._view = (opened.result(),)
                 return
             answer, self._holder = holder.answer.result(), None
             del holder
@@ -416,7 +416,8 @@ class PortalStream(Generic[T, View]):
         self._portal.check()
         while not self._kept:
             await self._fetch()
-        item, self._view = self._kept.popleft()
+        item, view = self._kept.popleft()
+        self._view = (view,)
         try:
             return unwrapped(item)
         finally:
