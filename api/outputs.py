@@ -61,6 +61,8 @@ class TextDeltas:
 def _behind(before: str, text: str) -> str:
     """What ``text`` has behind ``before``. A decoder that changes what it gave before (spaces before a full stop, bytes
     that are no character after all) is followed from the first change on: nothing new is lost."""
+    if text.startswith(before):
+        return text[len(before) :]
     pairs = zip(before, text, strict=False)
     return text[next((place for place, (old, new) in enumerate(pairs) if old != new), min(len(before), len(text))) :]
 
@@ -139,8 +141,10 @@ class Output:
         self._sampled += 1
         if sampled.token_id in self.stop_ids:
             return None
-        text = "" if self.texts is None else self.stops.feed(self.texts.add(sampled.token_id))
-        self.ended = self.stops.stopped
+        text = "" if self.texts is None else self.texts.add(sampled.token_id)
+        if self.eager:
+            text = self.stops.feed(text)
+            self.ended = self.stops.stopped
         return Delta(
             text=text,
             token_ids=(sampled.token_id,),

@@ -59,6 +59,7 @@ class TrioEngine:
         self._block: AbstractAsyncContextManager[ModelDescription] | None = None
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
+        self._special: frozenset[int] | None = None  # once somebody asks
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -382,7 +383,9 @@ class TrioEngine:
 
     def _special_ids(self) -> frozenset[int]:
         """Timestamps and special tokens: part of the tokens, not of the text."""
-        description = self.model
-        whisper = description.whisper
-        first = description.vocabulary_size if whisper is None else whisper.start_id
-        return frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
+        if self._special is None:
+            description = self.model
+            whisper = description.whisper
+            first = description.vocabulary_size if whisper is None else whisper.start_id
+            self._special = frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
+        return self._special
