@@ -42,7 +42,10 @@ class Failed:
 
 @frozen
 class Aborted:
-    """Last message of a request that its client, or the end of the engine, withdrew."""
+    """Last message of a request that its client, or the end of the engine, withdrew. A stop string ends a request that
+    way too, so ``timings`` count here as well."""
+
+    timings: Timings | None = None
 
 
 StreamMessage = Tokens | Finished | Failed | Aborted

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Self, TypeVar
 
 import anyio.lowlevel
 
 from ..actors.supervisor import is_cancellation, leaving
 from ..core.errors import EngineClosed, EngineStateError
+from ..core.timings import Timings
 from .hosts import foreign
 from .portal import Portal, PortalStream, StreamBlock, may_wait
 from .results import Delta, Progress, Segment
-from .streams import SegmentStream
+from .streams import Deltas, DeltaStream, SegmentStream
 from .trio_engine import TrioEngine
 
 T = TypeVar("T")
@@ -127,19 +128,19 @@ class AsyncioHost:
         return self._portal.read(function)
 
     def deltas(
-        self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[Delta]]]
-    ) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        self, open_block: Callable[[], AbstractAsyncContextManager[DeltaStream]]
+    ) -> AbstractAsyncContextManager[DeltaStream]:
         """See `triolet.api.hosts.Host.deltas`."""
         self._portal.check()
-        stream: PortalStream[Delta, None] = PortalStream(self._portal, _no_view)
-        return StreamBlock(stream, open_block, _deltas)
+        stream: PortalStream[Delta, Timings | None] = PortalStream(self._portal, _timings, _next_ready)
+        return StreamBlock(stream, open_block, _PortalDeltas)
 
     def segments(
         self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
     ) -> AbstractAsyncContextManager[SegmentStream]:
         """See `triolet.api.hosts.Host.segments`."""
         self._portal.check()
-        stream: PortalStream[Segment, Progress] = PortalStream(self._portal, _progress)
+        stream: PortalStream[Segment, Progress] = PortalStream(self._portal, _progress, _windows_are_asked_for)
         return StreamBlock(stream, open_block, _segments)
 
 
@@ -163,16 +164,39 @@ def _cut_off() -> EngineClosed:
     return EngineClosed("the engine's block ended before the call did; leave it later")
 
 
-def _no_view(_: Any) -> None:
-    """Deltas tell everything."""
+class _PortalDeltas:
+    """Implements `triolet.api.streams.DeltaStream`."""
+
+    def __init__(self, stream: PortalStream[Delta, Timings | None]) -> None:
+        self._stream = stream
+
+    @property
+    def timings(self) -> Timings | None:
+        """See `DeltaStream.timings`."""
+        return self._stream.view()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        return await anext(self._stream)
 
 
-def _deltas(stream: PortalStream[Delta, None]) -> AsyncIterator[Delta]:
-    return stream
+def _timings(source: DeltaStream) -> Timings | None:
+    return source.timings
+
+
+def _next_ready(source: Deltas) -> Delta | None:
+    return source.next_ready()
 
 
 def _progress(source: SegmentStream) -> Progress:
     return source.progress()
+
+
+def _windows_are_asked_for(_: SegmentStream) -> Segment | None:
+    """A segment that nobody asked for is not at hand: to have it might cost a window."""
+    return None
 
 
 def _segments(stream: PortalStream[Segment, Progress]) -> SegmentStream:

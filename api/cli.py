@@ -248,7 +248,8 @@ class Job:
 
     def _line(self, name: str, transcript: Transcript, out: TextIO) -> str:
         if self.style == "json":
-            return json.dumps({"file": name, **attrs.asdict(transcript)}, ensure_ascii=not is_utf8(out))
+            told = attrs.asdict(transcript, filter=lambda attribute, _: attribute.name != "timings")
+            return json.dumps({"file": name, **told}, ensure_ascii=not is_utf8(out))
         text = " ".join(transcript.text.splitlines())
         return text if len(self.files) == 1 else f"{name}: {text}"
 

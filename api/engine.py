@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,8 @@ from .audio import AudioSource
 from .hosts import Host, current_host
 from .images import ImageSource
 from .prompts import Message, Query
-from .results import Completion, Delta, Transcript
-from .streams import SegmentStream
+from .results import Completion, Transcript
+from .streams import DeltaStream, SegmentStream, StreamBlock
 from .transcription import TranscribeOptions
 from .trio_engine import State, TrioEngine
 from .vectors import Vectors
@@ -83,10 +83,16 @@ class Engine:
     """
 
     inside: TrioEngine
+    _name: str
     _host: Host | None
 
     def __init__(self, model: str | Path, *, config: EngineConfig | None = None) -> None:
+        if not isinstance(model, str | Path):
+            raise InvalidRequest(
+                f"model={model!r}; allowed: a folder with a checkpoint, or a hub id, as a text or a Path"
+            )
         config = _settings(config)
+        self._name = str(model)
         self.inside = TrioEngine(config, partial(torch_executor, model, config), ThreadWorker)
         self._host = None
 
@@ -100,9 +106,13 @@ class Engine:
     ) -> Self:
         """An engine over an executor and a worker of your own, as the simulation in `triolet.testing` does."""
         engine = cls.__new__(cls)
+        engine._name = "parts of its maker's"
         engine.inside = TrioEngine(_settings(config), make_executor, make_worker)
         engine._host = None
         return engine
+
+    def __repr__(self) -> str:
+        return f"<Engine of {self._name} on {self.inside.device}: {self.inside.state.value}>"
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -207,9 +217,14 @@ class Engine:
             audio: path, bytes, binary file or mono float array at the model's rate. Whisper reads one, of at most one
                 window; decoders that read audio take a list, in the order of their placeholders.
             sampling: how tokens are sampled; greedy by default.
-            priority: smaller runs first.
+            priority: -100 to 100, smaller runs first, wherever requests wait: at the door, for encoder outputs and for
+                a place. One level is worth 1,024 arrivals, so that nobody waits for ever. A waiting request preempts
+                running ones only where it lacks nothing but room (a place, pages or a cross slot) and its priority is
+                strictly more urgent than theirs; the least urgent and latest gives way, keeps its tokens, and runs
+                again when there is room.
             request_id: a name for the trace and for errors; it need not be unique.
-            wait: wait where the queue is full, or raise `Overloaded` at once.
+            wait: wait where the queue is full, in the order of `priority` and arrival, or raise `Overloaded` at once;
+                who does not wait never overtakes those who do.
 
         Raises:
             InvalidRequest: an argument that cannot work; `UnsupportedAudio`, `UnsupportedImage` and `RequestTooLarge`
@@ -241,10 +256,10 @@ class Engine:
         priority: int = 0,
         request_id: str | None = None,
         wait: bool = True,
-    ) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+    ) -> AbstractAsyncContextManager[DeltaStream]:
         """Like `generate`, token by token: ``async with engine.stream(...) as deltas: async for delta in deltas``.
 
-        Leaving the block early withdraws the request.
+        Leaving the block early withdraws the request. ``deltas.timings`` tell at the end how long each stage took.
         """
         query = Query(
             prompt=prompt,
@@ -256,7 +271,7 @@ class Engine:
             priority=priority,
             request_id=request_id,
         )
-        return self._reached().deltas(partial(self.inside.stream, query, wait=wait))
+        return StreamBlock(self._reached().deltas(partial(self.inside.stream, query, wait=wait)), "stream")
 
     # -- vectors -----------------------------------------------------------------------------------------------------
 
@@ -276,7 +291,7 @@ class Engine:
             pooling: ``"mean"``, ``"cls"`` or ``"last"``; by default what the checkpoint says (sentence-transformers'
                 files), or else the mean for encoders and the last token for decoders.
             normalize: divide each by its Euclidean length; by default what the checkpoint says.
-            priority: smaller runs first.
+            priority: smaller runs first, see `generate`.
             wait: wait where the queue is full, or raise `Overloaded` at once.
 
         Returns:
@@ -310,6 +325,7 @@ class Engine:
         self,
         audio: AudioSource,
         *,
+        priority: int = 0,
         request_id: str | None = None,
         wait: bool = True,
         **options: Unpack[TranscribeArguments],
@@ -318,6 +334,7 @@ class Engine:
 
         Args:
             audio: path, bytes, binary file or mono float array at the model's rate.
+            priority: of all its windows; smaller runs first, see `generate`.
             request_id: a name for the trace and for errors; it need not be unique.
             wait: wait where the queue is full, or raise `Overloaded` at once.
             options: ``language``, ``task``, ``prompt``, ``timestamps``, ``temperature`` and the other fields of
@@ -328,21 +345,23 @@ class Engine:
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: a window could not be served.
         """
-        transcribe = partial(self.inside.transcribe, audio, TranscribeOptions(**options), request_id, wait=wait)
+        resolved = TranscribeOptions(**options)
+        transcribe = partial(self.inside.transcribe, audio, resolved, priority, request_id, wait=wait)
         return await self._reached().call(transcribe)
 
     def stream_transcription(
         self,
         audio: AudioSource,
         *,
+        priority: int = 0,
         request_id: str | None = None,
         wait: bool = True,
         **options: Unpack[TranscribeArguments],
     ) -> AbstractAsyncContextManager[SegmentStream]:
         """Like `transcribe`, segment by segment: ``async with engine.stream_transcription(...) as segments``."""
         resolved = TranscribeOptions(**options)
-        stream = partial(self.inside.stream_transcription, audio, resolved, request_id, wait=wait)
-        return self._reached().segments(stream)
+        stream = partial(self.inside.stream_transcription, audio, resolved, priority, request_id, wait=wait)
+        return StreamBlock(self._reached().segments(stream), "stream_transcription")
 
 
 def _settings(config: object) -> EngineConfig:

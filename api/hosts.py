@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 from typing import Protocol, TypeVar
@@ -11,8 +11,7 @@ import sniffio
 import trio
 
 from ..core.errors import EngineStateError
-from .results import Delta
-from .streams import SegmentStream
+from .streams import DeltaStream, SegmentStream
 from .trio_engine import State, TrioEngine
 
 T = TypeVar("T")
@@ -41,8 +40,8 @@ class Host(Protocol):
         the engine's own loop."""
 
     def deltas(
-        self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[Delta]]]
-    ) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        self, open_block: Callable[[], AbstractAsyncContextManager[DeltaStream]]
+    ) -> AbstractAsyncContextManager[DeltaStream]:
         """A block of the engine that gives deltas."""
 
     def segments(
@@ -99,8 +98,8 @@ class TrioHost:
         return function()
 
     def deltas(
-        self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[Delta]]]
-    ) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        self, open_block: Callable[[], AbstractAsyncContextManager[DeltaStream]]
+    ) -> AbstractAsyncContextManager[DeltaStream]:
         """See `Host.deltas`."""
         self._check()
         return open_block()

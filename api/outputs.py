@@ -6,7 +6,7 @@ Pure: nothing here waits. `Deltas` in `triolet.api.streams` feeds it from a requ
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attrs import define, field
@@ -61,6 +61,8 @@ class TextDeltas:
 def _behind(before: str, text: str) -> str:
     """What ``text`` has behind ``before``. A decoder that changes what it gave before (spaces before a full stop, bytes
     that are no character after all) is followed from the first change on: nothing new is lost."""
+    if text.startswith(before):
+        return text[len(before) :]
     pairs = zip(before, text, strict=False)
     return text[next((place for place, (old, new) in enumerate(pairs) if old != new), min(len(before), len(text))) :]
 
@@ -86,7 +88,8 @@ class Output:
     withdraw: Callable[[], object] | None = None
     ready: deque[Delta] = field(factory=deque, init=False)
     """What nobody has read yet."""
-    _ended: bool = field(default=False, init=False)
+    ended: bool = field(default=False, init=False)
+    """Nothing is added any more."""
     _fault: Exception | None = field(default=None, init=False)
     _sampled: int = field(default=0, init=False)
 
@@ -99,21 +102,21 @@ class Output:
     @property
     def over(self) -> bool:
         """Nothing comes any more."""
-        return self._ended and not self.ready and self._fault is None
+        return self.ended and not self.ready and self._fault is None
 
     def take(self, sampled: SampledToken) -> None:
         """Adds ``sampled``. With the token that completes a stop string the output ends, and what comes after it is
         nothing. Never raises: it may be called in a task that serves everybody; see `raise_fault`."""
-        if self._ended:
+        if self.ended:
             return
         try:
             delta = self._add(sampled)
         except Exception as error:  # noqa: BLE001  (raised by `raise_fault`)
             error.__traceback__ = None  # through that frame it would refer to itself
-            self._fault, self._ended, delta = error, True, None
+            self._fault, self.ended, delta = error, True, None
         if delta is not None:
             self.ready.append(delta)
-        if self._ended and self.withdraw is not None:
+        if self.ended and self.withdraw is not None:
             self.withdraw()
             self.withdraw = None
 
@@ -138,20 +141,22 @@ class Output:
         self._sampled += 1
         if sampled.token_id in self.stop_ids:
             return None
-        text = "" if self.texts is None else self.stops.feed(self.texts.add(sampled.token_id))
-        self._ended = self.stops.stopped
+        text = "" if self.texts is None else self.texts.add(sampled.token_id)
+        if self.eager:
+            text = self.stops.feed(text)
+            self.ended = self.stops.stopped
         return Delta(
             text=text,
             token_ids=(sampled.token_id,),
             logprobs=(sampled.logprob,),
             top_logprobs=(sampled.top,) if self.tops else None,
-            finish_reason=FinishReason.STOP if self._ended else None,
-            usage=self._usage() if self._ended else None,
+            finish_reason=FinishReason.STOP if self.ended else None,
+            usage=self._usage() if self.ended else None,
         )
 
     def end(self, reason: FinishReason) -> None:
         """Adds the last delta of a request that ended by itself: the text that was held back."""
-        self._ended = True
+        self.ended = True
         text = "" if self.texts is None else self.stops.feed(self.texts.rest()) + self.stops.rest()
         last = Delta(
             text=text,
@@ -161,6 +166,30 @@ class Output:
             usage=self._usage(),
         )
         self.ready.append(last)
+
+    def completion(
+        self, sampled: Iterable[SampledToken], reason: FinishReason, decode: Callable[[Sequence[int]], str]
+    ) -> Completion:
+        """All that a request without stop strings gave, read at once: without a delta and a piece of text per token.
+
+        Raises:
+            InvalidRequest: the request's structure could not be followed.
+        """
+        given = [one for one in sampled if one.token_id is not None or one.error]
+        for one in given:
+            if one.error:
+                raise InvalidRequest(one.error)
+        self._sampled, self.ended = len(given), True
+        kept = [one for one in given if one.token_id not in self.stop_ids]
+        token_ids = tuple(one.token_id for one in kept if one.token_id is not None)
+        return Completion(
+            text=decode(token_ids),
+            token_ids=token_ids,
+            finish_reason=reason,
+            logprobs=tuple(one.logprob for one in kept),
+            top_logprobs=tuple(one.top for one in kept) if self.tops else None,
+            usage=self._usage(),
+        )
 
     def _usage(self) -> Usage:
         return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._sampled)
@@ -182,17 +211,15 @@ def output_of(
     )
 
 
-def completion_of(deltas: Sequence[Delta], decode: Callable[[Sequence[int]], str] | None) -> Completion:
-    """All ``deltas`` of a request that ended well, as one value. With ``decode`` they have no text: all tokens are
-    decoded at once, which is much less work than one by one."""
+def completion_of(deltas: Sequence[Delta]) -> Completion:
+    """All ``deltas`` of a request that ended well, as one value."""
     last = deltas[-1]
     assert last.finish_reason is not None, "a request ended without a reason"
     assert last.usage is not None, "a request ended without its usage"
     asked = last.top_logprobs is not None
-    token_ids = tuple(token for delta in deltas for token in delta.token_ids)
     return Completion(
-        text="".join(delta.text for delta in deltas) if decode is None else decode(token_ids),
-        token_ids=token_ids,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         finish_reason=last.finish_reason,
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
         top_logprobs=tuple(top for delta in deltas for top in delta.top_logprobs or ()) if asked else None,

@@ -347,26 +347,28 @@ def _resolve(future: asyncio.Future[Any], value: object) -> None:
 
 class PortalStream(Generic[T, View]):
     """Async iterator over a source on the trio side. ``view`` is what ``look`` saw of the source, at the beginning and
-    after each item.
+    after each item, its end too. What is ``at_hand`` of the source behind an item (``None``: nothing) comes along in
+    the same crossing.
 
     An item that was taken when the waiting task was cancelled is kept for the next turn. What is left when the engine
     ends is handed over then, so that it can still be read.
     """
 
-    def __init__(self, portal: Portal, look: Callable[[Any], View]) -> None:
+    def __init__(self, portal: Portal, look: Callable[[Any], View], at_hand: Callable[[Any], T | None]) -> None:
         self._portal = portal
         self._look = look
-        self._kept: deque[outcome.Outcome[tuple[T, View]]] = deque()
+        self._at_hand = at_hand
+        self._kept: deque[tuple[outcome.Outcome[T], View]] = deque()
         self._holder: Call[None] | None = None
-        self._view: View | None = None
+        self._view: tuple[()] | tuple[View] = ()
         self._on_trio_source: AsyncIterator[T] | None = None
         self._on_trio_readers = 0
         self._on_trio_quiet = trio.Event()
 
     def view(self) -> View:
         """See above."""
-        assert self._view is not None, "a stream is looked at before it is open"
-        return self._view
+        assert self._view, "a stream is looked at before it is open"
+        return self._view[0]
 
     # -- the asyncio side --------------------------------------------------------------------------------------------
 
@@ -380,7 +382,7 @@ class PortalStream(Generic[T, View]):
                 await outlast(_nothing, holder.answer)
                 raise cancelled
             if opened.done():
-                self._view = opened.result()
+                self._view = (opened.result(),)
                 return
             answer, self._holder = holder.answer.result(), None
             del holder
@@ -414,8 +416,12 @@ class PortalStream(Generic[T, View]):
         self._portal.check()
         while not self._kept:
             await self._fetch()
-        item, self._view = unwrapped(self._kept.popleft())
-        return item
+        item, view = self._kept.popleft()
+        self._view = (view,)
+        try:
+            return unwrapped(item)
+        finally:
+            del item  # a frame in its own error's traceback would be a reference cycle
 
     async def _fetch(self) -> None:
         """Waits until the trio side has put something into ``_kept``."""
@@ -452,20 +458,31 @@ class PortalStream(Generic[T, View]):
             pass
 
     async def _on_trio_next(self) -> bool:
-        """Takes the next outcome and sends it off in the same step, so that none overtakes another. Whether there may
-        be more."""
+        """Takes the next outcome, and what is at hand behind it, and sends it off in the same step, so that none
+        overtakes another. Whether there may be more."""
+        source = self._on_trio_source
+        assert source is not None, "read before it is open"
         self._on_trio_readers += 1
         try:
-            answer = await _captured(self._on_trio_take)
+            answer: outcome.Outcome[T] | None = await _captured(partial(anext, source))
         finally:
             self._on_trio_readers -= 1
             self._on_trio_quiet.set()
-        self._portal.call_back(partial(self._kept.append, answer))
-        return isinstance(answer, outcome.Value)
+        last = answer
+        batch: list[tuple[outcome.Outcome[T], View]] = []
+        while answer is not None:
+            last = answer
+            batch.append((answer, self._look(source)))
+            answer = self._on_trio_at_hand(source) if isinstance(answer, outcome.Value) else None
+        self._portal.call_back(partial(self._kept.extend, batch))
+        return isinstance(last, outcome.Value)
 
-    async def _on_trio_take(self) -> tuple[T, View]:
-        assert self._on_trio_source is not None, "read before it is open"
-        return await anext(self._on_trio_source), self._look(self._on_trio_source)
+    def _on_trio_at_hand(self, source: AsyncIterator[T]) -> outcome.Outcome[T] | None:
+        try:
+            found = self._at_hand(source)
+        except Exception as error:  # noqa: BLE001  (raised on the other side)
+            return outcome.Error(error)
+        return None if found is None else outcome.Value(found)
 
 
 class StreamBlock(AbstractAsyncContextManager[Presented], Generic[T, View, Presented]):

@@ -8,11 +8,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ..core.errors import InvalidRequest, RequestTooLarge
 from ..core.model import Kind, ModelDescription, Prepared, Preparer
-from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_characters, check_integer
+from ..core.order import check_priority
+from ..core.prefix import prompt_keys
+from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_characters
 from ..models.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
@@ -20,6 +22,8 @@ from .threads import run_in_thread
 
 _INLINE_SAMPLES = 1_000_000  # checking more would hold the loop up for over a millisecond
 INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
+INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
+INLINE_HASHED = 32_000  # samples: 0.1 ms of hashing, what a thread costs; 30 s take 2 ms and more
 
 Message = Mapping[str, Any]
 
@@ -49,7 +53,7 @@ async def build_request(description: ModelDescription, query: Query, request_id:
             f"{description.architecture} gives vectors, not text; ask engine.embed(...) or engine.score(...)"
         )
     sampling = _sampling(query.sampling)
-    check_integer("priority", query.priority)
+    check_priority(query.priority)
     prepared = await _prepare(description, query)
     _check_token_ids(description, "the prompt", prepared.token_ids)
     _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
@@ -62,6 +66,33 @@ async def build_request(description: ModelDescription, query: Query, request_id:
         rules=await _rules(description, sampling),
         max_tokens=_resolve_max_tokens(description, len(prepared.token_ids), sampling),
         priority=query.priority,
+    )
+
+
+async def with_page_keys(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
+    """``request`` with the keys of its prompt's full pages, if pages are found by their content. Those of a long prompt
+    are hashed in a thread: in the loop everybody would wait for them."""
+    if len(request.prompt_token_ids) <= INLINE_TOKENS:
+        return keyed(request, description, prefix_caching=prefix_caching)
+    return await run_in_thread(partial(keyed, request, description, prefix_caching=prefix_caching))
+
+
+def keyed(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
+    """`with_page_keys`, here and now."""
+    if not prefix_caching or description.whole_prompts:
+        return request
+    keys = prompt_keys(request, page_size=description.page_size, identity=description.processor_identity)
+    return evolve(request, page_keys=keys) if keys else request
+
+
+async def audio_item(description: ModelDescription, samples: Samples) -> EncoderItem:
+    """One window of audio to encode, for cross-attention. A long one is hashed in a thread."""
+    hashed = partial(content_key, samples, description.processor_identity)
+    return EncoderItem(
+        key=hashed() if samples.size <= INLINE_HASHED else await run_in_thread(hashed),
+        payload=samples,
+        embeddings=description.encoder_embeddings,
+        size=description.encoder_bytes,
     )
 
 
@@ -120,12 +151,7 @@ async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
             f"audio of {len(samples) / description.sampling_rate:.2f} s; allowed: one window of the model, "
             f"{description.window_samples / description.sampling_rate:g} s; engine.transcribe takes audio of any length"
         )
-    return EncoderItem(
-        key=content_key(samples, description.processor_identity),
-        payload=samples,
-        embeddings=description.encoder_embeddings,
-        size=description.encoder_bytes,
-    )
+    return await audio_item(description, samples)
 
 
 # -- decoders --------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Self
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ..core.request import FinishReason
+from ..core.timings import Timings
 
 
 @frozen(kw_only=True)
@@ -32,6 +33,7 @@ class Completion:
     ``SamplingParams.logprobs`` asks for (fewer where fewer can be sampled); ``None`` where nobody asks.
 
     ``alternatives`` are the others of ``SamplingParams(n=...)``, with a usage of their own each and no alternatives.
+    ``timings`` tell how long each stage took; completions are compared without them.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Completion:
     top_logprobs: tuple[TopLogprobs, ...] | None = None
     usage: Usage
     alternatives: tuple[Completion, ...] = ()
+    timings: Timings | None = field(default=None, eq=False)
 
 
 @frozen(kw_only=True)
@@ -89,12 +92,14 @@ class Segment:
 
 @frozen(kw_only=True)
 class Progress:
-    """Where a transcription is: what is known of its language (see `Transcript`), and seconds of all and done."""
+    """Where a transcription is: what is known of its language (see `Transcript`), seconds of all and done, and at its
+    end how long it took."""
 
     language: str | None
     language_probability: float | None
     duration: float
     position: float
+    timings: Timings | None = None
 
 
 @frozen(kw_only=True)
@@ -104,7 +109,7 @@ class Transcript:
     ``text`` is the segments' text without outer blanks. ``language`` is the code of the spoken language ("en"), and
     ``language_probability`` the model's certainty among the languages it knows, 0 to 1; it is ``None`` where the
     language was not detected, because the caller named it or the model knows only one. ``duration`` is the length of
-    the audio in seconds.
+    the audio in seconds. ``timings`` tell how long each stage took; transcripts are compared without them.
     """
 
     text: str
@@ -112,10 +117,17 @@ class Transcript:
     language_probability: float | None
     duration: float
     segments: tuple[Segment, ...]
+    timings: Timings | None = field(default=None, eq=False)
 
     @classmethod
     def of(
-        cls, segments: Iterable[Segment], *, language: str | None, language_probability: float | None, duration: float
+        cls,
+        segments: Iterable[Segment],
+        *,
+        language: str | None,
+        language_probability: float | None,
+        duration: float,
+        timings: Timings | None = None,
     ) -> Self:
         """The transcript that ``segments``, all of one audio, make. A finished transcription knows its language."""
         found = tuple(segments)
@@ -126,4 +138,5 @@ class Transcript:
             language_probability=language_probability,
             duration=duration,
             segments=found,
+            timings=timings,
         )

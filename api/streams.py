@@ -3,75 +3,134 @@ what clients iterate over: `Deltas` of a request, `SegmentStream` of a transcrip
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import NoReturn, Protocol, Self, TypeVar
 
 import trio
 
 from ..actors.messages import Aborted, Failed, Finished, StreamMessage, Tokens
-from ..core.errors import EngineClosed
+from ..core.errors import EngineClosed, EngineStateError
 from ..core.plan import SampledToken
 from ..core.request import FinishReason
+from ..core.timings import Timings
 from .outputs import Output
 from .results import Delta, Progress, Segment
 from .transcription import Transcription
+
+FAIR = 16  # deltas that a reader may take in a row without giving others their turn
 
 
 class Mailbox:
     """One request's messages, unbounded (a request writes at most ``max_tokens`` of them).
 
-    Iterating gives every `SampledToken` and ends when the request has finished; `finish_reason` then tells why.
+    What arrives together wakes a reader once (`wait`); one who wants the whole of it sleeps until there is nothing more
+    to come (`wait_end`). Nobody who sleeps costs anything for a token.
 
-    Raises:
-        EngineError: the request failed, or the engine ended before it did (`EngineClosed`).
+    Attributes:
+        unread: the tokens that nobody has taken; none where ``on_token`` takes them.
+        ended: the request's last message has arrived.
+        timings: of the request, from the call on; ``None`` until it has ended, and where it failed.
     """
 
-    def __init__(self, on_end: Callable[[], object], on_token: Callable[[SampledToken], object] | None = None) -> None:
+    def __init__(
+        self,
+        on_end: Callable[[], object],
+        on_token: Callable[[SampledToken], object] | None = None,
+        waited: float = 0.0,
+    ) -> None:
         """``on_end`` is called in the scheduler's task when the request has ended, read or not, and ``on_token`` there
-        for every token, which must not raise."""
-        self._send, self._receive = trio.open_memory_channel[StreamMessage](math.inf)
+        for every token, which must not raise. ``waited``: seconds from the call to the request's submission."""
+        self.unread: deque[SampledToken] = deque()
+        self.ended = False
+        self.timings: Timings | None = None
+        self._end: Finished | Failed | Aborted | None = None  # until somebody has read it
         self._on_end = on_end
         self._on_token = on_token
-        self.finish_reason: FinishReason | None = None
-        self.ended = False  # the request's last message has been read
+        self._waited = waited
+        self._for_news: list[trio.lowlevel.Task] = []
+        self._for_end: list[trio.lowlevel.Task] = []
+
+    # -- the scheduler's side ----------------------------------------------------------------------------------------
 
     def put(self, message: StreamMessage) -> None:
         """Called by the scheduler. Nothing is lost: the reader either reads it or has said that it does not care."""
-        if not isinstance(message, Tokens):
-            self._send.send_nowait(message)
-            self._on_token = None
-            self._on_end()
+        if isinstance(message, Tokens):
+            self._put_tokens(message.sampled)
+        else:
+            self._put_end(message)
+        if self._for_news:
+            _wake(self._for_news)
+
+    def _put_tokens(self, sampled: tuple[SampledToken, ...]) -> None:
+        if self._on_token is None:
+            self.unread.extend(sampled)
             return
-        for sampled in message.sampled:
-            self._send.send_nowait(Tokens((sampled,)))
-            if self._on_token is not None:
-                self._on_token(sampled)
+        for one in sampled:
+            self._on_token(one)
 
-    def __aiter__(self) -> AsyncIterator[SampledToken]:
-        return self
+    def _put_end(self, message: Finished | Failed | Aborted) -> None:
+        self.ended = True
+        self._end = message
+        self._on_token = None
+        if not isinstance(message, Failed) and message.timings is not None:
+            self.timings = message.timings.since(self._waited)
+        self._on_end()
+        _wake(self._for_end)
 
-    async def __anext__(self) -> SampledToken:
-        if self.ended:
-            raise StopAsyncIteration
+    # -- the reader's side -------------------------------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Sleeps until something arrives, or the request has ended. For readers who have just seen that nothing is
+        there."""
         try:
-            message = await self._receive.receive()
+            if self.ended:
+                await trio.lowlevel.checkpoint()
+            else:
+                await _sleep(self._for_news)
         except trio.Cancelled as cancelled:
             # trio's frames below lead by f_back to a nursery that fails, and so to the group that will hold this very
             # error: a reference cycle, in which our callers' frames and their requests would wait for a collection
             cancelled.__traceback__ = None
             raise
-        if isinstance(message, Tokens):
-            return message.sampled[0]
-        self.ended = True
-        match message:
+
+    async def wait_end(self) -> None:
+        """Returns when the request has ended."""
+        try:
+            if self.ended:
+                await trio.lowlevel.checkpoint()
+            else:
+                await _sleep(self._for_end)
+        except trio.Cancelled as cancelled:
+            cancelled.__traceback__ = None  # see `wait`
+            raise
+
+    async def give_way(self) -> None:
+        """Gives others their turn."""
+        try:
+            await trio.lowlevel.checkpoint()
+        except trio.Cancelled as cancelled:
+            cancelled.__traceback__ = None  # see `wait`
+            raise
+
+    def take_end(self) -> FinishReason:
+        """Why the request has ended, to be asked once.
+
+        Raises:
+            EngineError: the request failed, or the engine ended before it did (`EngineClosed`).
+        """
+        end, self._end = self._end, None
+        assert end is not None, "a request's end is read twice, or before it came"
+        match end:
             case Finished(reason, _):
-                self.finish_reason = reason
-                raise StopAsyncIteration
+                return reason
             case Failed(error):
                 try:
                     raise error
                 finally:
-                    del message, error  # a frame in its own error's traceback would be a reference cycle
+                    del end, error  # a frame in its own error's traceback would be a reference cycle
             case Aborted():
                 raise EngineClosed(
                     "the request was aborted: its stream was left, or the engine's block ended and the time to drain "
@@ -80,30 +139,90 @@ class Mailbox:
                 )
 
 
+async def _sleep(sleepers: list[trio.lowlevel.Task]) -> None:
+    """Until `_wake`. A frame of its own: what it names must not be in the traceback of a cancellation."""
+    task = trio.lowlevel.current_task()
+    sleepers.append(task)
+
+    def withdraw(_: object) -> trio.lowlevel.Abort:
+        sleepers.remove(task)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    await trio.lowlevel.wait_task_rescheduled(withdraw)
+
+
+def _wake(sleepers: list[trio.lowlevel.Task]) -> None:
+    while sleepers:
+        trio.lowlevel.reschedule(sleepers.pop())
+
+
+class DeltaStream(Protocol):
+    """Async iterator of `Delta`, as ``async with engine.stream(...) as deltas`` gives it."""
+
+    @property
+    def timings(self) -> Timings | None:
+        """How long its request took, stage by stage; ``None`` until it has ended, and where it failed."""
+
+    def __aiter__(self) -> Self:
+        """Itself."""
+
+    async def __anext__(self) -> Delta:
+        """The next delta."""
+
+
 class Deltas:
-    """Async iterator of `Delta` over one request, whose ``mailbox`` or reader feeds ``output``."""
+    """The `DeltaStream` of one request, whose ``mailbox`` or reader feeds ``output``."""
 
     def __init__(self, mailbox: Mailbox, output: Output) -> None:
         self._mailbox = mailbox
         self._output = output
+        self._in_a_row = 0  # deltas since others last had a turn
 
-    def __aiter__(self) -> AsyncIterator[Delta]:
+    @property
+    def timings(self) -> Timings | None:
+        """See `DeltaStream.timings`."""
+        return self._mailbox.timings
+
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delta:
+        delta = self.next_ready()
+        while delta is None:
+            if self._output.over:
+                raise StopAsyncIteration
+            if self._in_a_row >= FAIR:
+                await self._mailbox.give_way()
+            else:
+                await self._mailbox.wait()
+            self._in_a_row = 0
+            delta = self.next_ready()
+        return delta
+
+    def next_ready(self) -> Delta | None:
+        """The next delta, if it is there and others have had their turns. The last one comes when the request has
+        ended, which is at once after a stop string, so that `timings` are there with it."""
         output = self._output
-        if output.over:
-            raise StopAsyncIteration
-        async for sampled in self._mailbox:
-            if not output.eager:
-                output.take(sampled)
-            if output.ready:
-                return output.ready.popleft()
-            output.raise_fault()
-        if self._mailbox.finish_reason is None:  # its error was raised before
-            raise StopAsyncIteration
-        output.end(self._mailbox.finish_reason)
+        if self._in_a_row >= FAIR or not self._fill():
+            return None
+        if output.ended and len(output.ready) == 1 and not self._mailbox.ended:
+            return None
+        self._in_a_row += 1
         return output.ready.popleft()
+
+    def _fill(self) -> bool:
+        """Feeds the output until it has a delta, if it can."""
+        output, mailbox = self._output, self._mailbox
+        while not output.ready:
+            output.raise_fault()
+            if mailbox.unread and not output.ended:
+                output.take(mailbox.unread.popleft())
+            elif mailbox.ended and not output.ended:
+                output.ended = True  # whatever its end says, nothing else comes
+                output.end(mailbox.take_end())
+            else:
+                return False
+        return True
 
 
 class Segments:
@@ -120,6 +239,7 @@ class Segments:
             language_probability=self._transcription.language_probability,
             duration=self._transcription.duration,
             position=self._transcription.position,
+            timings=self._transcription.timings,
         )
 
     def __aiter__(self) -> AsyncIterator[Segment]:
@@ -161,8 +281,50 @@ class SegmentStream:
         """Seconds that are done."""
         return self.progress().position
 
+    @property
+    def timings(self) -> Timings | None:
+        """How long it took, stage by stage; ``None`` before the last window is done."""
+        return self.progress().timings
+
     def __aiter__(self) -> AsyncIterator[Segment]:
         return self
 
     async def __anext__(self) -> Segment:
         return await anext(self._segments)
+
+
+Opened_co = TypeVar("Opened_co", covariant=True)
+
+
+class StreamBlock(AbstractAsyncContextManager[Opened_co]):
+    """The block of a stream, which says so to those who read it unopened."""
+
+    def __init__(self, block: AbstractAsyncContextManager[Opened_co], method: str) -> None:
+        self._block = block
+        self._method = method
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aenter__(self) -> Opened_co:
+        return await self._block.__aenter__()
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            return await self._block.__aexit__(kind, error, traceback)
+        finally:
+            del error, traceback
+
+    def __aiter__(self) -> NoReturn:
+        raise self._unopened()
+
+    def __await__(self) -> NoReturn:
+        raise self._unopened()
+
+    def _unopened(self) -> EngineStateError:
+        return EngineStateError(
+            f"engine.{self._method}(...) was read before it was opened; allowed: async with "
+            f"engine.{self._method}(...) as parts: async for part in parts: ... (leaving the block early withdraws "
+            "what still runs)"
+        )

@@ -21,12 +21,15 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+import trio
+from attrs import define, field, frozen
 
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.model import ModelDescription, WhisperTokens
 from ..core.request import EncoderItem, FinishReason, LogitRules, Probe, Request, SamplingParams, TimestampRules
-from .audio import Samples, content_key
+from ..core.timings import Timings
+from .audio import Samples
+from .prompts import audio_item
 from .results import Segment, Transcript
 
 TASKS = ("transcribe", "translate")
@@ -44,6 +47,7 @@ class Generated:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     probe: tuple[float, ...] | None = None  # log-probabilities, as `Request.probe` asked
+    timings: Timings | None = None
 
 
 Run = Callable[[Request], Awaitable[Generated]]  # runs one request to its end
@@ -329,16 +333,6 @@ class Recipe:
         kept = [token for token in token_ids if self.is_text(token)]
         return str(self.description.tokenizer.decode(kept, skip_special_tokens=True))
 
-    def item(self, window: Samples) -> EncoderItem:
-        """``window`` to encode: its own copy, so that it does not keep the whole audio alive."""
-        payload = np.array(window, np.float32)
-        return EncoderItem(
-            key=content_key(payload, self.description.processor_identity),
-            payload=payload,
-            embeddings=self.description.encoder_embeddings,
-            size=self.description.encoder_bytes,
-        )
-
     def detection(self, request_id: str, item: EncoderItem) -> Request:
         """Asks for the language: one token after <|startoftranscript|>, and the probability of each language."""
         languages = tuple(self.tokens.language_ids.values())
@@ -430,6 +424,43 @@ def whisper_tokens(description: ModelDescription) -> WhisperTokens:
     return description.whisper
 
 
+@define
+class _Stopwatch:
+    """Adds up what the requests of one transcription took, see `Timings`."""
+
+    asked: float | None  # None: when its first request is
+    _queued: float = field(default=0.0, init=False)
+    _encoder_wait: float = field(default=0.0, init=False)
+    _first_token: float | None = field(default=None, init=False)
+    _ended: float | None = field(default=None, init=False)
+
+    def add(self, timings: Timings | None, begun: float, *, is_text: bool) -> None:
+        """A request that was asked for at ``begun``."""
+        self.asked = begun if self.asked is None else self.asked
+        if timings is None:
+            return
+        self._queued += timings.queued
+        self._encoder_wait += timings.encoder_wait
+        if is_text and self._first_token is None and timings.first_token is not None:
+            self._first_token = begun - self.asked + timings.first_token
+
+    def end(self, now: float) -> None:
+        """The last window is done."""
+        if self._ended is None:
+            self._ended = now
+
+    def timings(self) -> Timings | None:
+        """The whole, when it has ended."""
+        if self._ended is None or self.asked is None:
+            return None
+        return Timings(
+            queued=self._queued,
+            encoder_wait=self._encoder_wait,
+            first_token=self._first_token,
+            total=self._ended - self.asked,
+        )
+
+
 class Transcription:
     """One audio on its way to text: call `next_window` until it gives ``None``, or `transcript` for all of it.
 
@@ -443,6 +474,8 @@ class Transcription:
         language_probability: the model's certainty, 0 to 1; ``None`` where nothing was detected.
         duration: of the audio, in seconds.
         position: seconds from the beginning that are done.
+        timings: how long it took, from ``asked`` (trio time; its first request, by default) on; ``None`` until the last
+            window is done.
 
     Raises:
         InvalidRequest: options that the model does not allow, no samples.
@@ -450,7 +483,14 @@ class Transcription:
     """
 
     def __init__(
-        self, samples: Samples, options: TranscribeOptions, description: ModelDescription, run: Run, *, request_id: str
+        self,
+        samples: Samples,
+        options: TranscribeOptions,
+        description: ModelDescription,
+        run: Run,
+        *,
+        request_id: str,
+        asked: float | None = None,
     ) -> None:
         if not len(samples):
             raise InvalidRequest("audio without samples; allowed: 0.02 s of audio or more")
@@ -464,6 +504,7 @@ class Transcription:
         self._segments = 0
         self._requests = itertools.count()
         self._busy = False
+        self._stopwatch = _Stopwatch(asked)
         self.language = self._recipe.language
         self.language_probability: float | None = None
 
@@ -477,11 +518,16 @@ class Transcription:
         """Seconds from the beginning that are done."""
         return self._seconds(self._seek)
 
+    @property
+    def timings(self) -> Timings | None:
+        """See above."""
+        return self._stopwatch.timings()
+
     async def start(self) -> None:
         """Detects the language where it is not known yet; `next_window` does so by itself."""
         with self._alone("start"):
             if self.language is None:
-                await self._detect(self._recipe.item(self._window()))
+                await self._detect(await self._item(self._window()))
 
     async def next_window(self) -> list[Segment] | None:
         """Transcribes one window: its segments, none where it is silent; ``None`` after the last window."""
@@ -489,7 +535,7 @@ class Transcription:
             if self._seek >= len(self._samples):
                 return None
             window = self._window()
-            item = self._recipe.item(window)
+            item = await self._item(window)
             language = self.language or await self._detect(item)
             generated, assessment = await self._read(item, language)
             silent = assessment.is_silent(self._recipe.options)
@@ -508,6 +554,7 @@ class Transcription:
             language=self.language,
             language_probability=self.language_probability,
             duration=self.duration,
+            timings=self.timings,
         )
 
     @contextmanager
@@ -535,8 +582,18 @@ class Transcription:
     def _seconds(self, samples: int) -> float:
         return samples / self._recipe.description.sampling_rate
 
+    async def _item(self, window: Samples) -> EncoderItem:
+        """``window`` to encode: its own copy, so that it does not keep the whole audio alive."""
+        return await audio_item(self._recipe.description, np.array(window, np.float32))
+
+    async def _ask(self, request: Request, *, is_text: bool) -> Generated:
+        begun = trio.current_time()
+        generated = await self._run(request)
+        self._stopwatch.add(generated.timings, begun, is_text=is_text)
+        return generated
+
     async def _detect(self, item: EncoderItem) -> str:
-        answer = await self._run(self._recipe.detection(self._new_id("language"), item))
+        answer = await self._ask(self._recipe.detection(self._new_id("language"), item), is_text=False)
         self.language, self.language_probability = self._recipe.detected(answer)
         return self.language
 
@@ -545,7 +602,8 @@ class Transcription:
         options, first = self._recipe.options, self._windows == 0
         for attempt, temperature in enumerate(options.temperature):
             name = self._new_id(f"{self._windows}.{attempt}")
-            generated = await self._run(self._recipe.request(name, item, language, attempt, first=first))
+            request = self._recipe.request(name, item, language, attempt, first=first)
+            generated = await self._ask(request, is_text=True)
             assessment = Assessment.of(generated, self._recipe.decode(generated.token_ids), temperature)
             if assessment.is_good(options):
                 break
@@ -602,3 +660,4 @@ class Transcription:
         self._seek += moved
         if len(self._samples) - self._seek < step:
             self._seek = len(self._samples)
+            self._stopwatch.end(trio.current_time())

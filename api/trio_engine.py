@@ -18,16 +18,18 @@ from attrs import evolve
 from ..actors.supervisor import EngineStatistics, Supervisor
 from ..actors.worker import Worker
 from ..core.config import EngineConfig
-from ..core.errors import EngineStateError, InvalidRequest, Overloaded
+from ..core.errors import EngineStateError, InvalidRequest
 from ..core.model import Executor, ModelDescription
+from ..core.order import check_priority
 from ..core.plan import SampledToken
 from ..core.request import Request
 from .alternatives import run_together
 from .audio import AudioSource
-from .outputs import TextDeltas, completion_of, output_of
-from .prompts import Query, build_request, load
-from .results import Completion, Delta, Transcript
-from .streams import Deltas, Mailbox, Segments, SegmentStream
+from .door import Door
+from .outputs import Output, TextDeltas, completion_of, output_of
+from .prompts import Query, build_request, load, with_page_keys
+from .results import Completion, Transcript
+from .streams import Deltas, DeltaStream, Mailbox, Segments, SegmentStream
 from .threads import run_in_thread
 from .transcription import Generated, TranscribeOptions, Transcription, whisper_tokens
 from .vectors import VectorQuery, Vectors, build_requests, check_texts, embedding_pooling, scoring_pooling, softmax
@@ -55,8 +57,9 @@ class TrioEngine:
         self._make_worker = make_worker
         self._description: ModelDescription | None = None
         self._block: AbstractAsyncContextManager[ModelDescription] | None = None
-        self._admission = trio.Semaphore(config.max_pending)
+        self._door = Door(config.max_pending)
         self._numbers = itertools.count()
+        self._special: frozenset[int] | None = None  # once somebody asks
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -109,14 +112,21 @@ class TrioEngine:
         return self._opened()[1]
 
     @property
+    def device(self) -> str:
+        """What it runs on, or will."""
+        if self._description is not None:
+            return self._description.device
+        return self.config.device if not self.config.devices else ", ".join(self.config.devices)
+
+    @property
     def pending(self) -> int:
         """Requests that hold a permit of ``max_pending``."""
-        return self.config.max_pending - self._admission.value
+        return self._door.places - self._door.free
 
     @property
     def waiting(self) -> int:
         """Requests that wait for such a permit."""
-        return self._admission.statistics().tasks_waiting
+        return self._door.waiting
 
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`."""
@@ -142,25 +152,27 @@ class TrioEngine:
 
     async def generate(self, query: Query, *, wait: bool) -> Completion:
         """See `Engine.generate`."""
+        asked = trio.current_time()
         request = await self._build(query)
         count = request.sampling.n
         if count == 1:
-            return await self._complete(request, _nothing, wait=wait)
+            return await self._complete(request, asked, wait=wait)
         requests = [
             evolve(request, id=self._new_id(query.request_id), sampling=request.sampling.sibling(index))
             for index in range(count)
         ]
-        first, *others = await run_together([partial(self._complete, one, wait=wait) for one in requests])
+        first, *others = await run_together([partial(self._complete, one, asked, wait=wait) for one in requests])
         return evolve(first, alternatives=tuple(others))
 
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection  # a ^C between the body and our exit would skip that
-    async def stream(self, query: Query, *, wait: bool) -> AsyncIterator[AsyncIterator[Delta]]:
+    async def stream(self, query: Query, *, wait: bool) -> AsyncIterator[DeltaStream]:
         """See `Engine.stream`."""
+        asked = trio.current_time()
         request = await self._build(query)
         if request.sampling.n > 1:
             raise InvalidRequest(f"n={request.sampling.n} of a stream; allowed: 1, or engine.generate(...) for several")
-        async with self._deltas(request, wait=wait, texts=self._text_deltas()) as deltas:
+        async with self._deltas(request, asked, wait=wait, texts=self._text_deltas()) as deltas:
             yield deltas
 
     # -- vectors -----------------------------------------------------------------------------------------------------
@@ -197,53 +209,67 @@ class TrioEngine:
 
     async def _vectors(self, query: VectorQuery, *, wait: bool) -> Vectors:
         """[texts, width]"""
-        new_id = partial(self._new_id, None)
-        build = partial(build_requests, self.model, query, most_tokens=self.config.max_step_tokens, new_id=new_id)
+        asked = trio.current_time()
+        build = partial(
+            build_requests,
+            self.model,
+            query,
+            most_tokens=self.config.max_step_tokens,
+            prefix_caching=self.config.prefix_caching,
+            new_id=partial(self._new_id, None),
+        )
         requests = build() if query.is_short else await run_in_thread(build)
-        vectors = await run_together([partial(self._vector, request, wait=wait) for request in requests])
+        vectors = await run_together([partial(self._vector, request, asked, wait=wait) for request in requests])
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 
-    async def _vector(self, request: Request, begun: Callable[[], object], *, wait: bool) -> tuple[float, ...]:
+    @trio.lowlevel.enable_ki_protection
+    async def _vector(
+        self, request: Request, asked: float, begun: Callable[[], object], *, wait: bool
+    ) -> tuple[float, ...]:
         begun()  # they have no prompt to share: nobody need wait for the first one
-        vector: tuple[float, ...] | None = None
-        async with self._submitted(request, wait=wait) as mailbox:
-            async for sampled in mailbox:
-                vector = sampled.vector
+        async with self._submitted(request, asked, wait=wait) as mailbox:
+            await mailbox.wait_end()
+        mailbox.take_end()
+        vector = mailbox.unread[-1].vector if mailbox.unread else None
         assert vector is not None, "a pooled request ended without a vector"
         return vector
 
     # -- speech ------------------------------------------------------------------------------------------------------
 
     async def transcribe(
-        self, audio: AudioSource, options: TranscribeOptions, request_id: str | None, *, wait: bool
+        self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> Transcript:
         """See `Engine.transcribe`."""
-        transcription = await self._transcription(audio, options, request_id, wait=wait)
+        transcription = await self._transcription(audio, options, priority, request_id, wait=wait)
         return await transcription.transcript()
 
     @asynccontextmanager
     async def stream_transcription(
-        self, audio: AudioSource, options: TranscribeOptions, request_id: str | None, *, wait: bool
+        self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> AsyncIterator[SegmentStream]:
         """See `Engine.stream_transcription`."""
-        transcription = await self._transcription(audio, options, request_id, wait=wait)
+        transcription = await self._transcription(audio, options, priority, request_id, wait=wait)
         await transcription.start()
         segments = Segments(transcription)
         yield SegmentStream(segments, segments.progress)
 
     async def _transcription(
-        self, audio: AudioSource, options: TranscribeOptions, request_id: str | None, *, wait: bool
+        self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> Transcription:
+        asked = trio.current_time()
         _, description = self._opened()
         whisper_tokens(description)  # before a file is read for nothing
+        check_priority(priority)
         samples = await load(audio, description.sampling_rate)
-        run = partial(self._run, wait=wait)
-        return Transcription(samples, options, description, run, request_id=self._new_id(request_id))
+        run = partial(self._run, priority=priority, wait=wait)
+        return Transcription(samples, options, description, run, request_id=self._new_id(request_id), asked=asked)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def _build(self, query: Query) -> Request:
-        return await build_request(self._opened()[1], query, self._new_id(query.request_id))
+        description = self._opened()[1]
+        request = await build_request(description, query, self._new_id(query.request_id))
+        return await with_page_keys(request, description, prefix_caching=self.config.prefix_caching)
 
     def _new_id(self, name: str | None) -> str:
         """Unique in this engine, whatever names its users give."""
@@ -252,17 +278,24 @@ class TrioEngine:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def _submitted(
-        self, request: Request, *, wait: bool, on_token: Callable[[SampledToken], object] | None = None
+        self,
+        request: Request,
+        asked: float | None = None,
+        *,
+        wait: bool,
+        on_token: Callable[[SampledToken], object] | None = None,
     ) -> AsyncIterator[Mailbox]:
-        """Admits and submits ``request``; on the way out withdraws what has not ended. No await between the halves of a
-        state change. The request's place is free again when it has ended, whether or not anybody reads that."""
+        """Admits and submits ``request``, asked for by a caller at ``asked`` (default: now); on the way out withdraws
+        what has not ended. No await between the halves of a state change. The request's place is free again when it has
+        ended, whether or not anybody reads that."""
         supervisor, _ = self._opened()
-        await self._admit(wait=wait)
-        mailbox = Mailbox(self._admission.release, on_token)
+        asked = trio.current_time() if asked is None else asked
+        await self._enter(request.priority, wait=wait)
+        mailbox = Mailbox(self._door.leave, on_token, trio.current_time() - asked)
         try:
             supervisor.submit(request, mailbox)
         except BaseException:
-            self._admission.release()
+            self._door.leave()
             raise
         try:
             yield mailbox
@@ -271,61 +304,69 @@ class TrioEngine:
                 supervisor.abort(request.id)
 
     @trio.lowlevel.enable_ki_protection
-    async def _admit(self, *, wait: bool) -> None:
+    async def _enter(self, priority: int, *, wait: bool) -> None:
         if wait:
-            try:
-                await self._admission.acquire()
-            except trio.Cancelled as cancelled:
-                cancelled.__traceback__ = None  # see `Mailbox.__anext__`
-                raise
-            return
-        try:
-            self._admission.acquire_nowait()
-        except trio.WouldBlock:
-            raise Overloaded(
-                f"{self.config.max_pending} requests are pending already, the most that are allowed; wait "
-                f"(wait=True), retry later, or raise EngineConfig(max_pending=...)"
-            ) from None
+            await self._door.enter(priority)
+        else:
+            self._door.enter_nowait()
 
     @trio.lowlevel.enable_ki_protection
-    async def _run(self, request: Request, *, wait: bool) -> Generated:
-        """Runs ``request`` to its end."""
-        sampled: list[SampledToken] = []
-        async with self._submitted(request, wait=wait) as mailbox:
-            async for part in mailbox:
-                sampled.append(part)  # noqa: PERF401  (a comprehension's frame would hide in tracebacks)
-        assert mailbox.finish_reason is not None, "a request ended without a reason"
-        token_ids = [part.token_id for part in sampled if part.token_id is not None]
+    async def _run(self, request: Request, *, priority: int, wait: bool) -> Generated:
+        """Runs ``request`` of a transcription to its end."""
+        asked = trio.current_time()
+        request = evolve(request, priority=priority)
+        request = await with_page_keys(request, self.model, prefix_caching=self.config.prefix_caching)
+        async with self._submitted(request, asked, wait=wait) as mailbox:
+            await mailbox.wait_end()
+        reason = mailbox.take_end()
+        token_ids = [part.token_id for part in mailbox.unread if part.token_id is not None]
         if token_ids and token_ids[-1] in self._stop_ids(request):
             token_ids.pop()
         return Generated(
             token_ids=tuple(token_ids),
-            logprobs=tuple(part.logprob for part in sampled if part.token_id is not None),
-            finish_reason=mailbox.finish_reason,
-            probe=next((part.probe for part in sampled if part.probe is not None), None),
+            logprobs=tuple(part.logprob for part in mailbox.unread if part.token_id is not None),
+            finish_reason=reason,
+            probe=next((part.probe for part in mailbox.unread if part.probe is not None), None),
+            timings=mailbox.timings,
         )
 
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
-    async def _deltas(self, request: Request, *, wait: bool, texts: TextDeltas | None) -> AsyncIterator[Deltas]:
+    async def _deltas(
+        self, request: Request, asked: float | None = None, *, wait: bool, texts: TextDeltas | None
+    ) -> AsyncIterator[Deltas]:
         """`_submitted`, read as deltas; without ``texts`` these have none."""
-        supervisor, description = self._opened()
-        withdraw = partial(supervisor.abort, request.id)
-        output = output_of(request, texts, frozenset(description.eos_token_ids), withdraw)
+        output = self._output(request, texts)
         on_token = output.take if output.eager else None
-        async with self._submitted(request, wait=wait, on_token=on_token) as mailbox:
+        async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
             yield Deltas(mailbox, output)
 
+    def _output(self, request: Request, texts: TextDeltas | None) -> Output:
+        supervisor, description = self._opened()
+        withdraw = partial(supervisor.abort, request.id)
+        return output_of(request, texts, frozenset(description.eos_token_ids), withdraw)
+
     @trio.lowlevel.enable_ki_protection
-    async def _complete(self, request: Request, begun: Callable[[], object], *, wait: bool) -> Completion:
-        """Runs ``request`` to its end; calls ``begun`` when it has its first token."""
-        texts = self._text_deltas() if request.sampling.stop else None
-        parts: list[Delta] = []
-        async with self._deltas(request, wait=wait, texts=texts) as deltas:
-            async for delta in deltas:
-                parts.append(delta)
+    async def _complete(
+        self, request: Request, asked: float, begun: Callable[[], object] | None = None, *, wait: bool
+    ) -> Completion:
+        """Runs ``request`` to its end. Nobody is woken for a token but those whom ``begun`` tells of the first one."""
+        output = self._output(request, self._text_deltas() if request.sampling.stop else None)
+        on_token = output.take if output.eager else None
+        async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
+            if begun is not None:
+                await mailbox.wait()
                 begun()
-        return completion_of(parts, self._decode if texts is None else None)
+            await mailbox.wait_end()
+        return evolve(self._completion(mailbox, output), timings=mailbox.timings)
+
+    def _completion(self, mailbox: Mailbox, output: Output) -> Completion:
+        if not output.eager:
+            return output.completion(mailbox.unread, mailbox.take_end(), self._decode)
+        output.raise_fault()
+        if not output.ended:
+            output.end(mailbox.take_end())
+        return completion_of(output.ready)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         special = self._special_ids()
@@ -342,11 +383,9 @@ class TrioEngine:
 
     def _special_ids(self) -> frozenset[int]:
         """Timestamps and special tokens: part of the tokens, not of the text."""
-        description = self.model
-        whisper = description.whisper
-        first = description.vocabulary_size if whisper is None else whisper.start_id
-        return frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
-
-
-def _nothing() -> None:
-    """Nobody waits for its first token."""
+        if self._special is None:
+            description = self.model
+            whisper = description.whisper
+            first = description.vocabulary_size if whisper is None else whisper.start_id
+            self._special = frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
+        return self._special

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ..core.errors import InvalidRequest, RequestTooLarge
 from ..core.model import Kind, ModelDescription
-from ..core.request import Pooling, Request, check_integer
-from .prompts import INLINE_TEXT
+from ..core.order import check_priority
+from ..core.request import Pooling, Request
+from .prompts import INLINE_TEXT, keyed
 
 _INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
 
@@ -76,15 +77,22 @@ def _default(description: ModelDescription) -> Pooling:
 
 
 def build_requests(
-    description: ModelDescription, query: VectorQuery, *, most_tokens: int, new_id: Callable[[], str]
+    description: ModelDescription,
+    query: VectorQuery,
+    *,
+    most_tokens: int,
+    prefix_caching: bool,
+    new_id: Callable[[], str],
 ) -> list[Request]:
     """One request for each text.
 
     Args:
         most_tokens: of a step, which a text that cannot be divided must fit.
+        prefix_caching: whether pages are found by their content.
     """
-    check_integer("priority", query.priority)
-    return [_request(description, text, query, most_tokens, new_id()) for text in query.texts]
+    check_priority(query.priority)
+    requests = (_request(description, text, query, most_tokens, new_id()) for text in query.texts)
+    return [keyed(request, description, prefix_caching=prefix_caching) for request in requests]
 
 
 def _request(description: ModelDescription, text: Any, query: VectorQuery, most_tokens: int, name: str) -> Request:

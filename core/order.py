@@ -1,14 +1,24 @@
-"""Who comes first, wherever requests queue: a rule by which nobody starves.
-
-One level of priority is worth `ARRIVALS_PER_PRIORITY` arrivals. So a request is overtaken by those that come later and
-are more urgent, but only by as many of them as its priority is behind theirs, times that number.
-"""
+"""Who comes first where requests wait: at the door, for encoder outputs, for places and pages. One rule for all."""
 
 from __future__ import annotations
 
+from .errors import InvalidRequest
+
 ARRIVALS_PER_PRIORITY = 1024
+MOST_PRIORITY = 100
 
 
 def order_of(priority: int, arrival: int) -> int:
-    """The key of the ``arrival``-th request: the smallest comes first. A smaller ``priority`` is more urgent."""
+    """The key of a request, smallest first. One level of priority is worth 1,024 arrivals, so that nobody starves: a
+    request is overtaken by fewer than 1,024 later ones for each level that they are more urgent."""
     return priority * ARRIVALS_PER_PRIORITY + arrival
+
+
+def check_priority(priority: object) -> None:
+    """Raises `InvalidRequest` where ``priority`` is none."""
+    integer = isinstance(priority, int) and not isinstance(priority, bool)
+    if not (integer and priority in range(-MOST_PRIORITY, MOST_PRIORITY + 1)):
+        raise InvalidRequest(
+            f"priority={priority!r}; allowed: an integer from -{MOST_PRIORITY} (most urgent) to {MOST_PRIORITY}; leave "
+            "it out for 0"
+        )

@@ -66,9 +66,9 @@ class Planner:
     _sequences: dict[str, Sequence] = field(factory=dict, init=False)  # by request id
     _waiting: Ordered[Sequence] = field(factory=Ordered, init=False)  # all that wait
     _ready: Ordered[Sequence] = field(factory=Ordered, init=False)  # those of them that lack nothing but room
-    _seeking: Ordered[Sequence] = field(factory=Ordered, init=False)  # those of them whose items nobody has looked at yet
-    _ahead: Ordered[Sequence] = field(factory=Ordered, init=False)  # those of them that have acquired encoder outputs
-    _wanting: Ordered[Sequence] = field(factory=Ordered, init=False)  # running ones that need their next encoder outputs
+    _seeking: Ordered[Sequence] = field(factory=Ordered, init=False)  # whose items nobody has looked at yet
+    _ahead: Ordered[Sequence] = field(factory=Ordered, init=False)  # that have acquired encoder outputs
+    _wanting: Ordered[Sequence] = field(factory=Ordered, init=False)  # running, in need of their next items
     _running: list[Sequence] = field(factory=list, init=False)  # in order
     _leaving: dict[str, Sequence] = field(factory=dict, init=False)
     _steps: deque[_InFlightStep] = field(factory=deque, init=False)

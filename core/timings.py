@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from typing import Self
+
+from attrs import evolve, frozen
 
 
 @frozen(kw_only=True)
 class Timings:
     """Seconds, from the call on. ``queued``: until the request had a place, waiting at the door included.
     ``encoder_wait``: the part of it that went by waiting for encoder outputs. ``first_token``: until the first token;
-    ``None`` where there was none. ``total``: until the end."""
+    ``None`` where there was none. ``total``: until the end.
+
+    Of a transcription, which asks for one window after another and perhaps several times: ``queued`` and
+    ``encoder_wait`` are the sums over all its requests, ``first_token`` is that of the first window's text, and
+    ``total`` ends with the last window. A reader who takes his time over a stream of segments makes ``total`` longer,
+    since a window is only asked for when it is read.
+    """
 
     queued: float
     encoder_wait: float
     first_token: float | None
     total: float
+
+    def since(self, seconds: float) -> Self:
+        """The same, counted from ``seconds`` before."""
+        return evolve(
+            self,
+            queued=self.queued + seconds,
+            first_token=None if self.first_token is None else self.first_token + seconds,
+            total=self.total + seconds,
+        )

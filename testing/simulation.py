@@ -364,12 +364,12 @@ class _Run:
         assert got == true, f"{client} finished with the tokens {got}, not {true}"
 
     async def _read_vector(self, client: Client) -> None:
-        got: list[tuple[float, ...] | None] = []
-        async with self.engine.inside._submitted(self._request(client), wait=True) as sampled:
-            async for part in sampled:
-                got.append(part.vector)
-                if await self._stalls():
-                    return
+        async with self.engine.inside._submitted(self._request(client), wait=True) as mailbox:
+            await mailbox.wait_end()
+            mailbox.take_end()
+            if await self._stalls():
+                return
+        got = [part.vector for part in mailbox.unread]
         true = true_vector(client, self.scenario.model)
         assert got == [true], f"{client} finished with the vectors {got}, not {true}"
 

@@ -13,7 +13,7 @@ torch and transformers are imported when an engine starts, not before.
 from .actors.supervisor import EngineStatistics
 from .api.engine import Engine
 from .api.results import Completion, Delta, Segment, Transcript, Usage
-from .api.streams import SegmentStream
+from .api.streams import DeltaStream, SegmentStream
 from .api.transcription import TranscribeOptions
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
@@ -40,12 +40,14 @@ from .core.errors import (
 )
 from .core.events import Event
 from .core.request import FinishReason, SamplingParams, Structure
+from .core.timings import Timings
 
 __all__ = [
     "CallerError",
     "CheckpointError",
     "Completion",
     "Delta",
+    "DeltaStream",
     "DeviceLost",
     "DeviceOutOfMemory",
     "EncodeFailed",
@@ -70,6 +72,7 @@ __all__ = [
     "SegmentStream",
     "Speculation",
     "Structure",
+    "Timings",
     "TranscribeOptions",
     "Transcript",
     "TrioletError",

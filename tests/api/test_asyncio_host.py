@@ -544,7 +544,7 @@ def test_what_is_left_of_a_stream_is_handed_over_behind_the_turn_that_still_runs
         nonlocal portal
         portal = bare_portal(lambda: None, SECONDS)
         await portal.open()
-        stream: PortalStream[int, None] = PortalStream(portal, lambda _: None)
+        stream: PortalStream[int, None] = PortalStream(portal, lambda _: None, lambda _: None)
         await stream.open(lambda: contextlib.nullcontext(Source()))
         first = asyncio.create_task(anext(stream))  # type: ignore[arg-type]
         await asyncio.sleep(0)

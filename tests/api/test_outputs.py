@@ -170,7 +170,7 @@ def test_the_end_of_text_counts_as_a_token_but_is_none_of_the_output():
 
 def test_a_completion_is_its_deltas_together():
     deltas = deltas_of(output("STOP", tops=True), "a STOP")
-    assert completion_of(deltas, None) == Completion(
+    assert completion_of(deltas) == Completion(
         text="a ",
         token_ids=tuple(b"a STOP"),
         finish_reason=FinishReason.STOP,

@@ -339,7 +339,7 @@ async def test_a_request_id_is_never_used_twice() -> None:
 
 async def test_one_window_at_a_time(nursery: trio.Nursery) -> None:
     """A second call while one runs is refused by name; the first goes on, and calls are welcome again."""
-    go = trio.Event()
+    go, done = trio.Event(), trio.Event()
 
     async def run(request: Request) -> Generated:
         await go.wait()
@@ -350,6 +350,7 @@ async def test_one_window_at_a_time(nursery: trio.Nursery) -> None:
 
     async def first() -> None:
         found.append(await transcription.next_window())
+        done.set()
 
     nursery.start_soon(first)
     await trio.testing.wait_all_tasks_blocked()
@@ -358,7 +359,7 @@ async def test_one_window_at_a_time(nursery: trio.Nursery) -> None:
     with pytest.raises(EngineStateError, match="start of transcription 'r'"):
         await transcription.start()
     go.set()
-    await trio.testing.wait_all_tasks_blocked()
+    await done.wait()
     assert [len(segments or []) for segments in found] == [1]
     assert len(await transcription.next_window() or []) == 1
 

@@ -294,14 +294,14 @@ MUTANTS: tuple[Mutant, ...] = (
     # a request's way
     Mutant(
         name="a cancelled request keeps the frames of its nursery",
-        function="api.streams:Mailbox.__anext__",
+        function="api.streams:Mailbox.wait_end",
         fragment="        cancelled.__traceback__ = None",
         mistake="        pass",
         killer=engine_test(
             memory_tests.test_a_request_makes_no_garbage_however_it_ends,
             ending=memory_tests.cancelled_with_its_nursery,
         ),
-        reason="frame of Deltas.__anext__",
+        reason="frame of TrioEngine._complete",
     ),
     # the supervisor
     Mutant(

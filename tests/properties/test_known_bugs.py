@@ -362,7 +362,7 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_place():
     """
     kept_place = (
         "api.trio_engine:TrioEngine._submitted",
-        "Mailbox(self._admission.release, ",
+        "Mailbox(self._door.leave, ",
         "Mailbox(lambda: None, ",
     )
     assert_caught(ADDED, "Overloaded", kept_place)
@@ -371,14 +371,14 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_place():
 def test_r3_a_request_cancelled_while_it_is_added_keeps_its_stream():
     """R3 again: the scheduler keeps the stream of a request that is withdrawn.
 
-    Caught by "terminal once": when it winds up, the scheduler tells the stream of an end again.
+    Caught by "'mailbox': 1": it is there after its request has ended.
     """
     kept_stream = (
         "actors.scheduler:Scheduler._end",
         "self._streams.pop(request_id).put(message)",
         "(self._streams.get if outcome == 'aborted' else self._streams.pop)(request_id).put(message)",
     )
-    assert_caught(ADDED, "terminal once", kept_stream)
+    assert_caught(ADDED, "'mailbox': 1", kept_stream)
 
 
 def test_r4_the_last_payloads_stay_until_the_next_call():

@@ -1,0 +1,214 @@
+"""How long a request took, what it costs its reader to wait, and what the engine says to those who read too early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from triolet import Engine, EngineConfig, EngineStateError, InvalidRequest, SamplingParams, Timings
+from triolet.actors.messages import Finished, Tokens
+from triolet.api.outputs import Output
+from triolet.api.streams import FAIR, Deltas, Mailbox
+from triolet.core.plan import SampledToken
+from triolet.core.request import FinishReason
+from triolet.core.stops import StopStrings
+from triolet.testing.sim import sim_engine
+
+from .hosts import HOSTS, Bench, SpeakingModel, audio, query
+
+ZERO = Timings(queued=0.0, encoder_wait=0.0, first_token=None, total=0.0)
+
+
+@pytest.fixture(params=HOSTS, ids=lambda host: host.name)
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return Bench(request.param)
+
+
+def assert_told(timings: Timings | None) -> None:
+    assert timings is not None
+    assert 0 <= timings.encoder_wait <= timings.queued <= timings.total
+    assert timings.first_token is None or timings.queued <= timings.first_token <= timings.total
+
+
+# -- timings ---------------------------------------------------------------------------------------------------------
+
+
+def test_completions_and_streams_tell_how_long_they_took(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.engine() as engine:
+            completion = await engine.generate(**query(1))
+            assert_told(completion.timings)
+            async with engine.stream(**query(2)) as deltas:
+                assert deltas.timings is None
+                async for _ in deltas:
+                    pass
+                assert_told(deltas.timings)
+            assert_told(deltas.timings)
+
+    bench.run(main)
+
+
+def test_transcripts_and_their_streams_tell_how_long_they_took(bench: Bench) -> None:
+    bench.executor.model = SpeakingModel()
+
+    async def main() -> None:
+        async with bench.engine() as engine:
+            transcript = await engine.transcribe(audio(1), temperature=0.0)
+            assert_told(transcript.timings)
+            async with engine.stream_transcription(audio(2), temperature=0.0) as segments:
+                assert segments.timings is None
+                async for _ in segments:
+                    pass
+                assert_told(segments.timings)
+
+    bench.run(main)
+
+
+async def test_the_wait_at_the_door_is_part_of_the_timings(autojump_clock: object) -> None:
+    async with sim_engine(config=EngineConfig(max_pending=1)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(_ask, engine)
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        completion = await engine.generate(**query(2))
+        took = trio.current_time() - began
+    assert completion.timings is not None
+    assert completion.timings.queued > 0
+    assert completion.timings.total <= took
+
+
+async def _ask(engine: Engine) -> None:
+    await engine.generate(**query(1))
+
+
+def test_timings_counted_from_earlier_keep_what_they_do_not_know() -> None:
+    later = ZERO.since(1.5)
+    assert (later.queued, later.encoder_wait, later.first_token, later.total) == (1.5, 0.0, None, 1.5)
+
+
+# -- wakes -----------------------------------------------------------------------------------------------------------
+
+
+class Wakes(trio.abc.Instrument):
+    """How often each task was woken, by its name."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self.counts[task.name] = self.counts.get(task.name, 0) + 1
+
+
+async def _read_all(engine: Engine) -> None:
+    async with engine.stream(**query(3)) as deltas:
+        async for _ in deltas:
+            pass
+
+
+async def test_a_completion_is_woken_at_its_end_and_a_reader_once_for_each_step(autojump_clock: object) -> None:
+    wakes = Wakes()
+    async with sim_engine() as engine:
+        trio.lowlevel.add_instrument(wakes)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_ask, engine, name="completion")
+            nursery.start_soon(_read_all, engine, name="reader")
+        trio.lowlevel.remove_instrument(wakes)
+    assert wakes.counts["completion"] == 3, "its start, its way through the door, and its end"
+    assert wakes.counts["reader"] <= 2 + 21, "one for each of its tokens, and their end"
+
+
+def _deltas() -> tuple[Mailbox, Deltas]:
+    mailbox = Mailbox(lambda: None)
+    output = Output(prompt_tokens=1, stop_ids=frozenset(), texts=None, stops=StopStrings(()), tops=False)
+    return mailbox, Deltas(mailbox, output)
+
+
+async def test_a_burst_wakes_its_reader_once_and_a_long_one_lets_others_have_their_turns() -> None:
+    mailbox, deltas = _deltas()
+    got: list[int] = []
+    wakes = Wakes()
+
+    async def read() -> None:
+        async for delta in deltas:
+            got.extend(delta.token_ids)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, name="reader")
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(wakes)
+        mailbox.put(Tokens(tuple(SampledToken(token_id=token) for token in range(3 * FAIR))))
+        mailbox.put(Finished(FinishReason.LENGTH, ZERO))
+    trio.lowlevel.remove_instrument(wakes)
+    assert got == list(range(3 * FAIR))
+    assert wakes.counts["reader"] == 1 + 3
+
+
+async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
+    mailbox, deltas = _deltas()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await anext(deltas)
+    assert scope.cancelled_caught
+    mailbox.put(Tokens((SampledToken(token_id=7),)))
+    mailbox.put(Finished(FinishReason.LENGTH, ZERO))
+    assert [delta.token_ids async for delta in deltas] == [(7,), ()]
+    with pytest.raises(StopAsyncIteration):
+        await anext(deltas)
+
+
+# -- misuse ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_read_unopened_says_how_to_open_it(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.engine() as engine:
+            unopened: Any = engine.stream(**query(1))
+            with pytest.raises(EngineStateError, match=r"async with engine\.stream\(\.\.\.\) as"):
+                async for _ in unopened:
+                    raise AssertionError("read")
+            with pytest.raises(EngineStateError, match=r"async with engine\.stream_transcription"):
+                await engine.stream_transcription(audio(1))  # type: ignore[misc]
+
+    bench.run(main)
+
+
+@pytest.mark.parametrize("priority", [101, 1.5, True])
+def test_a_priority_that_cannot_be_is_refused_wherever_it_enters(bench: Bench, priority: Any) -> None:
+    async def main() -> None:
+        async with bench.engine() as engine:
+            with pytest.raises(InvalidRequest, match="priority="):
+                await engine.generate(**query(1), priority=priority)
+            with pytest.raises(InvalidRequest, match="priority="):
+                async with engine.stream(**query(1), priority=priority):
+                    raise AssertionError("opened")
+            with pytest.raises(InvalidRequest, match="priority="):
+                await engine.transcribe(audio(1), priority=priority)
+            with pytest.raises(InvalidRequest, match="priority="):
+                async with engine.stream_transcription(audio(1), priority=priority):
+                    raise AssertionError("opened")
+
+    bench.run(main)
+
+
+@pytest.mark.parametrize("model", [3, None, b"folder"])
+def test_a_model_that_is_no_name_is_refused(model: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"model=.*allowed: a folder with a checkpoint, or a hub id"):
+        Engine(model)
+
+
+async def test_an_engine_shows_its_model_its_device_and_its_state(autojump_clock: object) -> None:
+    assert repr(Engine("openai/whisper-base")) == "<Engine of openai/whisper-base on auto: not entered yet>"
+    engine = sim_engine()
+    async with engine:
+        assert "open>" in repr(engine)
+    assert "closed>" in repr(engine)
+
+
+async def test_several_completions_share_the_pages_of_one_prompt_that_is_hashed_once(autojump_clock: object) -> None:
+    async with sim_engine() as engine:
+        completion = await engine.generate(
+            prompt_token_ids=[1, *range(2, 40)], audio=audio(1), sampling=SamplingParams(max_tokens=3, n=2)
+        )
+    assert len(completion.alternatives) == 1
+    assert all(one.timings is not None for one in (completion, *completion.alternatives))
