@@ -13,9 +13,8 @@ from ..core import events
 from ..core.ledger import Decisions, EncoderLedger
 from ..core.plan import EncodeJob
 from . import messages as m
+from .emit import Emit
 from .inbox import take_all
-
-Emit = Callable[[events.Event], None]
 
 
 @define(eq=False)

@@ -20,9 +20,9 @@ from ..core.model import Executor, ModelDescription
 from ..core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
 from ..core.restart import RestartPolicy
 from . import messages as m
+from .emit import Emit
 from .worker import Call, Job, Worker
 
-Emit = Callable[[events.Event], None]
 Report = Callable[[m.JobDone], None]  # tells of a call's end whoever waits for it
 
 

@@ -20,9 +20,8 @@ from ..core.power import Order, Power, PowerState
 from ..core.request import Request
 from ..core.timings import Timings
 from . import messages as m
+from .emit import Emit
 from .inbox import drain, take_all
-
-Emit = Callable[[events.Event], None]
 
 
 @define(eq=False)
