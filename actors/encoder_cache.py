@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import assert_never
 
 import trio
@@ -84,7 +83,7 @@ class EncoderCache:
                 self._evict_if_closing()
             case m.EncodeBroken(keys, error):
                 self._encoding = False
-                self.emit(events.EncodeBroke(keys))
+                self.emit(events.EncodeBroke(keys, events.error_text(error)))
                 self._decide(self.ledger.encode_failed(keys, error))
             case m.Freed(keys):
                 self.emit(events.EntryFreed(keys))
@@ -122,7 +121,7 @@ class EncoderCache:
             self.emit(events.EntryHeld(hold.key, hold.holder))
             self.to_scheduler.send_nowait(m.EncoderReady(hold.holder))
         for refusal in decisions.refused:
-            self.emit(events.EntryRefused(refusal.key, refusal.holder))
+            self.emit(events.EntryRefused(refusal.key, refusal.holder, events.error_text(refusal.error)))
             self.to_scheduler.send_nowait(m.EncoderRefused(refusal.holder, refusal.error))
         if decisions.free and not self._runner_gone:
             self.emit(events.FreeSent(decisions.free))

@@ -119,7 +119,7 @@ class GpuRunner:
         if pause is None:
             raise error
         generation = self._generation = self._generation + 1
-        self.emit(events.RunnerRestarting(generation, f"{type(error).__name__}: {error}"))
+        self.emit(events.RunnerRestarting(generation, events.error_text(error)))
         self._empty_encode_lane()
         await trio.sleep(pause)
         ends: list[m.JobDone] = []

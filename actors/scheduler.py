@@ -104,7 +104,7 @@ class Scheduler:
                 self.emit(events.StepEnded(result.step_id, ok=True))
                 self.planner.step_done(result)
             case m.StepFailed(step_id, error, skipped):
-                self.emit(events.StepEnded(step_id, ok=False))
+                self.emit(events.StepEnded(step_id, ok=False, error=events.error_text(error), skipped=skipped))
                 self.planner.step_failed(step_id, error, skipped=skipped)
             case m.Drain(deadline):
                 self._draining = True
@@ -224,13 +224,13 @@ class Scheduler:
                     "finished",
                 )
             case Fail(request_id, error):
-                self._end(request_id, m.Failed(error), "failed")
+                self._end(request_id, m.Failed(error), "failed", events.error_text(error))
             case Abort(request_id):
                 self._end(request_id, m.Aborted(), "aborted")
 
-    def _end(self, request_id: str, message: m.StreamMessage, outcome: str) -> None:
+    def _end(self, request_id: str, message: m.StreamMessage, outcome: str, error: str = "") -> None:
         self._streams.pop(request_id).put(message)
-        self.emit(events.RequestEnded(request_id, outcome))
+        self.emit(events.RequestEnded(request_id, outcome, error))
 
     def _dispatch(self) -> None:
         while not self._runner_gone and self.power.may_work and (plan := self.planner.next_step()) is not None:

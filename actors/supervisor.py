@@ -318,7 +318,7 @@ class Supervisor:
             self._emit.write(log_lines.teardown(error))
             return
         cause = error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")
-        self._emit(events.ActorFailed(child.name, f"{type(cause).__name__}: {cause}"))
+        self._emit(events.ActorFailed(child.name, events.error_text(cause)))
         if self._fault is None:
             self._fault = cause
         if child.name == "runner":

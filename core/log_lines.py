@@ -72,7 +72,7 @@ def _request_ended(event: events.RequestEnded) -> Line:
 def _step_ended(event: events.StepEnded) -> Line | None:
     if event.ok or event.skipped:
         return None
-    return WARNING, f"step {event.step_id} failed, its requests start again: {one_line(event.error)}"
+    return WARNING, f"step {event.step_id} failed: {one_line(event.error)}"
 
 
 def _encode_broke(event: events.EncodeBroke) -> Line:
@@ -99,7 +99,7 @@ LINES: Mapping[type[events.Event], Callable[[Any], Line | None]] = {
     events.EntryRefused: _entry_refused,
     events.RunnerRestarting: lambda event: (
         WARNING,
-        f"the runner starts anew for the {event.generation}. time: {one_line(event.error)}",
+        f"the runner starts anew (restart {event.generation}): {one_line(event.error)}",
     ),
     events.RunnerAsleep: lambda _: (INFO, "asleep: the device was given back"),
     events.RunnerAwake: lambda _: (INFO, "awake: the device was taken again"),

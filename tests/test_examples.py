@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from triolet import Engine, EngineConfig, Event, demo
-from triolet.core.events import RequestQueued, RequestEnded
+from triolet.core.events import RequestEnded, RequestQueued
 from triolet.testing import make_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
