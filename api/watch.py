@@ -370,7 +370,7 @@ def _figures(state: WatchState, statistics: EngineStatistics) -> RenderableType:
         grid.add_row(" pages", _bar(pages, requests.pages), _legend(pages, str))
     if requests.cross_slots:
         idle, slots = requests.cross_slots_idle, requests.cross_slots
-        used = requests.cross_slots_used - idle
+        used = requests.cross_slots_used
         places = [("used", used, "green"), ("idle", idle, "blue"), ("free", slots - used - idle, "bright_black")]
         grid.add_row(" cross slots", _bar(places, slots), _legend(places, str))
     if cache.entries or cache.encoded:
@@ -401,7 +401,7 @@ def _bar(parts: Sequence[Part], total: float) -> Text:
     bar, left = Text(), _BAR
     for name, amount, colour in parts:
         last = name == "free"
-        share = left if last else min(left, max(math.ceil(amount / total * _BAR) if amount > 0 else 0, 0))
+        share = left if last else min(left, math.ceil(max(amount, 0) / total * _BAR))
         bar.append(("·" if last else "█") * share, style=colour)
         left -= share
     return bar
@@ -470,7 +470,8 @@ class View:
     def of(self, engine: Any) -> Iterator[None]:
         """The engine is open, for the time of the block."""
         model = engine.model
-        self.title = f"{self.title} · {model.name} on {model.device}, {model.dtype}"
+        name = model.name.rstrip("/").rpartition("/")[2]
+        self.title = f"{self.title} · {name} on {model.device}, {model.dtype}"
         self._statistics = engine.statistics
         try:
             yield
