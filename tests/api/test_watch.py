@@ -126,7 +126,8 @@ async def test_bytes_by_state_are_those_of_the_books(places: int, autojump_clock
                 seen |= {name for name, count in state.bytes_in.items() if count}
     assert {HELD, IDLE} <= seen
     assert +state.bytes_in == {}
-    assert not (state._entries or state._wanted or state._steps or state.running or state.waiting)
+    left = (state._entries, state._wanted, state._steps, state.running, state.waiting)
+    assert not any(left)
 
 
 async def leave_early(engine: Engine, number: int) -> None:
