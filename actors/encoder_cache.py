@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import assert_never
 
 import trio
@@ -12,9 +11,8 @@ from attrs import define, field
 from ..core import events
 from ..core.ledger import Decisions, EncoderLedger
 from . import messages as m
+from .emit import Emit
 from .inbox import take_all
-
-Emit = Callable[[events.Event], None]
 
 
 @define(eq=False)
@@ -89,7 +87,7 @@ class EncoderCache:
                 self._decide(self.ledger.encoded(keys, now=trio.current_time()))
             case m.EncodeBroken(keys, error):
                 self._encoding = False
-                self.emit(events.EncodeBroke(keys, error=_told(error)))
+                self.emit(events.EncodeBroke(keys, events.error_text(error)))
                 self._decide(self.ledger.encode_failed(keys, error))
             case m.Freed(keys):
                 self.emit(events.EntryFreed(keys))
@@ -128,7 +126,7 @@ class EncoderCache:
             self.emit(events.EntryHeld(hold.key, hold.holder))
             self.to_scheduler.send_nowait(m.EncoderReady(hold.holder))
         for refusal in decisions.refused:
-            self.emit(events.EntryRefused(refusal.key, refusal.holder, error=_told(refusal.error)))
+            self.emit(events.EntryRefused(refusal.key, refusal.holder, events.error_text(refusal.error)))
             self.to_scheduler.send_nowait(m.EncoderRefused(refusal.holder, refusal.error))
         self._to_free += decisions.free
 
@@ -148,7 +146,3 @@ class EncoderCache:
         self._encoding = True
         self.emit(events.EncodeDispatched(tuple(job.key for job in jobs), sum(job.embeddings for job in jobs)))
         self.to_runner.send_nowait(m.Encode(jobs, self._generation))
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

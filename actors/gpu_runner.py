@@ -20,9 +20,9 @@ from ..core.model import Executor, ModelDescription
 from ..core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
 from ..core.restart import RestartPolicy
 from . import messages as m
+from .emit import Emit
 from .worker import Call, Job, Worker
 
-Emit = Callable[[events.Event], None]
 Report = Callable[[m.JobDone], None]  # tells of a call's end whoever waits for it
 
 
@@ -119,7 +119,7 @@ class GpuRunner:
         if pause is None:
             raise error
         generation = self._generation = self._generation + 1
-        self.emit(events.RunnerRestarting(generation, f"{type(error).__name__}: {error}"))
+        self.emit(events.RunnerRestarting(generation, events.error_text(error)))
         self._empty_encode_lane()
         await trio.sleep(pause)
         ends: list[m.JobDone] = []

@@ -20,9 +20,8 @@ from ..core.power import Order, Power, PowerState
 from ..core.request import Request
 from ..core.timings import Timings
 from . import messages as m
+from .emit import Emit
 from .inbox import drain, take_all
-
-Emit = Callable[[events.Event], None]
 
 
 @define(eq=False)
@@ -158,7 +157,7 @@ class Scheduler:
                 assert_never(message)
 
     def _step_failed(self, step_id: int, error: Exception, *, skipped: bool) -> None:
-        self.emit(events.StepEnded(step_id, ok=False, error=told(error), skipped=skipped))
+        self.emit(events.StepEnded(step_id, ok=False, error=events.error_text(error), skipped=skipped))
         requests = self.planner.requests_of(step_id)
         self.planner.step_failed(step_id, error, skipped=skipped)
         again = tuple(request_id for request_id in requests if self.planner.has(request_id))
@@ -271,9 +270,10 @@ class Scheduler:
                 timings = self._clients[request_id].timings(trio.current_time())
                 self._end(request_id, m.Finished(reason, timings), "finished")
             case a.Fail(request_id, error):
-                self._end(request_id, m.Failed(error), "failed", told(error))
+                self._end(request_id, m.Failed(error), "failed", events.error_text(error))
             case a.Abort(request_id):
-                self._end(request_id, m.Aborted(), "aborted")
+                timings = self._clients[request_id].timings(trio.current_time())
+                self._end(request_id, m.Aborted(timings), "aborted")
 
     def _end(self, request_id: str, message: m.StreamMessage, outcome: str, error: str = "") -> None:
         self._clients.pop(request_id).stream.put(message)
@@ -300,7 +300,7 @@ class Scheduler:
         """Closes both lanes; what the requests hold of the encoder cache goes back with that. After a crash or a hard
         cancel there are streams that the planner can no longer end, and submits that were never read: they are told."""
         for request_id in list(self._clients):
-            self._end(request_id, m.Failed(_stopped()), "failed", told(_stopped()))
+            self._end(request_id, m.Failed(_stopped()), "failed", events.error_text(_stopped()))
         _answer(self._wait_for_sleep, _stopped)
         _answer(self._wait_for_wake, _stopped)
         for message in (*self._unread, *drain(self.inbox)):
@@ -310,11 +310,6 @@ class Scheduler:
                 message.reply.put(_stopped())
         self.to_runner.send_nowait(m.StepLaneClosed())
         self.to_encoder_cache.send_nowait(m.SchedulerClosed())
-
-
-def told(error: Exception) -> str:
-    """An error as events carry it: its type and text, without a traceback and what that would keep alive."""
-    return f"{type(error).__name__}: {error}"
 
 
 def _answer(replies: list[m.Reply], error: Callable[[], Exception | None] = lambda: None) -> None:

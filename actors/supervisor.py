@@ -16,13 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import trio
 from attrs import define, field, frozen
 
-from ..core import events, frames
+from ..core import events, frames, log_lines
 from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
@@ -37,6 +36,7 @@ from ..core.restart import RestartPolicy
 from ..core.statistics import PlannerStatistics
 from ..core.trace import TraceChecker
 from . import messages as m
+from .emit import Emit
 from .encoder_cache import EncoderCache
 from .gpu_runner import GpuRunner
 from .scheduler import Scheduler
@@ -105,42 +105,6 @@ class _Reply:
 
 
 @define(eq=False)
-class _Emit:
-    """Tells the checker and the observer of events. An observer that raises is told no more, and its error leaves the
-    engine's block: a stage of the teardown must not end with it. A broken promise stops the engine."""
-
-    observer: Callable[[events.Event], None] | None
-    checker: TraceChecker | None
-    stop: trio.Event
-    body: trio.CancelScope
-    error: BaseException | None = None
-
-    def __call__(self, event: events.Event) -> None:
-        if self.checker is not None:
-            self._check(partial(self.checker, event))
-        if self.observer is None:
-            return
-        try:
-            self.observer(event)
-        except BaseException as error:  # noqa: BLE001  (raised at the end of the block)
-            error.add_note("raised by EngineConfig(observer=...), which must not raise")
-            self.error, self.observer = self.error or error, None
-
-    def _check(self, check: Callable[[], None]) -> None:
-        try:
-            check()
-        except InvariantViolation as violation:
-            self.error, self.checker = violation, None  # what follows is no news
-            self.stop.set()
-            self.body.cancel()
-
-    def end(self) -> None:
-        """The last event was told."""
-        if self.checker is not None:
-            self._check(self.checker.end)
-
-
-@define(eq=False)
 class Supervisor:
     """Owns the nursery of one engine and the channels between its actors."""
 
@@ -150,7 +114,9 @@ class Supervisor:
     _accepting: bool = field(default=False, init=False)
     _planner: Planner | None = field(default=None, init=False)
     _power: PowerState = field(factory=PowerState, init=False)
-    _emit: _Emit = field(init=False)
+    _emit: Emit = field(init=False)
+    _opened_at: float = field(default=math.nan, init=False)
+    _held: int = field(default=0, init=False)  # bytes on the device when the teardown began
     _ledger: EncoderLedger | None = field(default=None, init=False)
     _runner: GpuRunner = field(init=False)
     _children: dict[str, _Child] = field(factory=dict, init=False)  # in the order they started
@@ -177,7 +143,7 @@ class Supervisor:
             checker = TraceChecker(
                 capacity=self.config.encoder_cache_bytes, steps_in_flight=self.config.steps_in_flight
             )
-        self._emit = _Emit(self.config.observer, checker, self._stop, self._body)
+        self._emit = Emit(self.config.observer, checker, self._stop, self._body)
         self._runner = GpuRunner(
             inbox=self._runner_inbox,
             to_self=self._to_runner,
@@ -318,6 +284,8 @@ class Supervisor:
         await self._start_child(nursery, "scheduler", scheduler.run)
         self._accepting = True
         self._emit(events.StageReached("accepting"))
+        self._opened_at = trio.current_time()
+        self._emit.write(log_lines.opened(description, self._runner.memory))
         return description
 
     async def _start_child(self, nursery: trio.Nursery, name: str, run: _Run) -> Any:
@@ -349,9 +317,10 @@ class Supervisor:
             return
         if isinstance(error, EngineTeardownError) and self._stop.is_set():
             self._teardown_errors.append(error)
+            self._emit.write(log_lines.teardown(error))
             return
         cause = error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")
-        self._emit(events.ActorFailed(child.name, f"{type(cause).__name__}: {cause}"))
+        self._emit(events.ActorFailed(child.name, events.error_text(cause)))
         if self._fault is None:
             self._fault = cause
         if child.name == "runner":
@@ -390,6 +359,7 @@ class Supervisor:
         with trio.CancelScope(shield=True):
             await self._stop.wait()
             self._emit(events.StageReached("intake closed"))
+            self._held = self._runner.memory.total
             self._drain_within(self._drain_seconds)
             await self._stop_child("scheduler", self._drain_seconds + self.config.stage_seconds)
             # an actor's own last messages; said again here for the one that never started
@@ -404,7 +374,17 @@ class Supervisor:
                 inbox.close()
             self._emit(events.StageReached("channels closed"))
             self._emit.end()
+            self._write_closed()
             self._stopped.set()
+
+    def _write_closed(self) -> None:
+        if self._planner is None or not self._accepting:
+            return  # it never opened
+        done, left = self._planner.statistics(), self._runner.memory.total
+        seconds = trio.current_time() - self._opened_at
+        self._emit.write(
+            log_lines.closed(self._emit.ended, done.tokens_committed, done.steps, seconds, self._held, left)
+        )
 
     async def _stop_child(self, name: str, seconds: float) -> None:
         """Waits for an actor that has been asked to end; past its time it is cancelled hard."""

@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import attrs
 import click
@@ -37,15 +37,21 @@ from .terminal import (
     complain,
     discard_stdout,
     is_utf8,
+    log_lines,
     model_options,
     read_stdin,
     shown,
     stdout,
     stdout_fails,
     until_interrupted,
+    view_of,
+    watched,
     write,
 )
 from .transcription import TASKS
+
+if TYPE_CHECKING:
+    from .watch import View
 
 
 def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None = None) -> NoReturn:
@@ -102,6 +108,7 @@ def transcribe(
     device: str,
     dtype: str,
     threads: int,
+    watch: bool,
     **options: Any,
 ) -> int:
     """Write down what is said in FILES (audio or video; - reads standard input).
@@ -111,13 +118,15 @@ def transcribe(
     """
     if files.count(STDIN) > 1:
         raise click.UsageError(f"{STDIN} is given {files.count(STDIN)} times; standard input can be read once")
+    view = view_of("transcribe", watch=watch)
+    observer = None if view is None else view.state
     try:
-        config = EngineConfig(device=device, dtype=dtype, threads=threads)
+        config = EngineConfig(device=device, dtype=dtype, threads=threads, observer=observer)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
     out = stdout()
-    job = Job(files=files, style=style, **options)
-    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model or _demo(), config), out))
+    job = Job(files=files, style=style, view=view, **options)
+    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model or _demo(), config), out), view)
 
 
 cli.add_command(generate)
@@ -170,6 +179,8 @@ class Job:
         language, task: as for `Engine.transcribe`.
         style: ``"text"`` or ``"json"``.
         at_once: files transcribed together, and so held in memory.
+        verbose: the log on standard error, not its warnings alone.
+        view: what ``--watch`` draws.
     """
 
     files: tuple[str, ...]
@@ -177,36 +188,41 @@ class Job:
     task: str = "transcribe"
     style: str = "text"
     at_once: int = 8
+    verbose: bool = False
+    view: View | None = None
 
     async def run(self, open_engine: Callable[[], AbstractAsyncContextManager[Any]], out: TextIO) -> int:
         """Writes a line per file to ``out``; returns the exit status."""
-        try:
-            async with open_engine() as engine:
-                return await self._run(engine, out)
-        except TrioletError as error:
-            complain(str(error))
-            return FAILED
+        progress = _Progress(self.view)
+        with progress, log_lines(progress.clear, verbose=self.verbose):
+            try:
+                async with open_engine() as engine:
+                    with watched(self.view, engine):
+                        return await self._run(engine, out, progress)
+            except TrioletError as error:
+                progress.clear()
+                complain(str(error))
+                return FAILED
 
-    async def _run(self, engine: Any, out: TextIO) -> int:
+    async def _run(self, engine: Any, out: TextIO, progress: _Progress) -> int:
         slots = [_Slot(name) for name in self.files]
         waiting = iter(slots)
         status = 0
-        with _Progress() as progress:
-            async with trio.open_nursery() as nursery:
-                for _ in range(min(self.at_once, len(slots))):
-                    nursery.start_soon(self._work, engine, waiting, progress)
-                try:
-                    for slot in slots:
-                        await slot.done.wait()
-                        status = max(status, self._report(slot, out, progress))
-                except BrokenPipeError:
-                    status = PIPE_CLOSED
-                    nursery.cancel_scope.cancel()
-                except OutputError as error:
-                    progress.clear()
-                    complain(str(error))
-                    status = FAILED
-                    nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(self.at_once, len(slots))):
+                nursery.start_soon(self._work, engine, waiting, progress)
+            try:
+                for slot in slots:
+                    await slot.done.wait()
+                    status = max(status, self._report(slot, out, progress))
+            except BrokenPipeError:
+                status = PIPE_CLOSED
+                nursery.cancel_scope.cancel()
+            except OutputError as error:
+                progress.clear()
+                complain(str(error))
+                status = FAILED
+                nursery.cancel_scope.cancel()
         return status
 
     async def _work(self, engine: Any, waiting: Iterator[_Slot], progress: _Progress) -> None:
@@ -222,7 +238,8 @@ class Job:
         if name == STDIN:
             source = await trio.to_thread.run_sync(_read_audio, abandon_on_cancel=True)
         found: list[Segment] = []
-        async with engine.stream_transcription(source, language=self.language, task=self.task) as segments:
+        named = {} if self.view is None else {"request_id": shown(name)}  # lanes say which file they are of
+        async with engine.stream_transcription(source, language=self.language, task=self.task, **named) as segments:
             told = progress.begin(segments.duration)
             async for segment in segments:
                 found.append(segment)
@@ -259,9 +276,10 @@ def _read_audio() -> bytes:
 
 
 class _Progress:
-    """A bar of seconds of audio on standard error; nothing where that is no terminal."""
+    """A bar of seconds of audio on standard error; nothing where that is no terminal, or a view is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, view: View | None = None) -> None:
+        self._view = view
         self._bar: Any = None
 
     def __enter__(self) -> _Progress:
@@ -273,6 +291,8 @@ class _Progress:
 
     def begin(self, seconds: float) -> float:
         """A file of that length was opened: nothing of it is done."""
+        if self._view is not None:
+            return 0.0
         if self._bar is None:
             from tqdm import tqdm
 
@@ -285,11 +305,14 @@ class _Progress:
 
     def advance(self, told: float, position: float) -> float:
         """The file has come from ``told`` to ``position``, in seconds."""
-        self._bar.update(position - told)
+        if self._bar is not None:
+            self._bar.update(position - told)
         return position
 
     def clear(self) -> None:
-        """Makes room for a line on standard error."""
+        """Makes room for a line on the terminal."""
+        if self._view is not None:
+            self._view.clear()
         if self._bar is not None:
             self._bar.clear()
 

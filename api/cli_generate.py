@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 import click
 import trio
@@ -29,13 +29,19 @@ from .terminal import (
     at_a_shell,
     complain,
     is_utf8,
+    log_lines,
     model_options,
     read_stdin,
     shown,
     stdout,
     until_interrupted,
+    view_of,
+    watched,
     write,
 )
+
+if TYPE_CHECKING:
+    from .watch import View
 
 Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -64,7 +70,6 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *ran
 @click.option("--stop", multiple=True, metavar="TEXT", help="Ends before this text; may be repeated.")
 @click.option("--json-schema", "schema", metavar="FILE", help="The output is JSON that follows the schema in FILE.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: text, tokens, finish_reason, usage.")
-@click.option("--verbose", "-v", is_flag=True, help="Statistics on standard error.")
 @model_options
 @click.option("--speculate", type=int, metavar="N", help="Guess up to N tokens ahead; the text stays the same.")
 @click.pass_obj
@@ -85,6 +90,7 @@ def generate(
     device: str,
     dtype: str,
     threads: int,
+    watch: bool,
     **sampling: Any,
 ) -> int:
     """Write what MODEL, a checkpoint's folder or hub id, has to say to PROMPT.
@@ -95,10 +101,14 @@ def generate(
     """
     if system is not None and chat is False:
         raise click.UsageError("--system with --raw; write it into the prompt, or leave --raw out")
+    view = view_of("generate", watch=watch)
+    observer = None if view is None else view.state
     try:
         speculation = None if speculate is None else Speculation(tokens=speculate)
         # one request: pages for one sequence are enough
-        config = EngineConfig(device=device, dtype=dtype, threads=threads, max_running=1, speculation=speculation)
+        config = EngineConfig(
+            device=device, dtype=dtype, threads=threads, max_running=1, speculation=speculation, observer=observer
+        )
         params = SamplingParams(**sampling, structure=None if schema is None else _structure(schema))
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
@@ -115,8 +125,9 @@ def generate(
         sampling=params,
         as_json=as_json,
         verbose=verbose,
+        view=view,
     )
-    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model, config), out))
+    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model, config), out), view)
 
 
 def _prompt(given: str | None, *, needed: bool) -> str:
@@ -200,7 +211,8 @@ class Generation:
         chat: by the chat template; ``None``: where there is one.
         sampling: how tokens are sampled.
         as_json: one object instead of text.
-        verbose: statistics at the end.
+        verbose: the log, and statistics at the end.
+        view: what ``--watch`` draws.
     """
 
     prompt: str
@@ -211,27 +223,37 @@ class Generation:
     sampling: SamplingParams = field(factory=SamplingParams)
     as_json: bool = False
     verbose: bool = False
+    view: View | None = None
 
     async def run(self, open_engine: Opening, out: TextIO) -> int:
         """Writes the text to ``out``; returns the exit status."""
         begin = trio.current_time()
-        return await _reported(open_engine, lambda engine: self._run(engine, out, begin))
+        return await _reported(open_engine, lambda engine: self._run(engine, out, begin), self.view, self.verbose)
 
     async def _run(self, engine: Any, out: TextIO, begin: float) -> None:
         parts: list[Delta] = []
         times = _Times(begin=begin, opened=trio.current_time())
         async with engine.stream(**self._question(engine.model), sampling=self.sampling) as deltas:
-            if self.as_json:
+            if self.as_json or self._is_drawn_on(out):
                 await _collect(deltas, parts, times)
             else:
                 with _Text(out) as text:
                     await _collect(deltas, parts, times, text.add)
         times.ended = trio.current_time()
+        if self.view is not None:
+            self.view.close()
+        if not self.as_json and self._is_drawn_on(out):
+            with _Text(out) as text:
+                text.add("".join(part.text for part in parts))
         if self.as_json:
             write(json.dumps(_as_object(parts), ensure_ascii=not is_utf8(out)), out)
         if self.verbose:
             for line in _statistics_lines(engine, parts, times):
                 complain(line)
+
+    def _is_drawn_on(self, out: TextIO) -> bool:
+        """A text that comes in pieces and the view cannot share a terminal: the text comes at the end."""
+        return self.view is not None and out.isatty()
 
     def _question(self, model: Any) -> dict[str, Any]:
         """What `Engine.stream` is asked.
@@ -367,6 +389,7 @@ def embed(
     device: str,
     dtype: str,
     threads: int,
+    watch: bool,
     **options: Any,
 ) -> int:
     """Write the embedding of each TEXT by MODEL, a checkpoint's folder or hub id.
@@ -374,14 +397,16 @@ def embed(
     One line of JSON a text: {"text": ..., "embedding": [...]}. Without TEXT, or where it is -, each line of standard
     input is one; empty lines are passed over.
     """
+    view = view_of("embed", watch=watch)
+    observer = None if view is None else view.state
     try:
-        config = EngineConfig(device=device, dtype=dtype, threads=threads)
+        config = EngineConfig(device=device, dtype=dtype, threads=threads, observer=observer)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
     out = stdout()
     given = tuple(_lines() if texts in ((), (STDIN,)) else [_checked(text, "TEXT") for text in texts])
-    job = Embedding(texts=given, **options)
-    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model, config), out))
+    job = Embedding(texts=given, view=view, **options)
+    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model, config), out), view)
 
 
 def _lines() -> list[str]:
@@ -395,20 +420,25 @@ def _lines() -> list[str]:
 
 @frozen(kw_only=True)
 class Embedding:
-    """Texts to embed through one engine. ``pooling`` and ``normalize`` are those of `Engine.embed`."""
+    """Texts to embed through one engine. ``pooling`` and ``normalize`` are those of `Engine.embed`; ``verbose`` and
+    ``view`` as for `Generation`."""
 
     texts: tuple[str, ...]
     pooling: str | None = None
     normalize: bool | None = None
+    verbose: bool = False
+    view: View | None = None
 
     async def run(self, open_engine: Opening, out: TextIO) -> int:
         """Writes a line per text to ``out``; returns the exit status."""
-        return await _reported(open_engine, lambda engine: self._run(engine, out))
+        return await _reported(open_engine, lambda engine: self._run(engine, out), self.view, self.verbose)
 
     async def _run(self, engine: Any, out: TextIO) -> None:
         for start in range(0, len(self.texts), _TEXTS_AT_ONCE):
             texts = self.texts[start : start + _TEXTS_AT_ONCE]
             vectors = await engine.embed(texts, pooling=self.pooling, normalize=self.normalize)
+            if self.view is not None:
+                self.view.clear()
             for text, vector in zip(texts, vectors, strict=True):
                 shortest = [float(str(number)) for number in vector]  # of float32: more digits would say nothing
                 write(json.dumps({"text": text, "embedding": shortest}, ensure_ascii=not is_utf8(out)), out)
@@ -417,24 +447,36 @@ class Embedding:
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-async def _reported(open_engine: Opening, work: Callable[[Any], Awaitable[None]]) -> int:
+async def _reported(
+    open_engine: Opening, work: Callable[[Any], Awaitable[None]], view: View | None, verbose: bool
+) -> int:
     """The exit status of ``work`` in an engine's block; what goes wrong is one line on standard error."""
-    try:
-        async with open_engine() as engine:
-            try:
-                await work(engine)
-            except BrokenPipeError:
-                return PIPE_CLOSED
-            except OutputError as error:
-                complain(str(error))
-                return FAILED
-    except InvalidRequest as error:
-        complain(str(error))
-        return WRONG
-    except TrioletError as error:
-        complain(str(error))
-        return FAILED
+    clear = _nothing if view is None else view.clear
+    with log_lines(clear, verbose=verbose):
+        try:
+            async with open_engine() as engine:
+                try:
+                    with watched(view, engine):
+                        await work(engine)
+                except BrokenPipeError:
+                    return PIPE_CLOSED
+                except OutputError as error:
+                    return _failed(error, clear, FAILED)
+        except InvalidRequest as error:
+            return _failed(error, clear, WRONG)
+        except TrioletError as error:
+            return _failed(error, clear, FAILED)
     return 0
+
+
+def _failed(error: Exception, clear: Callable[[], None], status: int) -> int:
+    clear()
+    complain(str(error))
+    return status
+
+
+def _nothing() -> None:
+    """Nothing is drawn that would have to make room."""
 
 
 def _is_terminal() -> bool:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import codecs
 import errno
+import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import IO, Any, TextIO, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import click
 import trio
 
 from ..core.config import DTYPES, EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
+
+if TYPE_CHECKING:
+    from .watch import View
 
 OpenEngine: TypeAlias = Callable[[str, EngineConfig], AbstractAsyncContextManager[Any]]
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -45,6 +49,8 @@ class WrongInput(click.ClickException):
 def model_options(command: Command) -> Command:
     """The options of every command that opens a model."""
     for option in (
+        click.option("--watch", is_flag=True, help="Show on standard error what the engine does, as it does it."),
+        click.option("--verbose", "-v", is_flag=True, help="The log, and statistics, on standard error."),
         click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes."),
         click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights."),
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices."),
@@ -99,9 +105,57 @@ def complain(message: str) -> None:
         click.echo("triolet: " + " ".join(message.split()), err=True)
 
 
-async def until_interrupted(work: Callable[[], Awaitable[int]]) -> int:
+class _LogLines(logging.Handler):
+    """Each record as one line on standard error, after ``clear`` has made room for it."""
+
+    def __init__(self, clear: Callable[[], None]) -> None:
+        super().__init__()
+        self.clear = clear
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.clear()
+        told = record.getMessage()
+        complain(told if record.levelno == logging.INFO else f"{record.levelname.lower()}: {told}")
+
+
+@contextmanager
+def log_lines(clear: Callable[[], None], *, verbose: bool) -> Iterator[None]:
+    """The log of the engine goes to standard error: warnings, or all but what is for debugging."""
+    logger, handler = logging.getLogger("triolet"), _LogLines(clear)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.propagate = False  # nobody else's handler writes into what is drawn
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+def view_of(name: str, *, watch: bool) -> View | None:
+    """What ``--watch`` draws; ``None`` where nobody asked for it, or there is nothing to draw on."""
+    if not watch:
+        return None
+    if sys.stderr is None or sys.stderr.closed or not sys.stderr.isatty():
+        complain("--watch: standard error is no terminal, there is nothing to watch with; going on without")
+        return None
+    from rich.console import Console
+
+    from .watch import View
+
+    return View(Console(stderr=True), f"triolet {name}")
+
+
+def watched(view: View | None, engine: Any) -> AbstractContextManager[None]:
+    """The view shows ``engine``, for the time of the block."""
+    return nullcontext() if view is None else view.of(engine)
+
+
+async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | None = None) -> int:
     """The status of ``work``, or `INTERRUPTED`. The first ^C cancels it, so that all closes in order; a second one is
-    Python's KeyboardInterrupt again."""
+    Python's KeyboardInterrupt again. ``view`` is drawn meanwhile."""
     interrupted = False
 
     async def watch(task_status: trio.TaskStatus[None]) -> None:
@@ -116,6 +170,8 @@ async def until_interrupted(work: Callable[[], Awaitable[int]]) -> int:
     status = INTERRUPTED
     async with trio.open_nursery() as nursery:
         await nursery.start(watch)
+        if view is not None:
+            nursery.start_soon(view.run)
         status = await work()
         nursery.cancel_scope.cancel()
     return INTERRUPTED if interrupted else status

@@ -18,6 +18,11 @@ class Event:
     time: float = field(default=math.nan, kw_only=True, eq=False, repr=False)
 
 
+def error_text(error: BaseException) -> str:
+    """What events say of a failure: type and text. The error itself has a traceback, whose frames hold tensors."""
+    return f"{type(error).__name__}: {error}"
+
+
 @frozen
 class RequestQueued(Event):
     """The scheduler took the request over: it waits for its encoder output, or for a place."""

@@ -24,6 +24,7 @@ EVERY_ACQUIRE_ANSWERED = "every acquire is answered"
 BOOKS_BALANCE = "books balance"
 ENCODE_ONCE = "encode once"
 TERMINAL_ONCE = "terminal once"
+STAGES_IN_ORDER = "stages in order"
 FREE_FOLLOWS_COMPLETION = "free follows completion"
 STEPS_IN_ORDER = "steps in order"
 ORDERED_TEARDOWN = "ordered teardown"
@@ -37,6 +38,7 @@ INVARIANTS = (
     BOOKS_BALANCE,
     ENCODE_ONCE,
     TERMINAL_ONCE,
+    STAGES_IN_ORDER,
     FREE_FOLLOWS_COMPLETION,
     STEPS_IN_ORDER,
     ORDERED_TEARDOWN,
@@ -73,6 +75,22 @@ class _Ask:
     granted: bool = False
 
 
+class _Place(enum.Enum):
+    """Whether a request runs. After a failed step, and in a restart, it may go on or start again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    EITHER = "waiting or running"
+
+
+@define(eq=False)
+class _Progress:
+    place: _Place = _Place.WAITING
+    started: bool = False
+    first_token: bool = False
+    failed: bool = False  # its last step did
+
+
 @define(eq=False)
 class TraceChecker:
     """Feed it every event, in order; call `end` when the engine's block is over.
@@ -94,7 +112,8 @@ class TraceChecker:
     _entries: dict[str, _Entry] = field(factory=dict, init=False)
     _asks: dict[str, _Ask] = field(factory=dict, init=False)  # by holder
     _asks_for: Counter[str] = field(factory=Counter, init=False)  # open asks of each key
-    _requests: set[str] = field(factory=set, init=False)  # accepted, not ended
+    _requests: dict[str, _Progress] = field(factory=dict, init=False)  # accepted, not ended
+    _starts_told: bool = field(default=False, init=False)
     _flights: deque[events.StepBegun] = field(factory=deque, init=False)
     _stages: list[str] = field(factory=list, init=False)
     _opened: bool = field(default=False, init=False)
@@ -143,14 +162,58 @@ class TraceChecker:
             self._fail(TERMINAL_ONCE, f"request {event.request_id} was accepted twice", [event.request_id])
         if "scheduler stopped" in self._stages:
             self._fail(ORDERED_TEARDOWN, f"request {event.request_id} was accepted by a scheduler that has stopped")
-        self._requests.add(event.request_id)
+        self._requests[event.request_id] = _Progress()
 
     def _ended(self, event: events.RequestEnded) -> None:
         self._log(event, event.request_id)
         if event.request_id not in self._requests:
             self._fail(TERMINAL_ONCE, f"request {event.request_id} ended, but is not running", [event.request_id])
-        self._requests.discard(event.request_id)
+        self._requests.pop(event.request_id, None)
         del self._logs[event.request_id]
+
+    def _progress(self, event: events.Event, request_id: str) -> _Progress:
+        """Of a request that something is told of: it must not have ended."""
+        self._log(event, request_id)
+        progress = self._requests.get(request_id)
+        if progress is None:
+            what = f"{type(event).__name__} is told of request {request_id}, which was not queued or has ended"
+            self._fail(TERMINAL_ONCE, what, [request_id])
+        return progress
+
+    def _wait_over(self, event: events.EncoderWaitOver) -> None:
+        self._progress(event, event.request_id)
+
+    def _started(self, event: events.RequestStarted) -> None:
+        progress = self._progress(event, event.request_id)
+        if progress.place is _Place.RUNNING:
+            self._fail(STAGES_IN_ORDER, f"{event.request_id} is started while it runs", [event.request_id])
+        progress.place, progress.started, progress.failed = _Place.RUNNING, True, False
+        self._starts_told = True
+
+    def _first_token(self, event: events.FirstToken) -> None:
+        progress = self._progress(event, event.request_id)
+        if progress.first_token or not progress.started:
+            what = "a second first token" if progress.first_token else "a token, and was never started"
+            self._fail(STAGES_IN_ORDER, f"{event.request_id} has {what}", [event.request_id])
+        progress.first_token = True
+
+    def _preempted(self, event: events.RequestPreempted) -> None:
+        progress = self._progress(event, event.request_id)
+        if progress.place is _Place.WAITING:
+            self._fail(STAGES_IN_ORDER, f"{event.request_id} is preempted while it waits", [event.request_id])
+        progress.place = _Place.WAITING
+
+    def _suspected(self, event: events.RequestSuspected) -> None:
+        if not self._progress(event, event.request_id).failed:
+            what = f"{event.request_id} is suspected, and no step of it has failed since it started"
+            self._fail(STAGES_IN_ORDER, what, [event.request_id])
+
+    def _retried(self, event: events.StepRetried) -> None:
+        for request_id in event.request_ids:
+            progress = self._progress(event, request_id)
+            if progress.place is _Place.RUNNING:
+                what = f"{request_id} is to start again for step {event.step_id}, and no step of it has failed"
+                self._fail(STAGES_IN_ORDER, what, [request_id])
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
@@ -229,6 +292,9 @@ class TraceChecker:
     def _dispatched(self, event: events.EncodeDispatched) -> None:
         self._move(event, event.keys, _Life.RESERVED, _Life.ENCODING, ENCODE_ONCE)
 
+    def _encode_retried(self, event: events.EncodeRetried) -> None:
+        self._move(event, event.keys, _Life.RESERVED, _Life.RESERVED, ENCODE_ONCE)
+
     def _encoded(self, event: events.EncodeDone) -> None:
         self._move(event, event.keys, _Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE)
 
@@ -276,6 +342,8 @@ class TraceChecker:
         for request_id in event.request_ids:
             if request_id not in self._requests:
                 self._fail(TERMINAL_ONCE, f"step {event.step_id} runs {request_id}, which has ended", [request_id])
+            if self._starts_told and self._requests[request_id].place is _Place.WAITING:
+                self._fail(STAGES_IN_ORDER, f"step {event.step_id} runs {request_id}, which waits", [request_id])
         if self._steps_generation != self.generation:
             return  # the scheduler does not know of the restart yet, and the runner will drop the step
         for key, reader in zip(event.reads, event.readers, strict=True):
@@ -290,8 +358,19 @@ class TraceChecker:
         if not self._flights or self._flights[0].step_id != event.step_id:
             waiting = [flight.step_id for flight in self._flights]
             self._fail(STEPS_IN_ORDER, f"step {event.step_id} ended, but in flight are {waiting}")
-        for key in self._flights.popleft().reads:
+        flight = self._flights.popleft()
+        for key in flight.reads:
             self._log(event, key)
+        if not event.ok:
+            self._unsettle(flight.request_ids, failed=True)
+
+    def _unsettle(self, request_ids: Iterable[str], *, failed: bool) -> None:
+        """They may start again, and nobody need tell that they wait."""
+        for request_id in request_ids:
+            progress = self._requests.get(request_id)
+            if progress is not None:
+                progress.failed = progress.failed or failed
+                progress.place = _Place.EITHER
 
     def _check_no_step_reads(self, key: str, reader: str | None, what: str) -> None:
         """For ``reader``, or for anybody."""
@@ -311,6 +390,7 @@ class TraceChecker:
         self.generation = event.generation
 
     def _steps_lost(self, event: events.StepsLost) -> None:
+        self._unsettle(self._requests, failed=False)
         self._flights.clear()
         self._steps_generation = event.generation
 
@@ -397,6 +477,13 @@ _WHILE_ORDERLY: dict[type[events.Event], Check] = {
     events.StepsLost: TraceChecker._steps_lost,
     events.StepBegun: TraceChecker._step_begun,
     events.StepEnded: TraceChecker._step_ended,
+    events.EncodeRetried: TraceChecker._encode_retried,
+    events.EncoderWaitOver: TraceChecker._wait_over,
+    events.RequestStarted: TraceChecker._started,
+    events.FirstToken: TraceChecker._first_token,
+    events.RequestPreempted: TraceChecker._preempted,
+    events.RequestSuspected: TraceChecker._suspected,
+    events.StepRetried: TraceChecker._retried,
 }
 _ALWAYS: dict[type[events.Event], Check] = {
     events.RequestQueued: TraceChecker._accepted,

@@ -81,3 +81,12 @@ __all__ = [
     "UnsupportedModel",
     "Usage",
 ]
+
+
+def __getattr__(name: str) -> str:
+    """``__version__``, read from the installed package when somebody asks."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version
+
+    return version("triolet")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -19,9 +21,11 @@ from typing import Any
 import pytest
 import trio
 
+import triolet
 from triolet.api.audio import load_audio
 from triolet.api.cli import Job, main
 from triolet.api.results import Segment
+from triolet.api.terminal import log_lines
 from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, EngineTeardownError, TrioletError, UnsupportedAudio
 
@@ -492,3 +496,58 @@ def test_the_command_starts_without_torch() -> None:
     code = "import sys, triolet.api.cli; print({'torch', 'transformers', 'av', 'tqdm'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+
+
+class LoggingEngine(PaperEngine):
+    """One that has something to say."""
+
+    async def __aenter__(self) -> LoggingEngine:
+        log = logging.getLogger("triolet.engine")
+        log.info("open: paper")
+        log.warning("step 3 failed:\n  RuntimeError: boom")
+        log.debug("request a finished")
+        await super().__aenter__()
+        return self
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], ["triolet: warning: step 3 failed: RuntimeError: boom"]),
+        (["-v"], ["triolet: open: paper", "triolet: warning: step 3 failed: RuntimeError: boom"]),
+        (["--verbose"], ["triolet: open: paper", "triolet: warning: step 3 failed: RuntimeError: boom"]),
+    ],
+)
+def test_warnings_of_the_log_are_lines_on_standard_error_and_more_is_asked_for(
+    words: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line each. The result is untouched, and so is the logging of the program around."""
+    logger = logging.getLogger("triolet")
+    before = (logger.level, logger.propagate, list(logger.handlers))
+    assert run(["transcribe", "a.wav", *words], LoggingEngine()) == 0
+    out, err = capsys.readouterr()
+    assert out == "said in a.wav, möglichst.\n"
+    assert err.splitlines() == told
+    assert (logger.level, logger.propagate, logger.handlers) == before
+
+
+def test_a_line_of_the_log_makes_room_first() -> None:
+    """The bar or the view is taken away before the line is written, from whatever thread it comes."""
+    done: list[str] = []
+    with log_lines(lambda: done.append("cleared"), verbose=False):
+        logging.getLogger("triolet.engine").info("nothing to clear for")
+        assert done == []
+        logging.getLogger("triolet.engine").warning("make room")
+    assert done == ["cleared"]
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command and by the package, which reads it only when asked."""
+    assert run(["--version"], PaperEngine()) == 0
+    assert capsys.readouterr().out == f"triolet {triolet.__version__}\n"
+    assert triolet.__version__ == importlib.metadata.version("triolet")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = triolet.nothing

@@ -218,7 +218,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an observer that raises ends a stage",
-        function="actors.supervisor:_Emit.__call__",
+        function="actors.emit:Emit._observe",
         fragment="    self.error, self.observer = self.error or error, None\n",
         mistake="    raise\n",
         killer=swept("plain", FaultKind.OBSERVER_FAILS),

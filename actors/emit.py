@@ -1,0 +1,75 @@
+"""`Emit`: the one place that every event passes, on its way to the checker, the user's observer and the log."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import trio
+from attrs import define, field
+
+from ..core import events
+from ..core.errors import InvariantViolation
+from ..core.log_lines import LINES, Line
+from ..core.trace import TraceChecker
+
+
+@define(eq=False)
+class Emit:
+    """Tells the checker, the observer and the log of events. An observer that raises is told no more, and its error
+    leaves the engine's block: a stage of the teardown must not end with it. A broken promise stops the engine."""
+
+    observer: Callable[[events.Event], None] | None
+    checker: TraceChecker | None
+    stop: trio.Event
+    body: trio.CancelScope
+    error: BaseException | None = None
+    ended: Counter[str] = field(factory=Counter, init=False)  # requests by outcome
+    _log: logging.Logger | None = field(factory=lambda: logging.getLogger("triolet.engine"), init=False)
+
+    def __call__(self, event: events.Event) -> None:
+        line_of = LINES.get(type(event))
+        if line_of is None and self.observer is None and self.checker is None:
+            return
+        # in place: it was made for this call, and nobody has seen it yet
+        object.__setattr__(event, "time", trio.current_time())
+        if self.checker is not None:
+            self._check(lambda checker: checker(event))
+        if self.observer is not None:
+            self._observe(self.observer, event)
+        if line_of is not None:
+            self.write(line_of(event))
+        if isinstance(event, events.RequestEnded):
+            self.ended[event.outcome] += 1
+
+    def write(self, line: Line | None) -> None:
+        """A line of the log. A handler of the user's that raises is treated as an observer that does."""
+        if line is None or self._log is None:
+            return
+        try:
+            self._log.log(*line)
+        except BaseException as error:  # noqa: BLE001  (raised at the end of the block)
+            error.add_note("raised by a handler or filter of the log 'triolet.engine', which must not raise")
+            self.error, self._log = self.error or error, None
+
+    def end(self) -> None:
+        """The last event was emitted."""
+        if self.checker is not None:
+            self._check(TraceChecker.end)
+
+    def _observe(self, observer: Callable[[events.Event], None], event: events.Event) -> None:
+        try:
+            observer(event)
+        except BaseException as error:  # noqa: BLE001  (raised at the end of the block)
+            error.add_note("raised by EngineConfig(observer=...), which must not raise")
+            self.error, self.observer = self.error or error, None
+
+    def _check(self, check: Callable[[TraceChecker], None]) -> None:
+        assert self.checker is not None, "nobody checks"
+        try:
+            check(self.checker)
+        except InvariantViolation as violation:
+            self.error, self.checker = violation, None  # what follows is no news
+            self.stop.set()
+            self.body.cancel()

@@ -1,0 +1,274 @@
+"""``--watch``: what is known of an engine by its events, and what is drawn of it, tested without a terminal."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from attrs import evolve
+from rich.console import Console
+
+from triolet import Engine, EngineConfig, EngineStatistics
+from triolet.api import terminal
+from triolet.api.cli import main
+from triolet.api.watch import FREEING, HELD, IDLE, MOST_LANES, View, WatchState, picture
+from triolet.core import events as e
+from triolet.testing.sim import SimExecutor, SimModel, sim_engine
+
+from ..actors.shared import ask
+
+QUEUED = e.RequestQueued("r", time=1.0)
+STARTED = e.RequestStarted("r", time=3.0)
+
+
+def fed(*told: e.Event) -> WatchState:
+    state = WatchState()
+    for event in told:
+        state(event)
+    return state
+
+
+def stage(*told: e.Event) -> str:
+    (lane,) = fed(QUEUED, *told).first_lanes(9)
+    return lane.stage
+
+
+def drawn(state: WatchState, statistics: EngineStatistics | None, *, most: int = 9, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(picture(state, statistics, 10.0, title="triolet test", most_lanes=most))
+    return console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def statistics() -> EngineStatistics:
+    async def served() -> EngineStatistics:
+        async with sim_engine() as engine:
+            await ask(engine, 1)
+            return engine.statistics()
+
+    return trio.run(served, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([], "queued"),
+        ([e.EntryWanted("k", "r/0"), e.EntryReserved("k", 3), e.EncodeDispatched(("k",), 1)], "encoding"),
+        ([e.EncoderWaitOver("r")], "ready"),
+        ([STARTED], "reading"),
+        ([e.StepBegun(0, ("r",), (), (), 1)], "reading"),
+        ([STARTED, e.FirstToken("r", time=4.0)], "writing"),
+        ([STARTED, e.RequestPreempted("r")], "preempted"),
+        ([STARTED, e.RequestSuspected("r")], "suspected"),
+        ([STARTED, e.StepRetried(0, ("r",))], "queued"),
+        ([STARTED, e.StepsLost(1)], "queued"),
+        ([STARTED, e.RequestPreempted("r"), STARTED], "reading"),
+    ],
+)
+def test_the_stage_of_a_request_is_what_the_events_say(told: list[e.Event], expected: str) -> None:
+    assert stage(*told) == expected
+
+
+def test_a_lane_knows_how_long_it_waited_and_how_fast_it_writes() -> None:
+    """Tokens are counted by good steps from the first one on; a failed step gives none."""
+    told = [QUEUED, STARTED]
+    for number, ok in enumerate((True, True, True, False, True)):
+        told += [e.StepBegun(number, ("r",), (), (), 1), e.StepEnded(number, ok=ok, error="" if ok else "E: x")]
+        if number == 1:  # the one before it read the prompt
+            told.append(e.FirstToken("r", time=4.0))
+    (lane,) = fed(*told).first_lanes(9)
+    assert (lane.waited(99.0), lane.tokens, lane.rate(6.0)) == (2.0, 3, 1.0)
+
+
+def test_those_that_run_come_first_and_the_ended_are_gone() -> None:
+    told = [e.RequestQueued(name, time=0.0) for name in "abc"]
+    state = fed(*told, e.RequestStarted("c", time=1.0), e.RequestEnded("a", "failed", "E: x"))
+    assert [lane.request_id for lane in state.first_lanes(9)] == ["c", "b"]
+    assert state.ended == {"failed": 1}
+
+
+def test_failures_are_counted_and_the_last_one_is_shown(statistics: EngineStatistics) -> None:
+    state = fed(
+        *(e.StepBegun(0, (), (), (), 0), e.StepBegun(1, (), (), (), 0)),
+        *(e.StepEnded(0, ok=False, error="RuntimeError: bo\nom"), e.StepEnded(1, ok=False, skipped=True)),
+    )
+    assert (state.failures, state.last_failure) == (1, "step 0: RuntimeError: bo om")
+    assert "last failure  step 0: RuntimeError: bo om" in drawn(state, statistics)
+
+
+# -- the encoder cache -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+async def test_bytes_by_state_are_those_of_the_books(places: int, autojump_clock: Any) -> None:
+    """Under pressure, with withdrawals; whenever somebody looks, and at the end nothing is left."""
+    state = WatchState()
+    seen: set[str] = set()
+    config = EngineConfig(observer=state, encoder_cache_bytes=100 * places, verify=True)
+    async with sim_engine(config=config) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(leave_early if number % 3 == 2 else ask, engine, number % 5)
+            for _ in range(100):
+                await trio.sleep(0.05)
+                books = engine.statistics().encoder_cache
+                assert sum(state.bytes_in.values()) == books.taken
+                assert min(state.bytes_in.values(), default=0) >= 0
+                assert (state.bytes_in[IDLE] > 0) == (books.idle > 0)
+                seen |= {name for name, count in state.bytes_in.items() if count}
+    assert {HELD, IDLE} <= seen
+    assert +state.bytes_in == {}
+    left = (state._entries, state._wanted, state._steps, state.running, state.waiting)
+    assert not any(left)
+
+
+async def leave_early(engine: Engine, number: int) -> None:
+    with trio.move_on_after(0.4):
+        await ask(engine, number)
+
+
+def test_an_output_goes_through_its_states() -> None:
+    told = [e.EntryWanted("k", "r/0"), e.EntryReserved("k", 3), e.EncodeDispatched(("k",), 1), e.EncodeDone(("k",))]
+    held = [e.EntryHeld("k", "r/0"), e.EntryHeld("k", "s/0")]
+    assert +fed(*told, *held, e.EntryReleased("k", "r/0")).bytes_in == {HELD: 3}
+    idle = [*told, *held, e.EntryReleased("k", "r/0"), e.EntryReleased("k", "s/0")]
+    assert +fed(*idle).bytes_in == {IDLE: 3}
+    assert +fed(*idle, e.FreeSent(("k",))).bytes_in == {FREEING: 3}
+    assert +fed(*idle, e.FreeSent(("k",)), e.EntryFreed(("k",))).bytes_in == {}
+    assert +fed(*idle, e.OutputsLost(1)).bytes_in == {"reserved": 3}
+
+
+# -- the picture -----------------------------------------------------------------------------------------------------
+
+
+def test_four_hundred_requests_are_the_first_ones_and_how_many_more(statistics: EngineStatistics) -> None:
+    """The work of a refresh is bounded: no more lanes are made than are shown."""
+    state = fed(*(e.RequestQueued(f"request#{number}", time=0.0) for number in range(400)))
+    picture_ = drawn(state, statistics, most=MOST_LANES)
+    assert picture_.count("request#") == MOST_LANES
+    assert f"+{400 - MOST_LANES} more" in picture_
+    assert "400 waiting" in picture_
+
+
+def test_the_picture_tells_pages_slots_cache_and_speed(statistics: EngineStatistics) -> None:
+    state = fed(e.EntryReserved("k", 3 * 2**20), QUEUED, STARTED)
+    state.sample(0.0, statistics)
+    done = statistics.requests
+    state.sample(2.0, evolve(statistics, requests=evolve(done, tokens_committed=done.tokens_committed + 50)))
+    shown = drawn(state, statistics)
+    for word in (
+        "1 running",
+        "25 tokens/s",
+        f"{done.pages_free - done.pages_cached} free",
+        "3.0 MiB reserved",
+        "reading",
+    ):
+        assert word in shown
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width: int, statistics: EngineStatistics) -> None:
+    state = fed(*(e.RequestQueued(f"a long name of a file {number}", time=0.0) for number in range(3)))
+    assert max(map(len, drawn(state, statistics, width=width).splitlines())) <= width
+
+
+def test_before_the_engine_is_open_it_says_so() -> None:
+    assert "opening the model" in drawn(WatchState(), None)
+
+
+# -- the view --------------------------------------------------------------------------------------------------------
+
+
+class Screen(io.StringIO):
+    """A terminal that takes everything down."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def view_on(screen: Screen) -> View:
+    return View(Console(file=screen, width=100, height=30, force_terminal=True, color_system=None), "triolet test")
+
+
+async def test_it_is_drawn_eight_times_a_second_and_taken_away_at_the_end(autojump_clock: Any) -> None:
+    """The cursor is shown again, whatever ends it."""
+    screen = Screen()
+    view = view_on(screen)
+    async with sim_engine(config=EngineConfig(observer=view.state)) as engine:
+        async with trio.open_nursery() as nursery:
+            with view.of(engine):
+                nursery.start_soon(view.run)
+                await ask(engine, 1)
+                refreshed = screen.getvalue().count("requests  ")
+            nursery.cancel_scope.cancel()
+    assert refreshed >= 2
+    assert "opening" not in screen.getvalue()
+    assert screen.getvalue().rindex("\x1b[?25h") > screen.getvalue().rindex("\x1b[?25l")
+    view.refresh()  # too late: nothing is drawn any more
+    assert screen.getvalue().rindex("\x1b[?25h") > screen.getvalue().rindex("\x1b[?25l")
+
+
+async def test_a_line_finds_room_and_the_picture_comes_back(autojump_clock: Any) -> None:
+    screen = Screen()
+    view = view_on(screen)
+    view.refresh()
+    before = len(screen.getvalue())
+    view.clear()
+    assert "\x1b[2K" in screen.getvalue()[before:]  # the lines of the picture are erased
+    view.clear()
+    view.refresh()
+    assert screen.getvalue().count("opening the model") >= 2
+    view.close()
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened() -> Callable[..., Any]:
+    return lambda model, config: sim_engine(SimExecutor(SimModel()), config=config)
+
+
+@pytest.mark.parametrize("command", [["transcribe", "x.wav"], ["generate", "m", "hi"], ["embed", "m", "hi"]])
+def test_without_a_terminal_there_is_nothing_to_watch_and_it_goes_on(
+    command: list[str], opened: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The device of paper has no tokenizer and no file: only that it came so far is looked at."""
+    with pytest.raises((SystemExit, BaseException)):
+        main([*command, "--watch"], opened)
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "triolet: --watch: standard error is no terminal, there is nothing to watch with; going on without"
+
+
+@pytest.mark.parametrize("wrong", ["error", "interrupt"])
+def test_the_terminal_is_as_it_was_after_an_error_and_after_an_interrupt(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen()
+    view = view_on(screen)
+
+    async def work() -> int:
+        view.refresh()
+        if wrong == "interrupt":
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep_forever()
+        raise ValueError("boom")
+
+    if wrong == "interrupt":
+        assert trio.run(terminal.until_interrupted, work, view) == terminal.INTERRUPTED
+    else:
+        with pytest.raises(BaseExceptionGroup, match="nursery"):
+            trio.run(terminal.until_interrupted, work, view)
+    told = screen.getvalue()
+    assert told.rindex("\x1b[?25h") > told.rindex("\x1b[?25l")
+    assert "\x1b[2K" in told[told.rindex("opening the model") :]
