@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from ..core.checks import check_characters, check_integer
 from ..core.errors import InvalidRequest, RequestTooLarge
 from ..core.model import Kind, ModelDescription, Prepared, Preparer
-from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_characters, check_integer
+from ..core.request import EncoderItem, LogitRules, Request, SamplingParams
 from ..models.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image

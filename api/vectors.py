@@ -11,9 +11,10 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
+from ..core.checks import check_integer
 from ..core.errors import InvalidRequest, RequestTooLarge
 from ..core.model import Kind, ModelDescription
-from ..core.request import Pooling, Request, check_integer
+from ..core.request import Pooling, Request
 from .prompts import INLINE_TEXT
 
 _INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
