@@ -75,6 +75,7 @@ class Output:
         texts: ``None`` where nobody reads the text of a delta.
         stops: the request's stop strings; they need ``texts``.
         tops: whether ``top_logprobs`` were asked for.
+        seed: for the usage.
         withdraw: called once, when a stop string or a fault ends the output before its request.
     """
 
@@ -84,6 +85,7 @@ class Output:
     stops: StopStrings
     tops: bool
     withdraw: Callable[[], object] | None = None
+    seed: int | None = None
     ready: deque[Delta] = field(factory=deque, init=False)
     """What nobody has read yet."""
     _ended: bool = field(default=False, init=False)
@@ -163,7 +165,7 @@ class Output:
         self.ready.append(last)
 
     def _usage(self) -> Usage:
-        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._sampled)
+        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._sampled, seed=self.seed)
 
 
 def output_of(
@@ -179,6 +181,7 @@ def output_of(
         stops=StopStrings(sampling.stop),
         tops=sampling.logprobs is not None,
         withdraw=withdraw,
+        seed=sampling.seed,
     )
 
 

@@ -57,6 +57,7 @@ class TrioEngine:
         self._block: AbstractAsyncContextManager[ModelDescription] | None = None
         self._admission = trio.Semaphore(config.max_pending)
         self._numbers = itertools.count()
+        self._compiling = trio.CapacityLimiter(1)  # whoever waits for it holds no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -243,7 +244,8 @@ class TrioEngine:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def _build(self, query: Query) -> Request:
-        return await build_request(self._opened()[1], query, self._new_id(query.request_id))
+        name = self._new_id(query.request_id)
+        return await build_request(self._opened()[1], query, name, compiling=self._compiling)
 
     def _new_id(self, name: str | None) -> str:
         """Unique in this engine, whatever names its users give."""

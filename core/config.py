@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attrs import field, frozen
 
-from .checks import flag, function, instance, integer, number, one_of, path, settle
+from .checks import flag, function, instance, integer, number, one_of, path, settle, shown
 from .errors import InvalidRequest
 from .events import Event
 
@@ -20,6 +20,7 @@ _SPECULATION = {
     "draft": path("a folder or hub id").or_none("the text itself"),
     "match": integer(1, 32),
 }
+
 
 @frozen(kw_only=True)
 class Speculation:
@@ -97,7 +98,8 @@ class EngineConfig:
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, at most 2 GiB.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
-        encoder_idle_seconds: an encoder output nobody holds is freed after this time; ``math.inf``: only for want of room.
+        encoder_idle_seconds: an encoder output nobody holds is freed after this time; ``math.inf``: only for
+            want of room.
         drain_seconds: how long the end of the block waits for running requests before it aborts them; 0: not at all,
             ``math.inf``: until they have ended.
         stage_seconds: how long each further stage of the teardown may take before it is cut off; more than 0, up to a
@@ -167,7 +169,7 @@ class EngineConfig:
         names = self.devices
         if not isinstance(names, tuple) or len(names) == 1 or not all(isinstance(name, str) for name in names):
             raise InvalidRequest(
-                f"devices={names!r}; allowed: a tuple of two or more devices, as ('cuda:0', 'cuda:1'), or () for one"
+                f"devices={shown(names)}; allowed: a tuple of two or more devices, as ('cuda:0', 'cuda:1'), or () for one"
             )
         if names and self.device != "auto":
             raise InvalidRequest(f"device={self.device!r} besides devices={names!r}; allowed: one of the two")

@@ -165,8 +165,8 @@ class SamplingParams:
         frequency_penalty: taken from the logit of a token as often as the output has it, -2 to 2; 0 is off.
         logit_bias: what is added to the logits of tokens, as a mapping from token id to number, up to a million either
             way; inside, pairs.
-        seed: draws are keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. ``None``:
-            each request draws afresh, with a seed that is chosen when it is made, and told in `Completion.seed`.
+        seed: draws are keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. With
+            ``None`` each request draws afresh, with a seed that is chosen when it is made, and told in ``Usage.seed``.
         stop: strings that end the text; the text ends before the first of them. One string, or up to 64, each of up to
             1,024 characters.
         stop_token_ids: tokens that end the request beside the model's own end-of-text.
@@ -174,8 +174,8 @@ class SamplingParams:
         logprobs: tell the log-probabilities of so many of the likeliest tokens beside that of the sampled one, 0 to 20;
             ``None``: of the sampled one alone. They are those of the distribution after all rules and penalties,
             before the temperature and the limits behind it.
-        n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, the others with seeds made from it,
-            see `sibling`; without a temperature they are all the same.
+        n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, the others with seeds made
+            from it, see `sibling`; without a temperature they are all the same.
         structure: what the output must be; `None`: anything. See `Structure`.
 
     Raises:
@@ -243,9 +243,9 @@ _SAMPLING = {
     "ignore_eos": flag(),
     "logprobs": integer(0, MOST_LOGPROBS).or_none("of the sampled token alone"),
     "n": integer(1, MOST_COMPLETIONS),
-    "structure": instance(
-        Structure, "Structure(kind=..., text=...), as Structure.json_schema(...) makes one"
-    ).or_none("any text"),
+    "structure": instance(Structure, "Structure(kind=..., text=...), as Structure.json_schema(...) makes one").or_none(
+        "any text"
+    ),
 }
 
 
