@@ -13,12 +13,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import frozen
 
 from .errors import InvalidRequest
 
+_Value = TypeVar("_Value")
 _MOST_SHOWN = 300  # characters of a value in a message: it may be a whole image
 
 
@@ -101,7 +102,7 @@ def flag() -> Check:
 def one_of(*texts: str) -> Check:
     """One of ``texts``."""
 
-    def read(value: Any) -> str:
+    def read(value: Any) -> Any:
         return _kept(value, isinstance(value, str) and value in texts)
 
     return Check(read, " or ".join((", ".join(map(repr, texts[:-1])), repr(texts[-1]))))
@@ -115,7 +116,7 @@ def instance(kind: type, allowed: str) -> Check:
 def path(allowed: str) -> Check:
     """A text that is not blank, or a path, which becomes a text."""
 
-    def read(value: Any) -> str:
+    def read(value: Any) -> Any:
         found = os.fspath(value) if isinstance(value, os.PathLike) else value
         return _kept(found, isinstance(found, str) and bool(found.strip()))
 
@@ -177,7 +178,7 @@ def check_characters(text: str) -> None:
         ) from None
 
 
-def _kept(value: Any, allowed: bool) -> Any:
+def _kept(value: _Value, allowed: bool) -> _Value:
     if not allowed:
         raise Refused
     return value

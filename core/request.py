@@ -174,8 +174,8 @@ class SamplingParams:
         logprobs: tell the log-probabilities of so many of the likeliest tokens beside that of the sampled one, 0 to 20;
             ``None``: of the sampled one alone. They are those of the distribution after all rules and penalties,
             before the temperature and the limits behind it.
-        n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, the others with seeds made
-            from it, see `sibling`; without a temperature they are all the same.
+        n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, the others with seeds
+            made from it, see `sibling`; without a temperature they are all the same.
         structure: what the output must be; `None`: anything. See `Structure`.
 
     Raises:

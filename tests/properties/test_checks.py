@@ -1,4 +1,4 @@
-"""What may be set: whatever somebody gives, a setting is of its declared type, or `InvalidRequest` says what is allowed."""
+"""What may be set: whatever is given, a setting is of its declared type, or `InvalidRequest` says what is allowed."""
 
 from __future__ import annotations
 
