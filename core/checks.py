@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-import os
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from numbers import Real
@@ -117,10 +116,10 @@ def path(allowed: str) -> Check:
     """A text that is not blank, or a path, which becomes a text."""
 
     def read(value: Any) -> Any:
-        found = os.fspath(value) if isinstance(value, os.PathLike) else value
+        found = value.__fspath__() if hasattr(value, "__fspath__") else value
         return _kept(found, isinstance(found, str) and bool(found.strip()))
 
-    return Check(read, allowed)
+    return Check(_tried(read), allowed)
 
 
 def function(allowed: str) -> Check:

@@ -169,7 +169,7 @@ class EngineConfig:
         names = self.devices
         if not isinstance(names, tuple) or len(names) == 1 or not all(isinstance(name, str) for name in names):
             raise InvalidRequest(
-                f"devices={shown(names)}; allowed: a tuple of two or more devices, as ('cuda:0', 'cuda:1'), or () for one"
+                f"devices={shown(names)}; allowed: a tuple of two or more devices, as ('cuda:0', 'cuda:1'); (): one"
             )
         if names and self.device != "auto":
             raise InvalidRequest(f"device={self.device!r} besides devices={names!r}; allowed: one of the two")
