@@ -193,7 +193,7 @@ def test_json_is_one_object_with_everything(capsys: pytest.CaptureFixture[str]) 
         "text": "grün",
         "tokens": [1, 2],
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "seed": None},
     }
 
 
