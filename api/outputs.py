@@ -77,6 +77,7 @@ class Output:
         texts: ``None`` where nobody reads the text of a delta.
         stops: the request's stop strings; they need ``texts``.
         tops: whether ``top_logprobs`` were asked for.
+        seed: for the usage.
         withdraw: called once, when a stop string or a fault ends the output before its request.
     """
 
@@ -86,6 +87,7 @@ class Output:
     stops: StopStrings
     tops: bool
     withdraw: Callable[[], object] | None = None
+    seed: int | None = None
     ready: deque[Delta] = field(factory=deque, init=False)
     """What nobody has read yet."""
     ended: bool = field(default=False, init=False)
@@ -192,7 +194,7 @@ class Output:
         )
 
     def _usage(self) -> Usage:
-        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._sampled)
+        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._sampled, seed=self.seed)
 
 
 def output_of(
@@ -208,6 +210,7 @@ def output_of(
         stops=StopStrings(sampling.stop),
         tops=sampling.logprobs is not None,
         withdraw=withdraw,
+        seed=sampling.seed,
     )
 
 

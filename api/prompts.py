@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import reprlib
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import trio
 from attrs import evolve, field, frozen
 
+from ..core.checks import check_characters
 from ..core.errors import InvalidRequest, RequestTooLarge
 from ..core.model import Kind, ModelDescription, Prepared, Preparer
 from ..core.order import check_priority
 from ..core.prefix import prompt_keys
-from ..core.request import EncoderItem, LogitRules, Request, SamplingParams, check_characters
+from ..core.request import EncoderItem, LogitRules, Request, SamplingParams
 from ..models.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
@@ -42,8 +46,10 @@ class Query:
     request_id: str | None = None
 
 
-async def build_request(description: ModelDescription, query: Query, request_id: str) -> Request:
-    """The request of ``query``.
+async def build_request(
+    description: ModelDescription, query: Query, request_id: str, *, compiling: trio.CapacityLimiter | None = None
+) -> Request:
+    """The request of ``query``. Structures are compiled by as many threads as ``compiling`` allows.
 
     Raises:
         InvalidRequest: an argument that cannot work for this model.
@@ -62,8 +68,8 @@ async def build_request(description: ModelDescription, query: Query, request_id:
         id=request_id,
         prompt_token_ids=prepared.token_ids,
         items=prepared.items,
-        sampling=sampling,
-        rules=await _rules(description, sampling),
+        sampling=await _compiled(description, sampling, compiling),
+        rules=_rules(description, sampling),
         max_tokens=_resolve_max_tokens(description, len(prepared.token_ids), sampling),
         priority=query.priority,
     )
@@ -115,6 +121,9 @@ def _check_query(query: Query) -> None:
         raise InvalidRequest("give exactly one of prompt, prompt_token_ids and messages")
     check_kind("prompt", query.prompt, str, "a text, or use prompt_token_ids=[...]")
     check_kind("prompt_token_ids", query.prompt_token_ids, Iterable, "a sequence of integers")
+    if isinstance(query.prompt_token_ids, set | frozenset | Mapping | bytes):
+        raise InvalidRequest(f"prompt_token_ids of a {type(query.prompt_token_ids).__name__}; allowed: a sequence")
+    check_kind("request_id", query.request_id, str, "a text, or leave it out")
     check_kind("messages", query.messages, Sequence, "a list of {'role': ..., 'content': ...}")
     check_kind("images", query.images, list | tuple, "a list of images")
     for message in query.messages or ():
@@ -198,9 +207,11 @@ def _read(
 
 def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...]:
     given: Any = query.prompt_token_ids
-    token_ids = tuple(
-        given.tolist() if hasattr(given, "tolist") else given
-    )  # arrays and tensors have numbers of theirs
+    numbers = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors have numbers of theirs
+    if not isinstance(numbers, Iterable):
+        raise InvalidRequest(f"prompt_token_ids={reprlib.repr(given)}; allowed: a sequence of integers")
+    most = None if hasattr(numbers, "__len__") else description.max_positions + 1  # what is endless ends there
+    token_ids = tuple(one.item() if isinstance(one, np.integer) else one for one in islice(numbers, most))
     _check_token_ids(description, "prompt_token_ids", token_ids)
     return token_ids
 
@@ -240,17 +251,32 @@ def _without_media(message: Message, found: list[tuple[str, Any]]) -> Message:
 
 
 def _sampling(sampling: SamplingParams | None) -> SamplingParams:
-    check_kind("sampling", sampling, SamplingParams, "SamplingParams(...), or leave it out for greedy sampling")
-    return sampling or SamplingParams()
+    check_kind("sampling", sampling, SamplingParams, "SamplingParams(max_tokens=...), or leave it out: greedy sampling")
+    sampling = sampling or SamplingParams()
+    return sampling if sampling.seed is not None else evolve(sampling, seed=secrets.randbits(63))
 
 
-async def _rules(description: ModelDescription, sampling: SamplingParams) -> LogitRules:
+async def _compiled(
+    description: ModelDescription, sampling: SamplingParams, limiter: trio.CapacityLimiter | None
+) -> SamplingParams:
+    """``sampling`` with its structure compiled, so that no step does it. The first of a model takes a second or more:
+    a caller who is cancelled meanwhile does not wait for its thread, and the next one has what that thread makes."""
+    structure, structures = sampling.structure, description.structures
+    if structure is None:
+        return sampling
+    if fault := await run_in_thread(partial(fault_of, structure)):
+        raise InvalidRequest(fault)
+    if structures is None:
+        return sampling
+    work = partial(structures.compile, structure)
+    return evolve(sampling, structure=await run_in_thread(work, limiter=limiter, abandon_on_cancel=True))
+
+
+def _rules(description: ModelDescription, sampling: SamplingParams) -> LogitRules:
     """The checkpoint's own. With a structure they give way to it, since it may ask for what they suppress, brackets and
     quotation marks for one; timestamps stay out of it, as they are no text."""
     if sampling.structure is None:
         return LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
-    if fault := await run_in_thread(partial(fault_of, sampling.structure)):
-        raise InvalidRequest(fault)
     whisper = description.whisper
     first = description.vocabulary_size if whisper is None else whisper.timestamp_begin_id
     return LogitRules(suppress=tuple(range(first, description.vocabulary_size)))

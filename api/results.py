@@ -13,10 +13,11 @@ from ..core.timings import Timings
 
 @frozen(kw_only=True)
 class Usage:
-    """Tokens that one request read and wrote."""
+    """Tokens that one request read and wrote, and the seed that they were drawn with: with it they are drawn again."""
 
     prompt_tokens: int
     completion_tokens: int
+    seed: int | None = field(default=None, eq=False)
 
 
 TopLogprobs = tuple[tuple[int, float], ...]  # (token, natural log-probability), the likeliest first

@@ -13,8 +13,10 @@ from ..core.frames import clear_frames
 _Result = TypeVar("_Result")
 
 
-async def run_in_thread(work: Callable[[], _Result]) -> _Result:
-    """What ``work()`` returns or raises, in a worker thread.
+async def run_in_thread(
+    work: Callable[[], _Result], *, limiter: trio.CapacityLimiter | None = None, abandon_on_cancel: bool = False
+) -> _Result:
+    """What ``work()`` returns or raises, in a worker thread; ``limiter`` and ``abandon_on_cancel`` are trio's.
 
     An error that comes through `trio.to_thread.run_sync` itself is held by a frame of its own traceback: a reference
     cycle, in which all that the frames know (images of megabytes, say) waits for a collection. And the thread holds
@@ -23,7 +25,7 @@ async def run_in_thread(work: Callable[[], _Result]) -> _Result:
     call = _Call(work)
     del work
     try:
-        await trio.to_thread.run_sync(call.run)
+        await trio.to_thread.run_sync(call.run, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
     except trio.Cancelled as cancelled:
         cancelled.__traceback__ = None  # see `Mailbox.__anext__`
         raise

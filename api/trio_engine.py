@@ -60,6 +60,7 @@ class TrioEngine:
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
         self._special: frozenset[int] | None = None  # once somebody asks
+        self._compiling = trio.CapacityLimiter(1)  # whoever waits for it holds no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -268,7 +269,8 @@ class TrioEngine:
 
     async def _build(self, query: Query) -> Request:
         description = self._opened()[1]
-        request = await build_request(description, query, self._new_id(query.request_id))
+        name = self._new_id(query.request_id)
+        request = await build_request(description, query, name, compiling=self._compiling)
         return await with_page_keys(request, description, prefix_caching=self.config.prefix_caching)
 
     def _new_id(self, name: str | None) -> str:

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import UnionType
 
 from attrs import field, frozen
 
+from .checks import flag, function, instance, integer, number, one_of, path, settle, shown
 from .errors import InvalidRequest
 from .events import Event
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-COUNTS = (  # 1 or more
-    "max_running",
-    "max_pending",
-    "max_step_tokens",
-    "page_size",
-    "encoder_cache_bytes",
-)
-SIZES = (
-    "threads",
-    "max_positions",
-    "self_kv_bytes",
-    "cross_kv_bytes",
-    "encode_batch_embeddings",
-    "restarts",
-)  # 0 or more
-SECONDS = ("encoder_idle_seconds", "drain_seconds", "stage_seconds", "restart_seconds", "idle_sleep")
-WHILE_ASLEEP = ("wait", "refuse")
-GRAPHS = ("auto", "off", "eager")
+_MUCH = 2**31 - 1
+_BYTES = 2**50
+
+_SPECULATION = {
+    "tokens": integer(1, 64),
+    "draft": path("a folder or hub id").or_none("the text itself"),
+    "match": integer(1, 32),
+}
 
 
 @frozen(kw_only=True)
@@ -38,10 +28,10 @@ class Speculation:
     speculative decoding"; Saxena 2023, "Prompt lookup decoding").
 
     Args:
-        tokens: most tokens guessed in one step, 1 or more.
+        tokens: most tokens guessed in one step, 1 to 64.
         draft: a smaller checkpoint with the same vocabulary that guesses, a folder or a hub id; ``None``: the tokens
             that followed the last ones where they occurred before.
-        match: (without ``draft``) most of the last tokens that must occur before, 1 or more; fewer are tried after.
+        match: (without ``draft``) most of the last tokens that must occur before, 1 to 32; fewer are tried after.
 
     Raises:
         InvalidRequest: a value out of its range.
@@ -52,12 +42,38 @@ class Speculation:
     match: int = 3
 
     def __attrs_post_init__(self) -> None:
-        for name in ("tokens", "match"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidRequest(f"Speculation({name}={value!r}); allowed: an integer, 1 or more")
-        if self.draft is not None and not isinstance(self.draft, str):
-            raise InvalidRequest(f"Speculation(draft={self.draft!r}); allowed: a folder or hub id, or None")
+        settle(self, _SPECULATION, named="Speculation.{}")
+
+
+_SETTINGS = {
+    "device": path("'auto', 'cpu', 'cuda' or 'cuda:N'"),
+    "dtype": one_of(*DTYPES),
+    "threads": integer(0, 1024, "; 0: torch's own choice"),
+    "max_running": integer(1, 65_536),
+    "max_pending": integer(1, _MUCH),
+    "max_step_tokens": integer(1, 2**24),
+    "max_positions": integer(0, _MUCH, "; 0: as many as the model has"),
+    "page_size": integer(1, 65_536),
+    "self_kv_bytes": integer(0, _BYTES, "; 0: chosen"),
+    "cross_kv_bytes": integer(0, _BYTES, "; 0: chosen"),
+    "encoder_cache_bytes": integer(1, _BYTES),
+    "encode_batch_embeddings": integer(0, _MUCH),
+    "encoder_idle_seconds": number(0, math.inf, "; math.inf: never"),
+    "drain_seconds": number(0, math.inf, "; 0: abort at once; math.inf: wait for all of them"),
+    "stage_seconds": number(0, 86_400, above=True),
+    "restarts": integer(0, _MUCH, "; 0: never"),
+    "restart_seconds": number(0, math.inf, "; restarts=0: never", above=True),
+    "idle_sleep": number(0, math.inf, "; math.inf: never"),
+    "sleep_keeps_weights": flag(),
+    "while_asleep": one_of("wait", "refuse"),
+    "prefix_caching": flag(),
+    "speculation": instance(Speculation, "Speculation(...)").or_none("off"),
+    "graphs": one_of("auto", "off", "eager"),
+    "compile": flag(),
+    "steps_in_flight": integer(1, 2),
+    "verify": flag(),
+    "observer": function("a function of one event, and no async one").or_none("nobody is told"),
+}
 
 
 @frozen(kw_only=True)
@@ -84,13 +100,17 @@ class EngineConfig:
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
             0: on the CPU one item a batch, since a larger one is no faster there and all its requests wait for it; else
             12,000.
-        encoder_idle_seconds: an encoder output nobody holds is freed after this time.
-        drain_seconds: how long the end of the block waits for running requests before it aborts them.
-        stage_seconds: how long each further stage of the teardown may take before it is cut off.
+        encoder_idle_seconds: an encoder output nobody holds is freed after this time; ``math.inf``: only for
+            want of room.
+        drain_seconds: how long the end of the block waits for running requests before it aborts them; 0: not at all,
+            ``math.inf``: until they have ended.
+        stage_seconds: how long each further stage of the teardown may take before it is cut off; more than 0, up to a
+            day, so that the way out always has an end.
         restarts: how often within ``restart_seconds`` a runner that crashes is started anew; 0: its first crash ends
             the engine.
-        restart_seconds: see ``restarts``.
+        restart_seconds: see ``restarts``; more than 0, ``math.inf``: the engine's whole life.
         idle_sleep: after so many seconds without a request the device is given back; the next request takes it again.
+            ``math.inf``: never.
         sleep_keeps_weights: asleep, the weights are parked in the host's memory; else they are dropped, and waking
             reads the checkpoint again.
         while_asleep: what becomes of requests after `Engine.sleep`, until `Engine.wake`: ``"wait"`` or ``"refuse"``
@@ -144,27 +164,8 @@ class EngineConfig:
     observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InvalidRequest(f"dtype={self.dtype!r}; allowed: {', '.join(DTYPES)}")
-        if not isinstance(self.device, str):
-            raise InvalidRequest(f"device={self.device!r}; allowed: 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        settle(self, _SETTINGS)
         self._check_devices()
-        for name in COUNTS:
-            self._check_number(name, 1, int)
-        for name in SIZES:
-            self._check_number(name, 0, int)
-        for name in SECONDS:
-            self._check_number(name, 0, int | float)
-        if self.while_asleep not in WHILE_ASLEEP:
-            raise InvalidRequest(f"while_asleep={self.while_asleep!r}; allowed: {' or '.join(map(repr, WHILE_ASLEEP))}")
-        if self.speculation is not None and not isinstance(self.speculation, Speculation):
-            raise InvalidRequest(f"speculation={self.speculation!r}; allowed: Speculation(...), or None")
-        if self.graphs not in GRAPHS:
-            raise InvalidRequest(f"graphs={self.graphs!r}; allowed: {', '.join(map(repr, GRAPHS))}")
-        if not isinstance(self.compile, bool):
-            raise InvalidRequest(f"compile={self.compile!r}; allowed: True or False")
-        if self.steps_in_flight not in (1, 2):
-            raise InvalidRequest(f"steps_in_flight={self.steps_in_flight}; allowed: 1 or 2")
 
     def encode_budget(self, device: str) -> int:
         """Most embeddings of one encode batch on ``device``, as the executor names it: ``"cpu"``, ``"cuda:0"``."""
@@ -174,7 +175,7 @@ class EngineConfig:
         names = self.devices
         if not isinstance(names, tuple) or len(names) == 1 or not all(isinstance(name, str) for name in names):
             raise InvalidRequest(
-                f"devices={names!r}; allowed: a tuple of two or more devices, as ('cuda:0', 'cuda:1'), or () for one"
+                f"devices={shown(names)}; allowed: a tuple of two or more devices, as ('cuda:0', 'cuda:1'); (): one"
             )
         if names and self.device != "auto":
             raise InvalidRequest(f"device={self.device!r} besides devices={names!r}; allowed: one of the two")
@@ -182,9 +183,3 @@ class EngineConfig:
             raise InvalidRequest(f"compile=True with devices={names!r}; allowed: compile=False on several devices")
         if names and self.graphs == "eager":
             raise InvalidRequest(f"graphs='eager' with devices={names!r}; allowed: 'auto' or 'off' on several devices")
-
-    def _check_number(self, name: str, least: int, kind: type[int] | UnionType) -> None:
-        value: float = getattr(self, name)
-        if not isinstance(value, kind) or isinstance(value, bool) or not float(value) >= least:
-            what = "an integer" if kind is int else "a number"
-            raise InvalidRequest(f"{name}={value!r}; allowed: {what}, {least} or more")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from attrs import field, frozen
 
 from .plan import DeviceMemory, EncodeJob, StepPlan, StepResult
-from .request import EncoderItem, Pooling
+from .request import EncoderItem, Pooling, Structure
 
 
 @frozen(kw_only=True)
@@ -83,6 +83,17 @@ class Preparer(Protocol):
         """
 
 
+class Structures(Protocol):
+    """Compiles structured outputs for a model. Called in threads, by several at once."""
+
+    def compile(self, structure: Structure) -> Structure:
+        """``structure``, equal in what it says, with all that following it needs: no step has to compile it.
+
+        Raises:
+            InvalidRequest: the structure cannot be followed.
+        """
+
+
 @frozen(kw_only=True)
 class ModelDescription:
     """A loaded model's limits and vocabulary.
@@ -113,6 +124,7 @@ class ModelDescription:
     tokenizer: Any = field(repr=False, eq=False)  # transformers tokenizer
     kind: Kind = Kind.ENCODER_DECODER
     preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are tokenized as they are
+    structures: Structures | None = field(default=None, repr=False, eq=False)  # None: the executor does it in a step
     whole_prompts: bool = False  # every position sees all others: a prompt is one chunk, and holds no pages
     default_pooling: Pooling | None = None  # of pooling models
     labels: tuple[str, ...] = ()  # of a classification head, in the order of its scores

@@ -5,12 +5,27 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from attrs import evolve, field, frozen
 
+from .checks import (
+    Check,
+    Refused,
+    as_integer,
+    as_number,
+    check_characters,
+    flag,
+    instance,
+    integer,
+    number,
+    one_of,
+    settle,
+    several,
+    shown,
+)
 from .errors import InvalidRequest
 
 
@@ -22,25 +37,48 @@ class FinishReason(enum.Enum):
     POOLED = "pooled"  # the whole prompt was read and its vector given: requests with a `Pooling`
 
 
+MOST_LOGPROBS = 20
+MOST_COMPLETIONS = 1_024
+_MOST_TOKENS = 2**31 - 1
+_MOST_STOPS = 64
+_MOST_CHARACTERS = 1_024  # of a stop string
+_MOST_BIAS = 1_000_000.0  # a logit is a float32
+_MOST_GRAMMAR = 4_000_000  # characters
+_MOST_BIASES = 1_000_000  # tokens: more than any vocabulary has
+
+
 def _check(condition: bool, got: str, allowed: str) -> None:
     if not condition:
         raise InvalidRequest(f"{got}; allowed: {allowed}")
 
 
-def check_integer(name: str, value: object) -> None:
-    """Raises `InvalidRequest` where ``value`` is not an integer."""
-    _check(isinstance(value, int) and not isinstance(value, bool), f"{name}={value!r}", "an integer")
+def _stop_text(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= _MOST_CHARACTERS:
+        raise Refused
+    check_characters(value)
+    return value
 
 
-def check_characters(text: str) -> None:
-    """Raises `InvalidRequest` where ``text`` has lone surrogates, as file names and arguments that are no text have."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"a text with {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
-            "character; decode it from bytes with errors='replace'"
-        ) from None
+def _token(value: Any) -> int:
+    found = as_integer(value)
+    if not 0 <= found <= _MOST_TOKENS:
+        raise Refused
+    return found
+
+
+def _bias(pair: Any) -> tuple[int, float]:
+    token, value = pair
+    bias = as_number(value)
+    if not abs(bias) <= _MOST_BIAS:
+        raise Refused
+    return _token(token), bias
+
+
+def _grammar_text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > _MOST_GRAMMAR:
+        raise Refused
+    check_characters(value)
+    return value
 
 
 STRUCTURES = ("json_schema", "regex", "lark", "choice")
@@ -63,39 +101,46 @@ class Structure:
     text: str
 
     def __attrs_post_init__(self) -> None:
-        _check(self.kind in STRUCTURES, f"structure kind {self.kind!r}", ", ".join(STRUCTURES))
-        _check(
-            isinstance(self.text, str) and bool(self.text.strip()), f"structure text {self.text!r}", "a text, not empty"
-        )
+        settle(self, _STRUCTURE, named="Structure.{}")
 
     @classmethod
     def json_schema(cls, schema: str | Mapping[str, Any]) -> Self:
         """JSON that follows ``schema``, which may be written or a mapping."""
-        return cls(kind="json_schema", text=schema if isinstance(schema, str) else json.dumps(schema))
+        if isinstance(schema, str):
+            return cls(kind="json_schema", text=schema)
+        try:
+            return cls(kind="json_schema", text=json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(
+                f"schema={shown(schema)} cannot be written as JSON: {error}; allowed: a JSON schema, as text or mapping"
+            ) from None
 
     @classmethod
     def choice(cls, texts: Iterable[str]) -> Self:
         """Exactly one of ``texts``."""
-        return cls(kind="choice", text=json.dumps(list(texts)))
+        return cls(kind="choice", text=json.dumps(_CHOICES.of("texts", texts)))
+
+
+_STRUCTURE = {
+    "kind": one_of(*STRUCTURES),
+    "text": Check(_grammar_text, f"a text, not empty, of up to {_MOST_GRAMMAR} characters"),
+}
+_CHOICES = several(_grammar_text, 100_000, "a list of texts, none of them empty")
 
 
 def _texts(value: object) -> Any:
-    """One text stands for a tuple of it; whatever is no collection is left for the check."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, Iterable) else value
+    """One text stands for a tuple of it; the check sees the rest."""
+    return (value,) if isinstance(value, str) else value
 
 
 def _pairs(value: object) -> Any:
-    """A mapping as a tuple of pairs; whatever is no collection is left for the check."""
-    if isinstance(value, Mapping):
-        value = value.items()
-    return tuple(value) if isinstance(value, Iterable) else value
+    """A mapping as its pairs; the check sees the rest."""
+    return value.items() if isinstance(value, Mapping) else value
 
 
-_INTEGERS = ("min_tokens", "top_k", "seed", "n")
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-MOST_LOGPROBS = 20
+def _ids(value: object) -> Any:
+    """Any collection; the check makes a tuple of it."""
+    return value
 
 
 @frozen(kw_only=True)
@@ -115,19 +160,22 @@ class SamplingParams:
         top_k: only the k likeliest tokens; 0 is off.
         min_p: only tokens at least this times as likely as the likeliest, 0 to 1; 0 is off.
         repetition_penalty: of each token of the prompt or the output, positive logits are divided by it and negative
-            ones multiplied; more than 0; 1 is off (Keskar et al. 2019, "CTRL", section 4.1).
+            ones multiplied; 0.001 to 1,000; 1 is off (Keskar et al. 2019, "CTRL", section 4.1).
         presence_penalty: taken from the logit of each token that the output has, -2 to 2; 0 is off.
         frequency_penalty: taken from the logit of a token as often as the output has it, -2 to 2; 0 is off.
-        logit_bias: what is added to the logits of tokens, as a mapping from token id to number; inside, pairs.
-        seed: draws are keyed by (seed, position), so the same seed gives the same tokens, replayed or batched.
-        stop: strings that end the text; the text ends before the first of them. One string, or several.
+        logit_bias: what is added to the logits of tokens, as a mapping from token id to number, up to a million either
+            way; inside, pairs.
+        seed: draws are keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. With
+            ``None`` each request draws afresh, with a seed that is chosen when it is made, and told in ``Usage.seed``.
+        stop: strings that end the text; the text ends before the first of them. One string, or up to 64, each of up to
+            1,024 characters.
         stop_token_ids: tokens that end the request beside the model's own end-of-text.
         ignore_eos: go on after end-of-text (for benchmarks).
         logprobs: tell the log-probabilities of so many of the likeliest tokens beside that of the sampled one, 0 to 20;
             ``None``: of the sampled one alone. They are those of the distribution after all rules and penalties,
             before the temperature and the limits behind it.
-        n: how many completions of the prompt. The first is sampled with ``seed``, the others with seeds made from it,
-            see `sibling`; without a temperature they are all the same.
+        n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, the others with seeds
+            made from it, see `sibling`; without a temperature they are all the same.
         structure: what the output must be; `None`: anything. See `Structure`.
 
     Raises:
@@ -144,80 +192,61 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = field(default=(), converter=_pairs)
-    seed: int = 0
+    seed: int | None = 0
     stop: tuple[str, ...] = field(default=(), converter=_texts)
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=tuple)
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
     structure: Structure | None = None
 
     def __attrs_post_init__(self) -> None:
-        for name in _INTEGERS:
-            check_integer(name, getattr(self, name))
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            _check(isinstance(value, int | float), f"{name}={value!r}", "a number")
-        self._check_lengths()
-        self._check_distribution()
-        self._check_logit_bias()
-        _check(
-            isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop),
-            f"stop={self.stop!r}",
-            "a text, or several, none of them empty",
-        )
-        if self.structure is not None:
-            self._check_structure()
-
-    def _check_lengths(self) -> None:
-        limit = self.max_tokens
-        if limit is not None:
-            check_integer("max_tokens", limit)
-        if self.logprobs is not None:
-            check_integer("logprobs", self.logprobs)
-        _check(limit is None or limit >= 1, f"max_tokens={limit}", "1 or more, or None for the model's length")
-        _check(self.min_tokens >= 0, f"min_tokens={self.min_tokens}", "0 or more")
-        _check(limit is None or self.min_tokens <= limit, f"min_tokens={self.min_tokens}", f"up to max_tokens={limit}")
-        _check(
-            self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
-            f"logprobs={self.logprobs}",
-            f"0 to {MOST_LOGPROBS}, or None",
-        )
-        _check(self.n >= 1, f"n={self.n}", "1 or more")
-
-    def _check_distribution(self) -> None:
-        _check(0.0 <= self.temperature < math.inf, f"temperature={self.temperature}", "0 (greedy) or a positive number")
-        _check(0.0 < self.top_p <= 1.0, f"top_p={self.top_p}", "more than 0, up to 1 (off)")
-        _check(self.top_k >= 0, f"top_k={self.top_k}", "0 (off) or a positive number")
-        _check(0.0 <= self.min_p <= 1.0, f"min_p={self.min_p}", "0 (off) to 1")
-        penalty = self.repetition_penalty
-        _check(0.0 < penalty < math.inf, f"repetition_penalty={penalty}", "a positive number; 1 is off")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _check(-2.0 <= value <= 2.0, f"{name}={value}", "-2 to 2; 0 is off")
-
-    def _check_logit_bias(self) -> None:
-        allowed = "a mapping from token ids to finite numbers"
-        _check(isinstance(self.logit_bias, tuple), f"logit_bias={self.logit_bias!r}", allowed)
-        for pair in self.logit_bias:
-            good = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int | float)
-            _check(good and math.isfinite(pair[1]), f"logit_bias with {pair!r}", allowed)
-            check_integer("logit_bias of token", pair[0])
+        settle(self, _SAMPLING)
+        most = self.max_tokens
+        _check(most is None or self.min_tokens <= most, f"min_tokens={self.min_tokens}", f"up to max_tokens={most}")
         tokens = [token for token, _ in self.logit_bias]
-        _check(len(set(tokens)) == len(tokens), f"logit_bias with a token twice: {tokens}", allowed)
-
-    def _check_structure(self) -> None:
-        _check(isinstance(self.structure, Structure), f"structure={self.structure!r}", "Structure(...), or None")
-        _check(not self.ignore_eos, "ignore_eos with a structure", "ignore_eos=False: nothing may follow its end")
-        _check(self.min_tokens == 0, f"min_tokens={self.min_tokens} with a structure", "0: it ends where it ends")
+        _check(len(set(tokens)) == len(tokens), f"logit_bias={shown(tokens)}, with a token twice", "each token once")
+        if self.structure is not None:
+            _check(not self.ignore_eos, "ignore_eos with a structure", "ignore_eos=False: nothing may follow its end")
+            _check(self.min_tokens == 0, f"min_tokens={self.min_tokens} with a structure", "0: it ends where it ends")
 
     def sibling(self, index: int) -> SamplingParams:
         """How completion ``index`` of `n` is sampled: the first with the plain seed, each other with one of its own,
         the same whenever it is asked for."""
+        assert self.seed is not None, "a fresh seed is chosen when the request is built, before its siblings"
         if index == 0:
             return evolve(self, n=1)
         digest = hashlib.blake2b(f"sibling:{self.seed}:{index}".encode(), digest_size=8).digest()
         return evolve(self, n=1, seed=int.from_bytes(digest, "big") >> 1)
+
+
+_SAMPLING = {
+    "max_tokens": integer(1, _MOST_TOKENS).or_none("up to the model's last position"),
+    "min_tokens": integer(0, _MOST_TOKENS),
+    "temperature": number(0, sys.float_info.max, "; 0 is greedy"),
+    "top_p": number(0, 1, "; 1 is off", above=True),
+    "top_k": integer(0, _MOST_TOKENS, "; 0 is off"),
+    "min_p": number(0, 1, "; 0 is off"),
+    "repetition_penalty": number(0.001, 1000, "; 1 is off"),
+    "presence_penalty": number(-2, 2, "; 0 is off"),
+    "frequency_penalty": number(-2, 2, "; 0 is off"),
+    "logit_bias": several(
+        _bias,
+        _MOST_BIASES,
+        f"a mapping from token ids (integers) to finite numbers, {-_MOST_BIAS:,.0f} to {_MOST_BIAS:,.0f}",
+    ),
+    "seed": integer(-(2**63), 2**64 - 1).or_none("a fresh one for each request"),
+    "stop": several(
+        _stop_text, _MOST_STOPS, f"a text, or up to {_MOST_STOPS}, each of 1 to {_MOST_CHARACTERS} characters"
+    ),
+    "stop_token_ids": several(_token, _MOST_BIASES, "a list of token ids (integers, 0 or more), as in [2]"),
+    "ignore_eos": flag(),
+    "logprobs": integer(0, MOST_LOGPROBS).or_none("of the sampled token alone"),
+    "n": integer(1, MOST_COMPLETIONS),
+    "structure": instance(Structure, "Structure(kind=..., text=...), as Structure.json_schema(...) makes one").or_none(
+        "any text"
+    ),
+}
 
 
 @frozen(kw_only=True)
@@ -248,6 +277,15 @@ class Probe:
     position: int
     token_ids: tuple[int, ...]
 
+    def __attrs_post_init__(self) -> None:
+        settle(self, _PROBE, named="Probe.{}")
+
+
+_PROBE = {
+    "position": integer(0, _MOST_TOKENS),
+    "token_ids": several(_token, _MOST_BIASES, "a list of token ids (integers, 0 or more)"),
+}
+
 
 @frozen(kw_only=True)
 class Pooling:
@@ -263,10 +301,15 @@ class Pooling:
     second: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        _check(self.kind in POOLINGS, f"pooling kind {self.kind!r}", ", ".join(POOLINGS))
+        settle(self, _POOLING, named="Pooling.{}")
 
 
 POOLINGS = ("mean", "cls", "last", "classify")
+_POOLING = {
+    "kind": one_of(*POOLINGS),
+    "normalize": flag(),
+    "second": integer(0, _MOST_TOKENS).or_none("one text"),
+}
 
 
 @frozen(kw_only=True)

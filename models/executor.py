@@ -157,6 +157,7 @@ class TorchExecutor:
     _open: _Open | None = field(init=False, default=None, repr=False)
     _records: dict[int, Record] = field(init=False, factory=dict, repr=False)
     _device: str = field(init=False, default="", repr=False)
+    _grammars: Grammars | None = field(init=False, default=None, repr=False)
 
     @_device_call
     def open(self) -> ModelDescription:
@@ -169,6 +170,7 @@ class TorchExecutor:
             DeviceOutOfMemory: the memory is not there.
         """
         assert self._blueprints is None, "the executor is open already"
+        self._grammars = None
         blueprints = Blueprints.draw(self.model, self.config)
         self._device = name_devices(blueprints.main)
         with self._all_or_nothing():
@@ -176,7 +178,7 @@ class TorchExecutor:
             for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
                 blueprint.prove(parts.network)
             blueprints = blueprints.with_fingerprints(fingerprints)
-            description = blueprints.describe(str(self.model))
+            description = evolve(blueprints.describe(str(self.model)), structures=self._grammars)
         self._blueprints = blueprints
         return description
 
@@ -210,7 +212,8 @@ class TorchExecutor:
         own, vocabulary, device = self._stack.own, checkpoint.shape.vocabulary, blueprint.device
         self._stack.callback("records", self._records.clear)
         self._set_threads()
-        grammars = Grammars(checkpoint.tokenizer, vocabulary, checkpoint.eos_token_ids)
+        grammars = self._grammars or Grammars(checkpoint.tokenizer, vocabulary, checkpoint.eos_token_ids)
+        self._grammars = grammars  # until it is closed: the description of the model refers to it
         self._stack.callback("grammars", grammars.release)
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
@@ -442,6 +445,8 @@ class TorchExecutor:
             ExceptionGroup: what the releases raised; all the others were released.
         """
         self._blueprints, self._parked_models = None, ()
+        if self._grammars is not None:
+            self._grammars.close()
         try:
             self._release()
         finally:

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 from attrs import field, frozen
 from torch import Tensor
 
+from ..core.checks import check_characters
 from ..core.errors import CheckpointError, InvalidRequest
 from ..core.model import Prepared
-from ..core.request import EncoderItem, check_characters
+from ..core.request import EncoderItem
 
 
 class Rendered(str):

@@ -13,10 +13,10 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ..core.errors import InvalidRequest
-from ..core.lookup import Lookup
 from ..core.plan import Chunk, EncodeJob, SequenceStart
 from .features import LogMel
 from .kv import CrossKV, PagedKV, lay_out
+from .lookup import Lookup
 from .structure import Guide
 from .whisper import WhisperModel
 

@@ -281,6 +281,9 @@ def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
         probabilities, tokens = _nucleus(probabilities, sampling.top_p)
     if sampling.min_p > 0.0:
         probabilities = probabilities.masked_fill(probabilities < sampling.min_p * probabilities.max(), 0.0)
+    assert sampling.seed is not None, (
+        "a fresh seed is chosen when a request is built, so that a replay repeats its draws"
+    )
     index = _inverse_cdf(probabilities, uniform(sampling.seed, position))
     return index if tokens is None else tokens[index]
 

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from attrs import evolve, frozen
 
-from ..core.lookup import Lookup
 from ..core.plan import Chunk
 from .drawing import Pen, is_token
+from .lookup import Lookup
 from .network import Feed, Network, Record
 
 
@@ -30,14 +30,25 @@ class Guesser(Protocol):
 
 @frozen(kw_only=True)
 class LookupGuesser:
-    """Guesses what followed the last tokens where they occurred before."""
+    """Guesses what followed the last tokens where they occurred before.
+
+    It learns a long prompt over several steps, also those that read the prompt and draw nothing: no step learns more
+    than ``pace`` tokens, or ``least`` of each sequence where there are many. Until a prompt is learned, guesses come
+    from its beginning.
+    """
 
     match: int
+    pace: int = 2_048
+    least: int = 64  # so that what one step adds is learned in the next one
 
     def start(self, record: Record) -> None:
         record.lookup = Lookup(self.match)
 
     def guess(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
+        share = max(self.pace // max(len(feeds), 1), self.least)
+        for feed in feeds:
+            if feed.record.lookup is not None:
+                feed.record.lookup.learn(feed.record.tokens, share)
         return [self._one(feed) for feed in feeds]
 
     @staticmethod

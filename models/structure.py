@@ -3,9 +3,10 @@ parses grammars on tokens (https://github.com/guidance-ai/llguidance). It is imp
 
 ::
 
-    Structure -> fault_of        (any thread, needs no model)   a bad one is its caller's InvalidRequest
-              -> Grammars.guide  (the executor's thread)        compiled once, copied for each sequence
-              -> Guide.allowed   (each draw)                    bits of the tokens that may come next
+    Structure -> fault_of          (any thread, needs no model)   a bad one is its caller's InvalidRequest
+              -> Grammars.compile  (any thread)                   compiled once, and given to its request: `Compiled`
+              -> Grammars.guide    (the executor's thread)        copied for each sequence
+              -> Guide.allowed     (each draw)                    bits of the tokens that may come next
 
 A guide is asked with the tokens sampled so far, whatever it was asked before: it takes back what was only guessed, and
 reads what is new. So a sequence that is replayed, or several guesses in one step, need nothing else; `Guide.valid`
@@ -15,12 +16,13 @@ tells beforehand how many guesses are worth the work.
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ..core.errors import InvalidRequest
@@ -164,17 +166,32 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     return next(place for place in range(length) if first[place] != second[place])
 
 
+@frozen(kw_only=True)
+class Compiled(Structure):
+    """A structure with its grammar, compiled for one model. It travels with its request and ends with it."""
+
+    matcher: LLMatcher = field(eq=False, repr=False)  # has read nothing, and never does: it is copied
+
+
 @define(eq=False)
 class Grammars:
     """The structures of one model: its tokenizer in llguidance's terms, made with the first structure, and the latest
-    ``capacity`` compiled grammars. It holds no tensors."""
+    ``capacity`` compiled grammars. It holds no tensors.
+
+    `compile` is called in threads, `guide` in the executor's: what is made is made once, by one thread at a time. A
+    thread that nobody waits for any more may end after `close`, and leaves nothing here. llguidance holds the
+    interpreter's lock while it makes a tokenizer, so this is done in two halves: steps go on between them.
+    """
 
     tokenizer: Any = field(repr=False)  # transformers'
     vocabulary: int
     eos_token_ids: tuple[int, ...]
     capacity: int = 32
     _translated: LLTokenizer | None = field(init=False, default=None, repr=False)
-    _compiled: dict[Structure, LLMatcher] = field(init=False, factory=dict, repr=False)
+    _compiled: dict[Structure, Compiled] = field(init=False, factory=dict, repr=False)
+    _making: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # for as long as it takes
+    _keeping: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # of what is kept; never for long
+    _closed: bool = field(init=False, default=False, repr=False)
 
     def guide(self, structure: Structure | None, committed: Sequence[int] = ()) -> Guide | None:
         """A new sequence's guide, that has read ``committed``; ``None`` where there is no structure. Never raises for a
@@ -182,38 +199,68 @@ class Grammars:
         if structure is None:
             return None
         try:
-            guide = Guide(self._matcher(structure))
+            guide = Guide(self.compile(structure).matcher)
         except InvalidRequest as error:
             return Guide(None, str(error))
         guide.start(committed)
         return guide
 
-    def _matcher(self, structure: Structure) -> LLMatcher:
-        """The compiled grammar: kept, or made now. One with an error is not kept."""
+    def compile(self, structure: Structure) -> Compiled:
+        """``structure`` with its grammar: its own, one that is kept, or made now. One with an error is not kept.
+
+        Raises:
+            InvalidRequest: the structure cannot be followed, or the checkpoint's tokenizer can follow none.
+        """
+        if isinstance(structure, Compiled):
+            return structure
+        with self._making:
+            found = self._compiled.get(structure) or self._compile(structure)
+            self._keep(structure, found)
+        return found
+
+    def _compile(self, structure: Structure) -> Compiled:
         from llguidance import LLMatcher
 
-        found = self._compiled.pop(structure, None) or LLMatcher(self._tokens(), _grammar(structure), log_level=_SILENT)
-        if found.is_error():
-            raise _bad(structure, found.get_error())
-        self._compiled[structure] = found  # the last used is the last to go
-        if len(self._compiled) > self.capacity:
-            del self._compiled[next(iter(self._compiled))]
-        return found
+        matcher = LLMatcher(self._tokens(), _grammar(structure), log_level=_SILENT)
+        if matcher.is_error():
+            raise _bad(structure, matcher.get_error())
+        return Compiled(kind=structure.kind, text=structure.text, matcher=matcher)
+
+    def _keep(self, structure: Structure, found: Compiled) -> None:
+        with self._keeping:
+            if self._closed:
+                return
+            self._compiled.pop(structure, None)
+            self._compiled[structure] = found  # the last used is the last to go
+            if len(self._compiled) > self.capacity:
+                del self._compiled[next(iter(self._compiled))]
 
     def _tokens(self) -> LLTokenizer:
         if not self.eos_token_ids:
             raise InvalidRequest("a structure ends with an end of text, and this checkpoint names none; leave it out")
-        if self._translated is None:
-            from llguidance.hf import from_tokenizer
+        made = self._translated or self._translate()
+        with self._keeping:
+            self._translated = None if self._closed else made
+        return made
 
-            size = max(self.vocabulary, len(self.tokenizer))  # a tokenizer may have more than the model draws
-            try:
-                self._translated = from_tokenizer(self.tokenizer, n_vocab=size, eos_token=list(self.eos_token_ids))
-            except ValueError as error:
-                raise InvalidRequest(f"this checkpoint's tokenizer cannot follow a structure: {error}") from error
-        return self._translated
+    def _translate(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+        from llguidance.hf import from_tokenizer
+
+        size = max(self.vocabulary, len(self.tokenizer))  # a tokenizer may have more than the model draws
+        try:
+            plain = from_tokenizer(self.tokenizer, n_vocab=size, eos_token=list(self.eos_token_ids), slices=[])
+        except ValueError as error:
+            raise InvalidRequest(f"this checkpoint's tokenizer cannot follow a structure: {error}") from error
+        return plain.with_slices(LLTokenizer.general_slices())
 
     def release(self) -> None:
         """Forgets the grammars and the tokenizer."""
-        self._compiled.clear()
-        self._translated = None
+        with self._keeping:
+            self._compiled.clear()
+            self._translated = None
+
+    def close(self) -> None:
+        """`release`, for ever: what is still being made is not kept."""
+        self._closed = True
+        self.release()

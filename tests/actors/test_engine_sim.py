@@ -292,7 +292,7 @@ async def test_with_verify_a_broken_promise_stops_the_engine_and_is_named(
         ({"drain_seconds": -1}, "drain_seconds=-1.*0 or more"),
         ({"device": None}, "device=None"),
         ({"dtype": "int8"}, "dtype='int8'.*float32"),
-        ({"steps_in_flight": 3}, "1 or 2"),
+        ({"steps_in_flight": 3}, "1 to 2"),
     ],
 )
 def test_a_setting_out_of_its_range_is_refused(settings, says):
@@ -309,7 +309,7 @@ def test_a_setting_out_of_its_range_is_refused(settings, says):
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"temperature": math.nan}, "temperature=nan"),
         ({"temperature": "hot"}, "temperature='hot'.*number"),
-        ({"seed": None}, "seed=None"),
+        ({"seed": "x"}, "seed='x'.*integer"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens=5"),
     ],
 )

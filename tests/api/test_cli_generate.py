@@ -193,7 +193,7 @@ def test_json_is_one_object_with_everything(capsys: pytest.CaptureFixture[str]) 
         "text": "grün",
         "tokens": [1, 2],
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "seed": None},
     }
 
 
@@ -333,10 +333,10 @@ def test_a_schema_becomes_a_structure(tmp_path: Path) -> None:
     ("words", "told"),
     [
         ("generate", "Missing argument 'MODEL'"),
-        ("generate m hi --temperature -1", "temperature=-1.0; allowed: 0 (greedy) or a positive number"),
-        ("generate m hi --max-tokens 0", "max_tokens=0; allowed: 1 or more"),
-        ("generate m hi --top-p 2", "top_p=2.0; allowed: more than 0, up to 1"),
-        ("generate m hi --speculate 0", "Speculation(tokens=0); allowed: an integer, 1 or more"),
+        ("generate m hi --temperature -1", "temperature=-1.0; allowed: a number, 0 or more"),
+        ("generate m hi --max-tokens 0", "max_tokens=0; allowed: an integer, 1 to"),
+        ("generate m hi --top-p 2", "top_p=2.0; allowed: a number, more than 0, up to 1"),
+        ("generate m hi --speculate 0", "Speculation.tokens=0; allowed: an integer, 1 to 64"),
         ("generate m hi --dtype int4", "'int4' is not one of"),
         ("generate m hi --threads -1", "threads=-1; allowed:"),
         ("generate m hi --raw --system x", "--system with --raw; write it into the prompt"),

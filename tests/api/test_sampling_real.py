@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import trio
 
 import triolet.demo
 from triolet import Completion, Engine, EngineConfig, FinishReason, InvalidRequest, SamplingParams, Structure
+from triolet.models.structure import Grammars
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", threads=1, max_running=8, verify=True)
 PROMPT = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
@@ -86,7 +89,7 @@ async def test_one_of_some_texts_is_chosen_by_what_is_heard(engine: Engine) -> N
 
 
 async def test_a_structure_that_cannot_be_followed_is_refused_to_its_caller_alone(engine: Engine) -> None:
-    """A bad one before the request exists; one that only the tokenizer finds out about, without a failed step."""
+    """Before the request exists, also where only the tokenizer finds out about it."""
     texts: list[str] = []
 
     async def bystander() -> None:
@@ -101,11 +104,9 @@ async def test_a_structure_that_cannot_be_followed_is_refused_to_its_caller_alon
             await ask(engine, structure=Structure(kind="lark", text='start: "a" <|no_such_token|>'))
         sample = triolet.demo.samples()[0]
         sampling = SamplingParams(structure=Structure(kind="lark", text='start: "a" <|no_such_token|>'))
-        async with engine.stream(PROMPT, audio=sample.path, sampling=sampling) as deltas:
-            with pytest.raises(InvalidRequest, match="no_such_token"):
-                async for _ in deltas:
-                    raise AssertionError("a delta")
-            assert [delta async for delta in deltas] == []
+        with pytest.raises(InvalidRequest, match="no_such_token"):
+            async with engine.stream(PROMPT, audio=sample.path, sampling=sampling):
+                raise AssertionError("a stream")
     assert texts == [whole]
     assert engine.statistics().requests.failed_steps == 0
 
@@ -116,3 +117,84 @@ async def test_biased_tokens_come_and_unknown_ones_are_refused(engine: Engine) -
     assert completion.token_ids == (token,) * 4
     with pytest.raises(InvalidRequest, match="logit_bias"):
         await ask(engine, logit_bias={engine.model.vocabulary_size: 1.0})
+
+
+async def test_without_a_seed_each_request_draws_afresh_and_tells_with_what(engine: Engine) -> None:
+    found = [await ask(engine, seed=None, temperature=4.0, max_tokens=12) for _ in range(3)]
+    assert len({completion.usage.seed for completion in found}) == 3
+    assert len({completion.token_ids for completion in found}) == 3
+    for completion in found:
+        again = await ask(engine, seed=completion.usage.seed, temperature=4.0, max_tokens=12)
+        assert again.token_ids == completion.token_ids
+    several = await ask(engine, seed=None, n=3, temperature=4.0, max_tokens=8)
+    again = await ask(engine, seed=several.usage.seed, n=3, temperature=4.0, max_tokens=8)
+    assert again == several
+    assert (await ask(engine, max_tokens=1)).usage.seed == 0, "the default repeats itself"
+
+
+class SlowTables:
+    """Translating the tokenizer takes until somebody says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_end, self.made = threading.Event(), threading.Event(), 0
+        self._translate = Grammars._translate
+        monkeypatch.setattr(Grammars, "_translate", lambda grammars: self.translate(grammars))  # noqa: PLW0108  (bound to the grammars)
+
+    def translate(self, grammars: Grammars) -> Any:
+        self.made += 1
+        self.begun.set()
+        assert self.may_end.wait(60), "nobody let it end"
+        return self._translate(grammars)
+
+    async def have_begun(self) -> None:
+        await trio.to_thread.run_sync(self.begun.wait)
+
+
+async def test_others_go_on_while_the_tables_of_the_first_structure_are_made(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are made once, for all who ask meanwhile, and who is cancelled does not wait for them."""
+    tables, texts = SlowTables(monkeypatch), []
+    given_up = trio.CancelScope()
+
+    async def structured(scope: trio.CancelScope) -> None:
+        with scope:
+            texts.append((await ask(engine, structure=Structure.json_schema(SCHEMA))).text)
+
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(structured, given_up)
+            await tables.have_begun()
+            nursery.start_soon(structured, trio.CancelScope())
+            nursery.start_soon(structured, trio.CancelScope())
+            whole = await ask(engine)
+            assert whole.token_ids, "steps go on"
+            given_up.cancel()
+            while engine.inside._compiling.statistics().tasks_waiting < 2:
+                await trio.lowlevel.checkpoint()
+            assert not texts
+            tables.may_end.set()
+    assert [json.loads(text)["room"] in ("hall", "kitchen") for text in texts] == [True, True]
+    assert given_up.cancelled_caught
+    assert tables.made == 1
+
+
+async def test_tables_that_are_ready_when_the_engine_has_ended_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = SlowTables(monkeypatch)
+    async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(ask, engine, structure=Structure.json_schema(SCHEMA)))
+        await tables.have_begun()
+        grammars = engine.model.structures
+        nursery.cancel_scope.cancel()
+    tables.may_end.set()
+    with pytest.raises(InvalidRequest):  # when it has its turn, the other thread has ended
+        grammars.compile(Structure(kind="lark", text='start: "a" <|no such token|>'))
+    assert grammars._translated is None
+    assert not grammars._compiled
+
+
+async def test_a_structure_that_only_the_tokenizer_finds_out_about_is_refused_before_any_step(engine: Engine) -> None:
+    before = engine.statistics().requests
+    with pytest.raises(InvalidRequest, match="no such token"):
+        await ask(engine, structure=Structure(kind="lark", text='start: "a" <|no such token|>'))
+    assert engine.statistics().requests == before

@@ -2,54 +2,154 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 
 from triolet import InvalidRequest, SamplingParams
-from triolet.core.request import Structure
+from triolet.core.request import Pooling, Probe, Structure
+
+
+class Unreadable:
+    """Its text, its index and its number are broken."""
+
+    def _broken(self) -> None:
+        raise RuntimeError("broken")
+
+    __repr__ = __index__ = __float__ = _broken
 
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         ({"min_p": -0.1}, "min_p=-0.1"),
-        ({"min_p": 1.5}, "0 .off. to 1"),
+        ({"min_p": 1.5}, "up to 1; 0 is off"),
         ({"min_p": "a"}, "a number"),
-        ({"repetition_penalty": 0.0}, "positive"),
-        ({"repetition_penalty": math.inf}, "positive"),
-        ({"repetition_penalty": math.nan}, "positive"),
-        ({"presence_penalty": 2.1}, "-2 to 2"),
-        ({"frequency_penalty": -3}, "-2 to 2"),
+        ({"repetition_penalty": 0.0}, "0.001 or more"),
+        ({"repetition_penalty": math.inf}, "up to 1000"),
+        ({"repetition_penalty": math.nan}, "up to 1000"),
+        ({"presence_penalty": 2.1}, "-2 or more, up to 2"),
+        ({"frequency_penalty": -3}, "-2 or more, up to 2"),
         ({"logit_bias": {1: math.inf}}, "finite"),
-        ({"logit_bias": {"1": 2.0}}, "an integer"),
+        ({"logit_bias": {"1": 2.0}}, "integers"),
         ({"logit_bias": {1: "a"}}, "mapping"),
         ({"logit_bias": ((1, 2.0), (1, 3.0))}, "twice"),
         ({"logit_bias": 3}, "mapping"),
-        ({"stop": ("a", "")}, "none of them empty"),
-        ({"stop": ""}, "none of them empty"),
-        ({"stop": 3}, "none of them empty"),
-        ({"stop": (3,)}, "none of them empty"),
+        ({"stop": ("a", "")}, "1 to 1024 characters"),
+        ({"stop": ""}, "1 to 1024 characters"),
+        ({"stop": 3}, "1 to 1024 characters"),
+        ({"stop": (3,)}, "1 to 1024 characters"),
         ({"logprobs": 21}, "0 to 20"),
         ({"logprobs": -1}, "0 to 20"),
         ({"logprobs": True}, "an integer"),
-        ({"n": 0}, "1 or more"),
+        ({"n": 0}, "1 to 1024"),
         ({"n": 1.5}, "an integer"),
+        ({"n": 1025}, "1 to 1024"),
+        ({"n": True}, "an integer"),
+        ({"stop": ["a"] * 65}, "up to 64"),
+        ({"stop": "a" * 1025}, "1 to 1024 characters"),
+        ({"stop": b"end"}, "a text"),
+        ({"stop": {"end": 1}}, "a text"),
+        ({"stop": "\ud800"}, "a text"),
+        ({"stop": itertools.repeat("a")}, "up to 64"),
+        ({"stop_token_ids": 3}, r"stop_token_ids=3; allowed: a list of token ids .* \[2\]"),
+        ({"stop_token_ids": ("a",)}, "token ids"),
+        ({"stop_token_ids": "a"}, "token ids"),
+        ({"stop_token_ids": b"ab"}, "token ids"),
+        ({"stop_token_ids": [True]}, "token ids"),
+        ({"stop_token_ids": [-1]}, "0 or more"),
+        ({"stop_token_ids": [2.0]}, "integers"),
+        ({"stop_token_ids": [10**30]}, "token ids"),
+        ({"stop_token_ids": np.array(3)}, "token ids"),
+        ({"stop_token_ids": itertools.count()}, "token ids"),
+        ({"logit_bias": {True: 1.0}}, "integers"),
+        ({"logit_bias": {1: 1e30}}, "1,000,000"),
+        ({"logit_bias": [(1, 2, 3)]}, "mapping"),
+        ({"logit_bias": [1]}, "mapping"),
+        ({"logit_bias": "ab"}, "mapping"),
+        ({"top_k": 10**30}, "0 to 2147483647"),
+        ({"top_k": True}, "an integer"),
+        ({"seed": 10**5000}, "seed=a int; allowed: an integer"),
+        ({"seed": 1.0}, "an integer"),
+        ({"seed": "random"}, "None: a fresh one"),
+        ({"temperature": True}, "a number"),
+        ({"temperature": None}, "a number"),
+        ({"temperature": 10**400}, "a number"),
+        ({"temperature": math.inf}, "a number"),
+        ({"temperature": np.float64("nan")}, "a number"),
+        ({"temperature": Unreadable()}, "temperature=a Unreadable; allowed: a number"),
+        ({"top_p": "1"}, "more than 0"),
+        ({"max_tokens": np.inf}, "an integer"),
+        ({"max_tokens": -1}, "1 to"),
+        ({"ignore_eos": "yes"}, "True or False"),
+        ({"ignore_eos": 1}, "True or False"),
+        ({"structure": {"type": "object"}}, r"Structure.json_schema"),
+        ({"structure": Structure}, "Structure"),
         ({"structure": "[0-9]"}, "Structure"),
         ({"structure": Structure.choice(["a"]), "ignore_eos": True}, "ignore_eos"),
         ({"structure": Structure.choice(["a"]), "min_tokens": 2}, "min_tokens"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_a_value_that_cannot_work_is_refused_with_what_is_allowed(wrong, told):
     with pytest.raises(InvalidRequest, match=told):
         SamplingParams(**wrong)
 
 
-@pytest.mark.parametrize(("kind", "text"), [("xml", "a"), ("regex", ""), ("regex", "  "), ("regex", 3)])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("xml", "a"), ("regex", ""), ("regex", "  "), ("regex", 3), ("regex", "\ud800"), (3, "a"), ([], "a")],
+    ids=ascii,
+)
 def test_a_structure_has_a_known_kind_and_a_text(kind, text):
-    with pytest.raises(InvalidRequest, match="allowed"):
+    with pytest.raises(InvalidRequest, match=r"allowed|surrogate"):
         Structure(kind=kind, text=text)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Structure.choice("yes"), "texts='yes'; allowed: a list of texts"),
+        (lambda: Structure.choice(3), "a list of texts"),
+        (lambda: Structure.choice([1]), "a list of texts"),
+        (lambda: Structure.choice(["a", ""]), "none of them empty"),
+        (lambda: Structure.choice(itertools.repeat("a")), "a list of texts"),
+        (lambda: Structure.json_schema({"type": object()}), "cannot be written as JSON"),
+        (lambda: Structure.json_schema({"a": itself()}), "cannot be written as JSON"),
+        (lambda: Pooling(kind="sum"), "'mean', 'cls', 'last' or 'classify'"),
+        (lambda: Pooling(kind=np.array(["mean", "cls"])), "Pooling.kind="),
+        (lambda: Pooling(kind="mean", normalize="no"), "Pooling.normalize='no'; allowed: True or False"),
+        (lambda: Pooling(kind="mean", second=-1), "Pooling.second=-1"),
+        (lambda: Probe(position=-1, token_ids=(1,)), "Probe.position=-1"),
+        (lambda: Probe(position=0, token_ids=1), "Probe.token_ids=1"),
+    ],
+)
+def test_what_is_asked_beside_it_is_checked_too(make, told):
+    with pytest.raises(InvalidRequest, match=told):
+        make()
+
+
+def itself() -> dict[str, object]:
+    found: dict[str, object] = {}
+    found["itself"] = found
+    return found
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(3),
+        seed=np.uint64(2**64 - 1),
+        stop_token_ids=np.array([2, 5]),
+        logit_bias={np.int64(4): np.float64(1.5)},
+    )
+    assert params == SamplingParams(
+        temperature=0.5, top_k=3, seed=2**64 - 1, stop_token_ids=(2, 5), logit_bias={4: 1.5}
+    )
+    kept = (params.temperature, params.top_k, params.seed, *params.stop_token_ids, *params.logit_bias[0])
+    assert [type(value) for value in kept] == [float, int, int, int, int, int, float]
 
 
 def test_values_are_kept_so_that_equal_ones_are_equal_and_can_be_keys():

@@ -20,16 +20,17 @@ class Lookup:
 
     def guess(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
         """Up to ``count`` tokens that may follow ``tokens``, which may only have grown since the last call: what
-        followed the longest run of its last tokens, where that occurred last."""
-        self._learn(tokens)
+        followed the longest run of its last tokens, where that occurred last in what is learned."""
         for length in range(min(self.match, len(tokens)), 0, -1):
             begin = self._ends.get(tuple(tokens[-length:]))
             if begin is not None:
                 return tuple(tokens[begin : begin + count])
         return ()
 
-    def _learn(self, tokens: Sequence[int]) -> None:
-        for end in range(self._seen + 1, len(tokens)):
+    def learn(self, tokens: Sequence[int], most: int) -> int:
+        """Adds the runs of up to ``most`` further ``tokens``, from the beginning on; returns how many it added."""
+        before, self._seen = self._seen, max(self._seen, min(len(tokens) - 1, self._seen + most))
+        for end in range(before + 1, self._seen + 1):
             for length in range(1, min(self.match, end) + 1):
                 self._ends[tuple(tokens[end - length : end])] = end
-        self._seen = max(self._seen, len(tokens) - 1)
+        return self._seen - before
