@@ -16,7 +16,7 @@ from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription
 from .architecture import TextCheckpoint, read_text_checkpoint
 from .causal import CausalDecode, CausalNetwork
-from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
+from .checkpoint import Checkpoint, WeightFiles, is_mapped, is_whisper, read_checkpoint, resolve
 from .compiled import CompiledLayers
 from .encoder import EncoderNetwork
 from .features import LogMel
@@ -358,7 +358,7 @@ class TextBlueprint:
         return ModuleFiles(self.checkpoint.folder)
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        return files.read(self._read, partial(self.place, copied=True))
+        return files.read(self._read, partial(self.place, copied=is_mapped(self.checkpoint.folder)))
 
     def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
         whole: TransformerModel = model

@@ -159,6 +159,39 @@ def _shards(index: Path) -> tuple[Path, ...]:
     return tuple(index.parent / name for name in sorted(set(mapping.values())))
 
 
+def is_mapped(folder: Path) -> bool:
+    """True if the weights of the checkpoint are pickles, which torch maps: they are views of a file that may change.
+    Raises `CheckpointError` as `find_weights` does."""
+    return find_weights(folder)[0].suffix != ".safetensors"
+
+
+@frozen(eq=False)
+class StoredTensor:
+    """A tensor of a safetensors file, in the way of its slices: indexing reads it."""
+
+    _slice: Any
+
+    def __getitem__(self, index: Any) -> Tensor:
+        tensor: Tensor = self._slice[index]
+        return tensor.clone()  # as torch aligns it; safetensors does not
+
+    def get_shape(self) -> list[int]:
+        """Its sizes, without reading it."""
+        return list(self._slice.get_shape())
+
+    def get_dtype(self) -> str:
+        """As the file names it, such as "F32", without reading it."""
+        return str(self._slice.get_dtype())
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint's safetensors files by full name. Raises `CheckpointError` where one cannot be read."""
+    found: dict[str, StoredTensor] = {}
+    for shard in map(_open_shard, find_weights(folder)):
+        found.update((name, StoredTensor(shard.get_slice(name))) for name in shard.keys())  # noqa: SIM118
+    return found
+
+
 @mutable(eq=False)
 class WeightFiles:
     """The tensors of a checkpoint by name, without the leading ``model.``; each is read when it is asked for.
@@ -214,7 +247,7 @@ def _open_shard(path: Path) -> Any:
         from safetensors import SafetensorError, safe_open
 
         try:
-            return safe_open(path, framework="pt", device="cpu")
+            return safe_open(path, framework="pt", device="cpu", backend="pread")  # a mapped file counts as resident
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}; download or save the checkpoint again") from error
     import torch
