@@ -185,7 +185,7 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint's safetensors files by full name. Raises `CheckpointError` where one cannot be read."""
+    """The tensors of a checkpoint's safetensors files, by full name. Raises `CheckpointError` for a damaged file."""
     found: dict[str, StoredTensor] = {}
     for shard in map(_open_shard, find_weights(folder)):
         found.update((name, StoredTensor(shard.get_slice(name))) for name in shard.keys())  # noqa: SIM118

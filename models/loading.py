@@ -47,7 +47,18 @@ def _load(loader: str, folder: Path, **options: Any) -> Any:
     if is_mapped(folder):
         return load_part(loader, folder, **options)
     config = load_part("AutoConfig", folder)
-    return load_part(loader, folder, source=None, config=config, state_dict=stored_tensors(folder), **options)
+    name = _base_class(config) if loader == "AutoModel" else loader
+    return load_part(name, folder, source=None, config=config, state_dict=stored_tensors(folder), **options)
+
+
+def _base_class(config: Any) -> str:
+    """The class that AutoModel stands for; AutoModel itself loads from folders only."""
+    from transformers import MODEL_MAPPING
+
+    found = MODEL_MAPPING[type(config)]
+    several = found if isinstance(found, tuple) else (found,)
+    named = [one for one in several if one.__name__ in (config.architectures or ())]
+    return str((named or several)[0].__name__)
 
 
 @contextmanager

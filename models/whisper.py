@@ -85,8 +85,8 @@ class _Loader:
         return self.stacked([(name, part) for part in parts], width, heads)
 
     def stacked(self, projections: Sequence[tuple[str, str]], width: int, heads: int) -> _Linear:
-        """Projections one below the other, as (name of the attention, "q", "k" or "v"). Each is written where it belongs
-        as soon as it is read: at no time are there two copies of them all."""
+        """Projections one below the other, each named by its attention and "q", "k" or "v". Each is written where it
+        belongs as soon as it is read: at no time are there two copies of them all."""
         weight, bias = self.empty(len(projections) * width, width), self.empty(len(projections) * width)
         for index, (name, part) in enumerate(projections):
             rows = slice(index * width, (index + 1) * width)
