@@ -123,9 +123,9 @@ def _configured(config: EngineConfig, own: KVSizes) -> tuple[int, int]:
 
 def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, room: Room) -> None:
     """What was chosen must be there. What was configured is taken at its word: the system refuses it, or has it."""
-    if room.free is None or (config.self_kv_bytes and (config.cross_kv_bytes or not sizes.slot)):
-        return
-    if (needed := budget.bytes_of(sizes)) > room.free:
+    pages = 0 if config.self_kv_bytes else (budget.pages + 1) * sizes.page
+    needed = pages + (0 if config.cross_kv_bytes else budget.slots * sizes.slot)
+    if room.free is not None and needed > room.free:
         raise DeviceOutOfMemory(
             f"keys and values of one sequence of {sizes.positions} positions take {needed} bytes, and {room.free} are "
             "free beside the weights; use a smaller max_positions, a smaller dtype or model, or free memory"

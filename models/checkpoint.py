@@ -17,6 +17,7 @@ from attrs import field, frozen, mutable
 
 from ..core.errors import CheckpointError, UnsupportedModel
 from ..core.model import WhisperTokens
+from .allocator import trim
 from .settings import Settings, read_json
 from .tokens import SpecialTokens
 
@@ -48,6 +49,7 @@ _SETTINGS = (
     "modules.json",
     "1_Pooling/config.json",
 )
+_UNTRIMMED = 32 << 20  # bytes: what has been read may lie in the allocator's free lists, up to so much
 _SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
 
 
@@ -202,6 +204,7 @@ class WeightFiles:
     folder: Path
     _sources: dict[str, tuple[Any, str]] = field(repr=False)  # short name: open file or mapping, full name
     _digest: Any = field(init=False, factory=hashlib.sha256, repr=False)
+    _read: int = field(init=False, default=0)  # bytes since the allocator was trimmed
 
     @classmethod
     def open(cls, folder: Path) -> WeightFiles:
@@ -230,6 +233,10 @@ class WeightFiles:
         tensor: Tensor = shard[full_name] if isinstance(shard, dict) else _read_tensor(self.folder, shard, full_name)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(f"weight {name!r} has shape {tuple(tensor.shape)}; config.json asks for {shape}")
+        self._read += tensor.nbytes
+        if self._read > _UNTRIMMED:
+            self._read = 0
+            trim()
         self._digest.update(f"{name}{shape}{tensor.dtype}".encode())
         flat = tensor.flatten()
         self._digest.update(flat[:: max(1, len(flat) // 256)].float().numpy().tobytes())
