@@ -313,8 +313,8 @@ def _device_lines() -> list[str]:
     star = " " if count else "*"
     threads = choose_threads(torch.get_num_threads())
     cores = usable_cores(read_file, affinity(), os.cpu_count() or 1)
-    free = available_memory(read_file)
-    available = "" if free is None else f" ({_gibibytes(free)} available)"
+    left = available_memory(read_file)
+    available = "" if left is None else f" ({_gibibytes(left)} available)"
     return [
         *lines,
         f"{star} cpu  {_cpu_name()}, {_gibibytes(_memory())}{available}, float32, {threads} threads",

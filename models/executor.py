@@ -254,10 +254,10 @@ class TorchExecutor:
         return DraftGuesser(pen=evolve(pen, network=draft.network, outputs=outputs))
 
     def _set_threads(self) -> None:
-        """The thread count is the process's: it is only touched where it is to be another, and restored."""
+        """The thread count is the process's: it is only touched when asked for or to be another, and restored."""
         before = torch.get_num_threads()
         threads = self.config.threads or choose_threads(before)
-        if threads != before:
+        if self.config.threads or threads != before:
             self._stack.callback("threads", partial(torch.set_num_threads, before))
             torch.set_num_threads(threads)
 

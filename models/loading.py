@@ -55,7 +55,7 @@ def _base_class(config: Any) -> str:
     """The class that AutoModel stands for; AutoModel itself loads from folders only."""
     from transformers import MODEL_MAPPING
 
-    found = MODEL_MAPPING[type(config)]
+    found: Any = MODEL_MAPPING[type(config)]
     several = found if isinstance(found, tuple) else (found,)
     named = [one for one in several if one.__name__ in (config.architectures or ())]
     return str((named or several)[0].__name__)
