@@ -28,6 +28,9 @@ Report = Callable[[m.JobDone], None]  # tells of a call's end whoever waits for 
 
 def torch_executor(model: str | Path, config: EngineConfig) -> Executor:
     """The executor for a checkpoint. Imports torch, so call it on the worker."""
+    from ..models.openmp import prepare_openmp
+
+    prepare_openmp()
     from ..models.executor import TorchExecutor
 
     return TorchExecutor(model, config)

@@ -321,6 +321,10 @@ class _Progress:
 
 
 def _device_lines() -> list[str]:
+    from ..models.host import affinity, available_memory, choose_threads, read_file, usable_cores
+    from ..models.openmp import prepare_openmp
+
+    policy = prepare_openmp()
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -328,10 +332,19 @@ def _device_lines() -> list[str]:
     for index in range(count):
         device = torch.cuda.get_device_properties(index)
         star = "*" if index == torch.cuda.current_device() else " "
-        lines.append(f"{star} cuda:{index}  {device.name}, {_gibibytes(device.total_memory)}, float16")
+        free, total = torch.cuda.mem_get_info(index)
+        lines.append(f"{star} cuda:{index}  {device.name}, {_gibibytes(total)} ({_gibibytes(free)} free), float16")
     star = " " if count else "*"
-    threads = torch.get_num_threads()
-    return [*lines, f"{star} cpu  {_cpu_name()}, {_gibibytes(_memory())}, float32, {threads} threads"]
+    threads = choose_threads(torch.get_num_threads())
+    cores = usable_cores(read_file, affinity(), os.cpu_count() or 1)
+    left = available_memory(read_file)
+    available = "" if left is None else f" ({_gibibytes(left)} available)"
+    return [
+        *lines,
+        f"{star} cpu  {_cpu_name()}, {_gibibytes(_memory())}{available}, float32, {threads} threads",
+        f"       cores: {cores.count} usable of {cores.reason}",
+        f"       waiting threads: {policy.setting or 'spin'}, {policy.reason}",
+    ]
 
 
 def _gibibytes(count: int) -> str:

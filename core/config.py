@@ -86,16 +86,21 @@ class EngineConfig:
             with their pages, lie on one behind the other. It is for models that are too large for one; ``device`` is
             then left as it is, and ``graphs`` and ``compile`` are not used. ``()``: all on ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        threads: CPU threads of torch, a setting of the whole process; 0 leaves torch's own choice.
+        threads: CPU threads of torch, a setting of the whole process; 0: one for each physical core that the process
+            may use (affinity and the cgroup's quota, rounded down), but no more than torch has been told.
         max_running: most sequences decoded together.
         max_pending: most requests accepted and not yet ended; past it ``submit`` waits, or raises `Overloaded`.
         max_step_tokens: token budget of one step.
         max_positions: most positions of a sequence, prompt and generated tokens together; 0: as many as the model has.
             A smaller number needs fewer pages.
         page_size: positions of one self-attention KV page.
-        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of full length, of
-            models without cross-attention at most 4 GiB or what one sequence needs.
-        cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, at most 2 GiB.
+        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of 1,024 positions (or of
+            full length where that is shorter), within the room that there is, but never less than one of full length.
+            The room is counted when the weights are loaded: on the CPU as much as the weights, 512 MiB at least, but no
+            more than a quarter of what is free in the machine and the cgroup; on CUDA half of what is free. Pages are
+            the fourth part of it where there is cross-attention. `DeviceOutOfMemory` where the least does not fit.
+        cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, within three quarters
+            of the room, but never less than one.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
             0: on the CPU one item a batch, since a larger one is no faster there and all its requests wait for it; else

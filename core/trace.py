@@ -302,10 +302,6 @@ class TraceChecker:
         """Nothing is computed: each is dispatched again, or dropped."""
         self._move(event, event.keys, _Life.ENCODING, _Life.RESERVED, ENCODE_ONCE)
 
-    def _retried(self, event: events.EncodeRetried) -> None:
-        """They were not dropped: they wait for their turn."""
-        self._move(event, event.keys, _Life.RESERVED, _Life.RESERVED, ENCODE_ONCE)
-
     def _free_sent(self, event: events.FreeSent) -> None:
         self._move(event, event.keys, _Life.RESIDENT, _Life.FREEING, BOOKS_BALANCE)
         for key in event.keys:
@@ -470,7 +466,6 @@ _WHILE_ORDERLY: dict[type[events.Event], Check] = {
     events.EncodeDispatched: TraceChecker._dispatched,
     events.EncodeDone: TraceChecker._encoded,
     events.EncodeBroke: TraceChecker._broke,
-    events.EncodeRetried: TraceChecker._retried,
     events.FreeSent: TraceChecker._free_sent,
     events.EntryFreed: TraceChecker._freed,
     events.OutputsLost: TraceChecker._outputs_lost,

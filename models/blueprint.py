@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from attrs import evolve, frozen
@@ -15,8 +15,9 @@ from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription
 from .architecture import TextCheckpoint, read_text_checkpoint
+from .budget import Budget, KVSizes, Room, check_sizes
 from .causal import CausalDecode, CausalNetwork
-from .checkpoint import Checkpoint, WeightFiles, is_whisper, read_checkpoint, resolve
+from .checkpoint import Checkpoint, WeightFiles, is_mapped, is_whisper, read_checkpoint, resolve
 from .compiled import CompiledLayers
 from .encoder import EncoderNetwork
 from .features import LogMel
@@ -29,14 +30,12 @@ from .pipeline import Buffers, Pipeline, Places, Stage, StagedKV, cut
 from .resources import AnyHolder
 from .transformer import ModuleFiles, TransformerModel
 from .trial import try_out, try_out_encoder
-from .whisper import WhisperModel, WhisperShape
+from .whisper import WhisperModel
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_SELF_KV_LIMIT = 4 << 30  # bytes of a text model's pages, where the configuration leaves the size to us
-_CROSS_KV_LIMIT = 2 << 30  # bytes, where the configuration leaves the size to us
-
 
 AnyModel = WhisperModel | TransformerModel
+_AnyDrawn = TypeVar("_AnyDrawn", "Blueprint", "TextBlueprint")
 
 
 class Own(Protocol):
@@ -90,8 +89,12 @@ class AnyBlueprint(Protocol):
         """``model`` on the device, or the devices: tensors that are there already are shared, unless they are to be
         ``copied``."""
 
-    def take(self, own: Own, load: Callable[[], AnyModel]) -> Parts:
-        """Takes all that the model needs on the device, each thing in the name of its owner."""
+    @property
+    def sizes(self) -> KVSizes:
+        """The units of its keys and values."""
+
+    def take(self, own: Own, model: Any) -> Parts:
+        """Takes all that the loaded ``model`` needs beside its weights, each thing in the name of its owner."""
 
     def hasten(self, network: Network, own: Own) -> Network:
         """``network`` with what makes it faster and refers to all the rest, so is taken after it and released
@@ -119,14 +122,18 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint | TextBlueprint:
     if is_whisper(folder):
         _refuse(config, "Whisper")
         checkpoint = read_checkpoint(folder)
-        budget = Budget.of(config, checkpoint.shape, dtype)
-        return Blueprint(config=config, device=device, dtype=dtype, checkpoint=checkpoint, budget=budget)
+        return _checked(Blueprint(config=config, device=device, dtype=dtype, checkpoint=checkpoint))
     text = read_text_checkpoint(folder)
     if not text.causal:
         _refuse(config, text.architecture)
-    pages = _text_pages(config, text, dtype)
     stages = cut(text.shape.layers, devices) if devices else ()
-    return TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, pages=pages, stages=stages)
+    return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))
+
+
+def _checked(blueprint: _AnyDrawn) -> _AnyDrawn:
+    """Raises `InvalidRequest` for sizes too small for one sequence, before anything is loaded."""
+    check_sizes(blueprint.config, blueprint.sizes)
+    return blueprint
 
 
 def _refuse(config: EngineConfig, kind: str) -> None:
@@ -158,12 +165,28 @@ class Blueprints:
             return cls(main=main, draft=None)
         device = config.devices[-1] if config.devices else config.device  # where the model's logits are
         draft = draw(name, evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0))
-        return cls(main=main, draft=_with_room_of(main, draft))
+        _check_draft(main, draft)
+        return cls(main=main, draft=draft)
 
     @property
     def all(self) -> tuple[Blueprint | TextBlueprint, ...]:
         """One or two."""
         return (self.main,) if self.draft is None else (self.main, self.draft)
+
+    def sized(self, weights: int) -> Blueprints:
+        """With as many pages and slots as there is room for beside the ``weights`` (bytes), which are loaded; the draft
+        model has as many as the model: page for page, they hold the same tokens. What was chosen once stays.
+
+        Raises:
+            DeviceOutOfMemory: not even one sequence has room.
+        """
+        if self.main.budget is not None:
+            return self
+        main, draft = self.main, self.draft
+        together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
+        budget = Budget.choose(main.config, main.sizes, together, Room.of(main.devices or (main.device,), weights))
+        placed = None if draft is None else evolve(draft, budget=budget)
+        return Blueprints(main=evolve(main, budget=budget), draft=placed)
 
     def with_fingerprints(self, fingerprints: Sequence[str]) -> Blueprints:
         """With those of the weights."""
@@ -176,58 +199,25 @@ class Blueprints:
         return evolve(self.main.describe(name), encoder_bytes=sum(sizes))
 
 
-def _with_room_of(main: Blueprint | TextBlueprint, draft: Blueprint | TextBlueprint) -> Blueprint | TextBlueprint:
-    """The draft with as many pages and slots as the model: page for page, they hold the same tokens.
-
-    Raises:
-        InvalidRequest: it cannot guess for this model.
-    """
+def _check_draft(main: Blueprint | TextBlueprint, draft: Blueprint | TextBlueprint) -> None:
+    """Raises `InvalidRequest` where the draft cannot guess for this model."""
     ours, its = main.checkpoint.shape.vocabulary, draft.checkpoint.shape.vocabulary
     if ours != its:
         raise InvalidRequest(f"the draft model has a vocabulary of {its} tokens; allowed: the model's own, of {ours}")
     if isinstance(main, Blueprint) and isinstance(draft, Blueprint):
         if main.checkpoint.features.window_samples != draft.checkpoint.features.window_samples:
             raise InvalidRequest("the draft model reads windows of another length; allowed: one of the model's own")
-        return evolve(draft, budget=main.budget)
+        return
     if isinstance(main, TextBlueprint) and isinstance(draft, TextBlueprint):
         if draft.checkpoint.kind is Kind.POOLING or draft.checkpoint.family is not None:
             raise InvalidRequest(
                 f"the draft model is {draft.checkpoint.architecture}; allowed: a decoder that reads text and writes it"
             )
-        return evolve(draft, pages=main.pages)
+        return
     raise InvalidRequest(
         f"the draft model is {draft.checkpoint.architecture}, the model {main.checkpoint.architecture}; allowed: a "
         "smaller Whisper for Whisper, a decoder of text for a decoder"
     )
-
-
-@frozen(kw_only=True)
-class Budget:
-    """How many pages and slots the configured bytes are."""
-
-    pages: int  # of sequences; one more of zeros is allocated
-    slots: int
-
-    @classmethod
-    def of(cls, config: EngineConfig, shape: WhisperShape, dtype: torch.dtype) -> Budget:
-        """Raises `InvalidRequest` where one sequence of full length, or one window, would not fit."""
-        position = shape.decoder_layers * 2 * shape.width * dtype.itemsize
-        page, slot = position * config.page_size, position * shape.embeddings
-        positions = _most_positions(config, shape.positions)
-        full = -(-positions // config.page_size)
-        pages = config.self_kv_bytes // page - 1 if config.self_kv_bytes else config.max_running * full
-        if pages < full:
-            raise InvalidRequest(
-                f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence "
-                f"of {positions} positions and one of zeros, 0 for {config.max_running} sequences, or a smaller "
-                "max_positions"
-            )
-        slots = config.cross_kv_bytes // slot or max(1, min(config.max_running, _CROSS_KV_LIMIT // slot))
-        if 0 < config.cross_kv_bytes < slot:
-            raise InvalidRequest(
-                f"cross_kv_bytes={config.cross_kv_bytes}; allowed: {slot} or more, the bytes of one window"
-            )
-        return cls(pages=pages, slots=slots)
 
 
 @frozen(kw_only=True, eq=False)
@@ -238,7 +228,7 @@ class Blueprint:
     device: torch.device
     dtype: torch.dtype
     checkpoint: Checkpoint
-    budget: Budget
+    budget: Budget | None = None  # when the weights are loaded
     fingerprint: str = ""  # of the weights, when they have been read
 
     @property
@@ -266,9 +256,19 @@ class Blueprint:
             dtype=self.dtype,
         )
 
-    def take(self, own: Own, load: Callable[[], Any]) -> Parts:
+    @property
+    def sizes(self) -> KVSizes:
+        shape, config = self.checkpoint.shape, self.config
+        position = shape.decoder_layers * 2 * shape.width * self.dtype.itemsize
+        return KVSizes(
+            page=position * config.page_size,
+            slot=position * shape.embeddings,
+            positions=_most_positions(config, shape.positions),
+            page_size=config.page_size,
+        )
+
+    def take(self, own: Own, model: Any) -> Parts:
         log_mel = own("features", LogMel.build(self.checkpoint.features, self.device))
-        model: WhisperModel = own("weights", load())
         paged = own("self_kv", self._allocate_pages())
         cross = own("cross_kv", self._allocate_slots())
         network = WhisperNetwork(
@@ -292,7 +292,7 @@ class Blueprint:
         shape = self.checkpoint.shape
         return PagedKV.allocate(
             layers=shape.decoder_layers,
-            pages=self.budget.pages,
+            pages=_chosen(self.budget).pages,
             page_size=self.config.page_size,
             heads=shape.decoder_heads,
             width=shape.width,
@@ -304,7 +304,7 @@ class Blueprint:
         shape = self.checkpoint.shape
         return CrossKV.allocate(
             layers=shape.decoder_layers,
-            slots=self.budget.slots,
+            slots=_chosen(self.budget).slots,
             heads=shape.decoder_heads,
             embeddings=shape.embeddings,
             width=shape.width,
@@ -326,8 +326,8 @@ class Blueprint:
             suppress_token_ids=checkpoint.suppress_token_ids,
             begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
             page_size=self.config.page_size,
-            pages=self.budget.pages,
-            cross_slots=self.budget.slots,
+            pages=_chosen(self.budget).pages,
+            cross_slots=_chosen(self.budget).slots,
             encoder_embeddings=shape.embeddings,
             encoder_bytes=shape.embeddings * shape.width * self.dtype.itemsize,
             sampling_rate=checkpoint.features.sampling_rate,
@@ -346,7 +346,7 @@ class TextBlueprint:
     device: torch.device
     dtype: torch.dtype
     checkpoint: TextCheckpoint
-    pages: int
+    budget: Budget | None = None  # when the weights are loaded
     stages: tuple[Stage, ...] = ()  # where the layers are, if on several devices
     fingerprint: str = ""  # of the weights, when they have been read
 
@@ -358,7 +358,7 @@ class TextBlueprint:
         return ModuleFiles(self.checkpoint.folder)
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        return files.read(self._read, partial(self.place, copied=True))
+        return files.read(self._read, partial(self.place, copied=is_mapped(self.checkpoint.folder)))
 
     def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
         whole: TransformerModel = model
@@ -377,9 +377,19 @@ class TextBlueprint:
             return checkpoint.family.load(checkpoint.folder, self.dtype)
         return load_module(checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler")
 
-    def take(self, own: Own, load: Callable[[], Any]) -> Parts:
+    @property
+    def sizes(self) -> KVSizes:
+        shape, config = self.checkpoint.shape, self.config
+        position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.dtype.itemsize
+        return KVSizes(
+            page=position * config.page_size if self.checkpoint.causal else 0,
+            slot=0,
+            positions=_most_positions(config, shape.positions),
+            page_size=config.page_size,
+        )
+
+    def take(self, own: Own, model: Any) -> Parts:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
-        model: TransformerModel = own("weights", load())
         if not checkpoint.causal:
             pads = (checkpoint.config.pad_token_id, checkpoint.tokenizer.pad_token_id, 0)
             encoder = EncoderNetwork(
@@ -447,7 +457,7 @@ class TextBlueprint:
         if self.stages:
             return StagedKV.allocate(
                 self.stages,
-                pages=self.pages,
+                pages=_chosen(self.budget).pages,
                 page_size=self.config.page_size,
                 heads=shape.kv_heads,
                 width=shape.kv_heads * shape.head_dim,
@@ -455,7 +465,7 @@ class TextBlueprint:
             )
         return PagedKV.allocate(
             layers=shape.layers,
-            pages=self.pages,
+            pages=_chosen(self.budget).pages,
             page_size=self.config.page_size,
             heads=shape.kv_heads,
             width=shape.kv_heads * shape.head_dim,
@@ -479,7 +489,7 @@ class TextBlueprint:
             suppress_token_ids=checkpoint.suppress_token_ids,
             begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
             page_size=self.config.page_size,
-            pages=self.pages,
+            pages=_chosen(self.budget).pages,
             cross_slots=0,
             encoder_embeddings=0,
             encoder_bytes=0,
@@ -511,27 +521,9 @@ class TextBlueprint:
         return preparer
 
 
-def _text_pages(config: EngineConfig, checkpoint: TextCheckpoint, dtype: torch.dtype) -> int:
-    """How many pages the configured bytes are; by default enough for ``max_running`` sequences of full length, but no
-    more than `_SELF_KV_LIMIT` beyond what one sequence needs.
-
-    Raises `InvalidRequest` where one sequence of full length would not fit.
-    """
-    shape = checkpoint.shape
-    if not checkpoint.causal:
-        return 0
-    page = shape.layers * 2 * shape.kv_heads * shape.head_dim * dtype.itemsize * config.page_size
-    positions = _most_positions(config, shape.positions)
-    full = -(-positions // config.page_size)
-    if not config.self_kv_bytes:
-        return max(full, min(config.max_running * full, _SELF_KV_LIMIT // page))
-    pages = config.self_kv_bytes // page - 1
-    if pages < full:
-        raise InvalidRequest(
-            f"self_kv_bytes={config.self_kv_bytes}; allowed: {(full + 1) * page} or more, the pages of a sequence of "
-            f"{positions} positions and one of zeros, 0 for {config.max_running} sequences, or a smaller max_positions"
-        )
-    return pages
+def _chosen(budget: Budget | None) -> Budget:
+    assert budget is not None, "pages and slots are counted when the weights are loaded"
+    return budget
 
 
 def _most_positions(config: EngineConfig, own: int) -> int:

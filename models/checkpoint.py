@@ -17,6 +17,7 @@ from attrs import field, frozen, mutable
 
 from ..core.errors import CheckpointError, UnsupportedModel
 from ..core.model import WhisperTokens
+from .allocator import trim
 from .settings import Settings, read_json
 from .tokens import SpecialTokens
 
@@ -48,6 +49,7 @@ _SETTINGS = (
     "modules.json",
     "1_Pooling/config.json",
 )
+_UNTRIMMED = 32 << 20  # bytes: what has been read may lie in the allocator's free lists, up to so much
 _SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
 
 
@@ -159,6 +161,39 @@ def _shards(index: Path) -> tuple[Path, ...]:
     return tuple(index.parent / name for name in sorted(set(mapping.values())))
 
 
+def is_mapped(folder: Path) -> bool:
+    """True if the weights of the checkpoint are pickles, which torch maps: they are views of a file that may change.
+    Raises `CheckpointError` as `find_weights` does."""
+    return find_weights(folder)[0].suffix != ".safetensors"
+
+
+@frozen(eq=False)
+class StoredTensor:
+    """A tensor of a safetensors file, in the way of its slices: indexing reads it."""
+
+    _slice: Any
+
+    def __getitem__(self, index: Any) -> Tensor:
+        tensor: Tensor = self._slice[index]
+        return tensor.clone()  # as torch aligns it; safetensors does not
+
+    def get_shape(self) -> list[int]:
+        """Its sizes, without reading it."""
+        return list(self._slice.get_shape())
+
+    def get_dtype(self) -> str:
+        """As the file names it, such as "F32", without reading it."""
+        return str(self._slice.get_dtype())
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint's safetensors files, by full name. Raises `CheckpointError` for a damaged file."""
+    found: dict[str, StoredTensor] = {}
+    for shard in map(_open_shard, find_weights(folder)):
+        found.update((name, StoredTensor(shard.get_slice(name))) for name in shard.keys())  # noqa: SIM118
+    return found
+
+
 @mutable(eq=False)
 class WeightFiles:
     """The tensors of a checkpoint by name, without the leading ``model.``; each is read when it is asked for.
@@ -169,6 +204,7 @@ class WeightFiles:
     folder: Path
     _sources: dict[str, tuple[Any, str]] = field(repr=False)  # short name: open file or mapping, full name
     _digest: Any = field(init=False, factory=hashlib.sha256, repr=False)
+    _read: int = field(init=False, default=0)  # bytes since the allocator was trimmed
 
     @classmethod
     def open(cls, folder: Path) -> WeightFiles:
@@ -197,6 +233,10 @@ class WeightFiles:
         tensor: Tensor = shard[full_name] if isinstance(shard, dict) else _read_tensor(self.folder, shard, full_name)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(f"weight {name!r} has shape {tuple(tensor.shape)}; config.json asks for {shape}")
+        self._read += tensor.nbytes
+        if self._read > _UNTRIMMED:
+            self._read = 0
+            trim()
         self._digest.update(f"{name}{shape}{tensor.dtype}".encode())
         flat = tensor.flatten()
         self._digest.update(flat[:: max(1, len(flat) // 256)].float().numpy().tobytes())
@@ -214,7 +254,7 @@ def _open_shard(path: Path) -> Any:
         from safetensors import SafetensorError, safe_open
 
         try:
-            return safe_open(path, framework="pt", device="cpu")
+            return safe_open(path, framework="pt", device="cpu", backend="pread")  # a mapped file counts as resident
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}; download or save the checkpoint again") from error
     import torch

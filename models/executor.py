@@ -32,8 +32,10 @@ from ..core.errors import (
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, StepPlan, StepResult
+from .allocator import trim
 from .blueprint import AnyBlueprint, AnyModel, Blueprints, Own, Parts, name_devices
 from .drawing import Pen
+from .host import choose_threads
 from .kv import PagedKV
 from .network import Feed, Network, Record
 from .outputs import EncoderOutputs
@@ -174,10 +176,9 @@ class TorchExecutor:
         blueprints = Blueprints.draw(self.model, self.config)
         self._device = name_devices(blueprints.main)
         with self._all_or_nothing():
-            fingerprints = self._take_and_load(blueprints)
+            blueprints = self._take_and_load(blueprints)
             for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
                 blueprint.prove(parts.network)
-            blueprints = blueprints.with_fingerprints(fingerprints)
             description = evolve(blueprints.describe(str(self.model)), structures=self._grammars)
         self._blueprints = blueprints
         return description
@@ -198,18 +199,18 @@ class TorchExecutor:
                 error.add_note(f"when it was given back: {failed!r}")
             raise
 
-    def _take_and_load(self, blueprints: Blueprints) -> list[str]:
-        """Takes everything, with weights from the checkpoints' files; returns their fingerprints."""
+    def _take_and_load(self, blueprints: Blueprints) -> Blueprints:
+        """Takes everything, with weights from the checkpoints' files; returns what is known then: their fingerprints,
+        and how many pages and slots there are."""
         all_of_them: tuple[AnyBlueprint, ...] = blueprints.all
         files = [blueprint.files() for blueprint in all_of_them]
-        self._take(blueprints, [partial(one.load, weights) for one, weights in zip(all_of_them, files, strict=True)])
-        return [weights.fingerprint for weights in files]
+        loads = [partial(one.load, weights) for one, weights in zip(all_of_them, files, strict=True)]
+        return self._take(blueprints, loads).with_fingerprints([weights.fingerprint for weights in files])
 
-    def _take(self, blueprints: Blueprints, loads: Sequence[Callable[[], AnyModel]]) -> None:
+    def _take(self, blueprints: Blueprints, loads: Sequence[Callable[[], AnyModel]]) -> Blueprints:
         """Takes all that an open executor holds, each thing in the name of its owner."""
-        blueprint, draft = blueprints.main, blueprints.draft
-        checkpoint = blueprint.checkpoint
-        own, vocabulary, device = self._stack.own, checkpoint.shape.vocabulary, blueprint.device
+        checkpoint, device = blueprints.main.checkpoint, blueprints.main.device
+        own, vocabulary = self._stack.own, checkpoint.shape.vocabulary
         self._stack.callback("records", self._records.clear)
         self._set_threads()
         grammars = self._grammars or Grammars(checkpoint.tokenizer, vocabulary, checkpoint.eos_token_ids)
@@ -217,15 +218,21 @@ class TorchExecutor:
         self._stack.callback("grammars", grammars.release)
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
-        main = blueprint.take(own, loads[0])
-        smaller = None if draft is None else draft.take(partial(_own_as_draft, own), loads[1])
+        own_drafts = partial(_own_as_draft, own)
+        model = own("weights", loads[0]())
+        draft_model = own_drafts("weights", loads[1]()) if blueprints.draft is not None else None
+        trim()  # of what loading left, before what is free is asked
+        blueprints = blueprints.sized(sum(self._stack.bytes_by_owner().values()))
+        blueprint, draft = blueprints.main, blueprints.draft
+        main = blueprint.take(own, model)
+        smaller = None if draft is None else draft.take(own_drafts, draft_model)
         answers_on = blueprint.devices[-1] if blueprint.devices else device
         outputs = own("encoder_outputs", EncoderOutputs())
         draft_outputs = EncoderOutputs() if smaller is None else own("draft_encoder_outputs", EncoderOutputs())
         masks = own("rule_masks", RuleMasks(vocabulary, answers_on))
         main = evolve(main, network=blueprint.hasten(main.network, own))  # last, so that graphs are released first
         if draft is not None and smaller is not None:
-            smaller = evolve(smaller, network=draft.hasten(smaller.network, partial(_own_as_draft, own)))
+            smaller = evolve(smaller, network=draft.hasten(smaller.network, own_drafts))
         pen = Pen(network=main.network, outputs=outputs, masks=masks, eos_token_ids=checkpoint.eos_token_ids)
         self._open = _Open(
             main=main,
@@ -239,6 +246,7 @@ class TorchExecutor:
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors of shapes {forgotten} have no owner: whoever holds them is to be own()ed"
+        return blueprints
 
     def _guesser(self, pen: Pen, draft: Parts | None, outputs: EncoderOutputs) -> Guesser | None:
         speculation = self.config.speculation
@@ -249,10 +257,12 @@ class TorchExecutor:
         return DraftGuesser(pen=evolve(pen, network=draft.network, outputs=outputs))
 
     def _set_threads(self) -> None:
-        """The thread count is the process's: it is only touched when asked for, and restored."""
-        if self.config.threads:
-            self._stack.callback("threads", partial(torch.set_num_threads, torch.get_num_threads()))
-            torch.set_num_threads(self.config.threads)
+        """The thread count is the process's: it is only touched when asked for or to be another, and restored."""
+        before = torch.get_num_threads()
+        threads = self.config.threads or choose_threads(before)
+        if self.config.threads or threads != before:
+            self._stack.callback("threads", partial(torch.set_num_threads, before))
+            torch.set_num_threads(threads)
 
     def _release(self) -> None:
         """Gives back what `_take` took, whatever is raised on the way. What is parked stays: on the CPU the weights are
@@ -263,6 +273,7 @@ class TorchExecutor:
             self._stack.close(handed_on=handed_on)
         finally:
             self.released = self._stack.report
+            trim()
 
     @_device_call
     def sleep(self, *, keep_weights: bool) -> None:
@@ -315,7 +326,8 @@ class TorchExecutor:
                 if changed := blueprint.checkpoint.changed_files():
                     raise CheckpointError(f"{', '.join(changed)} differ or are gone")
         with _still_the_same(blueprints.main.checkpoint.folder):
-            if self._take_and_load(blueprints) != [blueprint.fingerprint for blueprint in blueprints.all]:
+            found = self._take_and_load(blueprints)
+            if [one.fingerprint for one in found.all] != [one.fingerprint for one in blueprints.all]:
                 raise CheckpointError("the weights are others")
 
     @_device_call
@@ -452,6 +464,7 @@ class TorchExecutor:
         finally:
             self._parked.close()
             self.released = self.released.with_(self._parked.report)
+            trim()
 
     def _opened(self) -> _Open:
         assert self._blueprints is not None, "the executor is not open"

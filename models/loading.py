@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CheckpointError
+from .checkpoint import is_mapped, stored_tensors
 from .settings import Settings
 
 _NAMED = 3  # of many missing weights
@@ -26,7 +27,7 @@ def load_module(loader: str, folder: Path, dtype: torch.dtype, *, spare: str | N
         CheckpointError: weights are missing (which transformers would draw at random), of another shape, or damaged.
     """
     with _quiet():
-        module, told = load_part(loader, folder, dtype=dtype, output_loading_info=True)
+        module, told = _load(loader, folder, dtype=dtype, output_loading_info=True)
     missing = sorted(name for name in told["missing_keys"] if spare not in name.split("."))
     if missing:
         shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
@@ -38,6 +39,26 @@ def load_module(loader: str, folder: Path, dtype: torch.dtype, *, spare: str | N
         raise CheckpointError(f"the weights of {folder} cannot be used: {'; '.join(told['error_msgs'])}")
     loaded: nn.Module = module.eval()
     return loaded
+
+
+def _load(loader: str, folder: Path, **options: Any) -> Any:
+    """As `load_part`. Weights from safetensors are read one by one, each into memory of its own; left to itself
+    transformers maps the files, and what is mapped and touched counts as the process's memory."""
+    if is_mapped(folder):
+        return load_part(loader, folder, **options)
+    config = load_part("AutoConfig", folder)
+    name = _base_class(config) if loader == "AutoModel" else loader
+    return load_part(name, folder, source=None, config=config, state_dict=stored_tensors(folder), **options)
+
+
+def _base_class(config: Any) -> str:
+    """The class that AutoModel stands for; AutoModel itself loads from folders only."""
+    from transformers import MODEL_MAPPING
+
+    found: Any = MODEL_MAPPING[type(config)]
+    several = found if isinstance(found, tuple) else (found,)
+    named = [one for one in several if one.__name__ in (config.architectures or ())]
+    return str((named or several)[0].__name__)
 
 
 @contextmanager
@@ -62,15 +83,16 @@ def _quiet() -> Iterator[None]:
 
 
 def load_part(loader: str, folder: Path, **options: Any) -> Any:
-    """What transformers' class ``loader`` makes of ``folder``.
+    """What transformers' class ``loader`` makes of ``folder``, or of ``options`` where they name another ``source``.
 
     Raises:
         CheckpointError: it raises anything.
     """
     import transformers
 
+    source = options.pop("source", str(folder))
     try:
-        return getattr(transformers, loader).from_pretrained(str(folder), local_files_only=True, **options)
+        return getattr(transformers, loader).from_pretrained(source, local_files_only=True, **options)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise  # nothing is wrong with the checkpoint

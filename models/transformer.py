@@ -114,12 +114,12 @@ class ModuleFiles:
         """The module that ``load`` reads from the folder.
 
         Args:
-            place: takes it to its device, copied: never a view of a mapped file, which may change.
+            place: takes it to its device; never a view of a mapped file, which may change.
         """
-        mapped = TransformerModel(load().eval())
-        self.fingerprint = _fingerprint(mapped.module)
-        model = place(mapped)
-        mapped.release()
+        loaded = TransformerModel(load().eval())
+        self.fingerprint = _fingerprint(loaded.module)
+        model = place(loaded)
+        loaded.release()
         return model
 
 

@@ -9,7 +9,7 @@ through it (see `core.frames`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Protocol
@@ -80,22 +80,29 @@ class _Loader:
     def norm(self, name: str, width: int) -> _LayerNorm:
         return _LayerNorm(self.take(f"{name}.weight", width), self.take(f"{name}.bias", width))
 
-    def projections(self, name: str, parts: str, width: int, heads: int) -> tuple[Tensor, Tensor]:
-        """Weights and biases of the projections ``parts`` (of "qkv") one below the other, in float32.
-
-        Keys have no bias in Whisper: theirs is zero.
-        """
-        weights, biases = [], []
-        for part in parts:
-            scale = (width // heads) ** -0.5 if part == "q" else 1.0
-            weights.append(self.weights.get(f"{name}.{part}_proj.weight", width, width).float() * scale)
-            bias = torch.zeros(width) if part == "k" else self.weights.get(f"{name}.{part}_proj.bias", width).float()
-            biases.append(bias * scale)
-        return torch.cat(weights), torch.cat(biases)
-
     def fused(self, name: str, parts: str, width: int, heads: int) -> _Linear:
-        weight, bias = self.projections(name, parts, width, heads)
-        return _Linear(self.place(weight), self.place(bias))
+        """The projections ``parts`` (of "qkv") of one attention, one below the other."""
+        return self.stacked([(name, part) for part in parts], width, heads)
+
+    def stacked(self, projections: Sequence[tuple[str, str]], width: int, heads: int) -> _Linear:
+        """Projections one below the other, each named by its attention and "q", "k" or "v". Each is written where it
+        belongs as soon as it is read: at no time are there two copies of them all."""
+        weight, bias = self.empty(len(projections) * width, width), self.empty(len(projections) * width)
+        for index, (name, part) in enumerate(projections):
+            rows = slice(index * width, (index + 1) * width)
+            scale = (width // heads) ** -0.5 if part == "q" else 1.0
+            weight[rows] = self.weights.get(f"{name}.{part}_proj.weight", width, width).float() * scale
+            if part == "k":  # Keys have no bias in Whisper.
+                bias[rows] = 0.0
+            else:
+                bias[rows] = self.weights.get(f"{name}.{part}_proj.bias", width).float() * scale
+        return _Linear(weight, bias)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Room for weights that are written by the caller."""
+        made = torch.empty(*shape, dtype=self.dtype, device=self.device)
+        self.taken.append(made)
+        return made
 
 
 @frozen(eq=False)
@@ -259,20 +266,15 @@ class _Decoder:
         width, layers = shape.width, range(shape.decoder_layers)
         embedding = loader.weights.get("decoder.embed_tokens.weight", shape.vocabulary, width)
         tokens = loader.place(embedding)
-        weights, biases = zip(*map(partial(_cross_projections, loader, shape), layers), strict=True)
+        cross = [(f"decoder.layers.{index}.encoder_attn", part) for index in layers for part in "kv"]
         return cls(
             tokens=tokens,
             positions=loader.take("decoder.embed_positions.weight", shape.positions, width),
-            cross_keys_values=_Linear(loader.place(torch.cat(weights)), loader.place(torch.cat(biases))),
+            cross_keys_values=loader.stacked(cross, width, shape.decoder_heads),
             layers=tuple(map(partial(_DecoderLayer.load, loader, shape, inner, activation), layers)),
             norm=loader.norm("decoder.layer_norm", width),
             head=_head(loader, embedding, tied=tied, otherwise=tokens),
         )
-
-
-def _cross_projections(loader: _Loader, shape: WhisperShape, index: int) -> tuple[Tensor, Tensor]:
-    name = f"decoder.layers.{index}.encoder_attn"
-    return loader.projections(name, "kv", shape.width, shape.decoder_heads)
 
 
 def _head(loader: _Loader, embedding: Tensor, *, tied: bool, otherwise: Tensor) -> Tensor:

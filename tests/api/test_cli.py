@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -458,12 +459,15 @@ def test_a_terminal_shows_seconds_of_audio(
 
 
 def test_devices_marks_the_default(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line a device with its memory and the dtype that "auto" gives; one star."""
+    """One line a device with its memory and the dtype that "auto" gives; one star. Below: which cores, and how their
+    threads wait."""
     assert run(["devices"], engine) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, cores, waits = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("* ") for line in lines) == 1
     assert "cpu" in lines[-1]
     assert all("GiB" in line and "float" in line for line in lines)
+    assert re.fullmatch(r" +cores: \d+ usable of \d+ logical.*", cores)
+    assert re.match(r" +waiting threads: (spin|OMP_WAIT_POLICY=|GOMP_SPINCOUNT=|KMP_BLOCKTIME=)", waits)
 
 
 def test_devices_prefers_cuda(
@@ -476,9 +480,10 @@ def test_devices_prefers_cuda(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (5 << 30, 8 << 30))
     assert run(["devices"], engine) == 0
-    first, second, cpu = capsys.readouterr().out.splitlines()
-    assert first == "* cuda:0  Card 9000, 8.0 GiB, float16"
+    first, second, cpu, *_ = capsys.readouterr().out.splitlines()
+    assert first == "* cuda:0  Card 9000, 8.0 GiB (5.0 GiB free), float16"
     assert second.startswith("  cuda:1")
     assert cpu.startswith("  cpu")
 

@@ -25,7 +25,7 @@ from triolet.models.kv import PagedKV
 from triolet.models.resources import ResourceStack
 from triolet.testing.tensors import live_bytes
 
-OWNERS = ("features", "weights", "self_kv", "cross_kv", "encoder_outputs", "rule_masks")
+OWNERS = ("weights", "features", "self_kv", "cross_kv", "encoder_outputs", "rule_masks")
 NO_MEMORY = (DeviceOutOfMemory, ValueError)  # the latter from safetensors, where it is in the middle of a tensor
 
 
@@ -220,8 +220,9 @@ def test_a_new_kind_of_buffer_takes_one_line(books, drive, work):
 
     class CapturesGraphsProperly(TorchExecutor):
         def _take(self, blueprint, load):
-            super()._take(blueprint, load)
+            taken = super()._take(blueprint, load)
             self.graphs = self._stack.own("graphs", Graphs())
+            return taken
 
     driver = drive(CapturesGraphsProperly)
     work(driver)

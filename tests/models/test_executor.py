@@ -198,7 +198,7 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
         ({"sequence": 1, "slot": -1}, "unknown slot"),
         ({"sequence": 1, "pages": (128,)}, "pages of 128 are unknown"),
         ({"sequence": 1, "pages": (-1,)}, "pages of 128 are unknown"),
-        ({"sequence": 1, "length": 0, "pages": (), "draw": False}, "chunk 0..0 of 2 tokens"),
+        ({"sequence": 1, "length": 0, "pages": (), "samples": False}, "chunk 0..0 of 2 tokens"),
         ({"sequence": 1, "start": -1, "length": 3}, "chunk -1..2 of 2 tokens"),
     ],
 )

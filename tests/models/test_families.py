@@ -264,10 +264,10 @@ def test_damaged_and_absent_weights_are_refused(tmp_path: Path) -> None:
     folder = make_checkpoint("smolvlm", tmp_path)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="SmolVLMForConditionalGeneration cannot be made from"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
         load(folder)
     weights.unlink()
-    with pytest.raises(CheckpointError, match="SmolVLMForConditionalGeneration cannot be made from"):
+    with pytest.raises(CheckpointError, match="no weights"):
         load(folder)
 
 

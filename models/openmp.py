@@ -1,0 +1,58 @@
+"""How OpenMP's threads wait. By default those of GNU OpenMP spin in every barrier: with one other busy process on the
+machine each barrier waits for a thread that has no core, and everything takes several times as long.
+
+The library reads its settings once, when torch loads it; so they are made right before the first import of torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Container, Mapping, MutableMapping
+
+from attrs import frozen
+
+_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # any of them decides how threads wait
+_POLICY = ("OMP_WAIT_POLICY", "PASSIVE")  # of the standard: GNU's, LLVM's and Intel's libraries read it
+
+
+@frozen(kw_only=True)
+class WaitPolicy:
+    """How OpenMP's threads wait in this process."""
+
+    setting: str | None  # "OMP_WAIT_POLICY=PASSIVE", or what somebody else chose; None: the library's default
+    reason: str
+
+
+def prepare_openmp(
+    environment: MutableMapping[str, str] = os.environ, modules: Container[str] = sys.modules
+) -> WaitPolicy:
+    """Makes OpenMP's threads sleep while they wait, unless somebody has chosen, or torch is loaded already, which is
+    logged. Call it right before importing torch.
+
+    Args:
+        environment: `os.environ`; processes that are started later inherit what is set there.
+    """
+    found = wait_policy(environment, modules)
+    if found.setting is not None:
+        return found
+    if "torch" in modules:
+        logging.getLogger("triolet").warning("OpenMP's threads spin while they wait: %s", found.reason)
+        return found
+    environment[_POLICY[0]] = _POLICY[1]
+    return WaitPolicy(setting="=".join(_POLICY), reason="set before torch was loaded")
+
+
+def wait_policy(environment: Mapping[str, str] = os.environ, modules: Container[str] = sys.modules) -> WaitPolicy:
+    """What is in effect now; changes nothing."""
+    for name in _SETTINGS:
+        if name in environment:
+            return WaitPolicy(setting=f"{name}={environment[name]}", reason="from the environment")
+    if "torch" in modules:
+        return WaitPolicy(
+            setting=None,
+            reason="torch was imported before the engine was opened, and reads OMP_WAIT_POLICY only once; set "
+            "OMP_WAIT_POLICY=PASSIVE in the environment of the process, or threads=1, where other processes are busy",
+        )
+    return WaitPolicy(setting=None, reason="nothing is set, and torch is not loaded yet")
