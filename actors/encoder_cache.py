@@ -28,7 +28,7 @@ class EncoderCache:
 
     inbox: trio.MemoryReceiveChannel[m.EncoderCacheMessage]
     to_scheduler: trio.MemorySendChannel[m.SchedulerMessage]
-    to_runner: trio.MemorySendChannel[m.RunnerMessage]
+    to_runner: trio.MemorySendChannel[m.EncodeLaneMessage]
     ledger: EncoderLedger
     encode_batch_embeddings: int
     idle_seconds: float
@@ -41,14 +41,11 @@ class EncoderCache:
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serves until the scheduler has closed and nothing is resident. Its last message closes the encode lane."""
-        try:
-            task_status.started()
-            while not self._finished():
-                await self._take_messages()
-                self._dispatch()
-        finally:
-            self.to_runner.send_nowait(m.EncodeLaneClosed())
+        """Serves until the scheduler has closed and nothing is resident."""
+        task_status.started()
+        while not self._finished():
+            await self._take_messages()
+            self._dispatch()
 
     def _finished(self) -> bool:
         return self._closing and (self.ledger.drained or self._runner_gone)

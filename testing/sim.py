@@ -454,15 +454,22 @@ class SimExecutor:
 
 @define(eq=False)
 class SimWorker:
-    """Runs calls one after another in a trio task; each takes ``seconds[job]`` of virtual time and acts at its end.
+    """Runs calls one after another in a trio task; each takes its virtual time and acts at its end.
 
-    Like a thread it cannot be cancelled. ``hangs`` says which calls never return.
+    Like a thread it cannot be cancelled.
+
+    Args:
+        seconds: what a call of each job takes.
+        duration: what a call takes by its job and argument: a `StepPlan`, the encode jobs, the keys to free, or
+            ``None``. Instead of ``seconds``.
+        hangs: which calls never return.
     """
 
     seconds: Mapping[Job, float] = field(factory=lambda: SECONDS)
+    duration: Callable[[Job, Any], float] | None = None
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
     abandoned: bool = field(default=False, init=False)
-    _queue: deque[tuple[Job, int, Call]] = field(factory=deque, init=False)
+    _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)
     _wake: trio.Event = field(factory=trio.Event, init=False)
     _ended: bool = field(default=False, init=False)
     _hanging: bool = field(default=False, init=False)
@@ -472,9 +479,9 @@ class SimWorker:
         """See `Worker.start`."""
         nursery.start_soon(self._serve, deliver, name="sim worker")
 
-    def submit(self, job: Job, ticket: int, call: Call) -> None:
+    def submit(self, job: Job, call: Call, *args: Any) -> None:
         """See `Worker.submit`."""
-        self._queue.append((job, ticket, call))
+        self._queue.append((job, call, *args))
         self._wake.set()
 
     def stop(self) -> None:
@@ -489,7 +496,7 @@ class SimWorker:
             self._queue.clear()  # the calls refer to the runner, and the runner to this worker
             self._scope.cancel()
         else:
-            self._queue.append((Job.CLOSE, -1, last))
+            self._queue.append((Job.CLOSE, last))
         self.stop()
 
     @trio.lowlevel.enable_ki_protection  # ^C never comes to a thread
@@ -501,11 +508,14 @@ class SimWorker:
                         return
                     self._wake = trio.Event()
                     await self._wake.wait()
-                job, ticket, call = self._queue.popleft()
-                self._hanging = self.hangs(job)
-                await trio.sleep(math.inf if self._hanging else self.seconds[job])
-                deliver(run_call(ticket, call))
-                del call
+                submitted = self._queue.popleft()
+                self._hanging = self.hangs(submitted[0])
+                await trio.sleep(math.inf if self._hanging else self._seconds(*submitted))
+                deliver(run_call(*submitted))
+                del submitted
+
+    def _seconds(self, job: Job, _: Call, argument: object = None) -> float:
+        return self.seconds[job] if self.duration is None else self.duration(job, argument)
 
 
 def sim_engine(
