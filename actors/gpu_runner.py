@@ -17,7 +17,7 @@ from ..core import events, frames
 from ..core.config import EngineConfig
 from ..core.errors import DeviceLost, EngineTeardownError
 from ..core.model import Executor, ModelDescription
-from ..core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
+from ..core.plan import DeviceMemory, StepPlan, StepResult
 from ..core.restart import RestartPolicy
 from ..core.share import TimeShare
 from . import messages as m
@@ -76,7 +76,7 @@ class GpuRunner:
     _share: TimeShare = field(factory=TimeShare, init=False)
     _turns: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)  # woken when a call ends
     _lanes: trio.CancelScope = field(factory=trio.CancelScope, init=False)
-    _failure: BaseException | None = field(default=None, init=False)  # ended the lanes, and belongs to no request
+    _failure: Exception | None = field(default=None, init=False)  # ended the lanes, and belongs to no request
     _broken_epoch: int = field(default=-1, init=False)  # read and written on the worker only
     _stopping: bool = field(default=False, init=False)
     _generation: int = field(default=0, init=False)
@@ -109,9 +109,10 @@ class GpuRunner:
         try:
             await self._close()
         except EngineTeardownError as further:
-            if frames.without(error, trio.Cancelled) is None:
+            cause = frames.without(error, trio.Cancelled)
+            if cause is None:
                 raise
-            error.add_note(str(further))
+            cause.add_note(str(further))
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -163,9 +164,6 @@ class GpuRunner:
         self.emit(events.StageReached("device released"))
         if ended.error is not None:
             raise EngineTeardownError(f"the device was released, but {_told(ended.error)}") from ended.error
-        self._check_nothing_is_kept()
-
-    def _check_nothing_is_kept(self) -> None:
         kept = {owner: count for owner, count in self.memory.by_owner.items() if count}
         if kept:
             raise EngineTeardownError(
@@ -184,9 +182,9 @@ class GpuRunner:
 
     # -- restart -----------------------------------------------------------------------------------------------------
 
-    def _fail(self, error: BaseException) -> None:
-        """For an error that is no request's. The lanes end; those that failed behind the first start anew with it."""
-        if not isinstance(error, Exception) or isinstance(error, DeviceLost | _NotGivenBack):
+    def _fail(self, error: Exception) -> None:
+        """For an error that is no request's. The lanes end; a further one is healed by the same restart."""
+        if isinstance(error, DeviceLost):
             raise error
         self._failure = self._failure or error
         self._lanes.cancel()
@@ -196,41 +194,29 @@ class GpuRunner:
         ignorance of it. Raises the error that led to it where that cannot help any more."""
         error, self._failure = self._failure, None
         if error is not None:  # else a sleep failed, and began a generation already
-            await self._begin_generation(error)
-        ended = await self._run(Job.RESET, self._reset)
-        if ended.error is None:
-            self.to_encoder_cache.send_nowait(m.RunnerRestarted(self._generation, self._asleep))
-        elif error is None:
-            self._fail(ended.error)
+            pause = self.restarts.try_restart(trio.current_time())
+            if pause is None:
+                raise error
+            self._generation += 1
+            self.emit(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
+            await trio.sleep(pause)
+        ended = await self._run(Job.RESET, partial(self._call, Job.RESET))
+        if ended.error is not None and error is None:  # no restart was tried yet
+            self._failure = _as_exception(ended.error)
             await self._start_anew()
-        else:
+        elif ended.error is not None:
             raise ended.error from error
-
-    async def _begin_generation(self, error: BaseException) -> None:
-        pause = self.restarts.try_restart(trio.current_time())
-        if pause is None:
-            raise error
-        self._generation += 1
-        self.emit(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
-        await trio.sleep(pause)
+        else:
+            self.to_encoder_cache.send_nowait(m.RunnerRestarted(self._generation, self._asleep))
 
     # -- the lanes ---------------------------------------------------------------------------------------------------
 
     async def _serve_lanes(self) -> bool:
         """Until both are over and every call has ended. True if they were ended, and are to start anew."""
         self._lanes = trio.CancelScope()
-        crash: BaseException | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._run_lanes, name="triolet encode lane")
-                await self._report_ends()
-        except BaseExceptionGroup as group:
-            crash = frames.without(group, trio.Cancelled) or group
-        if crash is not None:
-            try:
-                raise crash
-            finally:
-                del crash  # a frame in its own error's traceback would be a reference cycle
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_lanes, name="triolet encode lane")
+            await self._report_ends()
         return self._lanes.cancel_called
 
     @trio.lowlevel.enable_ki_protection
@@ -276,13 +262,13 @@ class GpuRunner:
             case m.Step(plan):
                 self.worker.submit(Job.STEP, self._step, plan)
             case m.Encode(jobs):
-                self.worker.submit(Job.ENCODE, self._encode, jobs)
+                self.worker.submit(Job.ENCODE, partial(self._call, Job.ENCODE), jobs)
             case m.Free(keys):
-                self.worker.submit(Job.FREE, self._free, keys)
+                self.worker.submit(Job.FREE, partial(self._call, Job.FREE), keys)
             case m.Sleep():
                 self.worker.submit(Job.SLEEP, self._sleep)
             case m.Wake():
-                self.worker.submit(Job.WAKE, self._wake)
+                self.worker.submit(Job.WAKE, partial(self._call, Job.WAKE))
             case _:
                 assert_never(message)
         self._begun.append(message)
@@ -310,52 +296,39 @@ class GpuRunner:
             self._share.step_ended(now)
 
     def _report(self, message: m.RunnerMessage, ended: Ended) -> None:
-        if isinstance(ended.error, DeviceLost):
-            raise ended.error
+        error = _as_exception(ended.error)
+        if isinstance(error, DeviceLost) or (error is not None and isinstance(message, m.Free)):
+            self._fail(error)
+            return
         match message:
             case m.Step(plan):
-                self._report_step(plan, ended)
+                self.to_scheduler.send_nowait(_step_report(plan.step_id, ended.value, error))
             case m.Encode(jobs):
-                self._report_encode(tuple(job.key for job in jobs), ended.error)
-            case m.Free(keys) if ended.error is None:
+                keys = tuple(job.key for job in jobs)
+                self.to_encoder_cache.send_nowait(m.Encoded(keys) if error is None else m.EncodeBroken(keys, error))
+            case m.Free(keys):
                 self.to_encoder_cache.send_nowait(m.Freed(keys))
-            case m.Free():
-                self._fail(ended.error)  # type: ignore[arg-type]  # the device's state is unknown
             case m.Sleep():
-                self._report_sleep(ended.error)
+                self._report_sleep(error)
             case m.Wake():
-                self._report_wake(ended.error)
+                self._report_wake(error)
             case _:
                 assert_never(message)
 
-    def _report_step(self, plan: StepPlan, ended: Ended) -> None:
-        if ended.error is None:
-            assert isinstance(ended.value, StepResult), "a step returns a StepResult"
-            self.to_scheduler.send_nowait(m.StepDone(ended.value))
-        else:
-            error = _as_exception(ended.error)
-            self.to_scheduler.send_nowait(m.StepFailed(plan.step_id, error, skipped=isinstance(error, StepSkipped)))
-
-    def _report_encode(self, keys: tuple[str, ...], error: BaseException | None) -> None:
-        if error is None:
-            self.to_encoder_cache.send_nowait(m.Encoded(keys))
-        else:
-            self.to_encoder_cache.send_nowait(m.EncodeBroken(keys, _as_exception(error)))
-
-    def _report_sleep(self, error: BaseException | None) -> None:
+    def _report_sleep(self, error: Exception | None) -> None:
         if isinstance(error, ExceptionGroup):  # of releases
             raise _NotGivenBack(_told(error)) from error
-        if error is not None:  # what was asked meanwhile was dropped
-            self.to_scheduler.send_nowait(m.SleepFailed(_as_exception(error)))
+        if error is not None:  # what was asked meanwhile was dropped: all begin anew
+            self.to_scheduler.send_nowait(m.SleepFailed(error))
             self._lanes.cancel()
             return
         self._asleep = True
         self.emit(events.RunnerAsleep(self._generation))
         self.to_encoder_cache.send_nowait(m.RunnerRestarted(self._generation, asleep=True))
 
-    def _report_wake(self, error: BaseException | None) -> None:
+    def _report_wake(self, error: Exception | None) -> None:
         if error is not None:
-            self.to_scheduler.send_nowait(m.WakeFailed(_as_exception(error)))
+            self.to_scheduler.send_nowait(m.WakeFailed(error))
             return
         self._asleep = False
         self.emit(events.RunnerAwake())
@@ -379,14 +352,10 @@ class GpuRunner:
             self._broken_epoch = plan.epoch
             raise
 
-    def _encode(self, jobs: tuple[EncodeJob, ...]) -> None:
+    def _call(self, job: Job, *args: object) -> None:
+        """The method of the executor that ``job`` is named after; it changes what is on the device."""
         executor = self._ready_executor()
-        executor.encode(jobs)
-        self.memory = executor.memory()
-
-    def _reset(self) -> None:
-        executor = self._ready_executor()
-        executor.reset()
+        getattr(executor, job.value)(*args)
         self.memory = executor.memory()
 
     def _sleep(self) -> None:
@@ -395,16 +364,6 @@ class GpuRunner:
             executor.sleep(keep_weights=self.keep_weights)
         finally:
             self.memory = executor.memory()
-
-    def _wake(self) -> None:
-        executor = self._ready_executor()
-        executor.wake()
-        self.memory = executor.memory()
-
-    def _free(self, keys: tuple[str, ...]) -> None:
-        executor = self._ready_executor()
-        executor.free(keys)
-        self.memory = executor.memory()
 
 
 def _deliver(ended_calls: trio.MemorySendChannel[Ended | None], ended: Ended) -> None:
@@ -421,8 +380,15 @@ def _told(error: BaseException) -> str:
     return f"{notes}: {type(error).__name__}: {error}"
 
 
-def _as_exception(error: BaseException) -> Exception:
+def _step_report(step_id: int, value: object, error: Exception | None) -> m.StepDone | m.StepFailed:
+    if error is not None:
+        return m.StepFailed(step_id, error, skipped=isinstance(error, StepSkipped))
+    assert isinstance(value, StepResult), "a step returns a StepResult"
+    return m.StepDone(value)
+
+
+def _as_exception(error: BaseException | None) -> Exception | None:
     """What is no `Exception` (an exit, an interrupt on the worker) is no request's fault: it ends the runner."""
-    if isinstance(error, Exception):
+    if error is None or isinstance(error, Exception):
         return error
     raise error

@@ -335,7 +335,7 @@ class Supervisor:
             if not child.started:
                 self._stop.set()  # at once: others may end at its last messages, and that is no fault of theirs
                 raise
-            child.error = error
+            child.error = frames.without(error, trio.Cancelled) or error
         finally:
             child.done.set()
         if child.started:
