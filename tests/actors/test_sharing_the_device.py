@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 
+import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet import Engine, SamplingParams
+from triolet import Engine, EngineError, SamplingParams
 from triolet.actors.worker import Job
 from triolet.core.share import TimeShare
 from triolet.testing.sim import SECONDS, SimExecutor, SimModel, SimWorker, sim_engine
@@ -22,14 +25,19 @@ SETTINGS = {"encode_batch_embeddings": 10}  # one clip a launch
 class Timed:
     """Remembers when calls of the device ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails: Sequence[Job] = ()) -> None:
+        self.fails = list(fails)  # once each
         self.ends: list[tuple[Job, float]] = []
         model = SimModel(max_positions=800, pages=2000, vocabulary_size=20_000, cross_slots=16)
         self.executor = SimExecutor(model, fault=self.tell)
         self.worker = SimWorker(duration=lambda job, _: {**SECONDS, Job.ENCODE: LAUNCH, Job.STEP: STEP}[job])
 
-    def tell(self, job: Job, _: object) -> None:
+    def tell(self, job: Job, _: object) -> Exception | None:
         self.ends.append((job, trio.current_time()))
+        if job not in self.fails:
+            return None
+        self.fails.remove(job)
+        return MemoryError("no room")
 
     def of(self, job: Job) -> list[float]:
         return [at for kind, at in self.ends if kind is job]
@@ -83,6 +91,24 @@ async def test_the_first_of_many_clips_has_its_text_before_the_last_is_encoded(c
     assert min(ends) < device.of(Job.ENCODE)[1] + LAUNCH
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_batch_that_waits_its_turn_does_not_outlive_a_sleep(fails, config, trace, autojump_clock):
+    """It is dropped and asked for again, and also where the device could not be given back."""
+    device = Timed(fails=[Job.SLEEP] if fails else [])
+    with trio.fail_after(60):
+        async with sim_engine(device.executor, config=config(**SETTINGS), worker=device.worker) as engine:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, engine, 0, 300)
+                await trio.sleep(1.1)
+                nursery.start_soon(ask, engine, 1, 2)
+                await trio.sleep(0.2)
+                assert device.of(Job.ENCODE) == device.of(Job.ENCODE)[:1], "the other batch waits"
+                with pytest.raises(EngineError) if fails else nullcontext():
+                    await engine.sleep()
+                await engine.wake()
+    assert not device.executor.misuses, "the device was misused"
+
+
 def test_a_launch_is_counted_from_the_end_of_the_call_before_it():
     """It is sent while a step runs: what it waited is no time of its own."""
     share = TimeShare()
@@ -98,8 +124,8 @@ def test_a_launch_is_counted_from_the_end_of_the_call_before_it():
     st.floats(0.1, 4.0),
 )
 def test_no_lane_starves_and_none_banks_what_it_left_unused(rounds, weight):
-    """Whatever launches and steps last: after a launch of t seconds steps have ``weight * t``, and then no more than the
-    one that runs; a pause gives nobody more than that."""
+    """Whatever launches and steps last: after a launch of t seconds steps have ``weight * t``, and then no more than
+    the one that runs; a pause gives nobody more than that."""
     share, now = TimeShare(weight=weight), 0.0
     for launch, step, pause in rounds:
         share.encode_sent(now)

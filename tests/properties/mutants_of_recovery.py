@@ -8,6 +8,7 @@ from triolet.testing.simulation import FaultKind
 
 from ..actors import test_recovery as recovery_tests
 from ..actors import test_several_faults as several_faults
+from ..actors import test_sharing_the_device as share_tests
 from ..actors import test_sleep as sleep_tests
 from . import test_evidence, test_liveness, test_planner, test_recovery
 from .mutants import Mutant, engine_test, machine, simulation, swept
@@ -76,8 +77,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="actors.gpu_runner:GpuRunner._begin",
         fragment="case m.Step() | m.Encode() | m.Free() if",
         mistake="case m.Step() | m.Free() if",
-        killer=engine_test(sleep_tests.test_what_waits_for_the_device_does_not_outlive_it),
-        reason="misused",
+        killer=engine_test(share_tests.test_a_batch_that_waits_its_turn_does_not_outlive_a_sleep, fails=False),
+        reason=("misused", "cannot go through 'encode failed'"),
     ),
     Mutant(
         name="who cannot be woken waits for ever",
@@ -133,7 +134,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="actors.gpu_runner:GpuRunner._report_sleep",
         fragment="        self._lanes.cancel()\n",
         mistake="",
-        killer=swept("sleep by order", FaultKind.SLEEP_FAILS),
+        killer=engine_test(share_tests.test_a_batch_that_waits_its_turn_does_not_outlive_a_sleep, fails=True),
         reason=("TooSlowError", "Deadlock"),
     ),
     Mutant(
