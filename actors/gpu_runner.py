@@ -76,7 +76,7 @@ class GpuRunner:
     _share: TimeShare = field(factory=TimeShare, init=False)
     _turns: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)  # woken when a call ends
     _lanes: trio.CancelScope = field(factory=trio.CancelScope, init=False)
-    _failure: Exception | None = field(default=None, init=False)  # ended the lanes, and belongs to no request
+    _failure: BaseException | None = field(default=None, init=False)  # ended the lanes, and belongs to no request
     _broken_epoch: int = field(default=-1, init=False)  # read and written on the worker only
     _stopping: bool = field(default=False, init=False)
     _generation: int = field(default=0, init=False)
@@ -182,11 +182,10 @@ class GpuRunner:
 
     # -- restart -----------------------------------------------------------------------------------------------------
 
-    def _fail(self, error: Exception) -> None:
-        """For an error that is no request's. The lanes end; a further one is healed by the same restart."""
-        if isinstance(error, DeviceLost):
-            raise error
-        self._failure = self._failure or error
+    def _fail(self, error: BaseException) -> None:
+        """For an error that is no request's. The lanes end; a further one is healed by the same restart, or by none."""
+        if self._failure is None or _beyond_help(error):
+            self._failure = error
         self._lanes.cancel()
 
     async def _start_anew(self) -> None:
@@ -194,7 +193,7 @@ class GpuRunner:
         ignorance of it. Raises the error that led to it where that cannot help any more."""
         error, self._failure = self._failure, None
         if error is not None:  # else a sleep failed, and began a generation already
-            pause = self.restarts.try_restart(trio.current_time())
+            pause = None if _beyond_help(error) else self.restarts.try_restart(trio.current_time())
             if pause is None:
                 raise error
             self._generation += 1
@@ -202,7 +201,7 @@ class GpuRunner:
             await trio.sleep(pause)
         ended = await self._run(Job.RESET, partial(self._call, Job.RESET))
         if ended.error is not None and error is None:  # no restart was tried yet
-            self._failure = _as_exception(ended.error)
+            self._failure = ended.error
             await self._start_anew()
         elif ended.error is not None:
             raise ended.error from error
@@ -277,7 +276,7 @@ class GpuRunner:
 
     async def _report_ends(self) -> None:
         serving = True
-        while serving or self._begun:
+        while serving or (self._begun and not _beyond_help(self._failure)):
             ended = await self._ends.receive()
             if ended is None:
                 serving = False
@@ -296,10 +295,11 @@ class GpuRunner:
             self._share.step_ended(now)
 
     def _report(self, message: m.RunnerMessage, ended: Ended) -> None:
-        error = _as_exception(ended.error)
-        if isinstance(error, DeviceLost) or (error is not None and isinstance(message, m.Free)):
+        error = ended.error
+        if error is not None and (isinstance(message, m.Free) or _beyond_help(error)):
             self._fail(error)
             return
+        assert error is None or isinstance(error, Exception), "all others are beyond help"
         match message:
             case m.Step(plan):
                 self.to_scheduler.send_nowait(_step_report(plan.step_id, ended.value, error))
@@ -317,7 +317,10 @@ class GpuRunner:
 
     def _report_sleep(self, error: Exception | None) -> None:
         if isinstance(error, ExceptionGroup):  # of releases
-            raise _NotGivenBack(_told(error)) from error
+            failure = _NotGivenBack(_told(error))
+            failure.__cause__ = error
+            self._fail(failure)
+            return
         if error is not None:  # what was asked meanwhile was dropped: all begin anew
             self.to_scheduler.send_nowait(m.SleepFailed(error))
             self._lanes.cancel()
@@ -387,8 +390,6 @@ def _step_report(step_id: int, value: object, error: Exception | None) -> m.Step
     return m.StepDone(value)
 
 
-def _as_exception(error: BaseException | None) -> Exception | None:
-    """What is no `Exception` (an exit, an interrupt on the worker) is no request's fault: it ends the runner."""
-    if error is None or isinstance(error, Exception):
-        return error
-    raise error
+def _beyond_help(error: BaseException | None) -> bool:
+    """True if a restart cannot help. What is no `Exception` (an exit, an interrupt on the worker) ends the runner."""
+    return error is not None and (not isinstance(error, Exception) or isinstance(error, DeviceLost | _NotGivenBack))
