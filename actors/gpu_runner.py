@@ -276,7 +276,7 @@ class GpuRunner:
 
     async def _report_ends(self) -> None:
         serving = True
-        while serving or (self._begun and not _beyond_help(self._failure)):
+        while (serving or self._begun) and not _beyond_help(self._failure):
             ended = await self._ends.receive()
             if ended is None:
                 serving = False
