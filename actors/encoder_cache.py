@@ -25,7 +25,7 @@ class EncoderCache:
 
     inbox: trio.MemoryReceiveChannel[m.EncoderCacheMessage]
     to_scheduler: trio.MemorySendChannel[m.SchedulerMessage]
-    to_runner: trio.MemorySendChannel[m.RunnerMessage]
+    to_runner: trio.MemorySendChannel[m.EncodeLaneMessage]
     ledger: EncoderLedger
     idle_seconds: float
     emit: Emit
@@ -38,15 +38,12 @@ class EncoderCache:
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serves until the scheduler has closed and nothing is resident. Its last message closes the encode lane."""
-        try:
-            task_status.started()
-            while not self._finished():
-                await self._take_messages()
-                self._send_frees()  # first: they should not wait behind the batch
-                self._dispatch()
-        finally:
-            self.to_runner.send_nowait(m.EncodeLaneClosed())
+        """Serves until the scheduler has closed and nothing is resident."""
+        task_status.started()
+        while not self._finished():
+            await self._take_messages()
+            self._send_frees()  # first: they should not wait behind the batch
+            self._dispatch()
 
     def _finished(self) -> bool:
         return self._closing and (self.ledger.drained or self._runner_gone)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,16 @@ from ..core import events, frames
 from ..core.config import EngineConfig
 from ..core.errors import DeviceLost, EngineTeardownError
 from ..core.model import Executor, ModelDescription
-from ..core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
+from ..core.plan import DeviceMemory, StepPlan, StepResult
 from ..core.restart import RestartPolicy
+from ..core.share import TimeShare
 from . import messages as m
 from .emit import Emit
-from .worker import Call, Job, Worker
+from .worker import Call, Ended, Job, Worker
 
-Report = Callable[[m.JobDone], None]  # tells of a call's end whoever waits for it
+ANSWERED_WITHIN = 4
+"""Turns of the trio loop until a step or encode batch that ended has led to the next step: through the encoder cache,
+the scheduler and the step lane."""
 
 
 def torch_executor(model: str | Path, config: EngineConfig) -> Executor:
@@ -48,18 +51,18 @@ class _NotGivenBack(Exception):
 class GpuRunner:
     """Two lanes onto one worker.
 
-    The step lane holds what the scheduler dispatched, at most ``steps_in_flight`` steps; the encode lane has one call
-    on the worker at a time. The worker serves in order of arrival, so the lanes take turns: between two encode batches
-    every waiting step runs, between two steps at most one encode batch.
+    The step lane passes on at once what the scheduler sends, at most ``steps_in_flight`` steps, so that the device has
+    the next one when it ends one. The encode lane waits until it is its turn (`TimeShare`). The worker serves in order
+    of arrival: the next call that ends is the oldest of ``_begun``, and the ends are reported in that order.
 
-    ``make_executor`` runs on the worker, as does every call of the executor it makes. A call has a ticket, by which its
-    end finds the report that waits for it.
+    A restart ends the lanes, waits for the calls that run, resets the executor and starts the lanes anew, in the next
+    generation. ``make_executor`` runs on the worker, as does every call of the executor it makes.
 
     Asleep it has given the device back: nobody sends steps or encode batches, and waking is a call like any other.
     """
 
-    inbox: trio.MemoryReceiveChannel[m.RunnerMessage]
-    to_self: trio.MemorySendChannel[m.RunnerMessage]
+    steps: trio.MemoryReceiveChannel[m.StepLaneMessage]
+    encodes: trio.MemoryReceiveChannel[m.EncodeLaneMessage]
     to_scheduler: trio.MemorySendChannel[m.SchedulerMessage]
     to_encoder_cache: trio.MemorySendChannel[m.EncoderCacheMessage]
     worker: Worker
@@ -70,16 +73,20 @@ class GpuRunner:
     emit: Emit
     memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
     _executor: Executor | None = field(default=None, init=False)
-    _tickets: Iterator[int] = field(factory=itertools.count, init=False)
-    _reports: dict[int, Report] = field(factory=dict, init=False)  # by ticket, in the order of the calls
-    _encode_lane: deque[m.Encode | m.Free] = field(factory=deque, init=False)
-    _encode_lane_busy: bool = field(default=False, init=False)
-    _open_lanes: set[str] = field(factory=lambda: {"step", "encode"}, init=False)
+    _ended: trio.MemorySendChannel[Ended | None] = field(init=False)  # ``None``: the lanes are over
+    _ends: trio.MemoryReceiveChannel[Ended | None] = field(init=False)
+    _begun: deque[m.RunnerMessage] = field(factory=deque, init=False)  # what the worker was given, the oldest first
+    _share: TimeShare = field(factory=TimeShare, init=False)
+    _turns: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)  # woken when a call ends
+    _lanes: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _failure: BaseException | None = field(default=None, init=False)  # ended the lanes, and belongs to no request
     _broken_epoch: int = field(default=-1, init=False)  # read and written on the worker only
     _stopping: bool = field(default=False, init=False)
     _generation: int = field(default=0, init=False)
     _asleep: bool = field(default=False, init=False)
-    _restarting: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._ended, self._ends = trio.open_memory_channel[Ended | None](math.inf)
 
     @trio.lowlevel.enable_ki_protection
     async def run(
@@ -89,16 +96,12 @@ class GpuRunner:
 
         Raises `EngineTeardownError` where a call hangs or a release fails; the worker is then abandoned.
         """
-        self.worker.start(nursery, partial(_deliver, self.to_self))
+        self.worker.start(nursery, partial(_deliver, self._ended))
         try:
             task_status.started(await self._open())
             self.emit(events.StageReached("device taken"))
-            while self._open_lanes or self._reports:
-                message = await self.inbox.receive()
-                try:
-                    self._handle(message)
-                except Exception as error:  # noqa: BLE001  (raised again where a restart cannot help)
-                    await self._restart(error)
+            while await self._serve_lanes():
+                await self._start_anew()
         except BaseException as error:
             await self._close_after(error)
             raise
@@ -109,52 +112,28 @@ class GpuRunner:
         try:
             await self._close()
         except EngineTeardownError as further:
-            if isinstance(error, trio.Cancelled):
+            cause = frames.without(error, trio.Cancelled)
+            if cause is None:
                 raise
-            error.add_note(str(further))
-
-    async def _restart(self, error: Exception) -> None:
-        """Starts anew in place, after the calls that run: the weights stay, everything else the device holds is
-        forgotten, and so is what is asked in ignorance of it. Raises ``error`` where that cannot help any more."""
-        frames.clear_frames(error)  # the message that told of it is in them, and holds it
-        beyond_help = isinstance(error, DeviceLost | _NotGivenBack)
-        pause = None if beyond_help else self.restarts.try_restart(trio.current_time())
-        if pause is None:
-            raise error
-        generation = self._generation = self._generation + 1
-        self.emit(events.RunnerRestarting(generation, events.error_text(error)))
-        self._empty_encode_lane()
-        await trio.sleep(pause)
-        ends: list[m.JobDone] = []
-        self._restarting = True
-        self._submit(Job.RESET, self._reset, ends.append)
-        while not ends:
-            self._handle(await self.inbox.receive())
-        self._restarting = False
-        if ends[0].error is not None:
-            raise ends[0].error from error
-        # not a later one: an order to sleep that has come meanwhile is about to end this one too
-        self.to_encoder_cache.send_nowait(m.RunnerRestarted(generation, self._asleep))
+            cause.add_note(str(further))
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
-    async def _open(self) -> ModelDescription:
-        done = await self._call(Job.OPEN, self._open_executor)
-        if done.error is not None:
-            raise done.error
-        assert isinstance(done.value, ModelDescription), "an executor describes its model when it opens"
-        return done.value
-
-    async def _call(self, job: Job, call: Call) -> m.JobDone:
-        """Runs it after those that run already, and listens to nothing else: while opening and closing nobody waits
-        for another report."""
-        ticket = self._submit(job, call, _report_to_nobody)
+    async def _run(self, job: Job, call: Call) -> Ended:
+        """For when no lane is served: runs it after the calls that run already, whose ends nobody waits for."""
+        self.worker.submit(job, call)
         while True:
-            message = await self.inbox.receive()
-            if isinstance(message, m.JobDone):
-                self._reports.pop(message.ticket, None)
-                if message.ticket == ticket:
-                    return message
+            ended = await self._ends.receive()
+            if ended is not None and ended.job is job:
+                self._begun.clear()
+                return ended
+
+    async def _open(self) -> ModelDescription:
+        ended = await self._run(Job.OPEN, self._open_executor)
+        if ended.error is not None:
+            raise ended.error
+        assert isinstance(ended.value, ModelDescription), "an executor describes its model when it opens"
+        return ended.value
 
     def _open_executor(self) -> ModelDescription:
         self._executor = self.make_executor()
@@ -169,15 +148,14 @@ class GpuRunner:
         worker closes the executor as soon as the load returns.
         """
         self._stopping = True
-        done: m.JobDone | None = None
+        ended: Ended | None = None
         try:
             with trio.move_on_after(self.close_seconds, shield=True):
-                done = await self._call(Job.CLOSE, self._close_executor)
+                ended = await self._run(Job.CLOSE, self._close_executor)
         finally:
-            if done is None:  # it hangs, or we failed: the device is given back whatever becomes of us
+            if ended is None:  # it hangs, or we failed: the device is given back whatever becomes of us
                 self.worker.abandon(self._close_executor)
-        if done is None:
-            self._reports.clear()  # nobody will be told, and they refer to this runner
+        if ended is None:
             self.emit(events.StageReached("device call abandoned"))
             if self.memory.device == "":
                 return  # it hangs in its load
@@ -187,8 +165,8 @@ class GpuRunner:
             )
         self.worker.stop()
         self.emit(events.StageReached("device released"))
-        if done.error is not None:
-            raise EngineTeardownError(f"the device was released, but {_told(done.error)}") from done.error
+        if ended.error is not None:
+            raise EngineTeardownError(f"the device was released, but {_told(ended.error)}") from ended.error
         kept = {owner: count for owner, count in self.memory.by_owner.items() if count}
         if kept:
             raise EngineTeardownError(
@@ -205,125 +183,162 @@ class GpuRunner:
             self.memory = self._executor.memory()
             self._executor = None
 
-    # -- serving -----------------------------------------------------------------------------------------------------
+    # -- restart -----------------------------------------------------------------------------------------------------
 
-    def _handle(self, message: m.RunnerMessage) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """For an error that is no request's. The lanes end; a further one is healed by the same restart, or by none."""
+        if self._failure is None or _beyond_help(error):
+            self._failure = error
+        self._lanes.cancel()
+
+    async def _start_anew(self) -> None:
+        """In place: the weights stay, everything else the device holds is forgotten, and so is what is asked in
+        ignorance of it. Raises the error that led to it where that cannot help any more."""
+        error, self._failure = self._failure, None
+        if error is not None:  # else a sleep failed, and began a generation already
+            pause = None if _beyond_help(error) else self.restarts.try_restart(trio.current_time())
+            if pause is None:
+                raise error
+            self._generation += 1
+            self.emit(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
+            await trio.sleep(pause)
+        ended = await self._run(Job.RESET, partial(self._call, Job.RESET))
+        if ended.error is not None and error is None:  # no restart was tried yet
+            self._failure = ended.error
+            await self._start_anew()
+        elif ended.error is not None:
+            raise ended.error from error
+        else:
+            self.to_encoder_cache.send_nowait(m.RunnerRestarted(self._generation, self._asleep))
+
+    # -- the lanes ---------------------------------------------------------------------------------------------------
+
+    async def _serve_lanes(self) -> bool:
+        """Until both are over and every call has ended. True if they were ended, and are to start anew."""
+        self._lanes = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_lanes, name="triolet encode lane")
+            await self._report_ends()
+        return self._lanes.cancel_called
+
+    @trio.lowlevel.enable_ki_protection
+    async def _run_lanes(self) -> None:
+        with self._lanes:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._step_lane, name="triolet step lane")
+                await self._encode_lane()
+        self._ended.send_nowait(None)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _step_lane(self) -> None:
+        async for message in self.steps:
+            if isinstance(message, m.Sleep):
+                self._generation += 1  # what is asked of the device from here on is asked in ignorance of its sleep
+            self._begin(message)
+
+    async def _encode_lane(self) -> None:
+        async for message in self.encodes:
+            if isinstance(message, m.Encode):
+                await self._turn()
+            self._begin(message)
+            del message  # it would keep the batch's payloads until the next one comes
+
+    async def _turn(self) -> None:
+        """Waits until an encode launch may begin."""
+        while self._share.steps_turn(trio.current_time()) and await self._steps_come():
+            await self._turns.park()
+        self._share.encode_sent(trio.current_time())
+
+    async def _steps_come(self) -> bool:
+        """True if a step is in flight, or comes in answer to what has ended."""
+        for _ in range(ANSWERED_WITHIN):
+            if any(isinstance(message, m.Step) for message in self._begun):
+                return True
+            await trio.lowlevel.checkpoint()
+        return False
+
+    def _begin(self, message: m.RunnerMessage) -> None:
         match message:
-            case m.JobDone(ticket):
-                self._reports.pop(ticket)(message)
             case m.Step() | m.Encode() | m.Free() if message.generation != self._generation:
-                pass  # whoever sent it will hear of the restart, and asks again for what is still wanted
+                return  # whoever sent it will hear of the restart, and asks again for what is still wanted
             case m.Step(plan):
-                self._submit_step(plan)
-            case m.Encode() | m.Free():
-                self._encode_lane.append(message)
-                self._advance_encode_lane()
+                self.worker.submit(Job.STEP, self._step, plan)
+            case m.Encode(jobs):
+                self.worker.submit(Job.ENCODE, partial(self._call, Job.ENCODE), jobs)
+            case m.Free(keys):
+                self.worker.submit(Job.FREE, partial(self._call, Job.FREE), keys)
             case m.Sleep():
-                self._generation += 1
-                self._empty_encode_lane()
-                self._submit(Job.SLEEP, self._sleep, partial(self._slept, self._generation))
+                self.worker.submit(Job.SLEEP, self._sleep)
             case m.Wake():
-                self._submit(Job.WAKE, self._wake, self._woke)
-            case m.StepLaneClosed():
-                self._open_lanes.discard("step")
-            case m.EncodeLaneClosed():
-                self._open_lanes.discard("encode")
+                self.worker.submit(Job.WAKE, partial(self._call, Job.WAKE))
+            case _:
+                assert_never(message)
+        self._begun.append(message)
+
+    # -- reports -----------------------------------------------------------------------------------------------------
+
+    async def _report_ends(self) -> None:
+        serving = True
+        while (serving or self._begun) and not _beyond_help(self._failure):
+            ended = await self._ends.receive()
+            if ended is None:
+                serving = False
+                continue
+            message = self._begun.popleft()
+            self._count(message)
+            self._report(message, ended)
+            del message, ended  # they would keep what failed until the next call ends
+            self._turns.unpark_all()
+
+    def _count(self, message: m.RunnerMessage) -> None:
+        now = trio.current_time()
+        if isinstance(message, m.Encode):
+            self._share.encode_ended(now)
+        else:
+            self._share.step_ended(now)
+
+    def _report(self, message: m.RunnerMessage, ended: Ended) -> None:
+        error = ended.error
+        if error is not None and (isinstance(message, m.Free) or _beyond_help(error)):
+            self._fail(error)
+            return
+        assert error is None or isinstance(error, Exception), "all others are beyond help"
+        match message:
+            case m.Step(plan):
+                self.to_scheduler.send_nowait(_step_report(plan.step_id, ended.value, error))
+            case m.Encode(jobs):
+                keys = tuple(job.key for job in jobs)
+                self.to_encoder_cache.send_nowait(m.Encoded(keys) if error is None else m.EncodeBroken(keys, error))
+            case m.Free(keys):
+                self.to_encoder_cache.send_nowait(m.Freed(keys))
+            case m.Sleep():
+                self._report_sleep(error)
+            case m.Wake():
+                self._report_wake(error)
             case _:
                 assert_never(message)
 
-    def _submit_step(self, plan: StepPlan) -> None:
-        step_id = plan.step_id
-
-        def report(done: m.JobDone) -> None:
-            if done.error is None:
-                assert isinstance(done.value, StepResult), "a step returns a StepResult"
-                self.to_scheduler.send_nowait(m.StepDone(done.value))
-                return
-            error = _as_exception(done.error)
-            if isinstance(error, DeviceLost):
-                raise error
-            self.to_scheduler.send_nowait(m.StepFailed(step_id, error, skipped=isinstance(error, StepSkipped)))
-
-        self._submit(Job.STEP, partial(self._step, plan), report)
-
-    def _advance_encode_lane(self) -> None:
-        if self._encode_lane_busy or not self._encode_lane:
+    def _report_sleep(self, error: Exception | None) -> None:
+        if isinstance(error, ExceptionGroup):  # of releases
+            failure = _NotGivenBack(_told(error))
+            failure.__cause__ = error
+            self._fail(failure)
             return
-        self._encode_lane_busy = True
-        message = self._encode_lane.popleft()
-        if isinstance(message, m.Encode):
-            self._submit_encode(message.jobs)
-        else:
-            self._submit_free(message.keys)
-
-    def _submit_encode(self, jobs: tuple[EncodeJob, ...]) -> None:
-        keys = tuple(job.key for job in jobs)
-
-        def report(done: m.JobDone) -> None:
-            if done.error is None:
-                self.to_encoder_cache.send_nowait(m.Encoded(keys))
-            elif isinstance(done.error, DeviceLost):
-                raise done.error
-            else:
-                self.to_encoder_cache.send_nowait(m.EncodeBroken(keys, _as_exception(done.error)))
-            self._encode_lane_turn_over()
-
-        self._submit(Job.ENCODE, partial(self._encode, jobs), report)
-
-    def _submit_free(self, keys: tuple[str, ...]) -> None:
-        def report(done: m.JobDone) -> None:
-            if done.error is not None:
-                raise done.error  # the device's state is unknown
-            self.to_encoder_cache.send_nowait(m.Freed(keys))
-            self._encode_lane_turn_over()
-
-        self._submit(Job.FREE, partial(self._free, keys), report)
-
-    def _slept(self, generation: int, done: m.JobDone) -> None:
-        if isinstance(done.error, DeviceLost):
-            raise done.error
-        if isinstance(done.error, ExceptionGroup):  # of releases
-            raise _NotGivenBack(_told(done.error)) from done.error
-        if done.error is not None:
-            self.to_scheduler.send_nowait(m.SleepFailed(_as_exception(done.error)))
-            if self._restarting:
-                return  # the reset is under way already, and in the name of a later generation
-            # what was asked meanwhile was dropped
-            self._submit(Job.RESET, self._reset, partial(self._reset_after_sleep, generation))
+        if error is not None:  # what was asked meanwhile was dropped: all begin anew
+            self.to_scheduler.send_nowait(m.SleepFailed(error))
+            self._lanes.cancel()
             return
         self._asleep = True
-        self.emit(events.RunnerAsleep(generation))
-        if not self._restarting:  # else it is told when that is over
-            self.to_encoder_cache.send_nowait(m.RunnerRestarted(generation, asleep=True))
+        self.emit(events.RunnerAsleep(self._generation))
+        self.to_encoder_cache.send_nowait(m.RunnerRestarted(self._generation, asleep=True))
 
-    def _reset_after_sleep(self, generation: int, done: m.JobDone) -> None:
-        if done.error is not None:
-            raise done.error
-        self.to_encoder_cache.send_nowait(m.RunnerRestarted(generation, asleep=False))
-
-    def _woke(self, done: m.JobDone) -> None:
-        if isinstance(done.error, DeviceLost):
-            raise done.error
-        if done.error is not None:
-            self.to_scheduler.send_nowait(m.WakeFailed(_as_exception(done.error)))
+    def _report_wake(self, error: Exception | None) -> None:
+        if error is not None:
+            self.to_scheduler.send_nowait(m.WakeFailed(error))
             return
         self._asleep = False
         self.emit(events.RunnerAwake())
         self.to_encoder_cache.send_nowait(m.RunnerWoke())
-
-    def _empty_encode_lane(self) -> None:
-        self._encode_lane.clear()
-        self._encode_lane_busy = False
-
-    def _encode_lane_turn_over(self) -> None:
-        self._encode_lane_busy = False
-        self._advance_encode_lane()
-
-    def _submit(self, job: Job, call: Call, report: Report) -> int:
-        ticket = next(self._tickets)
-        self._reports[ticket] = report
-        self.worker.submit(job, ticket, call)
-        return ticket
 
     # -- on the worker -----------------------------------------------------------------------------------------------
 
@@ -343,14 +358,10 @@ class GpuRunner:
             self._broken_epoch = plan.epoch
             raise
 
-    def _encode(self, jobs: tuple[EncodeJob, ...]) -> None:
+    def _call(self, job: Job, *args: object) -> None:
+        """The method of the executor that ``job`` is named after; it changes what is on the device."""
         executor = self._ready_executor()
-        executor.encode(jobs)
-        self.memory = executor.memory()
-
-    def _reset(self) -> None:
-        executor = self._ready_executor()
-        executor.reset()
+        getattr(executor, job.value)(*args)
         self.memory = executor.memory()
 
     def _sleep(self) -> None:
@@ -360,21 +371,11 @@ class GpuRunner:
         finally:
             self.memory = executor.memory()
 
-    def _wake(self) -> None:
-        executor = self._ready_executor()
-        executor.wake()
-        self.memory = executor.memory()
 
-    def _free(self, keys: tuple[str, ...]) -> None:
-        executor = self._ready_executor()
-        executor.free(keys)
-        self.memory = executor.memory()
-
-
-def _deliver(inbox: trio.MemorySendChannel[m.RunnerMessage], done: m.JobDone) -> None:
-    """Tells the runner of a call's end. A call that was abandoned may end long after the runner's channels closed."""
+def _deliver(ended_calls: trio.MemorySendChannel[Ended | None], ended: Ended) -> None:
+    """Tells the runner of a call's end. A call that was abandoned may end long after the runner."""
     with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
-        inbox.send_nowait(done)
+        ended_calls.send_nowait(ended)
 
 
 def _told(error: BaseException) -> str:
@@ -385,12 +386,13 @@ def _told(error: BaseException) -> str:
     return f"{notes}: {type(error).__name__}: {error}"
 
 
-def _report_to_nobody(done: m.JobDone) -> None:
-    """For the calls that the runner itself waits for."""
+def _step_report(step_id: int, value: object, error: Exception | None) -> m.StepDone | m.StepFailed:
+    if error is not None:
+        return m.StepFailed(step_id, error, skipped=isinstance(error, StepSkipped))
+    assert isinstance(value, StepResult), "a step returns a StepResult"
+    return m.StepDone(value)
 
 
-def _as_exception(error: BaseException) -> Exception:
-    """What is no `Exception` (an exit, an interrupt on the worker) is no request's fault: it ends the runner."""
-    if isinstance(error, Exception):
-        return error
-    raise error
+def _beyond_help(error: BaseException | None) -> bool:
+    """True if a restart cannot help. What is no `Exception` (an exit, an interrupt on the worker) ends the runner."""
+    return error is not None and (not isinstance(error, Exception) or isinstance(error, DeviceLost | _NotGivenBack))

@@ -280,11 +280,6 @@ class Free:
 
 
 @frozen
-class EncodeLaneClosed:
-    """From the encoder cache, its last."""
-
-
-@frozen
 class Step:
     """From the scheduler, on the step lane. A runner that has started anew since drops it."""
 
@@ -293,27 +288,15 @@ class Step:
 
 
 @frozen
-class StepLaneClosed:
-    """From the scheduler, its last."""
-
-
-@frozen
-class JobDone:
-    """From the runner's worker: the call with this ticket is done. ``value`` is what it returned."""
-
-    ticket: int
-    value: object
-    error: BaseException | None
-
-
-@frozen
 class Sleep:
-    """From the scheduler: give the device back, after what runs."""
+    """From the scheduler, on the step lane: give the device back, after what runs."""
 
 
 @frozen
 class Wake:
-    """From the scheduler: take the device again."""
+    """From the scheduler, on the step lane: take the device again."""
 
 
-RunnerMessage = Encode | Free | EncodeLaneClosed | Step | StepLaneClosed | Sleep | Wake | JobDone
+StepLaneMessage = Step | Sleep | Wake
+EncodeLaneMessage = Encode | Free
+RunnerMessage = StepLaneMessage | EncodeLaneMessage

@@ -55,7 +55,7 @@ class Scheduler:
 
     inbox: trio.MemoryReceiveChannel[m.SchedulerMessage]
     to_encoder_cache: trio.MemorySendChannel[m.EncoderCacheMessage]
-    to_runner: trio.MemorySendChannel[m.RunnerMessage]
+    to_runner: trio.MemorySendChannel[m.StepLaneMessage]
     planner: Planner
     power: PowerState
     idle_sleep: float  # seconds
@@ -72,7 +72,7 @@ class Scheduler:
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serves until drained. Whatever ends it: every stream is told, every entry released, both lanes closed."""
+        """Serves until drained. Whatever ends it: every stream is told, every entry released."""
         try:
             task_status.started()
             while not self._finished():
@@ -297,7 +297,7 @@ class Scheduler:
         )
 
     def _wind_up(self) -> None:
-        """Closes both lanes; what the requests hold of the encoder cache goes back with that. After a crash or a hard
+        """What the requests hold of the encoder cache goes back with its last message. After a crash or a hard
         cancel there are streams that the planner can no longer end, and submits that were never read: they are told."""
         for request_id in list(self._clients):
             self._end(request_id, m.Failed(_stopped()), "failed", events.error_text(_stopped()))
@@ -308,7 +308,6 @@ class Scheduler:
                 message.stream.put(m.Failed(_stopped()))
             elif isinstance(message, m.OrderSleep | m.OrderWake):
                 message.reply.put(_stopped())
-        self.to_runner.send_nowait(m.StepLaneClosed())
         self.to_encoder_cache.send_nowait(m.SchedulerClosed())
 
 

@@ -2,8 +2,8 @@
 
 The order comes from data flow::
 
-    intake closes -> the scheduler drains (or aborts) and closes the step lane
-                  -> the encoder cache frees every entry and closes the encode lane
+    intake closes -> the scheduler drains (or aborts), and the step lane closes
+                  -> the encoder cache frees every entry, and the encode lane closes
                   -> the runner finishes its calls and gives the device back
                   -> channels close
 
@@ -129,15 +129,16 @@ class Supervisor:
     _body: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _to_scheduler: trio.MemorySendChannel[m.SchedulerMessage] = field(init=False)
     _to_encoder_cache: trio.MemorySendChannel[m.EncoderCacheMessage] = field(init=False)
-    _to_runner: trio.MemorySendChannel[m.RunnerMessage] = field(init=False)
+    _to_step_lane: trio.MemorySendChannel[m.StepLaneMessage] = field(init=False)
+    _to_encode_lane: trio.MemorySendChannel[m.EncodeLaneMessage] = field(init=False)
     _scheduler_inbox: trio.MemoryReceiveChannel[m.SchedulerMessage] = field(init=False)
     _encoder_cache_inbox: trio.MemoryReceiveChannel[m.EncoderCacheMessage] = field(init=False)
-    _runner_inbox: trio.MemoryReceiveChannel[m.RunnerMessage] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._to_scheduler, self._scheduler_inbox = trio.open_memory_channel(math.inf)
         self._to_encoder_cache, self._encoder_cache_inbox = trio.open_memory_channel(math.inf)
-        self._to_runner, self._runner_inbox = trio.open_memory_channel(math.inf)
+        self._to_step_lane, steps = trio.open_memory_channel[m.StepLaneMessage](math.inf)
+        self._to_encode_lane, encodes = trio.open_memory_channel[m.EncodeLaneMessage](math.inf)
         checker: TraceChecker | None = None
         if self.config.verify:
             checker = TraceChecker(
@@ -145,8 +146,8 @@ class Supervisor:
             )
         self._emit = Emit(self.config.observer, checker, self._stop, self._body)
         self._runner = GpuRunner(
-            inbox=self._runner_inbox,
-            to_self=self._to_runner,
+            steps=steps,
+            encodes=encodes,
             to_scheduler=self._to_scheduler,
             to_encoder_cache=self._to_encoder_cache,
             worker=self.worker,
@@ -265,7 +266,7 @@ class Supervisor:
         cache = EncoderCache(
             inbox=self._encoder_cache_inbox,
             to_scheduler=self._to_scheduler,
-            to_runner=self._to_runner,
+            to_runner=self._to_encode_lane,
             ledger=self._ledger,
             idle_seconds=self.config.encoder_idle_seconds,
             emit=self._emit,
@@ -274,7 +275,7 @@ class Supervisor:
         scheduler = Scheduler(
             inbox=self._scheduler_inbox,
             to_encoder_cache=self._to_encoder_cache,
-            to_runner=self._to_runner,
+            to_runner=self._to_step_lane,
             planner=self._planner,
             power=self._power,
             idle_sleep=self.config.idle_sleep,
@@ -304,7 +305,7 @@ class Supervisor:
             if not child.started:
                 self._stop.set()  # at once: others may end at its last messages, and that is no fault of theirs
                 raise
-            child.error = error
+            child.error = frames.without(error, trio.Cancelled) or error
         finally:
             child.done.set()
         if child.started:
@@ -362,16 +363,17 @@ class Supervisor:
             self._held = self._runner.memory.total
             self._drain_within(self._drain_seconds)
             await self._stop_child("scheduler", self._drain_seconds + self.config.stage_seconds)
-            # an actor's own last messages; said again here for the one that never started
-            self._to_runner.send_nowait(m.StepLaneClosed())
+            self._to_step_lane.close()
+            # the scheduler's own last message; said again here for the one that never started
             self._to_encoder_cache.send_nowait(m.SchedulerClosed())
             await self._stop_child("encoder cache", self.config.stage_seconds)
-            self._to_runner.send_nowait(m.EncodeLaneClosed())
+            self._to_encode_lane.close()
             await self._stop_child("runner", self.config.stage_seconds)
-            for channel in (self._to_scheduler, self._to_encoder_cache, self._to_runner):
-                channel.close()
-            for inbox in (self._scheduler_inbox, self._encoder_cache_inbox, self._runner_inbox):
-                inbox.close()
+            for end in (
+                *(self._to_scheduler, self._to_encoder_cache),
+                *(self._scheduler_inbox, self._encoder_cache_inbox, self._runner.steps, self._runner.encodes),
+            ):
+                end.close()
             self._emit(events.StageReached("channels closed"))
             self._emit.end()
             self._write_closed()
@@ -430,13 +432,9 @@ class Supervisor:
 
 def _more_urgent(body_error: BaseException | None, nursery_error: BaseException) -> BaseException:
     """What leaves the block where the nursery raised too: a cancellation of the surroundings says nothing new, a ^C
-    goes before everything. A group of one is what it holds."""
-    rest: BaseException | None = nursery_error
-    if isinstance(nursery_error, BaseExceptionGroup):
-        rest = nursery_error.split(trio.Cancelled)[1]
-        if isinstance(rest, BaseExceptionGroup) and len(rest.exceptions) == 1:
-            rest = rest.exceptions[0]
-    if rest is None or isinstance(rest, trio.Cancelled):
+    goes before everything."""
+    rest = frames.without(nursery_error, trio.Cancelled)
+    if rest is None:
         return body_error or nursery_error
     if body_error is not None:
         rest.__context__ = body_error

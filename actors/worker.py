@@ -11,16 +11,12 @@ import enum
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from ..core import frames
-from .messages import JobDone
-
-Call = Callable[[], object]
-Deliver = Callable[[JobDone], None]
 
 
 class Job(enum.Enum):
@@ -36,14 +32,28 @@ class Job(enum.Enum):
     CLOSE = "close"
 
 
+@frozen
+class Ended:
+    """A call is over: what it returned, or what it raised, without the locals of the frames that came through."""
+
+    job: Job
+    value: object
+    error: BaseException | None
+
+
+Call = Callable[..., object]
+Deliver = Callable[[Ended], None]
+
+
 class Worker(Protocol):
-    """Runs calls in the order they are submitted and delivers one `JobDone` for each, in that order."""
+    """Runs calls in the order they are submitted, and delivers one `Ended` for each, in that order: the next that ends
+    is always the oldest that has not. A call that has begun cannot be cancelled."""
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         """Begins to serve; ``deliver`` is called in the trio loop."""
 
-    def submit(self, job: Job, ticket: int, call: Call) -> None:
-        """Queues ``call``; never waits. Its `JobDone` carries ``ticket``."""
+    def submit(self, job: Job, call: Call, *args: Any) -> None:
+        """Queues ``call(*args)``; never waits."""
 
     def stop(self) -> None:
         """Ends the worker, whose calls have all been delivered."""
@@ -56,7 +66,7 @@ class Worker(Protocol):
 class ThreadWorker:
     """One persistent daemon thread: daemon, so that a hung device call cannot keep the process from ending."""
 
-    _calls: queue.SimpleQueue[tuple[int, Call] | None] = field(factory=queue.SimpleQueue, init=False)
+    _calls: queue.SimpleQueue[tuple[Any, ...] | None] = field(factory=queue.SimpleQueue, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:  # noqa: ARG002  (a thread needs no nursery)
@@ -67,9 +77,9 @@ class ThreadWorker:
         )
         self._thread.start()
 
-    def submit(self, job: Job, ticket: int, call: Call) -> None:  # noqa: ARG002  (the job matters to simulated workers)
+    def submit(self, job: Job, call: Call, *args: Any) -> None:
         """See `Worker.submit`."""
-        self._calls.put((ticket, call))
+        self._calls.put((job, call, *args))
 
     def stop(self) -> None:
         """See `Worker.stop`. The thread is idle, so joining it takes microseconds."""
@@ -79,25 +89,25 @@ class ThreadWorker:
 
     def abandon(self, last: Call) -> None:
         """See `Worker.abandon`."""
-        self._calls.put((-1, last))
+        self._calls.put((Job.CLOSE, last))
         self._calls.put(None)
 
 
-def _serve(calls: queue.SimpleQueue[tuple[int, Call] | None], token: trio.lowlevel.TrioToken, deliver: Deliver) -> None:
+def _serve(calls: queue.SimpleQueue[tuple[Any, ...] | None], token: trio.lowlevel.TrioToken, deliver: Deliver) -> None:
     """The thread's life. No name here may outlive its call: it would pin device tensors until the next call."""
-    while (job := calls.get()) is not None:
-        done = run_call(*job)
-        del job
+    while (submitted := calls.get()) is not None:
+        ended = run_call(*submitted)
+        del submitted
         with contextlib.suppress(trio.RunFinishedError):  # abandoned, and the loop has ended since: nobody to tell
-            token.run_sync_soon(deliver, done)
-        del done
+            token.run_sync_soon(deliver, ended)
+        del ended
 
 
-def run_call(ticket: int, call: Call) -> JobDone:
+def run_call(job: Job, call: Call, *args: Any) -> Ended:
     """Runs one call; what it raises comes back without the locals of the frames it came through."""
     try:
-        return JobDone(ticket, call(), None)
+        return Ended(job, call(*args), None)
     except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)
-        del call  # this frame is in the traceback too, and is still running: nobody else can clear it
+        del call, args  # this frame is in the traceback too, and is still running: nobody else can clear it
         frames.clear_frames(error)
-        return JobDone(ticket, None, error)
+        return Ended(job, None, error)

@@ -139,11 +139,13 @@ class Mailbox:
                 )
 
 
+@trio.lowlevel.enable_ki_protection
 async def _sleep(sleepers: list[trio.lowlevel.Task]) -> None:
     """Until `_wake`. A frame of its own: what it names must not be in the traceback of a cancellation."""
     task = trio.lowlevel.current_task()
     sleepers.append(task)
 
+    @trio.lowlevel.enable_ki_protection  # trio calls it, where a ^C would be an internal error
     def withdraw(_: object) -> trio.lowlevel.Abort:
         sleepers.remove(task)
         return trio.lowlevel.Abort.SUCCEEDED

@@ -5,6 +5,14 @@ from __future__ import annotations
 import traceback
 
 
+def without(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """``error`` without what is of ``kind``, as a cancellation is; a group of one is what it holds."""
+    if not isinstance(error, BaseExceptionGroup):
+        return None if isinstance(error, kind) else error
+    rest = error.split(kind)[1]
+    return rest.exceptions[0] if rest is not None and len(rest.exceptions) == 1 else rest
+
+
 def clear_frames(error: BaseException, *, outer: BaseException | None = None) -> None:
     """Drops the locals of the frames that ``error`` came through, and of those it was raised from.
 

@@ -240,6 +240,15 @@ class _Record:
     placed: dict[int, tuple[str, int]]
     key: str | None = None
     first: int | None = None  # the first position that was fed
+    fingerprints: list[int] = field(factory=list)  # of the positions fed or read so far; what they depend on is fixed
+
+    def read_to(self, stop: int) -> list[int]:
+        """The fingerprints of the positions before ``stop``, and of those behind that are known."""
+        known = self.fingerprints
+        for position in range(len(known), stop):
+            before = known[-1] if known else 0
+            known.append(_chain(before, self.tokens[position], _seen(self.placed, position, self.key)))
+        return known
 
 
 DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
@@ -263,7 +272,7 @@ class SimExecutor:
     misuses: list[str] = field(factory=list, init=False)
     generation: int = field(default=0, init=False)  # how often it was reset or put to sleep
     left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still there when it was closed
-    _pages: dict[tuple[int, int], int] = field(factory=dict, init=False)  # (page, offset) -> fingerprint
+    _pages: dict[int, list[int | None]] = field(factory=dict, init=False)  # the fingerprint at each offset of a page
     _slots: dict[int, str] = field(factory=dict, init=False)
     _records: dict[int, _Record] = field(factory=dict, init=False)
 
@@ -415,23 +424,31 @@ class SimExecutor:
 
     def _feed(self, record: _Record, part: Chunk) -> int:
         """Writes the chunk's positions, and checks that what lies before them is this sequence's."""
-        fingerprint = 0
-        for position in range(part.start + part.length):
-            seen = _seen(record.placed, position, record.key)
-            fingerprint = _chain(fingerprint, record.tokens[position], seen)
-            if position >= part.start:
-                item = record.placed.get(position)
-                assert item is None or item[0] in self.outputs, f"{item} is read, but it is not resident"
-            self._write(part, position, fingerprint, behind=part.start)
-        return fingerprint
+        end = part.start + part.length
+        fingerprints = record.read_to(end)
+        for position in range(part.start, end):
+            item = record.placed.get(position)
+            assert item is None or item[0] in self.outputs, f"{item} is read, but it is not resident"
+            self._write(part, position, fingerprints[position])
+        self._check_pages(part, fingerprints, end)
+        return fingerprints[end - 1]
 
-    def _write(self, part: Chunk, position: int, fingerprint: int, *, behind: int) -> None:
+    def _write(self, part: Chunk, position: int, fingerprint: int) -> None:
         if self.model.whole_prompts:
             return
-        place = (part.block_table[position // self.model.page_size], position % self.model.page_size)
-        if position >= behind:
-            self._pages[place] = fingerprint
-        assert self._pages.get(place) == fingerprint, f"position {position} of a page holds another sequence's KV"
+        size = self.model.page_size
+        page = self._pages.setdefault(part.block_table[position // size], [None] * size)
+        page[position % size] = fingerprint
+
+    def _check_pages(self, part: Chunk, fingerprints: list[int], end: int) -> None:
+        """Every position before ``end``, a page at a time."""
+        if self.model.whole_prompts:
+            return
+        size = self.model.page_size
+        for begin in range(0, end, size):
+            true = fingerprints[begin : min(begin + size, end)]
+            held = self._pages.get(part.block_table[begin // size], ())
+            assert [*held[: len(true)]] == true, f"a page of positions {begin} on holds another sequence's KV"
 
     def _guess(self, record: _Record, part: Chunk, fingerprint: int) -> tuple[SampledToken, ...]:
         """Guesses of which some are right: the first wrong one ends them, as do those that the model would not follow.
@@ -442,7 +459,7 @@ class SimExecutor:
             token_id = record.tokens[-1] if right else -1
             wrong = fingerprint % 3 == 0
             guess = token_id + 1 if wrong or not right else token_id
-            self._write(part, position, _chain(fingerprint, guess, record.key), behind=end)
+            self._write(part, position, _chain(fingerprint, guess, record.key))
             right = right and not wrong
             if not right:
                 continue
@@ -454,15 +471,22 @@ class SimExecutor:
 
 @define(eq=False)
 class SimWorker:
-    """Runs calls one after another in a trio task; each takes ``seconds[job]`` of virtual time and acts at its end.
+    """Runs calls one after another in a trio task; each takes its virtual time and acts at its end.
 
-    Like a thread it cannot be cancelled. ``hangs`` says which calls never return.
+    Like a thread it cannot be cancelled.
+
+    Args:
+        seconds: what a call of each job takes.
+        duration: what a call takes by its job and argument: a `StepPlan`, the encode jobs, the keys to free, or
+            ``None``. Instead of ``seconds``.
+        hangs: which calls never return.
     """
 
     seconds: Mapping[Job, float] = field(factory=lambda: SECONDS)
+    duration: Callable[[Job, Any], float] | None = None
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
     abandoned: bool = field(default=False, init=False)
-    _queue: deque[tuple[Job, int, Call]] = field(factory=deque, init=False)
+    _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)
     _wake: trio.Event = field(factory=trio.Event, init=False)
     _ended: bool = field(default=False, init=False)
     _hanging: bool = field(default=False, init=False)
@@ -472,9 +496,9 @@ class SimWorker:
         """See `Worker.start`."""
         nursery.start_soon(self._serve, deliver, name="sim worker")
 
-    def submit(self, job: Job, ticket: int, call: Call) -> None:
+    def submit(self, job: Job, call: Call, *args: Any) -> None:
         """See `Worker.submit`."""
-        self._queue.append((job, ticket, call))
+        self._queue.append((job, call, *args))
         self._wake.set()
 
     def stop(self) -> None:
@@ -489,7 +513,7 @@ class SimWorker:
             self._queue.clear()  # the calls refer to the runner, and the runner to this worker
             self._scope.cancel()
         else:
-            self._queue.append((Job.CLOSE, -1, last))
+            self._queue.append((Job.CLOSE, last))
         self.stop()
 
     @trio.lowlevel.enable_ki_protection  # ^C never comes to a thread
@@ -501,11 +525,14 @@ class SimWorker:
                         return
                     self._wake = trio.Event()
                     await self._wake.wait()
-                job, ticket, call = self._queue.popleft()
-                self._hanging = self.hangs(job)
-                await trio.sleep(math.inf if self._hanging else self.seconds[job])
-                deliver(run_call(ticket, call))
-                del call
+                submitted = self._queue.popleft()
+                self._hanging = self.hangs(submitted[0])
+                await trio.sleep(math.inf if self._hanging else self._seconds(*submitted))
+                deliver(run_call(*submitted))
+                del submitted
+
+    def _seconds(self, job: Job, _: Call, argument: object = None) -> float:
+        return self.seconds[job] if self.duration is None else self.duration(job, argument)
 
 
 def sim_engine(

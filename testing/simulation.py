@@ -80,10 +80,12 @@ class Injected(Exception):
     """Raised where a fault has something raise."""
 
 
-_ACTORS = {  # and the names of the channels that lead to them
+_ACTORS = {  # and the names of the channels that lead to them; a runner that crashes reads no more
     "triolet scheduler": "_to_scheduler",
     "triolet encoder cache": "_to_encoder_cache",
-    "triolet runner": "_to_runner",
+    "triolet runner": None,
+    "triolet step lane": None,
+    "triolet encode lane": None,
 }
 
 
@@ -232,7 +234,8 @@ class _Run:
         self.engine = sim_engine(self.executor, config=config, worker=self.worker)
 
     def _put_back(self, actor: str, message: object) -> None:
-        getattr(self.engine.inside.supervisor, _ACTORS[actor]).send_nowait(message)
+        if (channel := _ACTORS[actor]) is not None:
+            getattr(self.engine.inside.supervisor, channel).send_nowait(message)
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)

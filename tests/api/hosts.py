@@ -301,17 +301,17 @@ class GatedWorker:
     """Implements `triolet.actors.worker.Worker`: takes no time, but for the calls that are held."""
 
     holds: list[Hold] = field(factory=list)
-    _calls: trio.MemorySendChannel[tuple[Job, int, Call]] = field(init=False)
+    _calls: trio.MemorySendChannel[tuple[Any, ...]] = field(init=False)
     _token: trio.lowlevel.TrioToken = field(init=False)
     _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self._calls, calls = trio.open_memory_channel[tuple[Job, int, Call]](2**31)
+        self._calls, calls = trio.open_memory_channel[tuple[Any, ...]](2**31)
         nursery.start_soon(self._serve, calls, deliver, name="gated worker")
 
-    def submit(self, job: Job, ticket: int, call: Call) -> None:
-        self._calls.send_nowait((job, ticket, call))
+    def submit(self, job: Job, call: Call, *args: Any) -> None:
+        self._calls.send_nowait((job, call, *args))
 
     def stop(self) -> None:
         self._calls.close()
@@ -333,15 +333,15 @@ class GatedWorker:
             if hold.until_teardown:
                 hold.gate.set()
 
-    async def _serve(self, calls: trio.MemoryReceiveChannel[tuple[Job, int, Call]], deliver: Deliver) -> None:
+    async def _serve(self, calls: trio.MemoryReceiveChannel[tuple[Any, ...]], deliver: Deliver) -> None:
         with self._scope, calls:
-            async for job, ticket, call in calls:
+            async for submitted in calls:
                 await trio.lowlevel.checkpoint()
                 for hold in self.holds:
-                    if hold.job is job:
+                    if hold.job is submitted[0]:
                         await self._wait(hold)
-                deliver(run_call(ticket, call))
-                del call
+                deliver(run_call(*submitted))
+                del submitted
 
     async def _wait(self, hold: Hold) -> None:
         if hold.after > 0:

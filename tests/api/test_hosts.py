@@ -146,8 +146,8 @@ def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: Bench
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"sampling": {"max_tokens": 3}}, r"sampling=\{'max_tokens': 3\}; allowed: SamplingParams\(...\)"),
-        ({"sampling": {}}, r"sampling=\{\}; allowed: SamplingParams\(...\)"),
+        ({"sampling": {"max_tokens": 3}}, r"sampling=\{'max_tokens': 3\}; allowed: SamplingParams\(max_tokens=...\)"),
+        ({"sampling": {}}, r"sampling=\{\}; allowed: SamplingParams\(max_tokens=...\), or leave it out"),
         ({"prompt_token_ids": 5}, "prompt_token_ids=5; allowed: a sequence of integers"),
         ({"prompt_token_ids": np.array([1, 64])}, "prompt_token_ids holds 64; allowed: integers from 0 to 63"),
         ({"images": bytes(1000)}, r"images=b'\\x00\\x00.{1,30}; allowed: a list of images"),

@@ -80,7 +80,7 @@ def test_r5_an_error_pins_the_tensors_of_a_failed_batch(driver, audio, monkeypat
         for module in (frames, executors):
             monkeypatch.setattr(module, "clear_frames", lambda error, *, outer=None: None)
     monkeypatch.setattr(WhisperModel, "encode", crash)
-    kept = worker.run_call(0, lambda: driver.encode(a=audio(1))).error
+    kept = worker.run_call(worker.Job.ENCODE, lambda: driver.encode(a=audio(1))).error
     assert isinstance(kept, RuntimeError)
     assert (features[0]() is not None) is planted
 

@@ -8,6 +8,7 @@ from triolet.testing.simulation import FaultKind
 from ..actors import test_encoder_cache, test_promises
 from ..actors import test_engine_sim as engine_tests
 from ..actors import test_recovery as recovery_tests
+from ..actors import test_sharing_the_device as share_tests
 from ..api import test_memory as memory_tests
 from .mutants import SIMULATION, Mutant, engine_test, simulation, swept
 
@@ -220,18 +221,18 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="Deadlock",
     ),
     Mutant(
-        name="the encode lane forgets what waits behind a call",
-        function="actors.gpu_runner:GpuRunner._encode_lane_turn_over",
-        fragment="    self._advance_encode_lane()\n",
-        mistake="",
+        name="the encode lane forgets what comes behind its first call",
+        function="actors.gpu_runner:GpuRunner._encode_lane",
+        fragment="        self._begin(message)\n",
+        mistake="        self._begin(message)\n        break\n",
         killer=SIMULATION,
         reason="wait for ever",
     ),
     Mutant(
-        name="a failed encode blocks its lane",
-        function="actors.gpu_runner:GpuRunner._submit_encode",
-        fragment="        self._encode_lane_turn_over()\n",
-        mistake="            return\n        self._encode_lane_turn_over()\n",
+        name="a failed encode is not told",
+        function="actors.gpu_runner:GpuRunner._report",
+        fragment="            keys = tuple(job.key for job in jobs)\n",
+        mistake="            keys = tuple(job.key for job in jobs)\n            if error is not None: return\n",
         killer=swept("plain", FaultKind.ENCODE_FAILS),
         reason="wait for ever",
     ),
@@ -244,26 +245,28 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="the device was misused",
     ),
     Mutant(
-        name="the runner leaves with the first lane that closes",
-        function="actors.gpu_runner:GpuRunner.run",
-        fragment="while self._open_lanes or self._reports:",
-        mistake="while len(self._open_lanes) == 2:",
+        name="the encode lane ends with the step lane",
+        function="actors.gpu_runner:GpuRunner._run_lanes",
+        fragment="            await self._encode_lane()\n",
+        mistake="            nursery.start_soon(self._encode_lane)\n"
+        "            while len(nursery.child_tasks) == 2: await trio.sleep(0.01)\n"
+        "            nursery.cancel_scope.cancel()\n",
         killer=SIMULATION,
         reason=("the teardown went through", "encoder outputs are left"),
     ),
     Mutant(
         name="the device is never told to free",
-        function="actors.gpu_runner:GpuRunner._free",
-        fragment="    executor.free(keys)\n",
-        mistake="",
+        function="actors.gpu_runner:GpuRunner._call",
+        fragment="    getattr(executor, job.value)(*args)\n",
+        mistake="    if job is not Job.FREE: getattr(executor, job.value)(*args)\n",
         killer=simulation("idle time"),
         reason="books balance",
     ),
     Mutant(
         name="the books do not hear of what was freed",
-        function="actors.gpu_runner:GpuRunner._free",
+        function="actors.gpu_runner:GpuRunner._call",
         fragment="    self.memory = executor.memory()\n",
-        mistake="    pass\n",
+        mistake="    if job is not Job.FREE: self.memory = executor.memory()\n",
         killer=test_promises.test_the_device_holds_what_the_ledger_says,
         reason="books balance",
     ),
@@ -276,20 +279,36 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="payload() is None",
     ),
     Mutant(
-        name="the error of a restart keeps the message that told of it",
-        function="actors.gpu_runner:GpuRunner._restart",
-        fragment="    frames.clear_frames(error)",
-        mistake="    pass",
-        killer=lives,
-        reason="frame of GpuRunner._handle",
+        name="the encode lane keeps the payloads of its last batch",
+        function="actors.gpu_runner:GpuRunner._encode_lane",
+        fragment="        del message",
+        mistake="        pass",
+        killer=engine_test(engine_tests.test_a_request_dies_with_its_last_user_and_no_collector, ending="finished"),
+        reason="payload() is None",
     ),
     Mutant(
-        name="a runner keeps the reports of the calls that it gave up",
-        function="actors.gpu_runner:GpuRunner._close",
-        fragment="        self._reports.clear()",
-        mistake="        pass",
-        killer=lives,
-        reason="function of GpuRunner._submit_step.<locals>.report",
+        name="encode launches take turns with steps, however long they are",
+        function="core.share:TimeShare.encode_ended",
+        fragment="self.weight * (now - max(self._encode_sent, self._last_end))",
+        mistake="0.0",
+        killer=engine_test(share_tests.test_a_stream_decodes_between_two_encode_launches),
+        reason="AssertionError",
+    ),
+    Mutant(
+        name="time that was spent in the queue counts as an encode launch's",
+        function="core.share:TimeShare.encode_ended",
+        fragment="max(self._encode_sent, self._last_end)",
+        mistake="self._encode_sent",
+        killer=share_tests.test_a_launch_is_counted_from_the_end_of_the_call_before_it,
+        reason="AssertionError",
+    ),
+    Mutant(
+        name="an encode launch waits though there is no step",
+        function="actors.gpu_runner:GpuRunner._steps_come",
+        fragment="return False",
+        mistake="return True",
+        killer=engine_test(share_tests.test_encodes_wait_for_nobody_where_nothing_decodes),
+        reason=("Deadlock", "TooSlowError"),
     ),
     # a request's way
     Mutant(
@@ -380,10 +399,10 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the runner is stopped before the encoder cache",
         function="actors.supervisor:Supervisor._supervise",
         fragment="""        await self._stop_child("encoder cache", self.config.stage_seconds)
-        self._to_runner.send_nowait(m.EncodeLaneClosed())
+        self._to_encode_lane.close()
         await self._stop_child("runner", self.config.stage_seconds)
 """,
-        mistake="""        self._to_runner.send_nowait(m.EncodeLaneClosed())
+        mistake="""        self._to_encode_lane.close()
         await self._stop_child("runner", self.config.stage_seconds)
         await self._stop_child("encoder cache", self.config.stage_seconds)
 """,

@@ -8,6 +8,7 @@ from triolet.testing.simulation import FaultKind
 
 from ..actors import test_recovery as recovery_tests
 from ..actors import test_several_faults as several_faults
+from ..actors import test_sharing_the_device as share_tests
 from ..actors import test_sleep as sleep_tests
 from . import test_evidence, test_liveness, test_planner, test_recovery
 from .mutants import Mutant, engine_test, machine, simulation, swept
@@ -65,19 +66,19 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what was sent before the sleep is done after it",
-        function="actors.gpu_runner:GpuRunner._handle",
-        fragment="            self._generation += 1\n",
-        mistake="",
+        function="actors.gpu_runner:GpuRunner._step_lane",
+        fragment="            self._generation += 1",
+        mistake="            pass",
         killer=simulation("sleep by order"),
         reason=("encode once", "books balance", "misused", "AssertionError"),
     ),
     Mutant(
         name="batches that wait for the device survive its sleep",
-        function="actors.gpu_runner:GpuRunner._handle",
-        fragment="            self._empty_encode_lane()\n",
-        mistake="",
-        killer=engine_test(sleep_tests.test_what_waits_for_the_device_does_not_outlive_it),
-        reason="misused",
+        function="actors.gpu_runner:GpuRunner._begin",
+        fragment="case m.Step() | m.Encode() | m.Free() if",
+        mistake="case m.Step() | m.Free() if",
+        killer=engine_test(share_tests.test_a_batch_that_waits_its_turn_does_not_outlive_a_sleep, fails=False),
+        reason=("misused", "cannot go through 'encode failed'"),
     ),
     Mutant(
         name="who cannot be woken waits for ever",
@@ -106,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # restart
     Mutant(
         name="messages of before the restart are obeyed",
-        function="actors.gpu_runner:GpuRunner._handle",
+        function="actors.gpu_runner:GpuRunner._begin",
         fragment="if message.generation != self._generation",
         mistake="if False",
         killer=engine_test(recovery_tests.test_a_free_that_fails_once_starts_the_runner_anew_and_costs_nobody_a_token),
@@ -114,28 +115,26 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a device that was not given back whole is started anew",
-        function="actors.gpu_runner:GpuRunner._restart",
-        fragment=" | _NotGivenBack",
-        mistake="",
+        function="actors.gpu_runner:_beyond_help",
+        fragment="DeviceLost | _NotGivenBack",
+        mistake="DeviceLost",
         killer=engine_test(sleep_tests.test_a_release_that_fails_on_the_way_to_sleep_ends_the_engine),
         reason=("DID NOT RAISE", "RESET", "Deadlock"),
     ),
     Mutant(
         name="a lost device is started anew",
-        function="actors.gpu_runner:GpuRunner._restart",
+        function="actors.gpu_runner:_beyond_help",
         fragment="DeviceLost | _NotGivenBack",
         mistake="_NotGivenBack",
         killer=swept("plain", FaultKind.DEVICE_LOST),
         reason="the lost device was swallowed",
     ),
     Mutant(
-        name="a sleep that fails during a restart resets in the name of an older generation",
-        function="actors.gpu_runner:GpuRunner._slept",
-        fragment="""        if self._restarting:
-            return  # the reset is under way already, and in the name of a later generation
-""",
+        name="after a sleep that failed what was dropped meanwhile is not asked again",
+        function="actors.gpu_runner:GpuRunner._report_sleep",
+        fragment="        self._lanes.cancel()\n",
         mistake="",
-        killer=engine_test(several_faults.test_a_sleep_that_fails_behind_a_free_that_failed),
+        killer=engine_test(share_tests.test_a_batch_that_waits_its_turn_does_not_outlive_a_sleep, fails=True),
         reason=("TooSlowError", "Deadlock"),
     ),
     Mutant(
