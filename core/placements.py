@@ -37,11 +37,13 @@ class PlacedItems:
 
     placements: tuple[Placement, ...]
     _items: tuple[EncoderItem, ...]
+    stop: int = field(init=False)  # one past the last position of all
     _reading: Reading = field(init=False)
     _last_stops: dict[str, int] = field(factory=dict, init=False)  # by key: an item may come twice
 
     def __attrs_post_init__(self) -> None:
         self._reading = Reading(self.placements)
+        self.stop = self._reading.stop
         for placement in self.placements:
             self._last_stops[placement.key] = max(placement.stop, self._last_stops.get(placement.key, 0))
 
@@ -54,11 +56,6 @@ class PlacedItems:
 
     def __bool__(self) -> bool:
         return bool(self.placements)
-
-    @property
-    def stop(self) -> int:
-        """One past the last position of all."""
-        return self._reading.stop
 
     def needed(self, start: int) -> Iterator[EncoderItem]:
         """The items with embeddings at ``start`` or behind, each key once."""

@@ -38,7 +38,7 @@ def prepare_openmp(
     if found.setting is not None:
         return found
     if "torch" in modules:
-        logging.getLogger("triolet").warning("OpenMP's threads spin while they wait: %s", found.reason)
+        logging.getLogger("triolet").info("OpenMP's threads spin while they wait: %s", found.reason)
         return found
     environment[_POLICY[0]] = _POLICY[1]
     return WaitPolicy(setting="=".join(_POLICY), reason="set before torch was loaded")
