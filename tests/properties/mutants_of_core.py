@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="sequence.in_flight or ",
         mistake="",
         killer=PLANNER,
-        reason=("_list_pages", "preemption rolls back"),  # it has no pages to list when the step is answered
+        reason=("_list_pages", "preemption rolls back", "a request never ended"),
     ),
     Mutant(
         name="a skipped step's news of ended sequences is lost",
@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.planner:Planner._try_admit",
         fragment="        draft.slots -= self._slots_taken(draft, item)\n",
         mistake="",
-        killer=PLANNER,
+        killer=test_planner.test_who_starts_takes_a_cross_slot_that_the_next_one_cannot_have,
         reason="popitem",
     ),
     Mutant(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 from triolet.testing.simulation import FaultKind
 
 from ..actors import test_recovery as recovery_tests
 from ..actors import test_several_faults as several_faults
 from ..actors import test_sleep as sleep_tests
-from . import test_evidence, test_liveness, test_planner, test_recovery
+from . import test_evidence, test_planner, test_recovery
 from .mutants import Mutant, engine_test, machine, simulation, swept
 from .test_power import RestMachine
 

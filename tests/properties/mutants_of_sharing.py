@@ -176,7 +176,12 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a page is listed when its step is planned",
         function="core.planner:Planner._chunk",
         fragment="    sequence.dispatched = part.start + part.length\n",
-        mistake="    sequence.dispatched = part.start + part.length\n    fed, sequence.fed = sequence.fed, sequence.dispatched\n    self._list_pages(sequence)\n    sequence.fed = fed\n",
+        mistake=(
+            "    sequence.dispatched = part.start + part.length\n"
+            "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
+            "    self._list_pages(sequence)\n"
+            "    sequence.fed = fed\n"
+        ),
         killer=SHARING,
         reason="once answered steps have filled it",
     ),
@@ -184,7 +189,12 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a page is listed though its step has failed",
         function="core.planner:Planner._unanswered",
         fragment="        sequence.sampling -= chunk.samples\n",
-        mistake="        sequence.sampling -= chunk.samples\n        if sequence.pages:\n            sequence.fed = chunk.start + chunk.length\n            self._list_pages(sequence)\n",
+        mistake=(
+            "        sequence.sampling -= chunk.samples\n"
+            "        if sequence.pages:\n"
+            "            sequence.fed = chunk.start + chunk.length\n"
+            "            self._list_pages(sequence)\n"
+        ),
         killer=SHARING,
         reason=("once answered steps have filled it", "holds another sequence's KV"),
     ),
@@ -225,7 +235,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.planner:Planner._try_admit",
         fragment="    draft.pages -= self._pages.unused(unused)\n",
         mistake="",
-        killer=SHARING,
+        killer=test_planner.test_who_starts_joins_cached_pages_that_the_next_one_cannot_have,
         reason="drafted with pages that are not there",
     ),
     Mutant(
@@ -265,7 +275,13 @@ MUTANTS: tuple[Mutant, ...] = (
         name="images are given back when the step that reads them is planned",
         function="core.planner:Planner._dispatch",
         fragment="    self._to_forget = []\n",
-        mistake="    self._to_forget = []\n    for part in draft.parts:\n        fed, part.sequence.fed = part.sequence.fed, part.stop\n        self._holds.release_read(part.sequence)\n        part.sequence.fed = fed\n",
+        mistake=(
+            "    self._to_forget = []\n"
+            "    for part in draft.parts:\n"
+            "        fed, part.sequence.fed = part.sequence.fed, part.stop\n"
+            "        self._holds.release_read(part.sequence)\n"
+            "        part.sequence.fed = fed\n"
+        ),
         killer=SHARING,
         reason=("no use before ready", "it is not resident"),
     ),
@@ -275,7 +291,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="max(placement.stop, self._last_stops.get(placement.key, 0))",
         mistake="min(placement.stop, self._last_stops.get(placement.key, placement.stop))",
         killer=SHARING,
-        reason=("a request never ended", "has a chunk in that very step"),
+        reason=("[key].holder", "a request never ended", "has a chunk in that very step"),
     ),
     Mutant(
         name="an image is read before it is there",
@@ -283,7 +299,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="stop if reach is None else min(stop, reach)",
         mistake="stop",
         killer=SHARING,
-        reason="[key].holder",
+        reason=("[key].holder", "no use before ready"),
     ),
     Mutant(
         name="an image is asked for and not waited for",
@@ -294,11 +310,11 @@ MUTANTS: tuple[Mutant, ...] = (
         reason=("no use before ready", "it is not resident"),
     ),
     Mutant(
-        name="after a restart images that are gone count as held",
+        name="after a restart encoder outputs that are gone count as held",
         function="core.holds:EncoderHolds.generation_lost",
         fragment="hold.ready = False",
         mistake="pass",
-        killer=SHARING,
+        killer=PLANNER,
         reason=("no use before ready", "it is not resident"),
     ),
     Mutant(
@@ -353,8 +369,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="somebody gives way to a guess",
         function="core.planner:Planner._decode",
-        fragment="pages = 0 if start < len(sequence.pages) * page_size else self._pages_for(start + 1) - len(sequence.pages)",
-        mistake="pages = max(0, self._pages_for(start + 1 + self.limits.draft_tokens) - len(sequence.pages))",
+        fragment="self._pages_for(start + 1)",
+        mistake="self._pages_for(min(start + 1 + 2 * self.limits.draft_tokens, sequence.limit - 1))",
         killer=test_planner.test_guesses_cost_nobody_a_page_that_is_in_use,
         reason="gave way to a guess",
     ),
@@ -388,7 +404,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="all_of_them[:count]",
         mistake="all_of_them",
         killer=PLANNER,
-        reason="committed_tokens_are_a_prefix_of_the_true_ones",
+        reason=("committed_tokens_are_a_prefix_of_the_true_ones", "tokens are missing"),
     ),
     # whole prompts
     Mutant(
@@ -413,7 +429,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="0 if self.limits.whole_prompts else ",
         mistake="",
         killer=WHOLE_PROMPTS,
-        reason=("a whole prompt holds no pages", "does not fit the pages"),
+        reason=("a whole prompt holds no pages", "a request never ended"),
     ),
     Mutant(
         name="a whole prompt counts as many steps",
