@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from . import test_pages, test_planner
 from .mutants import PAGES, PLANNER, SLOTS, Mutant
 
@@ -213,5 +215,161 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="len(self._steps) <= self.limits",
         killer=PLANNER,
         reason="steps in order",
+    ),
+    # who has what a step may feed
+    Mutant(
+        name="prompts are read before running decoders have their token",
+        function="core.planner:Planner._draft_step",
+        fragment="            self._decode(draft, decoding)\n            self._read_on(draft, reading)\n",
+        mistake="            self._read_on(draft, reading)\n            self._decode(draft, decoding)\n",
+        killer=test_planner.test_a_running_decoder_is_part_of_every_step_whatever_is_read,
+        reason="a running decoder is part of every step",
+    ),
+    Mutant(
+        name="the first prompt that is read has all that a step may feed",
+        function="core.draft:StepDraft.share",
+        fragment="max(self.tokens // 2, least) if others else self.tokens",
+        mistake="self.tokens",
+        killer=test_planner.test_a_short_prompt_behind_a_long_one_is_read_in_the_next_step,
+        reason="is read in the next step",
+    ),
+    Mutant(
+        name="what no other prompt wants of a step is lost",
+        function="core.planner:Planner._draft_step",
+        fragment="            self._fill_up(draft)\n",
+        mistake="",
+        killer=test_planner.test_a_short_prompt_behind_a_long_one_is_read_in_the_next_step,
+        reason="nothing of the step is left unused",
+    ),
+    Mutant(
+        name="draft tokens are proposed before prompts have their share",
+        function="core.planner:Planner._draft_step",
+        fragment="            self._read_on(draft, reading)\n",
+        mistake="            self._propose(draft)\n            self._read_on(draft, reading)\n",
+        killer=test_planner.test_draft_tokens_take_no_token_that_a_prompt_wants,
+        reason="a guess at",
+    ),
+    # priority
+    Mutant(
+        name="nobody gives way to who is more urgent",
+        function="core.planner:Planner._give_way",
+        fragment="if urgent is None or",
+        mistake="if True or",
+        killer=test_planner.test_an_urgent_request_has_the_place_of_a_less_urgent_one_which_keeps_its_tokens,
+        reason="the urgent one runs first",
+    ),
+    Mutant(
+        name="who gives way loses its tokens",
+        function="core.sequence:Sequence.rewind",
+        fragment="    self.pages = ()\n",
+        mistake="    self.pages = ()\n    del self.tokens[len(self.request.prompt_token_ids) :]\n",
+        killer=test_planner.test_an_urgent_request_has_the_place_of_a_less_urgent_one_which_keeps_its_tokens,
+        reason="no token is lost",
+    ),
+    Mutant(
+        name="an urgent request takes the room of others where there is enough",
+        function="core.planner:Planner._give_way",
+        fragment="    victims: list[Sequence] = []\n",
+        mistake="    victims = [self._running[-1]]\n",
+        killer=test_planner.test_nobody_gives_way_where_there_is_room,
+        reason="where there is room",
+    ),
+    Mutant(
+        name="somebody gives way to an equal that came before",
+        function="core.planner:_yields",
+        fragment="running.request.priority > urgent",
+        mistake="running.request.priority >= urgent",
+        killer=test_planner.test_nobody_gives_way_to_an_equal_that_came_before,
+        reason="to an equal",
+    ),
+    Mutant(
+        name="those who are less urgent give way also where all of them have too little",
+        function="core.planner:Planner._give_way",
+        fragment="        if victim is None or not _yields(victim, urgent):\n            return\n",
+        mistake="        if victim is None or not _yields(victim, urgent):\n            break\n",
+        killer=test_planner.test_nobody_gives_way_in_vain,
+        reason="gave way in vain",
+    ),
+    Mutant(
+        name="who has waited for long gives way to who has overtaken it",
+        function="core.planner:_yields",
+        fragment=" and running.key > urgent.key",
+        mistake="",
+        killer=test_planner.test_nobody_is_overtaken_by_more_than_1024_later_ones_for_each_level_of_priority,
+        reason="does not give way again",
+    ),
+    Mutant(
+        name="a less urgent request is overtaken without end",
+        function="core.sequence:Sequence.of",
+        fragment="order_of(request.priority, arrival)",
+        mistake="request.priority << 40",
+        killer=test_planner.test_nobody_is_overtaken_by_more_than_1024_later_ones_for_each_level_of_priority,
+        reason="have overtaken it",
+    ),
+    # room
+    Mutant(
+        name="a request starts with pages for its first chunk only",
+        function="core.planner:Planner._try_admit",
+        fragment="self._pages_for(len(sequence.tokens)) - len(cached)",
+        mistake="self._pages_for(start + length) - len(cached)",
+        killer=PLANNER,
+        reason="XXX",
+    ),
+    Mutant(
+        name="a newcomer starts where those who run will need the pages",
+        function="core.planner:Planner._fits",
+        fragment="needed + self._growth(sequence, steps) + beside <= draft.pages",
+        mistake="needed <= draft.pages",
+        killer=test_planner.test_a_newcomer_is_not_started_where_those_who_run_will_need_the_pages,
+        reason="was read for nothing",
+    ),
+    Mutant(
+        name="a start that found no room is tried again with every step",
+        function="core.planner:Planner._is_blocked",
+        fragment="return self._blocked == (sequence, self._room_came)",
+        mistake="return False",
+        killer=test_planner.test_a_start_that_found_no_room_is_not_tried_again_before_room_comes,
+        reason="it was tried",
+    ),
+    Mutant(
+        name="a start that found no room is not tried again when room has come",
+        function="core.planner:Planner._settle",
+        fragment="    self._room_came += 1\n",
+        mistake="",
+        killer=PLANNER,
+        reason="a request never ended",
+    ),
+    Mutant(
+        name="whoever waits acquires, however far behind",
+        function="core.planner:Planner._acquire_next",
+        fragment="len(self._ahead) >= self.limits.acquire_ahead",
+        mistake="False",
+        killer=test_planner.test_only_the_head_of_the_queue_acquires,
+        reason="only the head acquires",
+    ),
+    Mutant(
+        name="more is acquired than fits the encoder cache",
+        function="core.holds:EncoderHolds.fits",
+        fragment="<= self.capacity",
+        mistake="<= 2 * self.capacity",
+        killer=PLANNER,
+        reason="all that is acquired fits the encoder cache",
+    ),
+    Mutant(
+        name="an output of two users gives its room back with the first",
+        function="core.holds:EncoderHolds._forget",
+        fragment="    if not self._users[key]:\n        del self._users[key]\n        self._taken -= hold.item.size\n",
+        mistake="    self._taken -= hold.item.size\n    if not self._users[key]:\n        del self._users[key]\n",
+        killer=PLANNER,
+        reason="all that is acquired fits the encoder cache",
+    ),
+    # queues of any length
+    Mutant(
+        name="the queue is sorted out with everyone who leaves it",
+        function="core.ordered:Ordered.discard",
+        fragment="if len(self._stale) > 32 + len(self._items):",
+        mistake="if True:",
+        killer=functools.partial(test_planner.test_aborting_thousands_that_wait_takes_work_in_proportion, ""),
+        reason="looks at places",
     ),
 )
