@@ -85,8 +85,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an ended request's stream is kept",
         function="actors.scheduler:Scheduler._end",
-        fragment="self._streams.pop(request_id)",
-        mistake="self._streams[request_id]",
+        fragment="self._clients.pop(request_id)",
+        mistake="self._clients[request_id]",
         killer=SIMULATION,
         reason="terminal once",
     ),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 from triolet.testing.simulation import FaultKind
 
 from ..actors import test_recovery as recovery_tests
 from ..actors import test_several_faults as several_faults
 from ..actors import test_sharing_the_device as share_tests
 from ..actors import test_sleep as sleep_tests
-from . import test_evidence, test_liveness, test_planner, test_recovery
+from . import test_evidence, test_planner, test_recovery
 from .mutants import Mutant, engine_test, machine, simulation, swept
 from .test_power import RestMachine
 
@@ -139,22 +137,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="only the most suspicious are tried",
-        function="core.blame:Blame.halves",
-        fragment="        yield group[half:]\n",
-        mistake="        yield group[half:]\n        return\n",
+        function="core.quarantine:Quarantine.turns",
+        fragment="        yield frozenset(group[half:])\n",
+        mistake="        yield frozenset(group[half:])\n        return\n",
         killer=test_planner.test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it,
         reason="nobody runs",
-    ),
-    Mutant(
-        name="a suspect starts with pages for its first chunk only",
-        function="core.planner:Planner._try_take_first_pages",
-        fragment="known if sequence.suspicion else ",
-        mistake="",
-        killer=functools.partial(
-            test_liveness.test_a_suspect_and_an_older_request_do_not_give_way_to_each_other_for_ever,
-            test_liveness.FOUND[0],
-        ),
-        reason="no end after",
     ),
     Mutant(
         name="steps that failed grow again as soon as ever",
@@ -168,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a failure that was survived is forgotten",
-        function="core.evidence:Evidence.cleared",
+        function="core.quarantine:Evidence.cleared",
         fragment="accused.discard(request_id)",
         mistake="pass",
         killer=test_evidence.test_a_failure_that_the_request_survives_counts_as_chance,
@@ -176,8 +163,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a poisonous request excuses the next one",
-        function="core.blame:Blame.accuse",
-        fragment="    self._evidence.blamed(sequence.request.id)\n",
+        function="core.quarantine:Quarantine.poison",
+        fragment="    self._evidence.blamed(request_id)\n",
         mistake="",
         killer=test_recovery.test_two_poisonous_requests_in_turn_are_both_found_soon,
         reason="crashes",
@@ -241,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="after the runner's crash requests hear that the engine was closed",
-        function="core.planner:Planner.fail_all",
+        function="core.planner:_one_more",
         fragment="failure = RunnerCrashed(str(error))",
         mistake="from .errors import EngineClosed; failure = EngineClosed(str(error))",
         killer=swept("drain", FaultKind.DEVICE_LOST),

@@ -77,8 +77,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="where an image lies counts from the prompt's beginning",
         function="core.prefix:PageKeys.upto",
-        fragment="start, self.placements",
-        mistake="start, ()",
+        fragment="start, placements))",
+        mistake="start, ()))",
         killer=KEYS,
         reason="one key for two contents",
     ),
@@ -174,10 +174,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a page is listed when its step is planned",
-        function="core.planner:Planner._add_slice",
-        fragment="    sequence.dispatched += length\n",
+        function="core.planner:Planner._chunk",
+        fragment="    sequence.dispatched = part.start + part.length\n",
         mistake=(
-            "    sequence.dispatched += length\n"
+            "    sequence.dispatched = part.start + part.length\n"
             "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
             "    self._list_pages(sequence)\n"
             "    sequence.fed = fed\n"
@@ -187,12 +187,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a page is listed though its step has failed",
-        function="core.planner:Planner.step_failed",
-        fragment="        sequence.draws -= part.samples\n",
+        function="core.planner:Planner._unanswered",
+        fragment="        sequence.sampling -= chunk.samples\n",
         mistake=(
-            "        sequence.draws -= part.samples\n"
+            "        sequence.sampling -= chunk.samples\n"
             "        if sequence.pages:\n"
-            "            sequence.fed = part.start + part.length\n"
+            "            sequence.fed = chunk.start + chunk.length\n"
             "            self._list_pages(sequence)\n"
         ),
         killer=SHARING,
@@ -200,9 +200,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what was guessed wrong is listed",
-        function="core.planner:Planner._slice_done",
-        fragment="sequence.fed = part.start + part.length + len(sampled.accepted)",
-        mistake="sequence.fed = part.start + part.length + part.draft_tokens",
+        function="core.planner:Planner._chunk_done",
+        fragment="sequence.fed = chunk.start + chunk.length + accepted",
+        mistake="sequence.fed = chunk.start + chunk.length + chunk.draft_tokens",
         killer=SHARING,
         reason="once answered steps have filled it",
     ),
@@ -231,130 +231,120 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="positions were not fed",
     ),
     Mutant(
-        name="cached pages stay joined by a request that finds no room behind them",
-        function="core.planner:Planner._try_take_first_pages",
-        fragment="        self._pages.give_back(cached)\n",
+        name="cached pages that one joins who starts are room for the next one",
+        function="core.planner:Planner._try_admit",
+        fragment="    draft.pages -= self._pages.unused(unused)\n",
         mistake="",
-        killer=SHARING,
-        reason=("books balance", "does not fit the pages", "pages are left"),
+        killer=test_planner.test_who_starts_joins_cached_pages_that_the_next_one_cannot_have,
+        reason="drafted with pages that are not there",
     ),
     Mutant(
         name="what lies in cached pages is fed again",
-        function="core.planner:Planner._try_take_first_pages",
-        fragment="sequence.dispatched = sequence.fed = start",
-        mistake="sequence.fed = start",
+        function="core.planner:Planner._try_admit",
+        fragment="draft.add(Part(sequence, start, length",
+        mistake="draft.add(Part(sequence, 0, length",
         killer=SHARING,
         reason=("every position is fed once", "written while another sequence uses it"),
     ),
     # placed items
     Mutant(
         name="a request asks for more images than fit together",
-        function="core.asks:Asks.ask_from",
-        fragment="if left < 0 and sequence.asks:",
-        mistake="if left < -(1 << 40):",
+        function="core.holds:EncoderHolds.group",
+        fragment="if chosen and left < 0:",
+        mistake="if chosen and left < -(1 << 40):",
         killer=SHARING,
-        reason=("a request never ended", "holds one item and waits for another"),
+        reason="a request never ended",
     ),
     Mutant(
         name="a request asks for images while it holds others",
-        function="core.asks:Asks.release_read",
-        fragment="    if not sequence.asks:\n",
-        mistake="    if True:\n",
+        function="core.holds:EncoderHolds.release_read",
+        fragment="return not self.keys(sequence) and",
+        mistake="return",
         killer=SHARING,
         reason="would wait for encoder outputs while it holds others",
     ),
     Mutant(
         name="images that have been read are kept",
-        function="core.asks:Asks.release_read",
-        fragment="        self._release(sequence, key)\n",
+        function="core.holds:EncoderHolds.release_read",
+        fragment="        self._release(sequence.request.id, key)\n",
         mistake="        pass\n",
         killer=SHARING,
         reason="an image that has been read is given back",
     ),
     Mutant(
         name="images are given back when the step that reads them is planned",
-        function="core.planner:Planner._add_slice",
-        fragment="    sequence.dispatched += length\n",
+        function="core.planner:Planner._dispatch",
+        fragment="    self._to_forget = []\n",
         mistake=(
-            "    sequence.dispatched += length\n"
-            "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
-            "    self._asks.release_read(sequence)\n"
-            "    sequence.fed = fed\n"
+            "    self._to_forget = []\n"
+            "    for part in draft.parts:\n"
+            "        fed, part.sequence.fed = part.sequence.fed, part.stop\n"
+            "        self._holds.release_read(part.sequence)\n"
+            "        part.sequence.fed = fed\n"
         ),
         killer=SHARING,
         reason=("no use before ready", "it is not resident"),
     ),
     Mutant(
         name="an image that comes twice is given back after its first place",
-        function="core.sequence:Sequence.needed",
-        fragment="for item, placement in zip(self.request.items, self.placements, strict=False):",
-        mistake=(
-            "for item, placement in "
-            "{i.key: (i, p) for i, p in [*zip(self.request.items, self.placements, strict=False)][::-1]}.values():"
-        ),
+        function="core.placements:PlacedItems.__attrs_post_init__",
+        fragment="max(placement.stop, self._last_stops.get(placement.key, 0))",
+        mistake="min(placement.stop, self._last_stops.get(placement.key, placement.stop))",
         killer=SHARING,
-        reason=("a request never ended", "has a chunk in that very step"),
+        reason=("[key].holder", "a request never ended", "has a chunk in that very step"),
     ),
     Mutant(
         name="an image is read before it is there",
-        function="core.planner:Planner._slice_length",
-        fragment="min(wanted, budget, sequence.reach(sequence.dispatched) - sequence.dispatched)",
-        mistake="min(wanted, budget)",
+        function="core.planner:Planner._wanted",
+        fragment="stop if reach is None else min(stop, reach)",
+        mistake="stop",
         killer=SHARING,
-        reason=("it is not resident", "sequence.asks[key]"),
+        reason=("[key].holder", "no use before ready"),
     ),
     Mutant(
         name="an image is asked for and not waited for",
-        function="core.sequence:Sequence.reach",
-        fragment="(ask is not None and ask.held)",
-        mistake="(ask is not None)",
+        function="core.holds:EncoderHolds.held",
+        fragment=" if hold.ready",
+        mistake="",
         killer=SHARING,
         reason=("no use before ready", "it is not resident"),
     ),
     Mutant(
-        name="after a restart images that are gone count as held",
-        function="core.planner:Planner.generation_lost",
-        fragment="            ask.held = False\n",
-        mistake="            pass\n",
-        killer=SHARING,
+        name="after a restart encoder outputs that are gone count as held",
+        function="core.holds:EncoderHolds.generation_lost",
+        fragment="hold.ready = False",
+        mistake="pass",
+        killer=PLANNER,
         reason=("no use before ready", "it is not resident"),
     ),
     Mutant(
-        name="who waits for a place keeps the image that a running one waits for",
-        function="core.planner:Planner._stalled",
-        fragment="return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._active.values())",
-        mistake="return False",
+        name="who waits for a place keeps the room that a running one waits for",
+        function="core.planner:Planner._withdraw_for",
+        fragment="if last is None or",
+        mistake="if True or",
         killer=SHARING,
-        reason=("a request never ended", "holds one item and waits for another"),
-    ),
-    Mutant(
-        name="who waits asks for images again and again while a running one waits",
-        function="core.planner:Planner._has_what_it_needs",
-        fragment="if self._stalled():",
-        mistake="if False:",
-        killer=SHARING,
-        reason="without news there is nothing to tell",
+        reason="a request never ended",
     ),
     Mutant(
         name="who starts behind cached pages waits with the images that they hold",
-        function="core.planner:Planner._has_what_it_needs",
-        fragment="        self._asks.release_all(sequence)\n",
-        mistake="        pass\n",
+        function="core.planner:Planner._look_again",
+        fragment="    if sequence.placed:\n        self._release(sequence)\n",
+        mistake="",
         killer=LOST,
         reason="it asks for what they held",
     ),
     Mutant(
         name="a running request keeps images that it needs only behind others",
-        function="core.asks:Asks.release_read",
-        fragment="        self.release_all(sequence)  #",
-        mistake="        pass  #",
+        function="core.holds:EncoderHolds.release_read",
+        fragment="        self.release_all(sequence)\n",
+        mistake="        pass\n",
         killer=SHARING,
         reason="a request never ended",
     ),
     Mutant(
         name="a request that is waiting for its images again changes its mind",
-        function="core.planner:Planner._has_what_it_needs",
-        fragment="        sequence.shuns_cache = True\n",
+        function="core.planner:Planner._move",
+        fragment="        sequence.shuns_cache = bool(sequence.placed and self._holds.keys(sequence))\n",
         mistake="",
         killer=LOST,
         reason="it starts without them",
@@ -362,7 +352,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # guesses
     Mutant(
         name="guesses go beyond the last token that is wanted",
-        function="core.planner:Planner._guesses",
+        function="core.planner:Planner._propose",
         fragment="sequence.left - 1",
         mistake="sequence.left",
         killer=PLANNER,
@@ -370,70 +360,66 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="guesses do not count as tokens of the step",
-        function="core.planner:Planner._add_slice",
-        fragment="    return length + guesses\n",
-        mistake="    return length\n",
+        function="core.planner:Planner._propose",
+        fragment="        draft.tokens -= part.draft_tokens\n",
+        mistake="",
         killer=PLANNER,
         reason="the token budget is kept",
     ),
     Mutant(
         name="somebody gives way to a guess",
-        function="core.planner:Planner._guesses",
-        fragment="    pages = self._pages.try_take(missing) if missing > 0 else ()\n",
-        mistake=(
-            "    self._try_grow(sequence, end + most, _StepDraft(sequences=[sequence]))\n"
-            "    missing = self._pages_for(end + most) - len(sequence.pages)\n"
-            "    pages = None if missing > 0 else ()\n"
-        ),
+        function="core.planner:Planner._decode",
+        fragment="self._pages_for(start + 1)",
+        mistake="self._pages_for(min(start + 1 + 2 * self.limits.draft_tokens, sequence.limit - 1))",
         killer=test_planner.test_guesses_cost_nobody_a_page_that_is_in_use,
         reason="gave way to a guess",
     ),
     Mutant(
         name="guesses are written behind the last page",
-        function="core.planner:Planner._guesses",
-        fragment="min(most, len(sequence.pages) * self.limits.page_size - end)",
+        function="core.planner:Planner._propose",
+        fragment="min(most, (had + pages) * self.limits.page_size - part.stop)",
         mistake="most",
         killer=test_planner.test_guesses_cost_nobody_a_page_that_is_in_use,
         reason="IndexError",
     ),
     Mutant(
         name="accepted tokens are fed again",
-        function="core.planner:Planner._slice_done",
-        fragment="    sequence.dispatched += len(sampled.accepted)\n",
+        function="core.planner:Planner._chunk_done",
+        fragment="    sequence.dispatched += accepted\n",
         mistake="",
         killer=PLANNER,
         reason="every position is fed once",
     ),
     Mutant(
         name="a step is planned behind guesses of which nobody knows how many are right",
-        function="core.planner:Planner._slice_length",
-        fragment=" or (self.limits.draft_tokens and sequence.draws)",
+        function="core.planner:Planner._split",
+        fragment=" or sequence.drafting",
         mistake="",
         killer=SHARING,
         reason=("every position is fed once", "a draw before the last token"),
     ),
     Mutant(
         name="tokens behind the last one are committed",
-        function="core.planner:Planner._commit",
-        fragment="if not sequence.ended:",
-        mistake="if True:",
+        function="core.planner:Planner._commit_tokens",
+        fragment="all_of_them[:count]",
+        mistake="all_of_them",
         killer=PLANNER,
-        reason=("terminal once", "would end twice"),
+        reason=("committed_tokens_are_a_prefix_of_the_true_ones", "tokens are missing"),
     ),
     # whole prompts
     Mutant(
         name="a whole prompt is started in a step that has no room for it",
-        function="core.planner:Planner._try_start",
-        fragment="if self.limits.whole_prompts and draft.chunks and len(sequence.tokens) > budget:",
-        mistake="if False:",
+        function="core.planner:Planner._first_share",
+        fragment="wanted if wanted <= draft.tokens or not draft.parts else 0",
+        mistake="wanted",
         killer=WHOLE_PROMPTS,
         reason="the token budget is kept",
     ),
     Mutant(
         name="a whole prompt is cut",
-        function="core.planner:Planner._slice_length",
-        fragment="        return wanted\n",
-        mistake="        return min(wanted, budget)\n",
+        function="core.planner:Planner._first_share",
+        fragment="wanted if wanted <= draft.tokens or not draft.parts else 0",
+        mistake="min(wanted, draft.tokens)",
         killer=WHOLE_PROMPTS,
         reason="a whole prompt is one chunk",
     ),
@@ -443,7 +429,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="0 if self.limits.whole_prompts else ",
         mistake="",
         killer=WHOLE_PROMPTS,
-        reason=("a whole prompt holds no pages", "does not fit the pages"),
+        reason=("a whole prompt holds no pages", "a request never ended"),
     ),
     Mutant(
         name="a whole prompt counts as many steps",
@@ -456,7 +442,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a whole prompt that is too large is tried again for ever",
         function="core.planner:Planner._divisible",
-        fragment="len(flight.sequences) > 1 if self.limits.whole_prompts else ",
+        fragment="len(step.sequences) > 1 if self.limits.whole_prompts else ",
         mistake="",
         killer=test_planner.test_a_whole_prompt_that_is_too_large_for_the_memory_fails,
         reason="tried again for ever",

@@ -155,26 +155,27 @@ def test_e3_an_abort_that_does_not_release_the_entry():
     Caught by "always freed eventually": ``simulate(SCENARIOS["abort storm"])``, where a client leaves that has been
     given its entry and has not read it.
     """
-    kept = ("core.planner:Planner._give_back", "        self._asks.release_all(sequence)\n", "        pass\n")
+    kept = ("core.planner:Planner._end", "        self._release(sequence)\n", "        pass\n")
     assert_caught(lambda: simulate(SCENARIOS["abort storm"]), ALWAYS_FREED, kept)
 
 
 def test_e4_requests_that_wait_hold_the_entries_that_others_need():
     """E4 (31857): requests that wait hold entries which those before them need, and wait behind them: nobody moves.
-    Here: requests start strictly in line, also where the first one still waits for its entry.
+    Here: requests start strictly in line, also where the first one still waits for its entry, and nobody gives up what
+    it has acquired for an earlier one.
 
     Caught by "a request never ended": a request gets the only room for its entry; one of higher priority comes, and
     waits for that room while the other waits for its turn.
     """
     in_line = (
-        "core.planner:Planner._startable",
-        "return filter(self._needs_only_room, tuple(self._waiting))",
-        "ready = [sequence for sequence in self._waiting if self._needs_only_room(sequence)]\n"
-        "    return iter(ready if ready[:1] == self._waiting[:1] else [])",
+        "core.planner:Planner._admit",
+        "if draft.preempted:",
+        "if draft.preempted or self._waiting.first() not in self._ready:",
     )
-    assert_caught(PLANNER, "a request never ended", in_line)
+    nobody_withdraws = ("core.planner:Planner._withdraw_for", "if last is None or", "if True or")
+    assert_caught(PLANNER, "a request never ended", in_line, nobody_withdraws)
     shortest = planner(submit("a", priority=1), encodes, submit("b", priority=0))
-    assert_caught(shortest, "a request never ended", in_line)
+    assert_caught(shortest, "a request never ended", in_line, nobody_withdraws)
 
 
 def test_e5_an_entry_given_back_before_the_step_that_reads_it_has_run():
@@ -183,9 +184,9 @@ def test_e5_an_entry_given_back_before_the_step_that_reads_it_has_run():
     Caught by "free follows completion": ``simulate(SCENARIOS["plain"])``.
     """
     at_planning = (
-        "core.planner:Planner._take_slot",
-        "    draft.writes.append(sequence)",
-        "    draft.writes.append(sequence)\n    self._asks.release_all(sequence)",
+        "core.planner:Planner._dispatch",
+        "    self._to_forget = []\n",
+        "    self._to_forget = []\n    for sequence in written:\n        self._release(sequence)\n",
     )
     assert_caught(lambda: simulate(SCENARIOS["plain"]), FREE_FOLLOWS_COMPLETION, at_planning)
 
@@ -229,11 +230,11 @@ def test_e8_every_decode_step_gives_the_slots_back_again():
     Caught by the slot's own books, "left more often than joined": submit; encoded; two steps.
     """
     every_step = (
-        "core.planner:Planner._slice_done",
-        "    self._settle(sequence)\n",
+        "core.planner:Planner._chunk_done",
+        "    sequence.in_flight -= 1  #",
         "    if sequence.slot is not None:\n"
         "        self._slots.leave(sequence.cross_item.key, sequence.slot)\n"
-        "    self._settle(sequence)\n",
+        "    sequence.in_flight -= 1  #",
     )
     assert_caught(PLANNER, "was left more often than joined", every_step)
     shortest = planner(submit("a", max_tokens=3), encodes, step, step)
@@ -305,9 +306,9 @@ def test_e12_steps_without_progress():
     Caught by "a request never ended": a budget of 3 tokens, pages of 4 positions; submit.
     """
     rounded_down = (
-        "core.planner:Planner._plan",
-        "budget = self._step_size.tokens",
-        "budget = self.limits.max_step_tokens // self.limits.page_size * self.limits.page_size",
+        "core.planner:Planner._draft_step",
+        "tokens=self._step_size.budget",
+        "tokens=self.limits.max_step_tokens // self.limits.page_size * self.limits.page_size",
     )
     assert_caught(PLANNER, "a request never ended", rounded_down)
     assert_caught(planner(submit("a"), budget=3), "a request never ended", rounded_down)
@@ -330,8 +331,8 @@ def test_r1_a_request_that_holds_a_bound_partial_of_itself():
         "    from functools import partial\n"
         "    class Bound(Sequence):\n"
         "        __slots__ = ('settle',)\n"
-        "    arguments = (request, sequence.arrival, sequence.tokens, sequence.keys, sequence.placements)\n"
-        "    sequence = Bound(*arguments)\n"
+        "    names = ('request', 'key', 'tokens', 'page_keys', 'placed', 'cross_item', 'limit')\n"
+        "    sequence = Bound(*[getattr(sequence, name) for name in names])\n"
         "    sequence.settle = partial(self._settle, sequence)\n"
         "    self._sequences[request.id] = sequence\n",
     )
@@ -345,8 +346,12 @@ def test_r2_a_list_for_others_that_is_never_drained():
     Caught by "elements kept, round by round": some rounds of requests through one engine.
     """
     never_drained = ("core.planner:Planner._dispatch", "    self._to_forget = []\n", "")
-    never_alone = ("core.planner:Planner._nothing_but_forgetting", "return bool", "return False and bool")
-    listed_still = ("core.planner:Planner.step_failed", "    if skipped:  #", "    if False:  #")
+    never_alone = ("core.planner:Planner.next_step", "(self._to_forget and not self._steps)", "False")
+    listed_still = (
+        "core.planner:Planner.step_failed",
+        "self._to_forget.extend(step.plan.ended)",
+        "pass",
+    )
     killer = engine_test(memory_tests.test_an_engine_that_serves_keeps_no_more_than_before)
     assert_caught(killer, "elements kept", never_drained, never_alone, listed_still)
 
@@ -375,8 +380,8 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_stream():
     """
     kept_stream = (
         "actors.scheduler:Scheduler._end",
-        "self._streams.pop(request_id).put(message)",
-        "(self._streams.get if outcome == 'aborted' else self._streams.pop)(request_id).put(message)",
+        "self._clients.pop(request_id).stream",
+        "(self._clients.get if outcome == 'aborted' else self._clients.pop)(request_id).stream",
     )
     assert_caught(ADDED, "'mailbox': 1", kept_stream)
 
@@ -411,9 +416,9 @@ def test_s5_one_exception_in_a_step_ends_every_request_in_it():
     Caught by "PoisonRequest": ten requests share their steps with one that crashes them; nobody else may fail.
     """
     all_condemned = (
-        "core.blame:Blame.accuse",
-        "if sequence.ended or sequence.crashes_alone < enough:",
-        "if sequence.ended:",
+        "core.quarantine:Quarantine.poison",
+        "if crashes < self._evidence.crashes_to_blame(request_id, self.crashes_alone, steps=steps):",
+        "if False:",
     )
     killer = engine_test(recovery_tests.test_a_request_that_crashes_its_step_fails_alone)
     assert_caught(killer, "PoisonRequest", all_condemned)

@@ -47,10 +47,17 @@ def test_e3_an_abort_that_does_not_release_the_images():
     Caught by "always freed eventually": ``simulate(SCENARIOS["images that do not fit together"])``, where a client
     leaves; and where the simulation has no actors: submit p; encoded; abort.
     """
-    kept = ("core.planner:Planner._give_back", "        self._asks.release_all(sequence)\n", "        pass\n")
-    assert_caught(simulated("images that do not fit together"), ALWAYS_FREED, kept)
+    in_its_books_alone = (
+        "core.planner:Planner._release",
+        "        self._holds.release_all(sequence)\n",
+        "        told = len(self._actions)\n"
+        "        self._holds.release_all(sequence)\n"
+        "        if sequence.ended:\n"
+        "            del self._actions[told:]\n",
+    )
+    assert_caught(simulated("images that do not fit together"), ALWAYS_FREED, in_its_books_alone)
     shortest = images(submit("p"), encodes, lambda state: (state.planner.abort("r0"), state.publish()))
-    assert_caught(shortest, "encoder entries are left", kept)
+    assert_caught(shortest, "encoder entries are left", in_its_books_alone)
 
 
 def test_e4_a_running_request_waits_for_the_image_that_a_waiting_one_holds():
@@ -61,9 +68,9 @@ def test_e4_a_running_request_waits_for_the_image_that_a_waiting_one_holds():
     asks for q, which waits behind that of the next one, who waits for the place.
     """
     nobody_gives_way = (
-        "core.planner:Planner._stalled",
-        "return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._active.values())",
-        "return False",
+        "core.planner:Planner._withdraw_for",
+        "if last is None or",
+        "if True or",
     )
     assert_caught(SHARING, "a request never ended", nobody_gives_way)
     shortest = images(submit("p", "q"), encodes, lambda state: state.plan(), submit("p"), submit("q"), step)
@@ -76,9 +83,9 @@ def test_e5_an_image_given_back_before_the_step_that_reads_it_has_run():
     Caught by "free follows completion": ``simulate(SCENARIOS["images that do not fit together"])``.
     """
     at_planning = (
-        "core.planner:Planner._add_slice",
-        "    sequence.dispatched += length\n",
-        "    sequence.dispatched += length\n    self._asks.release_all(sequence)\n",
+        "core.planner:Planner._dispatch",
+        "    self._to_forget = []\n",
+        "    self._to_forget = []\n    for part in draft.parts:\n        self._release(part.sequence)\n",
     )
     assert_caught(simulated("images that do not fit together"), FREE_FOLLOWS_COMPLETION, at_planning)
 
@@ -111,13 +118,13 @@ def test_e7_an_image_that_occurs_twice_is_freed_at_its_first_occurrence():
     Caught by "a request never ended": a prompt with p twice, fed in chunks of two tokens.
     """
     at_the_first = (
-        "core.sequence:Sequence.needed",
-        "for item, placement in zip(self.request.items, self.placements, strict=False):",
-        "both = [*zip(self.request.items, self.placements, strict=False)]\n"
-        "    for item, placement in {i.key: (i, p) for i, p in reversed(both)}.values():",
+        "core.placements:PlacedItems.__attrs_post_init__",
+        "max(placement.stop, self._last_stops.get(placement.key, 0))",
+        "self._last_stops.get(placement.key, placement.stop)",
     )
+    no_more = ("core.placements:PlacedItems.needed", "self.placements[index].stop > start", "index == 0")
     shortest = images(submit("p", "p", before=1), budget=2)
-    assert_caught(shortest, "a request never ended", at_the_first)
+    assert_caught(shortest, "a request never ended", at_the_first, no_more)
 
 
 def test_e8_every_decode_step_gives_the_shared_pages_back_again():
@@ -127,7 +134,7 @@ def test_e8_every_decode_step_gives_the_shared_pages_back_again():
     Caught by "books balance: a page has as many users as sequences have it": submit; encoded; a step.
     """
     every_step = (
-        "core.planner:Planner._slice_done",
+        "core.planner:Planner._chunk_done",
         "    sequence.in_flight -= 1",
         "    self._pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
     )
@@ -171,9 +178,9 @@ def test_e9_a_page_that_was_never_computed_is_found():
     Caught by "a page can be found once answered steps have filled it": submit; encoded; plan.
     """
     at_planning = (
-        "core.planner:Planner._add_slice",
-        "    sequence.dispatched += length\n",
-        "    sequence.dispatched += length\n    sequence.fed = sequence.dispatched\n    self._list_pages(sequence)\n",
+        "core.planner:Planner._chunk",
+        "    sequence.sampling += samples\n",
+        "    sequence.fed = sequence.dispatched\n    self._list_pages(sequence)\n    sequence.sampling += samples\n",
     )
     assert_caught(SHARING, "once answered steps have filled it", at_planning)
     shortest = images(submit("q", before=1), encodes, lambda state: state.plan())
@@ -185,7 +192,7 @@ def test_e11_an_image_larger_than_the_cache_waits_for_ever():
 
     Caught by "a request never ended": submit r, whose size is twice the cache's.
     """
-    not_refused = ("core.ledger:EncoderLedger.acquire", "if size > self.capacity:", "if size > 1 << 40:")
+    not_refused = ("core.planner:Planner.submit", "if largest > self.limits.encoder_cache_bytes:", "if False:")
     assert_caught(SHARING, "a request never ended", not_refused)
     assert_caught(images(submit("r")), "a request never ended", not_refused)
 
@@ -194,16 +201,17 @@ def test_e12_steps_without_progress():
     """E12 (vllm-ascend 17195): look-ahead keeps a request from ever covering its item, and the engine plans for ever
     without progress. Here: a chunk must not end within an image, which the budget can never cover.
 
-    Caught by "a request never ended": a budget of two tokens; submit a token and q, which has three.
+    Caught by "a request never ended": a budget of one token; submit a token and q, which has three.
     """
     whole_images = (
-        "core.planner:Planner._slice_length",
-        "    return int(min(",
-        "    ends = [p.start for p in sequence.placements if p.start < sequence.dispatched + budget < p.stop]\n"
-        "    budget = min([budget, *(end - sequence.dispatched for end in ends)])\n"
-        "    return int(min(",
+        "core.planner:Planner._read_on",
+        "        if length > 0 and",
+        "        first, stop = sequence.dispatched, sequence.dispatched + length\n"
+        "        ends = [p.start - first for p in sequence.placed.placements if p.start < stop < p.stop]\n"
+        "        length = min([length, *ends])\n"
+        "        if length > 0 and",
     )
-    assert_caught(images(submit("q", before=1), budget=2), "a request never ended", whole_images)
+    assert_caught(images(submit("q", before=1), budget=1), "a request never ended", whole_images)
 
 
 def a_request_with_images_dies_with_its_end() -> None:
@@ -244,8 +252,8 @@ def test_r1_a_request_with_images_that_holds_a_bound_partial_of_itself():
         "    from functools import partial\n"
         "    class Bound(Sequence):\n"
         "        __slots__ = ('settle',)\n"
-        "    arguments = (request, sequence.arrival, sequence.tokens, sequence.keys, sequence.placements)\n"
-        "    sequence = Bound(*arguments)\n"
+        "    names = ('request', 'key', 'tokens', 'page_keys', 'placed', 'cross_item', 'limit')\n"
+        "    sequence = Bound(*[getattr(sequence, name) for name in names])\n"
         "    sequence.settle = partial(self._settle, sequence)\n"
         "    self._sequences[request.id] = sequence\n",
     )

@@ -15,13 +15,16 @@ from attrs import evolve
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from triolet.core import sequence as sequences
 from triolet.core.actions import Abort, Acquire, Action, Commit, Fail, Finish, Release
 from triolet.core.errors import PoisonRequest, RunnerCrashed
 from triolet.core.ledger import Decisions, EncoderLedger, State
 from triolet.core.limits import PlannerLimits
+from triolet.core.order import order_of
+from triolet.core.pages import PageAllocator
 from triolet.core.plan import Chunk, SampledToken, StepPlan, StepResult
 from triolet.core.planner import Planner
-from triolet.core.request import EncoderItem, Pooling, Probe, Request
+from triolet.core.request import EncoderItem, Pooling, Probe, Request, SamplingParams
 from triolet.core.sequence import Phase, Sequence
 from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens, expected_vector
 
@@ -360,6 +363,13 @@ class PlannerMachine(Machine):
         )
 
     @invariant()
+    def what_is_acquired_fits_the_encoder_cache(self) -> None:
+        """So no acquire waits for another one's release."""
+        holds = [hold for of_one in self.planner._holds._holds.values() for hold in of_one.values()]
+        sizes = {hold.item.key: hold.item.size for hold in holds}
+        assert sum(sizes.values()) <= self.limits.encoder_cache_bytes, "all that is acquired fits the encoder cache"
+
+    @invariant()
     def what_is_found_was_fed(self) -> None:
         """Nobody finds a page before a step that was answered has filled it."""
         for sequence in self.planner._sequences.values():
@@ -611,9 +621,12 @@ def test_the_youngest_request_gives_way_where_pages_are_short():
 def test_nobody_starts_in_a_step_that_had_to_preempt():
     """It would take the room of the one that had to give way, who came before it."""
     planner, executor = opened(pages=4)
-    for name, prompt in (("old", 4), ("young", 8), ("newest", 5)):
+    for name, prompt in (("old", 4), ("young", 8)):
         planner.submit(request(name, prompt=prompt, max_tokens=4))
-    starts = [start.prompt_length for plan in run(planner, executor) for start in plan.started]
+    first = planner.next_step()
+    planner.step_done(executor.step(first))
+    planner.submit(request("newest", prompt=5, max_tokens=4))
+    starts = [start.prompt_length for plan in (first, *run(planner, executor)) for start in plan.started]
     assert planner.statistics().preemptions == 1
     assert starts == [4, 8, 8, 5], "who was preempted starts again before those who came later"
 
@@ -822,3 +835,201 @@ def test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it():
         )
         planner.take_actions()
     assert planner.next_step() is not None, "nobody runs, and nothing is in flight"
+
+
+def test_who_starts_takes_a_cross_slot_that_the_next_one_cannot_have():
+    planner, _ = opened(slots=1)
+    for name in "ab":
+        planner.submit(request(name, items=(item(name),)))
+    for ask in asks(planner):
+        planner.encoder_ready(ask.holder)
+    assert len(planner.next_step().started) == 1, "there is one slot"
+
+
+def test_who_starts_joins_cached_pages_that_the_next_one_cannot_have():
+    planner, executor = opened(pages=4, prefix_caching=True)
+    planner.submit(request("before", prompt=12, max_tokens=1))
+    run(planner, executor)
+    planner.submit(request("joins", prompt=12, max_tokens=1))
+    planner.submit(Request(id="next", prompt_token_ids=(9,) * 8, max_tokens=1))
+    starts = [start.prompt_length for start in planner.next_step().started]
+    assert starts == [12], "the cached pages are in use"
+    assert planner.statistics().tokens_cached == 8
+
+
+def test_a_running_decoder_is_part_of_every_step_whatever_is_read():
+    planner, executor = opened(budget=8)
+    planner.submit(request("talks", prompt=2, max_tokens=20, sampling=SamplingParams(ignore_eos=True)))
+    planner.step_done(executor.step(planner.next_step()))
+    for name in ("long", "longer"):
+        planner.submit(request(name, prompt=40, max_tokens=1))
+    for _ in range(10):
+        plan = planner.next_step()
+        assert plan.tokens > 4, "the rest of the step is for prompts"
+        assert "talks" in planner.requests_of(plan.step_id), "a running decoder is part of every step"
+        planner.step_done(executor.step(plan))
+
+
+def test_a_short_prompt_behind_a_long_one_is_read_in_the_next_step():
+    planner, executor = opened(budget=16)
+    planner.submit(request("long", prompt=60, max_tokens=1))
+    planner.step_done(executor.step(planner.next_step()))
+    planner.submit(request("short", prompt=3, max_tokens=1))
+    lengths = [part.length for part in planner.next_step().chunks]
+    assert lengths[1:] == [3], "a short prompt behind a long one is read in the next step"
+    assert sum(lengths) == 16, "and nothing of the step is left unused"
+
+
+def test_draft_tokens_take_no_token_that_a_prompt_wants():
+    planner, executor = opened(budget=8, draft_tokens=3)
+    planner.submit(request("talks", prompt=2, max_tokens=30, sampling=SamplingParams(ignore_eos=True)))
+    planner.step_done(executor.step(planner.next_step()))
+    planner.submit(request("long", prompt=48, max_tokens=1))
+    for fed in range(0, 42, 7):
+        plan = planner.next_step()
+        assert [(part.length, part.draft_tokens) for part in plan.chunks] == [(1, 0), (7, 0)], f"a guess at {fed}"
+        planner.step_done(executor.step(plan))
+
+
+def test_an_urgent_request_has_the_place_of_a_less_urgent_one_which_keeps_its_tokens():
+    planner, executor = opened(running=1)
+    planner.submit(request("calm", priority=1, max_tokens=9))
+    for _ in range(4):
+        planner.step_done(executor.step(planner.next_step()))
+    planner.submit(request("urgent", prompt=2, priority=0, max_tokens=2))
+    plans = run(planner, executor)
+    assert [start.prompt_length for plan in plans for start in plan.started] == [2, 3], "the urgent one runs first"
+    assert [len(start.token_ids) for plan in plans for start in plan.started] == [2, 3 + 4], "no token is lost"
+    assert planner.statistics().preemptions == 1
+    assert planner.idle
+
+
+def test_nobody_gives_way_where_there_is_room():
+    planner, executor = opened(running=2)
+    planner.submit(request("calm", priority=1))
+    planner.step_done(executor.step(planner.next_step()))
+    planner.submit(request("urgent", priority=0))
+    run(planner, executor)
+    assert planner.statistics().preemptions == 0, "nobody gives way where there is room"
+
+
+def test_nobody_gives_way_to_an_equal_that_came_before():
+    planner, executor = opened(running=1)
+    planner.submit(request("early", items=(item("a"),)))
+    executor.outputs["a"] = 1
+    planner.submit(request("late"))
+    planner.step_done(executor.step(planner.next_step()))
+    for ask in asks(planner):
+        planner.encoder_ready(ask.holder)
+    run(planner, executor)
+    assert planner.idle
+    assert planner.statistics().preemptions == 0, "nobody gives way to an equal"
+
+
+def test_nobody_gives_way_in_vain():
+    """The urgent one needs more pages than all have that are less urgent."""
+    planner, executor = opened(pages=8)
+    planner.submit(request("large", prompt=20, max_tokens=6))
+    planner.submit(request("calm", priority=1, max_tokens=3))
+    planner.step_done(executor.step(planner.next_step()))
+    planner.submit(request("urgent", prompt=16, max_tokens=1))
+    run(planner, executor)
+    assert planner.idle
+    assert planner.statistics().preemptions == 0, "somebody gave way in vain"
+
+
+def test_nobody_is_overtaken_by_more_than_1024_later_ones_for_each_level_of_priority():
+    planner, executor = opened(running=1)
+    planner.submit(request("first", prompt=1, max_tokens=1))
+    planner.submit(request("patient", prompt=2, max_tokens=4, priority=1))
+    overtakers = 0
+    for number in range(2_000):
+        planner.submit(request(f"urgent {number}", prompt=1, max_tokens=1))
+        plan = planner.next_step()
+        if planner.requests_of(plan.step_id) == ("patient",):
+            break
+        overtakers += 1
+        planner.step_done(executor.step(plan))
+    assert 1_000 < overtakers <= 1_024, f"{overtakers} have overtaken it"
+    planner.step_done(executor.step(plan))
+    run(planner, executor)
+    assert planner.statistics().preemptions == 0, "who has waited for so long does not give way again"
+
+
+def test_only_the_head_of_the_queue_acquires():
+    planner, _ = opened()
+    for number in range(100):
+        planner.submit(request(f"r{number}", items=(item(f"k{number}"),)))
+        told = asks(planner)
+        assert number >= planner.limits.acquire_ahead or told, "the head of the queue acquires"
+    held = {name for name in planner._sequences if planner._holds.keys(planner._sequences[name])}
+    assert held == {f"r{number}" for number in range(planner.limits.acquire_ahead)}, "only the head acquires"
+
+
+def test_a_newcomer_is_not_started_where_those_who_run_will_need_the_pages():
+    """It would be read for nothing: those who came before it take the pages back."""
+    model = SimModel(max_positions=400, pages=110, page_size=4)
+    limits = PlannerLimits.of(model.describe(), max_running=8, max_step_tokens=32, steps_in_flight=1)
+    for before in range(20, 100, 10):
+        planner, executor = Planner(limits), SimExecutor(model)
+        executor.open()
+        planner.submit(request("old", max_tokens=300))
+        for _ in range(before):
+            planner.step_done(executor.step(planner.next_step()))
+        planner.submit(request("newcomer", prompt=340, max_tokens=10))
+        run(planner, executor)
+        assert planner.idle
+        needed = sum(len(s) for s in (range(3 + 299), range(340 + 9)))
+        assert planner.statistics().tokens_fed <= 1.3 * needed, f"after {before} steps it was read for nothing"
+
+
+def test_a_start_that_found_no_room_is_not_tried_again_before_room_comes():
+    planner, executor = opened(pages=8, prefix_caching=True)
+    planner.submit(request("runs", prompt=3, max_tokens=20))
+    planner.step_done(executor.step(planner.next_step()))
+    planner.submit(request("waits", prompt=30, max_tokens=1))
+    tries, find = [], PageAllocator.find
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PageAllocator, "find", lambda *arguments: (tries.append(1), find(*arguments))[1])
+        while "runs" in planner._sequences:
+            planner.step_done(executor.step(planner.next_step()))
+    assert len(tries) <= 2, f"it was tried {len(tries)} times"
+    assert len(run(planner, executor)[0].started) == 1
+
+
+class _Counted(int):
+    """Counts how often a place in a queue is looked at."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        type(self).looks += 1
+        return int.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        type(self).looks += 1
+        return int.__eq__(self, other)
+
+    def __lt__(self, other: int) -> bool:
+        type(self).looks += 1
+        return int.__lt__(self, other)
+
+
+@pytest.mark.parametrize("key", ["", "a"])
+def test_aborting_thousands_that_wait_takes_work_in_proportion(key: str):
+    class Counted(_Counted):
+        pass
+
+    count = 10_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequences, "order_of", lambda priority, arrival: Counted(order_of(priority, arrival)))
+        planner, _ = opened(running=1)
+        for number in range(count):
+            planner.submit(request(f"r{number}", items=(item(key),) if key else ()))
+            planner.take_actions()
+        Counted.looks = 0
+        for number in range(count):
+            planner.abort(f"r{number}")
+            planner.take_actions()
+    assert planner.idle
+    assert Counted.looks < 100 * count, f"{Counted.looks} looks at places to abort {count}"
