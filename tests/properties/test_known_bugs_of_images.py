@@ -52,7 +52,8 @@ IMPATIENT = evolve(
 def test_e3_an_abort_that_does_not_release_the_images():
     """E3 (12545): a request that is aborted keeps what it holds for ever.
 
-    Caught by "always freed eventually": ``simulate(IMPATIENT)``, where a client leaves that holds its images; and where the simulation has no actors: submit p; encoded; abort.
+    Caught by "always freed eventually": ``simulate(IMPATIENT)``, where a client leaves that holds its images;
+    and where the simulation has no actors: submit p; encoded; abort.
     """
     in_its_books_alone = (
         "core.planner:Planner._release",

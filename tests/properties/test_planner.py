@@ -942,7 +942,7 @@ def test_nobody_gives_way_in_vain():
 def test_nobody_is_overtaken_by_more_than_1024_later_ones_for_each_level_of_priority():
     planner, executor = opened(running=1)
     planner.submit(request("first", prompt=1, max_tokens=1))
-    planner.submit(request("patient", prompt=2, max_tokens=4, priority=1))
+    planner.submit(request("patient", prompt=2, max_tokens=4, priority=1, sampling=SamplingParams(ignore_eos=True)))
     overtakers = 0
     for number in range(2_000):
         planner.submit(request(f"urgent {number}", prompt=1, max_tokens=1))
@@ -953,7 +953,8 @@ def test_nobody_is_overtaken_by_more_than_1024_later_ones_for_each_level_of_prio
         planner.step_done(executor.step(plan))
     assert 1_000 < overtakers <= 1_024, f"{overtakers} have overtaken it"
     planner.step_done(executor.step(plan))
-    planner.abort(f"urgent {number}")
+    for name in set(planner._sequences) - {"patient"}:
+        planner.abort(name)
     planner.submit(request("too late", prompt=1, max_tokens=1))
     run(planner, executor)
     assert planner.statistics().preemptions == 0, "who has waited for so long does not give way again"
@@ -1034,8 +1035,8 @@ def test_aborting_thousands_that_wait_takes_work_in_proportion(key: str):
         for number in range(count):
             planner.abort(f"r{number}")
             planner.take_actions()
+            assert Counted.looks <= 10_000 + 50 * number, f"{Counted.looks} looks at places to abort {number}"
     assert planner.idle
-    assert Counted.looks < 100 * count, f"{Counted.looks} looks at places to abort {count}"
 
 
 def test_a_queue_keeps_nothing_of_those_who_have_left():
