@@ -63,7 +63,7 @@ class Ordered(Generic[Item]):
         while self._begin < len(self._list) and (place := self._list[self._begin]) not in self._items:
             self._stale.discard(place)
             self._begin += 1
-        if self._begin > 32 and self._begin > len(self._list) // 2:  # what has passed must not pile up
+        if self._begin > 32 + len(self._items):  # what has passed must not pile up
             del self._list[: self._begin]
             self._begin = 0
         return self._items[self._list[self._begin]] if self._items else None

@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="self._clients.pop(request_id)",
         mistake="self._clients[request_id]",
         killer=SIMULATION,
-        reason="terminal once",
+        reason=("terminal once", "a place is given back twice"),
     ),
     # the encoder cache
     Mutant(

@@ -62,7 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="sequence.in_flight or ",
         mistake="",
         killer=PLANNER,
-        reason=("_list_pages", "preemption rolls back", "a request never ended"),
+        reason=("_list_pages", "preemption rolls back", "a request never ended", "a draw before the last token"),
     ),
     Mutant(
         name="a skipped step's news of ended sequences is lost",
@@ -126,7 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="        draft.slots -= self._slots_taken(draft, item)\n",
         mistake="",
         killer=test_planner.test_who_starts_takes_a_cross_slot_that_the_next_one_cannot_have,
-        reason="popitem",
+        reason="no cross slot is free or idle",
     ),
     Mutant(
         name="a holder that has released is remembered",
@@ -220,8 +220,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="prompts are read before running decoders have their token",
         function="core.planner:Planner._draft_step",
-        fragment="            self._decode(draft, decoding)\n            self._read_on(draft, reading)\n",
-        mistake="            self._read_on(draft, reading)\n            self._decode(draft, decoding)\n",
+        fragment="        self._decode(draft, decoding)\n        self._read_on(draft, reading)\n",
+        mistake="        self._read_on(draft, reading)\n        self._decode(draft, decoding)\n",
         killer=test_planner.test_a_running_decoder_is_part_of_every_step_whatever_is_read,
         reason="a running decoder is part of every step",
     ),
@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="what no other prompt wants of a step is lost",
         function="core.planner:Planner._draft_step",
-        fragment="            self._fill_up(draft)\n",
+        fragment="        self._fill_up(draft)\n",
         mistake="",
         killer=test_planner.test_a_short_prompt_behind_a_long_one_is_read_in_the_next_step,
         reason="nothing of the step is left unused",
@@ -244,8 +244,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="draft tokens are proposed before prompts have their share",
         function="core.planner:Planner._draft_step",
-        fragment="            self._read_on(draft, reading)\n",
-        mistake="            self._propose(draft)\n            self._read_on(draft, reading)\n",
+        fragment="        self._read_on(draft, reading)\n",
+        mistake="        self._propose(draft)\n        self._read_on(draft, reading)\n",
         killer=test_planner.test_draft_tokens_take_no_token_that_a_prompt_wants,
         reason="a guess at",
     ),
@@ -313,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="self._pages_for(len(sequence.tokens)) - len(cached)",
         mistake="self._pages_for(start + length) - len(cached)",
         killer=PLANNER,
-        reason="XXX",
+        reason="tuple index out of range",
     ),
     Mutant(
         name="a newcomer starts where those who run will need the pages",
@@ -371,5 +371,13 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="if True:",
         killer=functools.partial(test_planner.test_aborting_thousands_that_wait_takes_work_in_proportion, ""),
         reason="looks at places",
+    ),
+    Mutant(
+        name="a queue keeps the places of those who have left",
+        function="core.ordered:Ordered.first",
+        fragment="        del self._list[: self._begin]\n        self._begin = 0\n",
+        mistake="        pass\n",
+        killer=test_planner.test_a_queue_keeps_nothing_of_those_who_have_left,
+        reason="keeps nothing of those who have left",
     ),
 )

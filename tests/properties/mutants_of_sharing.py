@@ -368,9 +368,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="somebody gives way to a guess",
-        function="core.planner:Planner._decode",
-        fragment="self._pages_for(start + 1)",
-        mistake="self._pages_for(min(start + 1 + 2 * self.limits.draft_tokens, sequence.limit - 1))",
+        function="core.planner:Planner._propose",
+        fragment="        pages = min(max(0, self._pages_for(part.stop + most) - had), draft.pages)\n",
+        mistake=(
+            "        pages = max(0, self._pages_for(part.stop + most) - had)\n"
+            "        if pages > draft.pages:\n"
+            "            victim = next(other for other in self._running if other is not sequence)\n"
+            "            draft.preempt(victim, len(victim.pages))\n"
+            "            draft.parts = [other for other in draft.parts if other.sequence is not victim]\n"
+        ),
         killer=test_planner.test_guesses_cost_nobody_a_page_that_is_in_use,
         reason="gave way to a guess",
     ),

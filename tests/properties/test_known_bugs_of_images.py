@@ -9,6 +9,8 @@ import functools
 import gc
 import weakref
 
+from attrs import evolve
+
 from triolet.core.planner import Planner
 from triolet.core.request import EncoderItem, Request
 from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
@@ -41,11 +43,17 @@ def simulated(name: str) -> Killer:
     return functools.partial(simulate, SCENARIOS[name])
 
 
+_FIRST, _SECOND, _THIRD = SCENARIOS["images that do not fit together"].clients
+IMPATIENT = evolve(
+    SCENARIOS["images that do not fit together"], clients=(_FIRST, evolve(_SECOND, patience=0.25), _THIRD)
+)
+
+
 def test_e3_an_abort_that_does_not_release_the_images():
     """E3 (12545): a request that is aborted keeps what it holds for ever.
 
-    Caught by "always freed eventually": ``simulate(SCENARIOS["images that do not fit together"])``, where a client
-    leaves; and where the simulation has no actors: submit p; encoded; abort.
+    Caught by "always freed eventually": ``simulate(IMPATIENT)``, where a client leaves that holds its images;
+    and where the simulation has no actors: submit p; encoded; abort.
     """
     in_its_books_alone = (
         "core.planner:Planner._release",
@@ -55,7 +63,7 @@ def test_e3_an_abort_that_does_not_release_the_images():
         "        if sequence.ended:\n"
         "            del self._actions[told:]\n",
     )
-    assert_caught(simulated("images that do not fit together"), ALWAYS_FREED, in_its_books_alone)
+    assert_caught(functools.partial(simulate, IMPATIENT), ALWAYS_FREED, in_its_books_alone)
     shortest = images(submit("p"), encodes, lambda state: (state.planner.abort("r0"), state.publish()))
     assert_caught(shortest, "encoder entries are left", in_its_books_alone)
 
