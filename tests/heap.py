@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import threading
 import types
@@ -185,8 +186,10 @@ def actors() -> list[object]:
 
 
 def _leads_on(found: object) -> bool:
-    """Not to code, and not through trio's tasks to the rest of the program."""
+    """Not to code, and not through trio's tasks or a logger's handlers to the rest of the program."""
     kind = type(found)
+    if issubclass(kind, logging.Logger):
+        return False
     return not issubclass(kind, _CODE) and (kind.__module__.split(".")[0] != "trio" or kind.__name__ in _CHANNELS)
 
 

@@ -399,7 +399,7 @@ def test_r4_the_last_payloads_stay_until_the_next_call():
 
     Caught by "still alive": a request is cancelled while its audio is encoded, and no call comes after.
     """
-    kept_call = ("actors.worker:_serve", "        del job\n", "")
+    kept_call = ("actors.worker:_serve", "        del submitted\n", "")
     assert_caught(memory_tests.test_the_thread_of_an_idle_runner_holds_no_payload, "still alive", kept_call)
 
 
