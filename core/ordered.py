@@ -53,7 +53,7 @@ class Ordered(Generic[Item]):
             return
         del self._items[place]
         self._stale.add(place)
-        if len(self._stale) > 32 + len(self._items):
+        if self._begin + len(self._stale) > 32 + len(self._items):
             self._list = [place for place in self._list[self._begin :] if place in self._items]
             self._begin = 0
             self._stale.clear()
@@ -63,9 +63,6 @@ class Ordered(Generic[Item]):
         while self._begin < len(self._list) and (place := self._list[self._begin]) not in self._items:
             self._stale.discard(place)
             self._begin += 1
-        if self._begin > 32 + len(self._items):
-            del self._list[: self._begin]
-            self._begin = 0
         return self._items[self._list[self._begin]] if self._items else None
 
     def last(self) -> Item | None:
