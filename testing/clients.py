@@ -90,7 +90,7 @@ def _placements(prompt: Prepared) -> list[Placement]:
 
 
 _ONE_ENTRY = {"encoder_cache_bytes": 100}
-_FEW_PAGES = SimModel(max_positions=16, pages=5, page_size=4, cross_slots=2)
+_FEW_PAGES = SimModel(max_positions=28, pages=10, page_size=4, cross_slots=2)
 _READS_IMAGES = SimModel(kind=Kind.DECODER, max_positions=24, pages=14)
 _GUESSES = {"speculation": Speculation(tokens=3)}
 _TWO_IMAGES = (START, IMAGE, 5, IMAGE, 6)
@@ -122,7 +122,7 @@ _ALL = (
     ),
     Scenario(
         name="preemption",
-        clients=tuple(Client(audio=1, prompt=(START, number), max_tokens=7) for number in range(3)),
+        clients=tuple(Client(audio=1, prompt=(START, 1 + number), max_tokens=24) for number in range(3)),
         model=_FEW_PAGES,
         config={"prefix_caching": False},
     ),

@@ -102,7 +102,9 @@ def reference(checkpoint: Path, cases: list[Case]) -> list[tuple[int, ...]]:
 async def test_mixed_requests_get_exactly_the_tokens_of_transformers(checkpoint: Path) -> None:
     trace: list[events.Event] = []
     answers: dict[int, tuple[int, ...]] = {}
-    config = EngineConfig(device="cpu", dtype="float32", observer=trace.append, verify=True)
+    config = EngineConfig(
+        device="cpu", dtype="float32", observer=trace.append, verify=True, encode_batch_embeddings=12_000
+    )
     async with Engine(checkpoint, config=config) as engine:
         cases = make_cases(engine.model)
 

@@ -32,15 +32,22 @@ def near(folder: Path, target: Path, *, noise: float) -> str:
     return str(target)
 
 
-async def ask_all(engine: triolet.Engine, prompts: list[str], sampling: list[triolet.SamplingParams]) -> list[Any]:
+async def ask_all(
+    engine: triolet.Engine, prompts: list[str], sampling: list[triolet.SamplingParams], *, urgent: int = 0
+) -> list[Any]:
+    """The last ``urgent`` of them come when the others run already, and are more urgent."""
     results: dict[int, triolet.Completion] = {}
 
-    async def ask(index: int) -> None:
-        results[index] = await engine.generate(prompts[index], sampling=sampling[index])
+    async def ask(index: int, priority: int) -> None:
+        results[index] = await engine.generate(prompts[index], sampling=sampling[index], priority=priority)
 
     async with trio.open_nursery() as nursery:
-        for index in range(len(prompts)):
-            nursery.start_soon(ask, index)
+        for index in range(len(prompts) - urgent):
+            nursery.start_soon(ask, index, 0)
+        while urgent and not engine.statistics().requests.tokens_committed:
+            await trio.lowlevel.checkpoint()
+        for index in range(len(prompts) - urgent, len(prompts)):
+            nursery.start_soon(ask, index, -1)
     return [results[index] for index in range(len(prompts))]
 
 
@@ -55,7 +62,7 @@ async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_st
     config = scarce(reference, asks, speculation=triolet.Speculation(tokens=3, draft=name))
     async with triolet.Engine(reference.folder, config=config) as engine:
         sampling = [triolet.SamplingParams(max_tokens=ask.tokens) for ask in asks]
-        results = await ask_all(engine, [ask.prompt for ask in asks], sampling)
+        results = await ask_all(engine, [ask.prompt for ask in asks], sampling, urgent=8)
         statistics = engine.statistics().requests
     for ask, result in zip(asks, results, strict=True):
         assert result.token_ids == reference.generate(ask)

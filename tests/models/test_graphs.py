@@ -365,7 +365,7 @@ def test_who_records_is_as_configured(mode, place, kind):
 
 def test_an_unknown_mode_is_refused():
     """With those that there are."""
-    with pytest.raises(InvalidRequest, match="allowed: 'auto', 'off', 'eager'"):
+    with pytest.raises(InvalidRequest, match="allowed: 'auto', 'off' or 'eager'"):
         EngineConfig(graphs="on")
 
 

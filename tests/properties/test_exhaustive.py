@@ -295,7 +295,7 @@ def test_the_exploration_meets_every_event_and_every_state() -> None:
     rng = random.Random(0)
     events, states = set(), set()
     for _ in range(1000):
-        play = Play(WORLDS["two keys, room for one"])
+        play = Play(WORLDS["two keys, room for both"])
         for _ in range(20):
             if not (enabled := play.enabled()):
                 break
