@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -444,6 +445,8 @@ class TextBlueprint:
         if isinstance(network, EncoderNetwork):
             try_out_encoder(network, self.checkpoint, self.dtype)
         if isinstance(network, CausalNetwork):
+            if network.family is not None:  # transformers imports this for the first image, while everybody waits
+                importlib.import_module("torch._dynamo")
             try_out(network, self.checkpoint)
             if network.graphs is not None:
                 network.graphs.prove()

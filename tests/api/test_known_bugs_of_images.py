@@ -26,42 +26,35 @@ STILL = 100  # looks at an engine that does not change, until it is called stuck
 TRIES = 12
 Tokens = dict[int, tuple[int, ...]]
 
+FIRST_STOP = "next(p.stop for p in self.placements if p.key == key) <= position"
 FAULTS = {
     "E3 an abort keeps the images": (
-        ("core.planner:Planner._give_back", "        self._asks.release_all(sequence)\n", "        pass\n"),
+        ("core.planner:Planner._settle", "        self._release(sequence)\n", "        pass\n"),
         "",
     ),
     "E4 nobody gives way to who waits for an image": (
-        (
-            "core.planner:Planner._stalled",
-            "return any(s.phase is Phase.RUNNING and s.waits_for_item for s in self._active.values())",
-            "return False",
-        ),
+        ("core.planner:Planner._withdraw_for", "last = self._ahead.last()", "last = None"),
         "stuck",
     ),
     "E5 an image is given back when its step is planned": (
         (
-            "core.planner:Planner._add_slice",
-            "    sequence.dispatched += length\n",
-            "    sequence.dispatched += length\n"
+            "core.planner:Planner._chunk",
+            "    sequence.sampling += samples\n",
+            "    sequence.sampling += samples\n"
             "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
-            "    self._asks.release_read(sequence)\n"
+            "    if sequence.placed:\n"
+            "        self._holds.release_read(sequence)\n"
             "    sequence.fed = fed\n",
         ),
-        "free follows completion",
+        "",
     ),
     "E7 an image that comes twice is freed at its first place": (
-        (
-            "core.sequence:Sequence.needed",
-            "for item, placement in zip(self.request.items, self.placements, strict=False):",
-            "both = [*zip(self.request.items, self.placements, strict=False)]\n"
-            "    for item, placement in {i.key: (i, p) for i, p in reversed(both)}.values():",
-        ),
+        ("core.placements:PlacedItems.is_read", "self._last_stops[key] <= position", FIRST_STOP),
         "",
     ),
     "E8 every step gives the shared pages back again": (
         (
-            "core.planner:Planner._slice_done",
+            "core.planner:Planner._chunk_done",
             "    sequence.in_flight -= 1",
             "    self._pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
         ),
@@ -77,11 +70,11 @@ FAULTS = {
     ),
     "E12 a chunk may not end within an image": (
         (
-            "core.planner:Planner._slice_length",
-            "    return int(min(",
-            "    ends = [p.start for p in sequence.placements if p.start < sequence.dispatched + budget < p.stop]\n"
-            "    budget = min([budget, *(end - sequence.dispatched for end in ends)])\n"
-            "    return int(min(",
+            "core.planner:Planner._wanted",
+            "    return stop - start",
+            "    room = start + self._step_size.budget\n"
+            "    ends = [p.start for p in sequence.placed.placements if p.start < room < p.stop]\n"
+            "    return min([stop, *ends]) - start",
         ),
         "stuck",
     ),
