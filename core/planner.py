@@ -76,7 +76,7 @@ class Planner:
     _holds: EncoderHolds = field(init=False)
     _acquires_stale: bool = field(default=False, init=False)  # something happened by which somebody may acquire
     _room_came: int = field(default=0, init=False)  # how often a place, pages or a slot came back
-    _blocked: tuple[Sequence, int] | None = field(default=None, init=False)  # who found no room, as of `_room_came`
+    _blocked: tuple[str, int] | None = field(default=None, init=False)  # who found no room, as of `_room_came`
     _to_forget: list[int] = field(factory=list, init=False)  # executor records to drop with the next step
     _arrivals: int = field(default=0, init=False)
     _next_sequence_id: int = field(default=0, init=False)
@@ -575,7 +575,7 @@ class Planner:
 
     def _is_blocked(self, sequence: Sequence) -> bool:
         """Whether it has found no room, and none has come since."""
-        return self._blocked == (sequence, self._room_came)
+        return self._blocked == (sequence.request.id, self._room_came)
 
     # -- committing it -----------------------------------------------------------------------------------------------
 
@@ -589,7 +589,7 @@ class Planner:
             sequence.shuns_cache = bool(sequence.placed and self._holds.keys(sequence))
             self._look_again(sequence)
         if draft.blocked is not None:
-            self._blocked = (draft.blocked, self._room_came)
+            self._blocked = (draft.blocked.request.id, self._room_came)
 
     def _dispatch(self, draft: StepDraft) -> StepPlan:
         written, reads = self._start(draft)

@@ -62,9 +62,12 @@ FAULTS = {
     ),
     "E9 a page that was never computed is found": (
         (
-            "core.planner:Planner._list_pages",
-            "full = min(sequence.fed, len(sequence.tokens))",
-            "full = min(len(sequence.pages) * self.limits.page_size, len(sequence.tokens))",
+            "core.planner:Planner._chunk",
+            "    sequence.sampling += samples\n",
+            "    sequence.sampling += samples\n"
+            "    fed, sequence.fed = sequence.fed, len(sequence.tokens)\n"
+            "    self._list_pages(sequence)\n"
+            "    sequence.fed = fed\n",
         ),
         "",
     ),
