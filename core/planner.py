@@ -600,7 +600,7 @@ class Planner:
             epoch=self._epoch,
             started=tuple([_sequence_start(sequence) for sequence in draft.starts]),
             ended=tuple(self._to_forget),
-            cross_writes=tuple(CrossWrite(key=s.cross_item.key, slot=s.slot) for s in written),
+            cross_writes=tuple(map(_cross_write, written)),
             chunks=tuple(chunks),
         )
         self._next_step_id += 1
@@ -886,6 +886,12 @@ def _sequence_start(sequence: Sequence) -> SequenceStart:
         placements=sequence.placed.placements,
         pooling=request.pooling,
     )
+
+
+def _cross_write(sequence: Sequence) -> CrossWrite:
+    assert sequence.cross_item is not None, "who writes cross KV has an item for it"
+    assert sequence.slot is not None, "who writes cross KV has a slot for it"
+    return CrossWrite(key=sequence.cross_item.key, slot=sequence.slot)
 
 
 def _too_large(size: int, capacity: int) -> RequestTooLarge:

@@ -174,11 +174,11 @@ def swept(scenario: str | Scenario, *kinds: FaultKind, schedule: Schedule | None
     return kill
 
 
-def engine_test(test: Callable[..., Any], **parameters: object) -> Killer:
+def engine_test(test: Callable[..., Any], *, seeds: int = 2, **parameters: object) -> Killer:
     """A test of ``tests/actors/test_engine_sim.py`` with its fixtures, outside of pytest; one that deadlocks fails."""
 
     def kill() -> None:
-        for seed in range(2):
+        for seed in range(seeds):
             once(Batches(seed))
 
     def once(schedule: Schedule) -> None:

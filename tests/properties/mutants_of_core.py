@@ -326,7 +326,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a start that found no room is tried again with every step",
         function="core.planner:Planner._is_blocked",
-        fragment="return self._blocked == (sequence, self._room_came)",
+        fragment="return self._blocked == (sequence.request.id, self._room_came)",
         mistake="return False",
         killer=test_planner.test_a_start_that_found_no_room_is_not_tried_again_before_room_comes,
         reason="it was tried",
