@@ -38,7 +38,7 @@ class _Client:
     def timings(self, now: float) -> Timings:
         """Of a request that ends now."""
         return Timings(
-            queued=(self.started or now) - self.queued,
+            queued=(now if self.started is None else self.started) - self.queued,
             encoder_wait=self.encoder_wait,
             first_token=None if self.first_token is None else self.first_token - self.queued,
             total=now - self.queued,
@@ -247,18 +247,21 @@ class Scheduler:
                 client.stream.put(m.Tokens(sampled))
             case a.Acquire(holder, item, order, request_id):
                 client = self._clients[request_id]
-                client.waits_since = client.waits_since or trio.current_time()
+                if client.waits_since is None:
+                    client.waits_since = trio.current_time()
                 self.to_encoder_cache.send_nowait(m.Acquire(holder, item, order))
             case a.HoldsAll(request_id):
                 client = self._clients[request_id]
-                client.encoder_wait += trio.current_time() - (client.waits_since or trio.current_time())
-                client.waits_since = None
+                if client.waits_since is not None:
+                    client.encoder_wait += trio.current_time() - client.waits_since
+                    client.waits_since = None
                 self.emit(events.EncoderWaitOver(request_id))
             case a.Release(holder, key):
                 self.to_encoder_cache.send_nowait(m.Release(holder, key))
             case a.Start(request_id):
                 client = self._clients[request_id]
-                client.started = client.started or trio.current_time()
+                if client.started is None:
+                    client.started = trio.current_time()
                 self.emit(events.RequestStarted(request_id))
             case a.Preempt(request_id):
                 self.emit(events.RequestPreempted(request_id))

@@ -111,8 +111,8 @@ class EngineConfig:
             ``math.inf``: until they have ended.
         stage_seconds: how long each further stage of the teardown may take before it is cut off; more than 0, up to a
             day, so that the way out always has an end.
-        restarts: how often within ``restart_seconds`` a runner that crashes is started anew; 0: its first crash ends
-            the engine.
+        restarts: how often within ``restart_seconds`` the runner starts anew after a free that raised, which leaves the
+            device's state unknown; 0: the first one ends the engine.
         restart_seconds: see ``restarts``; more than 0, ``math.inf``: the engine's whole life.
         idle_sleep: after so many seconds without a request the device is given back; the next request takes it again.
             ``math.inf``: never.
