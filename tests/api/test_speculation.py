@@ -45,7 +45,7 @@ async def ask_all(
         for index in range(len(prompts) - urgent):
             nursery.start_soon(ask, index, 0)
         while urgent and not engine.statistics().requests.tokens_committed:
-            await trio.lowlevel.checkpoint()
+            await trio.sleep(0.001)
         for index in range(len(prompts) - urgent, len(prompts)):
             nursery.start_soon(ask, index, -1)
     return [results[index] for index in range(len(prompts))]
