@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from attrs import field, frozen, mutable
 
 from ..core.errors import CheckpointError, UnsupportedModel
 from ..core.model import WhisperTokens
-from .allocator import trim
 from .settings import Settings, read_json
 from .tokens import SpecialTokens
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .features import FeatureSettings
+    from .stored import MappedTensor, StoredTensor
     from .whisper import Activation, WhisperShape
 
 ARCHITECTURES = ("WhisperForConditionalGeneration", "WhisperModel")
@@ -49,7 +48,7 @@ _SETTINGS = (
     "modules.json",
     "1_Pooling/config.json",
 )
-_UNTRIMMED = 32 << 20  # bytes: what has been read may lie in the allocator's free lists, up to so much
+_SAMPLE = 256  # values of each piece of a tensor that the fingerprint is made of
 _SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
 
 
@@ -167,33 +166,6 @@ def is_mapped(folder: Path) -> bool:
     return find_weights(folder)[0].suffix != ".safetensors"
 
 
-@frozen(eq=False)
-class StoredTensor:
-    """A tensor of a safetensors file, in the way of its slices: indexing reads it."""
-
-    _slice: Any
-
-    def __getitem__(self, index: Any) -> Tensor:
-        tensor: Tensor = self._slice[index]
-        return tensor.clone()  # as torch aligns it; safetensors does not
-
-    def get_shape(self) -> list[int]:
-        """Its sizes, without reading it."""
-        return list(self._slice.get_shape())
-
-    def get_dtype(self) -> str:
-        """As the file names it, such as "F32", without reading it."""
-        return str(self._slice.get_dtype())
-
-
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint's safetensors files, by full name. Raises `CheckpointError` for a damaged file."""
-    found: dict[str, StoredTensor] = {}
-    for shard in map(_open_shard, find_weights(folder)):
-        found.update((name, StoredTensor(shard.get_slice(name))) for name in shard.keys())  # noqa: SIM118
-    return found
-
-
 @mutable(eq=False)
 class WeightFiles:
     """The tensors of a checkpoint by name, without the leading ``model.``; each is read when it is asked for.
@@ -202,78 +174,50 @@ class WeightFiles:
     """
 
     folder: Path
-    _sources: dict[str, tuple[Any, str]] = field(repr=False)  # short name: open file or mapping, full name
+    _sources: dict[str, StoredTensor | MappedTensor] = field(repr=False)  # by short name
     _digest: Any = field(init=False, factory=hashlib.sha256, repr=False)
-    _read: int = field(init=False, default=0)  # bytes since the allocator was trimmed
 
     @classmethod
     def open(cls, folder: Path) -> WeightFiles:
         """Opens every shard; raises `CheckpointError` when one cannot be read."""
-        sources: dict[str, tuple[Any, str]] = {}
+        from .stored import open_weights
+
+        sources: dict[str, StoredTensor | MappedTensor] = {}
         for path in find_weights(folder):
-            shard = _open_shard(path)
-            for name in shard.keys():  # noqa: SIM118 - an open safetensors file is no mapping
-                sources[name.removeprefix("model.")] = (shard, name)
+            sources.update((name.removeprefix("model."), stored) for name, stored in open_weights(path).items())
         return cls(folder, sources)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources
 
-    def get(self, name: str, *shape: int) -> Tensor:
-        """The tensor in its stored dtype, on the CPU.
+    def get(self, name: str, target: Tensor, *, scale: float = 1.0) -> None:
+        """Writes the tensor times ``scale`` to ``target``, in its dtype and on its device.
 
         Raises:
             CheckpointError: it is missing, of another shape, or cannot be read.
         """
+        from .stored import fill
+
         if name not in self._sources:
             raise CheckpointError(
                 f"{self.folder} has no weight {name!r} among its {len(self._sources)}; the checkpoint is incomplete"
             )
-        shard, full_name = self._sources[name]
-        tensor: Tensor = shard[full_name] if isinstance(shard, dict) else _read_tensor(self.folder, shard, full_name)
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"weight {name!r} has shape {tuple(tensor.shape)}; config.json asks for {shape}")
-        self._read += tensor.nbytes
-        if self._read > _UNTRIMMED:
-            self._read = 0
-            trim()
-        self._digest.update(f"{name}{shape}{tensor.dtype}".encode())
-        flat = tensor.flatten()
-        self._digest.update(flat[:: max(1, len(flat) // 256)].float().numpy().tobytes())
-        return tensor
+        source, shape = self._sources[name], tuple(target.shape)
+        if source.shape != shape:
+            raise CheckpointError(f"weight {name!r} has shape {source.shape}; config.json asks for {shape}")
+        self._digest.update(f"{name}{shape}{source.dtype}".encode())
+        fill(target, self._sampled(source.pieces()), scale)
+
+    def _sampled(self, pieces: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The pieces, of which the fingerprint takes notice."""
+        for piece in pieces:
+            self._digest.update(piece[:: max(1, len(piece) // _SAMPLE)].float().numpy().tobytes())
+            yield piece
 
     @property
     def fingerprint(self) -> str:
         """A hash of the tensors read so far."""
         return str(self._digest.hexdigest())
-
-
-def _open_shard(path: Path) -> Any:
-    """An open safetensors file, or a pickle's mapping of tensors."""
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            return safe_open(path, framework="pt", device="cpu", backend="pread")  # a mapped file counts as resident
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; download or save the checkpoint again") from error
-    import torch
-
-    try:  # only the zip archives that torch writes since 1.6 can be mapped
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        return {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
-    except Exception as error:  # a damaged archive raises many kinds: wrapped, not hidden
-        raise CheckpointError(f"{path} cannot be read: {error}; save the checkpoint again, as safetensors") from error
-
-
-def _read_tensor(folder: Path, shard: Any, name: str) -> Tensor:
-    from safetensors import SafetensorError
-
-    try:
-        tensor: Tensor = shard.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"weight {name!r} of {folder} cannot be read: {error}") from error
-    return tensor
 
 
 @frozen(kw_only=True)

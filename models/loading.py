@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CheckpointError
-from .checkpoint import is_mapped, stored_tensors
+from .checkpoint import find_weights, is_mapped
 from .settings import Settings
+from .stored import StoredTensor, stored_tensors
 
 _NAMED = 3  # of many missing weights
 
@@ -42,13 +43,16 @@ def load_module(loader: str, folder: Path, dtype: torch.dtype, *, spare: str | N
 
 
 def _load(loader: str, folder: Path, **options: Any) -> Any:
-    """As `load_part`. Weights from safetensors are read one by one, each into memory of its own; left to itself
+    """As `load_part`. Weights from safetensors are read piece by piece, each into memory of its own; left to itself
     transformers maps the files, and what is mapped and touched counts as the process's memory."""
     if is_mapped(folder):
         return load_part(loader, folder, **options)
     config = load_part("AutoConfig", folder)
     name = _base_class(config) if loader == "AutoModel" else loader
-    return load_part(name, folder, source=None, config=config, state_dict=stored_tensors(folder), **options)
+    stored: dict[str, StoredTensor] = {}
+    for path in find_weights(folder):
+        stored.update(stored_tensors(path))
+    return load_part(name, folder, source=None, config=config, state_dict=stored, **options)
 
 
 def _base_class(config: Any) -> str:

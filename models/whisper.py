@@ -51,8 +51,9 @@ class Weights(Protocol):
     def __contains__(self, name: object) -> bool:
         """Whether the checkpoint has the tensor."""
 
-    def get(self, name: str, *shape: int) -> Tensor:
-        """The tensor in its stored dtype; raises `CheckpointError` when it is missing or of another shape."""
+    def get(self, name: str, target: Tensor, *, scale: float = 1.0) -> None:
+        """Writes the tensor times ``scale`` to ``target``, in its dtype and on its device; raises `CheckpointError`
+        when it is missing or of another shape."""
 
 
 @frozen(kw_only=True)
@@ -64,15 +65,10 @@ class _Loader:
     dtype: torch.dtype
     taken: list[Tensor]
 
-    def place(self, tensor: Tensor) -> Tensor:
-        placed = tensor.to(
-            self.device, self.dtype, copy=True
-        ).contiguous()  # never a view of a mapped file: it may change
-        self.taken.append(placed)
-        return placed
-
     def take(self, name: str, *shape: int) -> Tensor:
-        return self.place(self.weights.get(name, *shape))
+        made = self.empty(*shape)
+        self.weights.get(name, made)
+        return made
 
     def linear(self, name: str, outputs: int, inputs: int) -> _Linear:
         return _Linear(self.take(f"{name}.weight", outputs, inputs), self.take(f"{name}.bias", outputs))
@@ -91,11 +87,11 @@ class _Loader:
         for index, (name, part) in enumerate(projections):
             rows = slice(index * width, (index + 1) * width)
             scale = (width // heads) ** -0.5 if part == "q" else 1.0
-            weight[rows] = self.weights.get(f"{name}.{part}_proj.weight", width, width).float() * scale
+            self.weights.get(f"{name}.{part}_proj.weight", weight[rows], scale=scale)
             if part == "k":  # Keys have no bias in Whisper.
                 bias[rows] = 0.0
             else:
-                bias[rows] = self.weights.get(f"{name}.{part}_proj.bias", width).float() * scale
+                self.weights.get(f"{name}.{part}_proj.bias", bias[rows], scale=scale)
         return _Linear(weight, bias)
 
     def empty(self, *shape: int) -> Tensor:
@@ -264,8 +260,7 @@ class _Decoder:
     @classmethod
     def load(cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation, *, tied: bool) -> _Decoder:
         width, layers = shape.width, range(shape.decoder_layers)
-        embedding = loader.weights.get("decoder.embed_tokens.weight", shape.vocabulary, width)
-        tokens = loader.place(embedding)
+        tokens = loader.take("decoder.embed_tokens.weight", shape.vocabulary, width)
         cross = [(f"decoder.layers.{index}.encoder_attn", part) for index in layers for part in "kv"]
         return cls(
             tokens=tokens,
@@ -273,23 +268,27 @@ class _Decoder:
             cross_keys_values=loader.stacked(cross, width, shape.decoder_heads),
             layers=tuple(map(partial(_DecoderLayer.load, loader, shape, inner, activation), layers)),
             norm=loader.norm("decoder.layer_norm", width),
-            head=_head(loader, embedding, tied=tied, otherwise=tokens),
+            head=_head(loader, tokens, tied=tied),
         )
 
 
-def _head(loader: _Loader, embedding: Tensor, *, tied: bool, otherwise: Tensor) -> Tensor:
-    """The weights' own head, whatever config.json says of it, as in transformers; ``otherwise``, the placed
-    ``embedding``, where they have none, or one that is equal and would only take memory."""
+def _head(loader: _Loader, tokens: Tensor, *, tied: bool) -> Tensor:
+    """The weights' own head, whatever config.json says of it, as in transformers; ``tokens``, the token embedding,
+    where they have none, or one that is equal and would only take memory."""
     name = "proj_out.weight"
     if tied and name not in loader.weights:
-        return otherwise
+        return tokens
     if name not in loader.weights:
         raise CheckpointError(
             f"config.json has tie_word_embeddings=false, but there is no weight {name!r}; allowed: the weight, or "
             "tie_word_embeddings=true where the head is the token embedding"
         )
-    head = loader.weights.get(name, *embedding.shape)
-    return otherwise if head.dtype == embedding.dtype and torch.equal(head, embedding) else loader.place(head)
+    head = torch.empty_like(tokens)
+    loader.weights.get(name, head)
+    if torch.equal(head, tokens):
+        return tokens
+    loader.taken.append(head)
+    return head
 
 
 @define(eq=False, kw_only=True)
