@@ -18,6 +18,7 @@ from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.model import Executor, ModelDescription
 from ..core.request import SamplingParams
+from ..models.allocator import trim
 from .audio import AudioSource
 from .hosts import Host, current_host
 from .images import ImageSource
@@ -93,7 +94,7 @@ class Engine:
             )
         config = _settings(config)
         self._name = str(model)
-        self.inside = TrioEngine(config, partial(torch_executor, model, config), ThreadWorker)
+        self.inside = TrioEngine(config, partial(torch_executor, model, config), ThreadWorker, trim)
         self._host = None
 
     @classmethod

@@ -45,17 +45,24 @@ class State(enum.Enum):
 
 
 class TrioEngine:
-    """Everything that `Engine` promises, for tasks of one trio loop. Making one needs no loop."""
+    """Everything that `Engine` promises, for tasks of one trio loop. Making one needs no loop; ``trim`` is called when
+    it has let everything go."""
 
     def __init__(
-        self, config: EngineConfig, make_executor: Callable[[], Executor], make_worker: Callable[[], Worker]
+        self,
+        config: EngineConfig,
+        make_executor: Callable[[], Executor],
+        make_worker: Callable[[], Worker],
+        trim: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self.state = State.NEW
         self.supervisor: Supervisor | None = None  # once it is entered
         self._make_executor = make_executor
         self._make_worker = make_worker
+        self._trim = trim
         self._description: ModelDescription | None = None
+        self._device: str | None = None  # once it is closed
         self._block: AbstractAsyncContextManager[ModelDescription] | None = None
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
@@ -89,7 +96,13 @@ class TrioEngine:
             return await block.__aexit__(kind, error, traceback)
         finally:
             self.state = State.CLOSED
+            self._let_go()
             del error, traceback
+
+    def _let_go(self) -> None:
+        """Forgets what was left when the device was released, the tokenizer above all."""
+        self._device, self._description = self.device, None
+        self._trim()
 
     async def aclose(self, drain: float) -> None:
         """See `Engine.aclose`."""
@@ -117,6 +130,8 @@ class TrioEngine:
         """What it runs on, or will."""
         if self._description is not None:
             return self._description.device
+        if self._device is not None:
+            return self._device
         return self.config.device if not self.config.devices else ", ".join(self.config.devices)
 
     @property

@@ -262,7 +262,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     config = Settings(plain.path, _load(folder, "config.json", "WhisperConfig").to_dict())
     shape = _shape(config)
     features = _features(folder, shape)
-    tokenizer = _load(folder, "tokenizer.json", "AutoTokenizer")
+    tokenizer = _lighter(_load(folder, "tokenizer.json", "AutoTokenizer"))
     tokens = SpecialTokens(
         config=plain,
         defaults=config,
@@ -312,6 +312,14 @@ def _load(folder: Path, file: str, loader: str) -> Any:
         raise CheckpointError(
             f"{folder / file} or a file beside it cannot be used: {type(error).__name__}: {error}"
         ) from error
+
+
+def _lighter(tokenizer: Any) -> Any:
+    """``tokenizer`` without the two lists that transformers' Whisper made it of, 20 MB of strings. They are kept for
+    `save_vocabulary` alone, which writes vocab.json; `save_pretrained` writes tokenizer.json and does without."""
+    for name in ("_vocab", "_merges"):
+        vars(tokenizer).pop(name, None)
+    return tokenizer
 
 
 def _shape(config: Settings) -> WhisperShape:

@@ -174,6 +174,7 @@ class TorchExecutor:
         assert self._blueprints is None, "the executor is open already"
         self._grammars = None
         blueprints = Blueprints.draw(self.model, self.config)
+        trim()  # of what reading the tokenizer left, before the weights come
         self._device = name_devices(blueprints.main)
         with self._all_or_nothing():
             blueprints = self._take_and_load(blueprints)
