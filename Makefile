@@ -6,7 +6,7 @@ SEED ?= 1
 STAMP = $(VENV)/.installed
 SOURCES = core models actors api testing src demo tests benchmarks examples
 
-.PHONY: demo test lint types soak bench memory clean
+.PHONY: demo test lint types soak bench load memory clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/offline.py
 	$(BIN)/python benchmarks/continuous.py
 	$(BIN)/python benchmarks/prefix.py
+
+load: $(STAMP)  ## what the engine does under load, on virtual time and over devices that answer at once
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
+	$(BIN)/python benchmarks/load.py
 
 memory: $(STAMP)  ## memory round by round under large requests, and how long an engine takes to end
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'

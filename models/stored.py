@@ -129,7 +129,9 @@ class MappedTensor:
 
     def pieces(self) -> Iterator[Tensor]:
         """As `StoredTensor.pieces`."""
-        yield from self._tensor.flatten().split(_PIECE // self.dtype.itemsize)
+        flat, count = self._tensor.flatten(), _PIECE // self.dtype.itemsize
+        for begin in range(0, len(flat), count):
+            yield flat[begin : begin + count]
 
 
 def fill(target: Tensor, pieces: Iterator[Tensor], scale: float = 1.0) -> None:
