@@ -42,7 +42,6 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/prefix.py
 
 load: $(STAMP)  ## what the engine does under load, on virtual time and over devices that answer at once
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
 	$(BIN)/python benchmarks/load.py
 
 memory: $(STAMP)  ## memory round by round under large requests, and how long an engine takes to end
