@@ -60,6 +60,7 @@ class TrioEngine:
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
         self._special: frozenset[int] | None = None  # once somebody asks
+        self._token_texts: dict[int, str] = {}  # of tokens decoded alone
         self._compiling = trio.CapacityLimiter(1)  # whoever waits for it holds no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------
@@ -376,7 +377,7 @@ class TrioEngine:
         return str(self.model.tokenizer.decode(text_ids, skip_special_tokens=True))
 
     def _text_deltas(self) -> TextDeltas:
-        return TextDeltas(self.model.tokenizer, self._special_ids())
+        return TextDeltas(self.model.tokenizer, self._special_ids(), self._token_texts)
 
     def _stop_ids(self, request: Request) -> frozenset[int]:
         """Tokens that end the request; they are not part of its output."""
