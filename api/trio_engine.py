@@ -17,6 +17,7 @@ from attrs import evolve
 
 from ..actors.supervisor import EngineStatistics, Supervisor
 from ..actors.worker import Worker
+from ..core.checks import flag
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.model import Executor, ModelDescription
@@ -27,7 +28,7 @@ from .alternatives import run_together
 from .audio import AudioSource
 from .door import Door
 from .outputs import Output, TextDeltas, completion_of, output_of
-from .prompts import Query, build_request, load, with_page_keys
+from .prompts import Query, build_request, check_kind, load, with_page_keys
 from .results import Completion, Transcript
 from .streams import Deltas, DeltaStream, Mailbox, Segments, SegmentStream
 from .threads import run_in_thread
@@ -276,6 +277,7 @@ class TrioEngine:
 
     def _new_id(self, name: str | None) -> str:
         """Unique in this engine, whatever names its users give."""
+        check_kind("request_id", name, str, "a text, or leave it out")
         return f"{name or 'request'}#{next(self._numbers)}"
 
     @asynccontextmanager
@@ -308,7 +310,7 @@ class TrioEngine:
 
     @trio.lowlevel.enable_ki_protection
     async def _enter(self, priority: int, *, wait: bool) -> None:
-        if wait:
+        if flag().of("wait", wait):
             await self._door.enter(priority)
         else:
             self._door.enter_nowait()
