@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import pty
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +19,7 @@ import trio.testing
 from attrs import evolve
 from rich.console import Console
 
+import triolet.demo
 from triolet import Engine, EngineConfig, EngineStatistics
 from triolet.api import terminal
 from triolet.api.cli import main
@@ -248,6 +255,32 @@ def test_without_a_terminal_there_is_nothing_to_watch_and_it_goes_on(
         main([*command, "--watch"], opened)
     first = capsys.readouterr().err.splitlines()[0]
     assert first == "triolet: --watch: standard error is no terminal, there is nothing to watch with; going on without"
+
+
+def test_who_transcribes_at_a_terminal_sees_the_files_as_lanes() -> None:
+    """The whole command, on real weights, with a terminal on standard error."""
+    samples = Path(triolet.demo.__file__).parent / "samples"
+    ours, theirs = pty.openpty()
+    words = ["transcribe", "--watch", str(samples / "en-many.flac"), str(samples / "de-many.flac")]
+    done = subprocess.Popen(
+        [sys.executable, "-m", "triolet", *words], stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, **_SCREEN}
+    )
+    os.close(theirs)
+    seen = "".join(_lines_of(ours))
+    assert done.communicate()[0].count(b"\n") == 2
+    assert done.returncode == 0
+    assert "cross slots" in seen
+    assert "en-many.flac#" in seen
+    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
+
+
+_SCREEN = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+
+
+def _lines_of(terminal: int) -> Iterator[str]:
+    """What is written to the other end of ``terminal``, until that is closed."""
+    with open(terminal, encoding="utf-8", errors="replace") as file, contextlib.suppress(OSError):
+        yield from file
 
 
 @pytest.mark.parametrize("wrong", ["error", "interrupt"])
