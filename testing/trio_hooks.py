@@ -44,37 +44,39 @@ def _run_module() -> Any:
     return run
 
 
-@define(eq=False)
-class _OneTaskQueue:
+class _OneTaskQueue(list[trio.lowlevel.Task]):
     """Stands in for trio's run queue, and gives the loop one task a tick, the one that ``pick`` chooses.
 
     trio's own queue gives every runnable task its turn in every tick, so that no task ever falls behind another by two
-    steps: whole families of orders never happen in a test, and do in production.
+    steps: whole families of orders never happen in a test, and do in production. It is a list, the longest waiting
+    first, since trio appends to it and asks for its length several times a tick.
     """
 
-    pick: Pick
-    tasks: list[trio.lowlevel.Task] = field(factory=list)  # the longest waiting first
-    _fresh: list[trio.lowlevel.Task] = field(factory=list)  # since the last tick
-    _given: int | None = None
+    __slots__ = ("_given", "_pick", "_seen")
 
-    def append(self, task: trio.lowlevel.Task) -> None:
-        self._fresh.append(task)
-
-    def __len__(self) -> int:
-        return len(self.tasks) + len(self._fresh)
+    def __init__(self, pick: Pick) -> None:
+        super().__init__()
+        self._pick = pick
+        self._seen = 0  # the tasks behind these came since the last tick
+        self._given: int | None = None
 
     def __iter__(self) -> Iterator[trio.lowlevel.Task]:
-        # those woken together come in the order of trio's sets, which is that of their addresses
-        self._fresh.sort(key=_created)
-        self.tasks += self._fresh
-        self._fresh.clear()
-        if self.tasks:
-            self._given = self.pick(self.tasks) % len(self.tasks)
-            yield self.tasks[self._given]
+        """What trio makes its next batch of."""
+        waiting = len(self)
+        if waiting - self._seen > 1:
+            # those woken together come in the order of trio's sets, which is that of their addresses
+            self[self._seen :] = sorted(self[self._seen :], key=_created)
+        self._seen = waiting
+        if not waiting:
+            return iter(())
+        self._given = self._pick(self[:]) % waiting
+        return iter((self[self._given],))
 
     def clear(self) -> None:
+        """trio has made its batch."""
         if self._given is not None:
-            del self.tasks[self._given]
+            del self[self._given]
+            self._seen -= 1
             self._given = None
 
 
@@ -94,17 +96,21 @@ def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
     """A clock that jumps to the next deadline when all tasks wait. Where there is none nobody will ever wake up:
     ``on_deadlock`` is called, once for each time, instead of spinning for ever as `trio.testing.MockClock` does."""
     clock = trio.testing.MockClock(autojump_threshold=0)
-    if not callable(getattr(clock, "_autojump", None)):
-        raise TrioChanged("trio.testing.MockClock._autojump is gone")
-    jump: Callable[[], None] = clock._autojump
+    hidden: Any = clock
+    for name in ("_autojump", "_virtual_base"):
+        if not hasattr(clock, name):
+            raise TrioChanged(f"trio.testing.MockClock.{name} is gone")
+    run = _run_module()
 
     def jump_or_tell() -> None:
-        if trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf:
+        deadline = run.GLOBAL_RUN_CONTEXT.runner.deadlines.next_deadline()
+        if deadline == math.inf:
             on_deadlock()
         else:
-            jump()
+            hidden._virtual_base = max(deadline, hidden._virtual_base)
 
-    clock._autojump = jump_or_tell  # type: ignore[method-assign]
+    hidden._autojump = jump_or_tell
+    hidden.current_time = lambda: hidden._virtual_base  # its rate is 0
     return clock
 
 
@@ -148,6 +154,8 @@ def self_test() -> None:
         raise TrioChanged("an error does not come out where it was thrown in")
     if not _tells_of_a_deadlock():
         raise TrioChanged("the virtual clock does not tell of a deadlock")
+    if (times := _times_of_sleeps()) != [0.5, 1.75]:
+        raise TrioChanged(f"the virtual clock does not jump to the next deadline, but to {times}")
 
 
 def _order(names: str, *, later: str = "") -> str:
@@ -202,3 +210,20 @@ def _tells_of_a_deadlock() -> bool:
 
     trio.run(main, clock=virtual_clock(scope.cancel))
     return scope.cancelled_caught
+
+
+def _times_of_sleeps() -> list[float]:
+    """The virtual times at which two tasks wake up that sleep 0.5 s and 1.75 s."""
+    times: list[float] = []
+
+    async def nap(seconds: float) -> None:
+        await trio.sleep(seconds)
+        times.append(trio.current_time())
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for seconds in (1.75, 0.5):
+                nursery.start_soon(nap, seconds)
+
+    trio.run(main, clock=virtual_clock(lambda: None))
+    return times
