@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -58,16 +59,19 @@ class Scenario:
     naps: tuple[float, ...] = ()
 
 
+@functools.lru_cache(maxsize=1024)
 def audio(number: int) -> Samples:
     """The samples of a client's audio: short, and different for every number."""
     return np.full(1600, number / 100, np.float32)
 
 
+@functools.lru_cache(maxsize=1024)
 def prepared(client: Client, model: SimModel) -> Prepared:
     """What a client that has no audio asks for."""
     return SimPreparer(model=model).prepare(client.prompt, images=client.images)
 
 
+@functools.lru_cache(maxsize=1024)
 def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     """The tokens that a client must get, without end-of-text."""
     if model.kind is Kind.ENCODER_DECODER:
@@ -79,6 +83,7 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     return tokens[:-1] if tokens[-1] == EOS else tokens
 
 
+@functools.lru_cache(maxsize=1024)
 def true_vector(client: Client, model: SimModel) -> tuple[float, ...]:
     """The vector that a client must get who asks for one."""
     prompt = prepared(client, model)
