@@ -162,8 +162,8 @@ def run_scheduled(
 
 @contextmanager
 def _collector_held() -> Iterator[None]:
-    """Within the block nothing is collected but by reference count: what a collector calls, it would call at a step that
-    depends on all that ran before."""
+    """Within the block nothing is collected but by reference count: what a collector calls, it would call at a step
+    that depends on all that ran before."""
     collects = gc.isenabled()
     gc.disable()
     try:
