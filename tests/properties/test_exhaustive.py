@@ -229,8 +229,8 @@ class Play:
 
 
 def explore(world: World, deepest: float = math.inf) -> tuple[int, int, int]:
-    """Follows every event from every state that less than ``deepest`` events lead to. How many states there are, after how many events the last new one was
-    reached, and how many sequences of up to `DEPTH` events that covers."""
+    """Follows every event from every state that less than ``deepest`` events lead to. How many states there are, after
+    how many events the last new one was reached, and how many sequences of up to `DEPTH` events that covers."""
     start = Play(world)
     first = start.state()
     ways_to: dict[tuple[object, ...], tuple[Event, ...]] = {first: ()}
@@ -286,11 +286,10 @@ def test_every_sequence_of_events_keeps_every_promise(name: str) -> None:
     """All invariants of the ledger, and liveness from every state, over every sequence to the stated depth."""
     deepest = SHALLOW if name == LARGEST and settings.get_current_profile_name() != "soak" else math.inf
     states, depth, sequences = explore(WORLDS[name], deepest)
-    met = (
-        f"all {states:,} states, the last one reached after {depth} events" if depth < deepest else f"{states:,} states"
-    )
-    longer = "and all longer ones" if depth < deepest else f"but those that leave the states within {depth} events"
-    print(f"\n{name}: {met}; that covers all {sequences:,} sequences of up to {DEPTH} events, {longer}")  # noqa: T201
+    whole = depth < deepest
+    print(f"\n{name}: all {states:,} states that {'any number of' if whole else depth} events lead to,", end=" ")  # noqa: T201
+    print(f"{depth} at most; {sequences:,} sequences of up to {DEPTH} events stay among them", end="")  # noqa: T201
+    print(", which are all, and all longer ones" if whole else "")  # noqa: T201
     assert depth >= 8
     assert sequences > 1_000_000
 
