@@ -25,6 +25,7 @@ from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription, Prepared, WhisperTokens
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
 from ..core.request import EncoderItem, Placement, Pooling
+from .trio_hooks import Alarm
 
 SECONDS: Mapping[Job, float] = {
     Job.OPEN: 1.0,
@@ -486,7 +487,7 @@ class SimWorker:
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
     abandoned: bool = field(default=False, init=False)
     _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)  # the call that runs is still in it
-    _timer: trio.CancelScope | None = field(default=None, init=False)  # over when the call is, or at the end of all
+    _alarm: Alarm = field(factory=Alarm, init=False)  # rings when the call that runs is over, or all is
     _running: bool = field(default=False, init=False)
     _hanging: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
@@ -499,20 +500,20 @@ class SimWorker:
     def submit(self, job: Job, call: Call, *args: Any) -> None:
         """See `Worker.submit`. Where none runs, the call begins at once: that takes no turn of the worker's task."""
         self._queue.append((job, call, *args))
-        if self._timer is not None and not (self._running or self._ended):
-            self._begin(self._timer)
+        if self._alarm.is_waited_for and not self._running:
+            self._begin()
 
-    def _begin(self, timer: trio.CancelScope) -> None:
+    def _begin(self) -> None:
         self._running = True
         self._hanging = self.hangs(self._queue[0][0])
         if not self._hanging:
-            timer.deadline = trio.current_time() + self._seconds(*self._queue[0])
+            self._alarm.set(trio.current_time() + self._seconds(*self._queue[0]))
 
     def stop(self) -> None:
         """See `Worker.stop`."""
         self._ended = True
-        if self._timer is not None and not self._running:
-            self._timer.cancel()
+        if not self._running:
+            self._alarm.ring()
 
     def abandon(self, last: Call) -> None:
         """See `Worker.abandon`. A call that hangs never returns, so that nothing after it is ever run."""
@@ -528,10 +529,9 @@ class SimWorker:
     async def _serve(self, deliver: Deliver) -> None:
         with self._scope:
             while self._queue or not self._ended:
-                with trio.CancelScope() as self._timer:
-                    if self._queue:
-                        self._begin(self._timer)
-                    await trio.sleep_forever()
+                if self._queue:
+                    self._begin()
+                await self._alarm.wait()
                 if self._running:
                     self._running = False
                     deliver(run_call(*self._queue.popleft()))

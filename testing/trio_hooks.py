@@ -20,7 +20,7 @@ _created: Callable[[trio.lowlevel.Task], int] = operator.attrgetter("_counter")
 Pick = Callable[[list[trio.lowlevel.Task]], int]  # of the tasks that could run, the index of the one that does
 
 
-_NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT")  # of the module of the run loop
+_NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT", "Deadlines")  # of the module of the run loop
 
 
 class TrioChanged(RuntimeError):
@@ -114,6 +114,54 @@ def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
     return clock
 
 
+@define(eq=False)
+class Alarm:
+    """Wakes the one task that waits for it, at a time of trio's clock or when it is rung before. `trio.sleep_until`
+    needs a cancel scope and an exception for that, which take as long as ten steps of a task.
+
+    It lies among trio's deadlines, and looks to them like a cancel scope.
+    """
+
+    _registered_deadline: float = field(default=math.inf, init=False)
+    _waiting: trio.lowlevel.Task | None = field(default=None, init=False)
+    _run: Any = field(factory=_run_module, init=False)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a task waits that nothing has woken yet."""
+        return self._waiting is not None
+
+    async def wait(self) -> None:
+        """Until it rings."""
+        self._waiting = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._aborted)
+
+    def _aborted(self, _: object) -> trio.lowlevel.Abort:
+        self._waiting = None
+        self.set(math.inf)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def set(self, deadline: float) -> None:
+        """It rings at ``deadline``, and at none that was set before."""
+        deadlines = self._run.GLOBAL_RUN_CONTEXT.runner.deadlines
+        if self._registered_deadline < math.inf:
+            deadlines.remove(self._registered_deadline, self)
+        self._registered_deadline = deadline
+        if deadline < math.inf:
+            deadlines.add(deadline, self)
+
+    def ring(self) -> None:
+        """Now."""
+        self.set(math.inf)
+        if self._waiting is not None:
+            task, self._waiting = self._waiting, None
+            trio.lowlevel.reschedule(task)
+
+    def _cancel(self, _: object) -> None:
+        """Called by trio when the deadline has come."""
+        self.ring()
+
+
 @contextmanager
 def seeded_batches(seed: int) -> Iterator[None]:
     """Within the block trio shuffles its batches of tasks as ``seed`` says, not as chance does."""
@@ -154,6 +202,8 @@ def self_test() -> None:
         raise TrioChanged("an error does not come out where it was thrown in")
     if not _tells_of_a_deadlock():
         raise TrioChanged("the virtual clock does not tell of a deadlock")
+    if (times := _times_of_alarms()) != [0.5, 1.0, 2.0]:
+        raise TrioChanged(f"alarms do not ring when they should, but at {times}")
     if (times := _times_of_sleeps()) != [0.5, 1.75]:
         raise TrioChanged(f"the virtual clock does not jump to the next deadline, but to {times}")
 
@@ -224,6 +274,29 @@ def _times_of_sleeps() -> list[float]:
         async with trio.open_nursery() as nursery:
             for seconds in (1.75, 0.5):
                 nursery.start_soon(nap, seconds)
+
+    trio.run(main, clock=virtual_clock(lambda: None))
+    return times
+
+
+def _times_of_alarms() -> list[float]:
+    """When a task wakes up whose alarm rings 0.5 s after it was set, is rung after 0.5 s more instead of later, and is
+    cancelled after another second."""
+    times: list[float] = []
+    alarm = Alarm()
+
+    async def ring() -> None:
+        await trio.sleep(1.0)
+        alarm.ring()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ring)
+            for deadline in (0.5, 7.0, 9.0):
+                alarm.set(deadline)
+                with trio.move_on_at(2.0):
+                    await alarm.wait()
+                times.append(trio.current_time())
 
     trio.run(main, clock=virtual_clock(lambda: None))
     return times
