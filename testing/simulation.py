@@ -193,10 +193,9 @@ class _Injector(trio.abc.Instrument):
 
     def on_device(self, job: Job, _: object) -> BaseException | None:
         """See `SimExecutor.fault`."""
-        kind = None if self.fault is None else self.fault.kind
-        if kind in _DEVICE_FAULTS:
-            jobs, error = _DEVICE_FAULTS[kind]
-            if job in jobs and self.happens(kind):
+        if self.fault is not None and self.fault.kind in _DEVICE_FAULTS:
+            jobs, error = _DEVICE_FAULTS[self.fault.kind]
+            if job in jobs and self.happens(self.fault.kind):
                 self.release_failed = job is Job.CLOSE
                 return error(f"injected into {job.value}")
         if job is Job.CLOSE and self._releases_fail:

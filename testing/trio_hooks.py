@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import random
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,16 +81,39 @@ class _OneTaskQueue(list[trio.lowlevel.Task]):
             self._given = None
 
 
+class _AsksSeldom:
+    """Stands in for trio's I/O manager, and asks the system in a tick only where it may have something to tell: where
+    a task waits for a file, or where a thread or a signal handler has handed something over. The one task that always
+    waits for a file is the one that takes what is handed over."""
+
+    def __init__(self, runner: Any) -> None:
+        manager = self._manager = runner.io_manager
+        self._waited_for, self._poll = manager._registered, manager.get_events
+        self._handed_over, self._handed_over_once = runner.entry_queue.queue, runner.entry_queue.idempotent_queue
+        self.process_events = manager.process_events
+
+    def get_events(self, timeout: float) -> Any:
+        """Called by trio in each tick."""
+        idle = len(self._waited_for) <= 1 and not self._handed_over and not self._handed_over_once
+        return () if idle and timeout <= 0 else self._poll(timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
 @define(eq=False)
 class OneTaskPerTick(trio.abc.Instrument):
-    """An instrument that replaces the run queue of the run it is given to."""
+    """An instrument that replaces the run queue of the run it is given to, and asks the system for less."""
 
     pick: Pick
     _run: Any = field(factory=_run_module, init=False)
 
     def before_run(self) -> None:
         """Called by trio once its runner exists and before it has a task."""
-        self._run.GLOBAL_RUN_CONTEXT.runner.runq = _OneTaskQueue(self.pick)
+        runner = self._run.GLOBAL_RUN_CONTEXT.runner
+        runner.runq = _OneTaskQueue(self.pick)
+        if hasattr(runner.io_manager, "_registered"):  # not on Windows, where the system is asked in every tick
+            runner.io_manager = _AsksSeldom(runner)
 
 
 def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
@@ -202,6 +226,8 @@ def self_test() -> None:
         raise TrioChanged("an error does not come out where it was thrown in")
     if not _tells_of_a_deadlock():
         raise TrioChanged("the virtual clock does not tell of a deadlock")
+    if (heard := _hears_of_files_and_threads()) != ["handed over", "then", "handed over once", "then", "file"]:
+        raise TrioChanged(f"of a file and what is handed over, a run with one task a tick hears only {heard}")
     if (times := _times_of_alarms()) != [0.5, 1.0, 2.0]:
         raise TrioChanged(f"alarms do not ring when they should, but at {times}")
     if (times := _times_of_sleeps()) != [0.5, 1.75]:
@@ -227,6 +253,41 @@ def _order(names: str, *, later: str = "") -> str:
 
     trio.run(main, instruments=[OneTaskPerTick(pick)] if later else [])
     return "".join(order)
+
+
+def _hears_of_files_and_threads() -> list[str]:
+    """What comes to a run while a task of it is always ready: one thing, then another, so that none comes with the
+    next."""
+    heard: list[str] = []
+    near, far = socket.socketpair()
+
+    async def read() -> None:
+        await trio.lowlevel.wait_readable(near)
+        heard.append("file")
+
+    async def go_on() -> None:
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        token = trio.lowlevel.current_trio_token()
+        await go_on()
+        token.run_sync_soon(heard.append, "handed over")
+        await go_on()
+        heard.append("then")
+        token.run_sync_soon(heard.append, "handed over once", idempotent=True)
+        await go_on()
+        heard.append("then")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await go_on()
+            far.send(b"!")
+            await go_on()
+            nursery.cancel_scope.cancel()
+
+    with near, far:
+        trio.run(main, instruments=[OneTaskPerTick(lambda _: 0)])
+    return heard
 
 
 def _is_thrown_into() -> bool:
