@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -58,16 +59,19 @@ class Scenario:
     naps: tuple[float, ...] = ()
 
 
+@functools.lru_cache(maxsize=1024)
 def audio(number: int) -> Samples:
     """The samples of a client's audio: short, and different for every number."""
     return np.full(1600, number / 100, np.float32)
 
 
+@functools.lru_cache(maxsize=1024)
 def prepared(client: Client, model: SimModel) -> Prepared:
     """What a client that has no audio asks for."""
     return SimPreparer(model=model).prepare(client.prompt, images=client.images)
 
 
+@functools.lru_cache(maxsize=1024)
 def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     """The tokens that a client must get, without end-of-text."""
     if model.kind is Kind.ENCODER_DECODER:
@@ -79,6 +83,7 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     return tokens[:-1] if tokens[-1] == EOS else tokens
 
 
+@functools.lru_cache(maxsize=1024)
 def true_vector(client: Client, model: SimModel) -> tuple[float, ...]:
     """The vector that a client must get who asks for one."""
     prompt = prepared(client, model)
@@ -90,7 +95,7 @@ def _placements(prompt: Prepared) -> list[Placement]:
 
 
 _ONE_ENTRY = {"encoder_cache_bytes": 100}
-_FEW_PAGES = SimModel(max_positions=28, pages=10, page_size=4, cross_slots=2)
+_FEW_PAGES = SimModel(max_positions=9, pages=15, page_size=1, cross_slots=2)  # two fit in at first
 _READS_IMAGES = SimModel(kind=Kind.DECODER, max_positions=24, pages=14)
 _GUESSES = {"speculation": Speculation(tokens=3)}
 _TWO_IMAGES = (START, IMAGE, 5, IMAGE, 6)
@@ -122,7 +127,7 @@ _ALL = (
     ),
     Scenario(
         name="preemption",
-        clients=tuple(Client(audio=1, prompt=(START, 1 + number), max_tokens=24) for number in range(3)),
+        clients=tuple(Client(audio=1, prompt=(START, 1 + number), max_tokens=7) for number in range(3)),
         model=_FEW_PAGES,
         config={"prefix_caching": False},
     ),
@@ -144,15 +149,15 @@ _ALL = (
     ),
     Scenario(
         name="drain",
-        clients=(Client(audio=1, max_tokens=8), Client(audio=2, max_tokens=8)),
-        leaves=0.4,
+        clients=(Client(audio=1, max_tokens=6), Client(audio=2, max_tokens=4)),
+        leaves=0.36,
         outside=True,
     ),
     Scenario(
         name="shutdown while busy",
-        clients=(Client(audio=1, max_tokens=40), Client(audio=2, max_tokens=40), Client(audio=3, arrives=0.5)),
+        clients=(Client(audio=1, max_tokens=40), Client(audio=2, max_tokens=40), Client(audio=3, arrives=0.4)),
         config={"drain_seconds": 0.01},  # shorter than a step
-        leaves=0.55,
+        leaves=0.45,
     ),
     Scenario(
         name="sleep by order",
@@ -204,7 +209,7 @@ _ALL = (
     Scenario(
         name="preemption among images",
         clients=tuple(
-            Client(images=(3, number), prompt=_TWO_IMAGES, max_tokens=7, priority=-number, arrives=0.35 * number)
+            Client(images=(3, number), prompt=_TWO_IMAGES, max_tokens=5, priority=-number, arrives=0.33 * number)
             for number in range(3)
         ),
         model=SimModel(kind=Kind.DECODER, max_positions=16, pages=8),

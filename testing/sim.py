@@ -10,11 +10,9 @@ must be is told by `expected_tokens`.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -27,6 +25,7 @@ from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription, Prepared, WhisperTokens
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
 from ..core.request import EncoderItem, Placement, Pooling
+from .trio_hooks import Alarm
 
 SECONDS: Mapping[Job, float] = {
     Job.OPEN: 1.0,
@@ -286,19 +285,17 @@ class SimExecutor:
     def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
         """See `Executor.encode`."""
         self._call(Job.ENCODE, jobs)
-        with self._watched():
-            for job in jobs:
-                assert job.key not in self.outputs, f"{job.key} is encoded though it is resident"
-                assert job.payload is not None, f"{job.key} is encoded without a payload"
+        for job in jobs:
+            self._check(job.key not in self.outputs, f"{job.key} is encoded though it is resident")
+            self._check(job.payload is not None, f"{job.key} is encoded without a payload")
         self.outputs.update({job.key: job.size for job in jobs})
 
     def free(self, keys: tuple[str, ...]) -> None:
         """See `Executor.free`."""
         self._call(Job.FREE, keys)
-        with self._watched():
-            for key in keys:
-                assert key in self.outputs, f"{key} is freed, but it is not resident"
-                del self.outputs[key]
+        for key in keys:
+            self._check(key in self.outputs, f"{key} is freed, but it is not resident")
+            del self.outputs[key]
 
     def step(self, plan: StepPlan) -> StepResult:
         """See `Executor.step`."""
@@ -306,11 +303,17 @@ class SimExecutor:
             self._records.pop(sequence_id, None)
         try:
             self._call(Job.STEP, plan)
-            with self._watched():
-                return self._step(plan)
+            return self._watched_step(plan)
         except BaseException:
             for part in plan.chunks:
                 self._records.pop(part.sequence_id, None)
+            raise
+
+    def _watched_step(self, plan: StepPlan) -> StepResult:
+        try:
+            return self._step(plan)
+        except Exception as error:
+            self.misuses.append(f"{type(error).__name__}: {error}")
             raise
 
     def _step(self, plan: StepPlan) -> StepResult:
@@ -369,19 +372,16 @@ class SimExecutor:
         for kept in (self.outputs, self._records, self._pages, self._slots):
             kept.clear()
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.misuses.append(f"{type(error).__name__}: {error}")
-            raise
+    def _check(self, right: bool, misuse: str) -> None:
+        if not right:
+            self.misuses.append(f"AssertionError: {misuse}")
+            raise AssertionError(misuse)
 
     def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
-        with self._watched():
-            assert self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor"
-            assert not self.is_asleep or job in _ASLEEP, f"{job.value} on an executor that is asleep"
-            assert self.is_asleep or job is not Job.WAKE, "wake of an executor that is awake"
+        if not self.is_open or self.is_asleep or job is Job.WAKE:
+            self._check(self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor")
+            self._check(not self.is_asleep or job in _ASLEEP, f"{job.value} on an executor that is asleep")
+            self._check(self.is_asleep or job is not Job.WAKE, "wake of an executor that is awake")
         self.calls.append(job)
         error = self.fault(job, argument) if self.fault is not None else None
         if error is not None:
@@ -486,10 +486,11 @@ class SimWorker:
     duration: Callable[[Job, Any], float] | None = None
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
     abandoned: bool = field(default=False, init=False)
-    _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)
-    _wake: trio.Event = field(factory=trio.Event, init=False)
-    _ended: bool = field(default=False, init=False)
+    _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)  # the call that runs is still in it
+    _alarm: Alarm = field(factory=Alarm, init=False)  # rings when the call that runs is over, or all is
+    _running: bool = field(default=False, init=False)
     _hanging: bool = field(default=False, init=False)
+    _ended: bool = field(default=False, init=False)
     _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
@@ -497,14 +498,22 @@ class SimWorker:
         nursery.start_soon(self._serve, deliver, name="sim worker")
 
     def submit(self, job: Job, call: Call, *args: Any) -> None:
-        """See `Worker.submit`."""
+        """See `Worker.submit`. Where none runs, the call begins at once: that takes no turn of the worker's task."""
         self._queue.append((job, call, *args))
-        self._wake.set()
+        if self._alarm.is_waited_for and not self._running:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._running = True
+        self._hanging = self.hangs(self._queue[0][0])
+        if not self._hanging:
+            self._alarm.set(trio.current_time() + self._seconds(*self._queue[0]))
 
     def stop(self) -> None:
         """See `Worker.stop`."""
         self._ended = True
-        self._wake.set()
+        if not self._running:
+            self._alarm.ring()
 
     def abandon(self, last: Call) -> None:
         """See `Worker.abandon`. A call that hangs never returns, so that nothing after it is ever run."""
@@ -519,17 +528,13 @@ class SimWorker:
     @trio.lowlevel.enable_ki_protection  # ^C never comes to a thread
     async def _serve(self, deliver: Deliver) -> None:
         with self._scope:
-            while True:
-                while not self._queue:
-                    if self._ended:
-                        return
-                    self._wake = trio.Event()
-                    await self._wake.wait()
-                submitted = self._queue.popleft()
-                self._hanging = self.hangs(submitted[0])
-                await trio.sleep(math.inf if self._hanging else self._seconds(*submitted))
-                deliver(run_call(*submitted))
-                del submitted
+            while self._queue or not self._ended:
+                if self._queue:
+                    self._begin()
+                await self._alarm.wait()
+                if self._running:
+                    self._running = False
+                    deliver(run_call(*self._queue.popleft()))
 
     def _seconds(self, job: Job, _: Call, argument: object = None) -> float:
         return self.seconds[job] if self.duration is None else self.duration(job, argument)

@@ -12,6 +12,7 @@ wrong token or no end, a page or a byte that does not come back, an exception th
 from __future__ import annotations
 
 import enum
+import functools
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -154,12 +155,13 @@ class _Injector(trio.abc.Instrument):
     release_failed: bool = False
     _releases_fail: bool = False
     _occasions: int = 0
+    _roles: dict[str, str] = field(factory=dict)  # by the name of the task
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """Called by trio."""
         if self.over:
             return
-        name = role(task)
+        name = self._roles.get(task.name) or self._roles.setdefault(task.name, role(task))
         self.steps[name] += 1
         fault = self.fault
         if fault is not None and name == fault.task and self.steps[name] == fault.step:
@@ -191,8 +193,9 @@ class _Injector(trio.abc.Instrument):
 
     def on_device(self, job: Job, _: object) -> BaseException | None:
         """See `SimExecutor.fault`."""
-        for kind, (jobs, error) in _DEVICE_FAULTS.items():
-            if job in jobs and self.happens(kind):
+        if self.fault is not None and self.fault.kind in _DEVICE_FAULTS:
+            jobs, error = _DEVICE_FAULTS[self.fault.kind]
+            if job in jobs and self.happens(self.fault.kind):
                 self.release_failed = job is Job.CLOSE
                 return error(f"injected into {job.value}")
         if job is Job.CLOSE and self._releases_fail:
@@ -344,7 +347,8 @@ class _Run:
                 raise
 
     async def _ask(self, number: int, client: Client) -> None:
-        await trio.sleep(client.arrives)
+        if client.arrives:
+            await trio.sleep(client.arrives)
         self.ends[number] = "cancelled"
         try:
             with trio.move_on_after(client.patience) as scope:
@@ -392,7 +396,7 @@ class _Run:
         return self.engine.stream(
             prompt_token_ids=client.prompt,
             audio=audio(client.audio),
-            sampling=SamplingParams(max_tokens=client.max_tokens),
+            sampling=_sampling(client.max_tokens),
             priority=client.priority,
         )
 
@@ -407,6 +411,11 @@ class _Run:
             pooling=client.pooling,
             priority=client.priority,
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens)
 
 
 def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault | None = None) -> Outcome:

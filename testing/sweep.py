@@ -11,12 +11,15 @@ the one line that runs it again.
 
 from __future__ import annotations
 
+import gc
 import itertools
+import logging
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from attrs import define, field, frozen
 
@@ -132,7 +135,8 @@ def sweep_all(
         workers: processes.
         on_progress: called after each schedule with what there is so far.
     """
-    report, pool = Report(), ProcessPoolExecutor(workers, initializer=_begin_worker) if workers > 1 else None
+    began = partial(_begin_worker, logging.getLogger("triolet").level)
+    report, pool = Report(), ProcessPoolExecutor(workers, initializer=began) if workers > 1 else None
     try:
         for schedule in _schedules(seed):
             items = [(name, schedule) for name in SCENARIOS]
@@ -149,6 +153,9 @@ def sweep_all(
     return report
 
 
-def _begin_worker() -> None:
-    """A worker makes its own ^C, whatever the shell that began all this has it ignore."""
+def _begin_worker(log_level: int) -> None:
+    """A worker makes its own ^C, whatever the shell that began all this has it ignore, and logs what its parent would.
+    What is there now stays, so that the collector need not look at it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger("triolet").setLevel(log_level)
+    gc.freeze()

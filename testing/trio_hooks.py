@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import random
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ _created: Callable[[trio.lowlevel.Task], int] = operator.attrgetter("_counter")
 Pick = Callable[[list[trio.lowlevel.Task]], int]  # of the tasks that could run, the index of the one that does
 
 
-_NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT")  # of the module of the run loop
+_NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT", "Deadlines")  # of the module of the run loop
 
 
 class TrioChanged(RuntimeError):
@@ -44,68 +45,145 @@ def _run_module() -> Any:
     return run
 
 
-@define(eq=False)
-class _OneTaskQueue:
+class _OneTaskQueue(list[trio.lowlevel.Task]):
     """Stands in for trio's run queue, and gives the loop one task a tick, the one that ``pick`` chooses.
 
     trio's own queue gives every runnable task its turn in every tick, so that no task ever falls behind another by two
-    steps: whole families of orders never happen in a test, and do in production.
+    steps: whole families of orders never happen in a test, and do in production. It is a list, the longest waiting
+    first, since trio appends to it and asks for its length several times a tick.
     """
 
-    pick: Pick
-    tasks: list[trio.lowlevel.Task] = field(factory=list)  # the longest waiting first
-    _fresh: list[trio.lowlevel.Task] = field(factory=list)  # since the last tick
-    _given: int | None = None
+    __slots__ = ("_given", "_pick", "_seen")
 
-    def append(self, task: trio.lowlevel.Task) -> None:
-        self._fresh.append(task)
-
-    def __len__(self) -> int:
-        return len(self.tasks) + len(self._fresh)
+    def __init__(self, pick: Pick) -> None:
+        super().__init__()
+        self._pick = pick
+        self._seen = 0  # the tasks behind these came since the last tick
+        self._given: int | None = None
 
     def __iter__(self) -> Iterator[trio.lowlevel.Task]:
-        # those woken together come in the order of trio's sets, which is that of their addresses
-        self._fresh.sort(key=_created)
-        self.tasks += self._fresh
-        self._fresh.clear()
-        if self.tasks:
-            self._given = self.pick(self.tasks) % len(self.tasks)
-            yield self.tasks[self._given]
+        """What trio makes its next batch of."""
+        waiting = len(self)
+        if waiting - self._seen > 1:
+            # those woken together come in the order of trio's sets, which is that of their addresses
+            self[self._seen :] = sorted(self[self._seen :], key=_created)
+        self._seen = waiting
+        if not waiting:
+            return iter(())
+        self._given = self._pick(self[:]) % waiting
+        return iter((self[self._given],))
 
     def clear(self) -> None:
+        """trio has made its batch."""
         if self._given is not None:
-            del self.tasks[self._given]
+            del self[self._given]
+            self._seen -= 1
             self._given = None
+
+
+class _AsksSeldom:
+    """Stands in for trio's I/O manager, and asks the system in a tick only where it may have something to tell: where
+    a task waits for a file, or where a thread or a signal handler has handed something over. The one task that always
+    waits for a file is the one that takes what is handed over."""
+
+    def __init__(self, runner: Any) -> None:
+        manager = self._manager = runner.io_manager
+        self._waited_for, self._poll = manager._registered, manager.get_events
+        self._handed_over, self._handed_over_once = runner.entry_queue.queue, runner.entry_queue.idempotent_queue
+        self.process_events = manager.process_events
+
+    def get_events(self, timeout: float) -> Any:
+        """Called by trio in each tick."""
+        idle = len(self._waited_for) <= 1 and not self._handed_over and not self._handed_over_once
+        return () if idle and timeout <= 0 else self._poll(timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
 
 
 @define(eq=False)
 class OneTaskPerTick(trio.abc.Instrument):
-    """An instrument that replaces the run queue of the run it is given to."""
+    """An instrument that replaces the run queue of the run it is given to, and asks the system for less."""
 
     pick: Pick
     _run: Any = field(factory=_run_module, init=False)
 
     def before_run(self) -> None:
         """Called by trio once its runner exists and before it has a task."""
-        self._run.GLOBAL_RUN_CONTEXT.runner.runq = _OneTaskQueue(self.pick)
+        runner = self._run.GLOBAL_RUN_CONTEXT.runner
+        runner.runq = _OneTaskQueue(self.pick)
+        if hasattr(runner.io_manager, "_registered"):  # not on Windows, where the system is asked in every tick
+            runner.io_manager = _AsksSeldom(runner)
 
 
 def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
     """A clock that jumps to the next deadline when all tasks wait. Where there is none nobody will ever wake up:
     ``on_deadlock`` is called, once for each time, instead of spinning for ever as `trio.testing.MockClock` does."""
     clock = trio.testing.MockClock(autojump_threshold=0)
-    if not callable(getattr(clock, "_autojump", None)):
-        raise TrioChanged("trio.testing.MockClock._autojump is gone")
-    jump: Callable[[], None] = clock._autojump
+    hidden: Any = clock
+    for name in ("_autojump", "_virtual_base"):
+        if not hasattr(clock, name):
+            raise TrioChanged(f"trio.testing.MockClock.{name} is gone")
+    run = _run_module()
 
     def jump_or_tell() -> None:
-        if trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf:
+        deadline = run.GLOBAL_RUN_CONTEXT.runner.deadlines.next_deadline()
+        if deadline == math.inf:
             on_deadlock()
         else:
-            jump()
+            hidden._virtual_base = max(deadline, hidden._virtual_base)
 
-    clock._autojump = jump_or_tell  # type: ignore[method-assign]
+    hidden._autojump = jump_or_tell
+    hidden.current_time = lambda: hidden._virtual_base  # its rate is 0
     return clock
+
+
+@define(eq=False)
+class Alarm:
+    """Wakes the one task that waits for it, at a time of trio's clock or when it is rung before. `trio.sleep_until`
+    needs a cancel scope and an exception for that, which take as long as ten steps of a task.
+
+    It lies among trio's deadlines, and looks to them like a cancel scope.
+    """
+
+    _registered_deadline: float = field(default=math.inf, init=False)
+    _waiting: trio.lowlevel.Task | None = field(default=None, init=False)
+    _run: Any = field(factory=_run_module, init=False)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a task waits that nothing has woken yet."""
+        return self._waiting is not None
+
+    async def wait(self) -> None:
+        """Until it rings."""
+        self._waiting = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._aborted)
+
+    def _aborted(self, _: object) -> trio.lowlevel.Abort:
+        self._waiting = None
+        self.set(math.inf)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def set(self, deadline: float) -> None:
+        """It rings at ``deadline``, and at none that was set before."""
+        deadlines = self._run.GLOBAL_RUN_CONTEXT.runner.deadlines
+        if self._registered_deadline < math.inf:
+            deadlines.remove(self._registered_deadline, self)
+        self._registered_deadline = deadline
+        if deadline < math.inf:
+            deadlines.add(deadline, self)
+
+    def ring(self) -> None:
+        """Now."""
+        self.set(math.inf)
+        if self._waiting is not None:
+            task, self._waiting = self._waiting, None
+            trio.lowlevel.reschedule(task)
+
+    def _cancel(self, _: object) -> None:
+        """Called by trio when the deadline has come."""
+        self.ring()
 
 
 @contextmanager
@@ -148,6 +226,12 @@ def self_test() -> None:
         raise TrioChanged("an error does not come out where it was thrown in")
     if not _tells_of_a_deadlock():
         raise TrioChanged("the virtual clock does not tell of a deadlock")
+    if (heard := _hears_of_files_and_threads()) != ["handed over", "then", "handed over once", "then", "file"]:
+        raise TrioChanged(f"of a file and what is handed over, a run with one task a tick hears only {heard}")
+    if (times := _times_of_alarms()) != [0.5, 1.0, 2.0]:
+        raise TrioChanged(f"alarms do not ring when they should, but at {times}")
+    if (times := _times_of_sleeps()) != [0.5, 1.75]:
+        raise TrioChanged(f"the virtual clock does not jump to the next deadline, but to {times}")
 
 
 def _order(names: str, *, later: str = "") -> str:
@@ -169,6 +253,41 @@ def _order(names: str, *, later: str = "") -> str:
 
     trio.run(main, instruments=[OneTaskPerTick(pick)] if later else [])
     return "".join(order)
+
+
+def _hears_of_files_and_threads() -> list[str]:
+    """What comes to a run while a task of it is always ready: one thing, then another, so that none comes with the
+    next."""
+    heard: list[str] = []
+    near, far = socket.socketpair()
+
+    async def read() -> None:
+        await trio.lowlevel.wait_readable(near)
+        heard.append("file")
+
+    async def go_on() -> None:
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        token = trio.lowlevel.current_trio_token()
+        await go_on()
+        token.run_sync_soon(heard.append, "handed over")
+        await go_on()
+        heard.append("then")
+        token.run_sync_soon(heard.append, "handed over once", idempotent=True)
+        await go_on()
+        heard.append("then")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await go_on()
+            far.send(b"!")
+            await go_on()
+            nursery.cancel_scope.cancel()
+
+    with near, far:
+        trio.run(main, instruments=[OneTaskPerTick(lambda _: 0)])
+    return heard
 
 
 def _is_thrown_into() -> bool:
@@ -202,3 +321,43 @@ def _tells_of_a_deadlock() -> bool:
 
     trio.run(main, clock=virtual_clock(scope.cancel))
     return scope.cancelled_caught
+
+
+def _times_of_sleeps() -> list[float]:
+    """The virtual times at which two tasks wake up that sleep 0.5 s and 1.75 s."""
+    times: list[float] = []
+
+    async def nap(seconds: float) -> None:
+        await trio.sleep(seconds)
+        times.append(trio.current_time())
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for seconds in (1.75, 0.5):
+                nursery.start_soon(nap, seconds)
+
+    trio.run(main, clock=virtual_clock(lambda: None))
+    return times
+
+
+def _times_of_alarms() -> list[float]:
+    """When a task wakes up whose alarm rings 0.5 s after it was set, is rung after 0.5 s more instead of later, and is
+    cancelled after another second."""
+    times: list[float] = []
+    alarm = Alarm()
+
+    async def ring() -> None:
+        await trio.sleep(1.0)
+        alarm.ring()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ring)
+            for deadline in (0.5, 7.0, 9.0):
+                alarm.set(deadline)
+                with trio.move_on_at(2.0):
+                    await alarm.wait()
+                times.append(trio.current_time())
+
+    trio.run(main, clock=virtual_clock(lambda: None))
+    return times

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -222,3 +225,23 @@ def test_a_sweep_of_everything_goes_on_until_there_are_enough_faults(monkeypatch
     assert report.failures == []
     assert report.faults >= 500
     assert len(told) > 1
+
+
+_SWEEP_OF_ONE = """
+import triolet.testing.sweep as sweep
+from triolet.testing.__main__ import begin
+from triolet.testing.clients import Client, Scenario
+
+sweep.SCENARIOS = {"plain": Scenario(name="plain", clients=(Client(max_tokens=1),))}
+begin()
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_command_prints_its_report_and_no_warning_that_it_provokes(workers):
+    """Releases that fail among them: an engine without a handler for its log would warn of each on stderr."""
+    command = [sys.executable, "-c", _SWEEP_OF_ONE, "--faults", "1", "--workers", workers]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "a release raises" in done.stdout
+    assert "0 broken promises" in done.stdout
+    assert re.fullmatch(r"\d+ faults in \d+ runs, \d+ s\n", done.stderr)

@@ -31,6 +31,20 @@ def test_a_run_queue_that_trio_no_longer_asks_is_noticed(monkeypatch):
         self_test()
 
 
+@pytest.mark.parametrize("left_out", ["_waited_for", "_handed_over", "_handed_over_once"])
+def test_what_a_run_no_longer_hears_of_is_noticed(monkeypatch, left_out):
+    """Deaf to one of those for whose sake the system is asked at all."""
+    init = trio_hooks._AsksSeldom.__init__
+
+    def deaf(manager, runner):
+        init(manager, runner)
+        setattr(manager, left_out, ())
+
+    monkeypatch.setattr(trio_hooks._AsksSeldom, "__init__", deaf)
+    with pytest.raises(TrioChanged, match="hears only"):
+        self_test()
+
+
 def test_a_clock_without_autojump_is_noticed(monkeypatch):
     monkeypatch.delattr(MockClock, "_autojump")
     with pytest.raises(TrioChanged, match="_autojump"):
