@@ -1,0 +1,88 @@
+"""Stored tensors: what is read piece by piece is what the safetensors library reads at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from triolet.core.errors import CheckpointError
+from triolet.models.stored import MappedTensor, fill, open_weights, stored_tensors
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    wanted=st.sampled_from((None, torch.float32, torch.bfloat16)),
+)
+@settings(derandomize=True, max_examples=60, deadline=None)
+def test_every_tensor_is_what_the_library_reads(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[list[int]], dtype: torch.dtype, wanted: torch.dtype | None
+) -> None:
+    path = tmp_path_factory.mktemp("stored") / "model.safetensors"
+    save_file({f"t{n}": (torch.randn(shape) * 100).to(dtype) for n, shape in enumerate(shapes)}, path)
+    expected, stored = load_file(path), stored_tensors(path)
+    assert stored.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert stored[name].get_shape() == list(tensor.shape)
+        assert stored[name].dtype == tensor.dtype
+        assert torch.equal(stored[name][...].to(dtype=wanted), tensor.to(wanted or dtype))
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> tuple[Path, torch.Tensor]:
+    """Of two and a half pieces."""
+    tensor = torch.arange(5 << 17, dtype=torch.float32).view(5, -1)
+    save_file({"before": torch.zeros(3), "large": tensor}, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors", tensor
+
+
+def test_a_tensor_of_several_pieces_is_whole_and_scaled(large: tuple[Path, torch.Tensor]) -> None:
+    path, tensor = large
+    stored = stored_tensors(path)["large"]
+    assert [len(piece) for piece in stored.pieces()] == [1 << 18, 1 << 18, 1 << 17]
+    target = torch.empty_like(tensor)
+    fill(target, stored.pieces(), 0.5)
+    assert torch.equal(target, tensor * 0.5)
+    assert torch.equal(stored[1:3, 7], tensor[1:3, 7])
+
+
+def test_a_pickle_is_read_in_pieces_too(tmp_path: Path, large: tuple[Path, torch.Tensor]) -> None:
+    tensor = large[1]
+    torch.save({"large": tensor, "step": 3}, tmp_path / "model.bin")
+    (stored,) = open_weights(tmp_path / "model.bin").values()
+    assert isinstance(stored, MappedTensor)
+    assert (stored.shape, stored.dtype) == (tuple(tensor.shape), tensor.dtype)
+    assert torch.equal(torch.cat(list(stored.pieces())), tensor.flatten())
+
+
+def test_a_file_that_has_become_shorter_is_told(large: tuple[Path, torch.Tensor]) -> None:
+    path, _ = large
+    stored = stored_tensors(path)["large"]
+    with path.open("r+b") as file:
+        file.truncate(stored.begin + 10)
+    with pytest.raises(CheckpointError, match=r"'large' of .* cannot be read: the file ends within it"):
+        stored.to()
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*No such file"):
+        stored.to()
+
+
+def test_a_dtype_that_torch_does_not_have_is_told(large: tuple[Path, torch.Tensor]) -> None:
+    stored = evolve(stored_tensors(large[0])["large"], kind="F4")
+    with pytest.raises(CheckpointError, match=r"is of F4; allowed: BOOL, .* Save the checkpoint again"):
+        stored.to()
+
+
+def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"no weights")
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*; download or save the checkpoint again"):
+        open_weights(path)
