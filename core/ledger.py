@@ -180,6 +180,14 @@ def _encode_failure(error: Exception) -> EncodeFailed:
     return failure
 
 
+def too_large(size: int, capacity: int) -> RequestTooLarge:
+    """The error of whoever acquires an output that the encoder cache can never hold."""
+    return RequestTooLarge(
+        f"an encoder output of {size} bytes cannot fit the encoder cache; allowed: up to {capacity} bytes; raise "
+        f"EngineConfig(encoder_cache_bytes=...) to {size} or more"
+    )
+
+
 @frozen(kw_only=True)
 class LedgerStatistics:
     """A snapshot of the ledger. Sizes in bytes; counters since the start."""
@@ -242,11 +250,7 @@ class EncoderLedger:
         self._acquires += 1
         hold = Hold(holder, key)
         if size > self.capacity:
-            error = RequestTooLarge(
-                f"an encoder output of {size} bytes cannot fit the encoder cache; allowed: up to "
-                f"{self.capacity} bytes; raise EngineConfig(encoder_cache_bytes=...) to {size} or more"
-            )
-            return Decisions(refused=(Refusal(holder, key, error),))
+            return Decisions(refused=(Refusal(holder, key, too_large(size, self.capacity)),))
         self._wait(_Wait(hold, (order, self._acquires), size, embeddings, payload))
         return self._decide()
 

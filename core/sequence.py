@@ -6,10 +6,11 @@ import enum
 
 from attrs import define
 
+from .limits import PlannerLimits
 from .order import order_of
 from .placements import PlacedItems
 from .prefix import PageKeys
-from .request import EncoderItem, Request
+from .request import EncoderItem, FinishReason, Request
 
 
 class Phase(enum.Enum):
@@ -35,6 +36,7 @@ class Sequence:
     placed: PlacedItems
     cross_item: EncoderItem | None  # what it reads through cross-attention
     limit: int  # most tokens that it will have, its prompt among them
+    stops: frozenset[int]  # tokens that end it
     phase: Phase = Phase.WAITING
     shuns_cache: bool = False  # it starts without cached pages: those it relied on were gone
     id: int | None = None  # the executor's name for it; a new one for each time it starts
@@ -50,18 +52,20 @@ class Sequence:
     ended: bool = False  # its one end has been told
 
     @classmethod
-    def of(cls, request: Request, arrival: int, *, page_size: int, identity: str) -> Sequence:
+    def of(cls, request: Request, arrival: int, limits: PlannerLimits) -> Sequence:
         """A request that nothing has been done for yet."""
         cross = next((item for item in request.items if not item.spans), None)
         assert cross is None or len(request.items) == 1, "a request has one item for cross-attention, or placed ones"
+        sampling = request.sampling
         return cls(
             request=request,
             key=(order_of(request.priority, arrival), arrival),
             tokens=list(request.prompt_token_ids),
-            page_keys=PageKeys.of(request, page_size=page_size, identity=identity),
+            page_keys=PageKeys.of(request, page_size=limits.page_size, identity=limits.identity),
             placed=PlacedItems.of(request),
             cross_item=cross,
             limit=len(request.prompt_token_ids) + request.max_tokens,
+            stops=(frozenset() if sampling.ignore_eos else limits.eos_token_ids).union(sampling.stop_token_ids),
         )
 
     @property
@@ -73,6 +77,12 @@ class Sequence:
     def left(self) -> int:
         """Tokens it may still sample."""
         return self.limit - self.known
+
+    def ended_by(self, token_id: int) -> FinishReason | None:
+        """Why ``token_id``, its latest token, ends the request."""
+        if token_id in self.stops:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.limit else None
 
     def most_cached(self) -> int:
         """Pages of its tokens that need not be fed where their content is cached: its last token has to be, for the

@@ -33,7 +33,7 @@ FAULTS = {
         "",
     ),
     "E4 nobody gives way to who waits for an image": (
-        ("core.planner:Planner._withdraw_for", "last = self._ahead.last()", "last = None"),
+        ("core.acquirer:Acquirer._withdraw_for", "last = self._ahead.last()", "last = None"),
         "stuck",
     ),
     "E5 an image is given back when its step is planned": (
@@ -73,7 +73,7 @@ FAULTS = {
     ),
     "E12 a chunk may not end within an image": (
         (
-            "core.planner:Planner._wanted",
+            "core.acts:Acts._wanted",
             "    return stop - start",
             "    room = start + self._step_size.budget\n"
             "    ends = [p.start for p in sequence.placed.placements if p.start < room < p.stop]\n"

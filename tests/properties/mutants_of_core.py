@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="requests start in a step that had to preempt",
-        function="core.planner:Planner._admit",
+        function="core.acts:Acts._admit",
         fragment="if draft.preempted:",
         mistake="if False:",
         killer=test_planner.test_nobody_starts_in_a_step_that_had_to_preempt,
@@ -90,7 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the oldest request is preempted",
-        function="core.planner:Planner._make_room",
+        function="core.acts:Acts._make_room",
         fragment="reversed(self._running)",
         mistake="self._running",
         killer=test_planner.test_the_youngest_request_gives_way_where_pages_are_short,
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the last token does not end the request",
-        function="core.planner:Planner._ends",
+        function="core.sequence:Sequence.ended_by",
         fragment="len(sequence.tokens) >= sequence.limit",
         mistake="len(sequence.tokens) > sequence.limit",
         killer=PLANNER,
@@ -114,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="one token more than wanted is sampled",
-        function="core.planner:Planner._split",
+        function="core.acts:Acts._split",
         fragment="known >= sequence.limit",
         mistake="known > sequence.limit",
         killer=test_planner.test_nothing_is_fed_beyond_the_last_token_that_is_wanted,
@@ -122,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who starts leaves its cross slot to the next one",
-        function="core.planner:Planner._try_admit",
+        function="core.acts:Acts._try_admit",
         fragment="        draft.slots -= self._slots_taken(draft, item)\n",
         mistake="",
         killer=test_planner.test_who_starts_takes_a_cross_slot_that_the_next_one_cannot_have,
@@ -219,7 +219,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # who has what a step may feed
     Mutant(
         name="prompts are read before running decoders have their token",
-        function="core.planner:Planner._draft_step",
+        function="core.acts:Acts.draft",
         fragment="        self._decode(draft, decoding)\n        self._read_on(draft, reading)\n",
         mistake="        self._read_on(draft, reading)\n        self._decode(draft, decoding)\n",
         killer=test_planner.test_a_running_decoder_is_part_of_every_step_whatever_is_read,
@@ -235,7 +235,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what no other prompt wants of a step is lost",
-        function="core.planner:Planner._draft_step",
+        function="core.acts:Acts.draft",
         fragment="        self._fill_up(draft)\n",
         mistake="",
         killer=test_planner.test_a_short_prompt_behind_a_long_one_is_read_in_the_next_step,
@@ -243,7 +243,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="draft tokens are proposed before prompts have their share",
-        function="core.planner:Planner._draft_step",
+        function="core.acts:Acts.draft",
         fragment="        self._read_on(draft, reading)\n",
         mistake="        self._propose(draft)\n        self._read_on(draft, reading)\n",
         killer=test_planner.test_draft_tokens_take_no_token_that_a_prompt_wants,
@@ -252,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # priority
     Mutant(
         name="nobody gives way to who is more urgent",
-        function="core.planner:Planner._give_way",
+        function="core.acts:Acts._give_way",
         fragment="if urgent is None or",
         mistake="if True or",
         killer=test_planner.test_an_urgent_request_has_the_place_of_a_less_urgent_one_which_keeps_its_tokens,
@@ -268,7 +268,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an urgent request takes the room of others where there is enough",
-        function="core.planner:Planner._give_way",
+        function="core.acts:Acts._give_way",
         fragment="    victims: list[Sequence] = []\n",
         mistake="    victims = [self._running[-1]]\n",
         killer=test_planner.test_nobody_gives_way_where_there_is_room,
@@ -276,7 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="somebody gives way to an equal that came before",
-        function="core.planner:_yields",
+        function="core.acts:_yields",
         fragment="running.request.priority > urgent",
         mistake="running.request.priority >= urgent",
         killer=test_planner.test_nobody_gives_way_to_an_equal_that_came_before,
@@ -284,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="those who are less urgent give way also where all of them have too little",
-        function="core.planner:Planner._give_way",
+        function="core.acts:Acts._give_way",
         fragment="        if victim is None or not _yields(victim, urgent):\n            return\n",
         mistake="        if victim is None or not _yields(victim, urgent):\n            break\n",
         killer=test_planner.test_nobody_gives_way_in_vain,
@@ -292,7 +292,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who has waited for long gives way to who has overtaken it",
-        function="core.planner:_yields",
+        function="core.acts:_yields",
         fragment=" and running.key > urgent.key",
         mistake="",
         killer=test_planner.test_nobody_is_overtaken_by_more_than_1024_later_ones_for_each_level_of_priority,
@@ -309,7 +309,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # room
     Mutant(
         name="a request starts with pages for its first chunk only",
-        function="core.planner:Planner._try_admit",
+        function="core.acts:Acts._try_admit",
         fragment="self._pages_for(len(sequence.tokens)) - len(cached)",
         mistake="self._pages_for(start + length) - len(cached)",
         killer=PLANNER,
@@ -317,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a newcomer starts where those who run will need the pages",
-        function="core.planner:Planner._fits",
+        function="core.acts:Acts._fits",
         fragment="needed + self._growth(sequence, steps) + beside <= draft.pages",
         mistake="needed <= draft.pages",
         killer=test_planner.test_a_newcomer_is_not_started_where_those_who_run_will_need_the_pages,
@@ -325,7 +325,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a start that found no room is tried again with every step",
-        function="core.planner:Planner._is_blocked",
+        function="core.room:Room.is_blocked",
         fragment="return self._blocked == (sequence.request.id, self._room_came)",
         mistake="return False",
         killer=test_planner.test_a_start_that_found_no_room_is_not_tried_again_before_room_comes,
@@ -341,7 +341,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="whoever waits acquires, however far behind",
-        function="core.planner:Planner._acquire_next",
+        function="core.acquirer:Acquirer.acquire_next",
         fragment="len(self._ahead) >= self.limits.acquire_ahead",
         mistake="False",
         killer=test_planner.test_only_the_head_of_the_queue_acquires,

@@ -232,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="cached pages that one joins who starts are room for the next one",
-        function="core.planner:Planner._try_admit",
+        function="core.acts:Acts._try_admit",
         fragment="    draft.pages -= self._pages.unused(unused)\n",
         mistake="",
         killer=test_planner.test_who_starts_joins_cached_pages_that_the_next_one_cannot_have,
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what lies in cached pages is fed again",
-        function="core.planner:Planner._try_admit",
+        function="core.acts:Acts._try_admit",
         fragment="draft.add(Part(sequence, start, length",
         mistake="draft.add(Part(sequence, 0, length",
         killer=SHARING,
@@ -295,7 +295,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an image is read before it is there",
-        function="core.planner:Planner._wanted",
+        function="core.acts:Acts._wanted",
         fragment="stop if reach is None else min(stop, reach)",
         mistake="stop",
         killer=SHARING,
@@ -319,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who waits for a place keeps the room that a running one waits for",
-        function="core.planner:Planner._withdraw_for",
+        function="core.acquirer:Acquirer._withdraw_for",
         fragment="if last is None or",
         mistake="if True or",
         killer=SHARING,
@@ -327,7 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who starts behind cached pages waits with the images that they hold",
-        function="core.planner:Planner._look_again",
+        function="core.acquirer:Acquirer.waits",
         fragment="    if sequence.placed:\n        self._release(sequence)\n",
         mistake="",
         killer=LOST,
@@ -352,7 +352,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # guesses
     Mutant(
         name="guesses go beyond the last token that is wanted",
-        function="core.planner:Planner._propose",
+        function="core.acts:Acts._propose",
         fragment="sequence.left - 1",
         mistake="sequence.left",
         killer=PLANNER,
@@ -360,7 +360,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="guesses do not count as tokens of the step",
-        function="core.planner:Planner._propose",
+        function="core.acts:Acts._propose",
         fragment="        draft.tokens -= part.draft_tokens\n",
         mistake="",
         killer=PLANNER,
@@ -368,7 +368,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="somebody gives way to a guess",
-        function="core.planner:Planner._propose",
+        function="core.acts:Acts._propose",
         fragment="        pages = min(max(0, self._pages_for(part.stop + most) - had), draft.pages)\n",
         mistake=(
             "        pages = max(0, self._pages_for(part.stop + most) - had)\n"
@@ -382,7 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="guesses are written behind the last page",
-        function="core.planner:Planner._propose",
+        function="core.acts:Acts._propose",
         fragment="min(most, (had + pages) * self.limits.page_size - part.stop)",
         mistake="most",
         killer=test_planner.test_guesses_cost_nobody_a_page_that_is_in_use,
@@ -398,7 +398,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a step is planned behind guesses of which nobody knows how many are right",
-        function="core.planner:Planner._split",
+        function="core.acts:Acts._split",
         fragment=" or sequence.drafting",
         mistake="",
         killer=SHARING,
@@ -415,7 +415,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # whole prompts
     Mutant(
         name="a whole prompt is started in a step that has no room for it",
-        function="core.planner:Planner._first_share",
+        function="core.acts:Acts._first_share",
         fragment="wanted if wanted <= draft.tokens or not draft.parts else 0",
         mistake="wanted",
         killer=WHOLE_PROMPTS,
@@ -423,7 +423,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a whole prompt is cut",
-        function="core.planner:Planner._first_share",
+        function="core.acts:Acts._first_share",
         fragment="wanted if wanted <= draft.tokens or not draft.parts else 0",
         mistake="min(wanted, draft.tokens)",
         killer=WHOLE_PROMPTS,
@@ -431,7 +431,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a whole prompt holds pages",
-        function="core.planner:Planner._pages_for",
+        function="core.room:Room.pages_for",
         fragment="0 if self.limits.whole_prompts else ",
         mistake="",
         killer=WHOLE_PROMPTS,

@@ -156,7 +156,7 @@ def test_e3_an_abort_that_does_not_release_the_entry():
     given its entry and has not read it.
     """
     in_its_books_alone = (
-        "core.planner:Planner._release",
+        "core.acquirer:Acquirer.release",
         "        self._holds.release_all(sequence)\n",
         "        told = len(self._actions)\n"
         "        self._holds.release_all(sequence)\n"
@@ -175,11 +175,11 @@ def test_e4_requests_that_wait_hold_the_entries_that_others_need():
     waits for that room while the other waits for its turn.
     """
     in_line = (
-        "core.planner:Planner._admit",
+        "core.acts:Acts._admit",
         "if draft.preempted:",
         "if draft.preempted or self._waiting.first() not in self._ready:",
     )
-    nobody_withdraws = ("core.planner:Planner._withdraw_for", "if last is None or", "if True or")
+    nobody_withdraws = ("core.acquirer:Acquirer._withdraw_for", "if last is None or", "if True or")
     assert_caught(PLANNER, "a request never ended", in_line, nobody_withdraws)
     shortest = planner(submit("a", priority=1), encodes, submit("b", priority=0))
     assert_caught(shortest, "a request never ended", in_line, nobody_withdraws)
@@ -313,7 +313,7 @@ def test_e12_steps_without_progress():
     Caught by "a request never ended": a budget of 3 tokens, pages of 4 positions; submit.
     """
     rounded_down = (
-        "core.planner:Planner._draft_step",
+        "core.acts:Acts.draft",
         "tokens=self._step_size.budget",
         "tokens=self.limits.max_step_tokens // self.limits.page_size * self.limits.page_size",
     )

@@ -56,7 +56,7 @@ def test_e3_an_abort_that_does_not_release_the_images():
     and where the simulation has no actors: submit p; encoded; abort.
     """
     in_its_books_alone = (
-        "core.planner:Planner._release",
+        "core.acquirer:Acquirer.release",
         "        self._holds.release_all(sequence)\n",
         "        told = len(self._actions)\n"
         "        self._holds.release_all(sequence)\n"
@@ -76,7 +76,7 @@ def test_e4_a_running_request_waits_for_the_image_that_a_waiting_one_holds():
     asks for q, which waits behind that of the next one, who waits for the place.
     """
     nobody_gives_way = (
-        "core.planner:Planner._withdraw_for",
+        "core.acquirer:Acquirer._withdraw_for",
         "if last is None or",
         "if True or",
     )
@@ -212,7 +212,7 @@ def test_e12_steps_without_progress():
     Caught by "a request never ended": a budget of one token; submit a token and q, which has three.
     """
     whole_images = (
-        "core.planner:Planner._read_on",
+        "core.acts:Acts._read_on",
         "        if length > 0 and",
         "        first, stop = sequence.dispatched, sequence.dispatched + length\n"
         "        ends = [p.start - first for p in sequence.placed.placements if p.start < stop < p.stop]\n"
