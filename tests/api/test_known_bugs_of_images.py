@@ -29,7 +29,7 @@ Tokens = dict[int, tuple[int, ...]]
 FIRST_STOP = "next(p.stop for p in self.placements if p.key == key) <= position"
 FAULTS = {
     "E3 an abort keeps the images": (
-        ("core.planner:Planner._settle", "        self._release(sequence)\n", "        pass\n"),
+        ("core.planner:Planner._settle", "        self._acquirer.release(sequence)\n", "        pass\n"),
         "",
     ),
     "E4 nobody gives way to who waits for an image": (
@@ -56,7 +56,7 @@ FAULTS = {
         (
             "core.planner:Planner._chunk_done",
             "    sequence.in_flight -= 1",
-            "    self._pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
+            "    self._room.pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
         ),
         "",
     ),
@@ -66,7 +66,7 @@ FAULTS = {
             "    sequence.sampling += samples\n",
             "    sequence.sampling += samples\n"
             "    fed, sequence.fed = sequence.fed, len(sequence.tokens)\n"
-            "    self._list_pages(sequence)\n"
+            "    self._room.list_pages(sequence)\n"
             "    sequence.fed = fed\n",
         ),
         "",
@@ -75,7 +75,7 @@ FAULTS = {
         (
             "core.acts:Acts._wanted",
             "    return stop - start",
-            "    room = start + self._step_size.budget\n"
+            "    room = start + self.step_size.budget\n"
             "    ends = [p.start for p in sequence.placed.placements if p.start < room < p.stop]\n"
             "    return min([stop, *ends]) - start",
         ),

@@ -166,8 +166,8 @@ MUTANTS: tuple[Mutant, ...] = (
     # what is found
     Mutant(
         name="a restart forgets nothing of what was in the pages",
-        function="core.planner:Planner.generation_lost",
-        fragment="    self._pages.forget_contents()\n",
+        function="core.room:Room.generation_lost",
+        fragment="    self.pages.forget_contents()\n",
         mistake="",
         killer=test_planner.test_nothing_is_found_of_what_was_in_the_pages_before_a_restart,
         reason="holds another sequence's KV",
@@ -179,7 +179,7 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake=(
             "    sequence.dispatched = part.start + part.length\n"
             "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
-            "    self._list_pages(sequence)\n"
+            "    self._room.list_pages(sequence)\n"
             "    sequence.fed = fed\n"
         ),
         killer=SHARING,
@@ -193,7 +193,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "        sequence.sampling -= chunk.samples\n"
             "        if sequence.pages:\n"
             "            sequence.fed = chunk.start + chunk.length\n"
-            "            self._list_pages(sequence)\n"
+            "            self._room.list_pages(sequence)\n"
         ),
         killer=SHARING,
         reason=("once answered steps have filled it", "holds another sequence's KV"),
@@ -233,7 +233,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="cached pages that one joins who starts are room for the next one",
         function="core.acts:Acts._try_admit",
-        fragment="    draft.pages -= self._pages.unused(unused)\n",
+        fragment="    draft.pages -= self._unused(draft, cached)\n",
         mistake="",
         killer=test_planner.test_who_starts_joins_cached_pages_that_the_next_one_cannot_have,
         reason="drafted with pages that are not there",
@@ -266,7 +266,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="images that have been read are kept",
         function="core.holds:EncoderHolds.release_read",
-        fragment="        self._release(sequence.request.id, key)\n",
+        fragment="        self._release(sequence, key)\n",
         mistake="        pass\n",
         killer=SHARING,
         reason="an image that has been read is given back",
@@ -328,7 +328,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="who starts behind cached pages waits with the images that they hold",
         function="core.acquirer:Acquirer.waits",
-        fragment="    if sequence.placed:\n        self._release(sequence)\n",
+        fragment="    if sequence.placed:\n        self.release(sequence)\n",
         mistake="",
         killer=LOST,
         reason="it asks for what they held",
@@ -369,11 +369,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="somebody gives way to a guess",
         function="core.acts:Acts._propose",
-        fragment="        pages = min(max(0, self._pages_for(part.stop + most) - had), draft.pages)\n",
+        fragment="        pages = min(max(0, self.room.pages_for(part.stop + most) - had), draft.pages)\n",
         mistake=(
-            "        pages = max(0, self._pages_for(part.stop + most) - had)\n"
+            "        pages = max(0, self.room.pages_for(part.stop + most) - had)\n"
             "        if pages > draft.pages:\n"
-            "            victim = next(other for other in self._running if other is not sequence)\n"
+            "            victim = next(other for other in self.room.running if other is not sequence)\n"
             "            draft.preempt(victim, len(victim.pages))\n"
             "            draft.parts = [other for other in draft.parts if other.sequence is not victim]\n"
         ),
@@ -391,7 +391,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="accepted tokens are fed again",
         function="core.planner:Planner._chunk_done",
-        fragment="    sequence.dispatched += accepted\n",
+        fragment="        sequence.dispatched += accepted\n",
         mistake="",
         killer=PLANNER,
         reason="every position is fed once",
@@ -407,8 +407,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="tokens behind the last one are committed",
         function="core.planner:Planner._commit_tokens",
-        fragment="all_of_them[:count]",
-        mistake="all_of_them",
+        fragment="given[:count]",
+        mistake="given",
         killer=PLANNER,
         reason=("committed_tokens_are_a_prefix_of_the_true_ones", "tokens are missing"),
     ),

@@ -157,11 +157,11 @@ def test_e3_an_abort_that_does_not_release_the_entry():
     """
     in_its_books_alone = (
         "core.acquirer:Acquirer.release",
-        "        self._holds.release_all(sequence)\n",
-        "        told = len(self._actions)\n"
-        "        self._holds.release_all(sequence)\n"
+        "        self.holds.release_all(sequence)\n",
+        "        told = len(self.holds.actions)\n"
+        "        self.holds.release_all(sequence)\n"
         "        if sequence.ended:\n"
-        "            del self._actions[told:]\n",
+        "            del self.holds.actions[told:]\n",
     )
     assert_caught(lambda: simulate(SCENARIOS["abort storm"]), ALWAYS_FREED, in_its_books_alone)
 
@@ -177,7 +177,8 @@ def test_e4_requests_that_wait_hold_the_entries_that_others_need():
     in_line = (
         "core.acts:Acts._admit",
         "if draft.preempted:",
-        "if draft.preempted or self._waiting.first() not in self._ready:",
+        "waiting = [sequence for sequence in self.sequences.values() if sequence.phase is Phase.WAITING]\n"
+        "    if draft.preempted or min(waiting, key=_IN_ORDER, default=None) not in self.acquirer.ready:",
     )
     nobody_withdraws = ("core.acquirer:Acquirer._withdraw_for", "if last is None or", "if True or")
     assert_caught(PLANNER, "a request never ended", in_line, nobody_withdraws)
@@ -193,7 +194,7 @@ def test_e5_an_entry_given_back_before_the_step_that_reads_it_has_run():
     at_planning = (
         "core.planner:Planner._dispatch",
         "    self._to_forget = []\n",
-        "    self._to_forget = []\n    for sequence in written:\n        self._release(sequence)\n",
+        "    self._to_forget = []\n    for sequence in written:\n        self._acquirer.release(sequence)\n",
     )
     assert_caught(lambda: simulate(SCENARIOS["plain"]), FREE_FOLLOWS_COMPLETION, at_planning)
 
@@ -240,7 +241,7 @@ def test_e8_every_decode_step_gives_the_slots_back_again():
         "core.planner:Planner._chunk_done",
         "    sequence.in_flight -= 1  #",
         "    if sequence.slot is not None:\n"
-        "        self._slots.leave(sequence.cross_item.key, sequence.slot)\n"
+        "        self._room.slots.leave(sequence.cross_item.key, sequence.slot)\n"
         "    sequence.in_flight -= 1  #",
     )
     assert_caught(PLANNER, "was left more often than joined", every_step)
@@ -314,7 +315,7 @@ def test_e12_steps_without_progress():
     """
     rounded_down = (
         "core.acts:Acts.draft",
-        "tokens=self._step_size.budget",
+        "tokens=self.step_size.budget",
         "tokens=self.limits.max_step_tokens // self.limits.page_size * self.limits.page_size",
     )
     assert_caught(PLANNER, "a request never ended", rounded_down)
@@ -338,7 +339,7 @@ def test_r1_a_request_that_holds_a_bound_partial_of_itself():
         "    from functools import partial\n"
         "    class Bound(Sequence):\n"
         "        __slots__ = ('settle',)\n"
-        "    names = ('request', 'key', 'tokens', 'page_keys', 'placed', 'cross_item', 'limit')\n"
+        "    names = ('request', 'key', 'tokens', 'page_keys', 'placed', 'cross_item', 'limit', 'stops')\n"
         "    sequence = Bound(*[getattr(sequence, name) for name in names])\n"
         "    sequence.settle = partial(self._settle, sequence)\n"
         "    self._sequences[request.id] = sequence\n",
