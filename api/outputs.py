@@ -88,24 +88,23 @@ class Output:
     tops: bool
     withdraw: Callable[[], object] | None = None
     seed: int | None = None
-    eager: bool = field(init=False)
-    """Whether it is to be fed when tokens come, not when they are read: else a slow reader would have its request
-    decode beyond a stop string."""
     ready: deque[Delta] = field(factory=deque, init=False)
     """What nobody has read yet."""
     ended: bool = field(default=False, init=False)
     """Nothing is added any more."""
-    fault: Exception | None = field(default=None, init=False)
-    """What ended the output before its request; see `raise_fault`."""
+    _fault: Exception | None = field(default=None, init=False)
     _sampled: int = field(default=0, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.eager = bool(self.stops.stops)
+    @property
+    def eager(self) -> bool:
+        """Whether it is to be fed when tokens come, not when they are read: else a slow reader would have its request
+        decode beyond a stop string."""
+        return bool(self.stops.stops)
 
     @property
     def over(self) -> bool:
         """Nothing comes any more."""
-        return self.ended and not self.ready and self.fault is None
+        return self.ended and not self.ready and self._fault is None
 
     def take(self, sampled: SampledToken) -> None:
         """Adds ``sampled``. With the token that completes a stop string the output ends, and what comes after it is
@@ -116,7 +115,7 @@ class Output:
             delta = self._add(sampled)
         except Exception as error:  # noqa: BLE001  (raised by `raise_fault`)
             error.__traceback__ = None  # through that frame it would refer to itself
-            self.fault, self.ended, delta = error, True, None
+            self._fault, self.ended, delta = error, True, None
         if delta is not None:
             self.ready.append(delta)
         if self.ended and self.withdraw is not None:
@@ -129,7 +128,7 @@ class Output:
         Raises:
             InvalidRequest: the request's structure could not be followed.
         """
-        fault, self.fault = self.fault, None
+        fault, self._fault = self._fault, None
         try:
             if fault is not None:
                 raise fault

@@ -205,7 +205,7 @@ class Deltas:
         """The next delta, if it is there and others have had their turns. The last one comes when the request has
         ended, which is at once after a stop string, so that `timings` are there with it."""
         output = self._output
-        if self._in_a_row >= FAIR or not (output.ready or self._fill()):
+        if self._in_a_row >= FAIR or not self._fill():
             return None
         if output.ended and len(output.ready) == 1 and not self._mailbox.ended:
             return None
@@ -216,13 +216,10 @@ class Deltas:
         """Feeds the output until it has a delta, if it can."""
         output, mailbox = self._output, self._mailbox
         while not output.ready:
-            if output.fault is not None:
-                output.raise_fault()
-            if output.ended:
-                return False
-            if mailbox.unread:
+            output.raise_fault()
+            if mailbox.unread and not output.ended:
                 output.take(mailbox.unread.popleft())
-            elif mailbox.ended:
+            elif mailbox.ended and not output.ended:
                 output.ended = True  # whatever its end says, nothing else comes
                 output.end(mailbox.take_end())
             else:

@@ -188,7 +188,9 @@ def test_e9_a_page_that_was_never_computed_is_found():
     at_planning = (
         "core.planner:Planner._chunk",
         "    sequence.sampling += samples\n",
-        "    sequence.fed = sequence.dispatched\n    self._room.list_pages(sequence)\n    sequence.sampling += samples\n",
+        "    sequence.fed = sequence.dispatched\n"
+        "    self._room.list_pages(sequence)\n"
+        "    sequence.sampling += samples\n",
     )
     assert_caught(SHARING, "once answered steps have filled it", at_planning)
     shortest = images(submit("q", before=1), encodes, lambda state: state.plan())
