@@ -411,24 +411,13 @@ class Planner:
             assert sampled.vector is not None, "a chunk that pools must answer with a vector"
             reason = FinishReason.POOLED
         elif samples:
-            count, reason = self._append(sequence, given)
-            given = given[:count]
+            before = len(sequence.tokens)
+            reason = sequence.extend(given)
+            given = given[: len(sequence.tokens) - before]
+            self._counters.tokens_committed += len(given)
         self._actions.append(Commit(request.id, given))
         if reason is not None:
             self._end(sequence, Finish(request.id, reason))
-
-    def _append(self, sequence: Sequence, given: tuple[SampledToken, ...]) -> tuple[int, FinishReason | None]:
-        """How many of the tokens are the sequence's, and why the last of these ends it."""
-        before, reason = len(sequence.tokens), None
-        for one in given:
-            assert one.token_id is not None, "a chunk that samples must answer with a token"
-            sequence.tokens.append(one.token_id)
-            reason = sequence.ended_by(one.token_id)
-            if reason is not None:
-                break
-        count = len(sequence.tokens) - before
-        self._counters.tokens_committed += count
-        return count, reason
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 

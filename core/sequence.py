@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from attrs import define
 
 from .limits import PlannerLimits
 from .order import order_of
 from .placements import PlacedItems
+from .plan import SampledToken
 from .prefix import PageKeys
 from .request import EncoderItem, FinishReason, Request
 
@@ -78,11 +80,16 @@ class Sequence:
         """Tokens it may still sample."""
         return self.limit - self.known
 
-    def ended_by(self, token_id: int) -> FinishReason | None:
-        """Why ``token_id``, its latest token, ends the request."""
-        if token_id in self.stops:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.tokens) >= self.limit else None
+    def extend(self, sampled: Iterable[SampledToken]) -> FinishReason | None:
+        """It has these tokens, up to one that ends it. Why that one does; ``None``: it goes on."""
+        for one in sampled:
+            assert one.token_id is not None, "a chunk that samples must answer with a token"
+            self.tokens.append(one.token_id)
+            if one.token_id in self.stops:
+                return FinishReason.STOP
+            if len(self.tokens) >= self.limit:
+                return FinishReason.LENGTH
+        return None
 
     def most_cached(self) -> int:
         """Pages of its tokens that need not be fed where their content is cached: its last token has to be, for the

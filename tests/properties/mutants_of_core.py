@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the last token does not end the request",
-        function="core.sequence:Sequence.ended_by",
+        function="core.sequence:Sequence.extend",
         fragment="len(self.tokens) >= self.limit",
         mistake="len(self.tokens) > self.limit",
         killer=PLANNER,

@@ -407,7 +407,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="tokens behind the last one are committed",
         function="core.planner:Planner._commit_tokens",
-        fragment="given[:count]",
+        fragment="given[: len(sequence.tokens) - before]",
         mistake="given",
         killer=PLANNER,
         reason=("committed_tokens_are_a_prefix_of_the_true_ones", "tokens are missing"),
