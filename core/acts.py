@@ -45,7 +45,7 @@ class Acts:
             draft = StepDraft(
                 tokens=self.step_size.budget,
                 pages=self.room.pages.free,
-                slots=self.room.slots.available,
+                slots=self.room.slots.free,
                 places=self.room.places,
                 lost=lost,
             )
@@ -116,7 +116,8 @@ class Acts:
             victims.append(victim)
             trial.places += 1
             trial.pages += self.room.pages.exclusive(victim.pages)
-            trial.slots += victim.cross_item is not None and self.room.slots.has_one_user(victim.cross_item.key)
+            if victim.slot is not None:
+                trial.slots += self.room.slots.exclusive((victim.slot,))
         for victim in victims:
             draft.preempt(victim, self.room.pages.exclusive(victim.pages))
 
@@ -242,9 +243,7 @@ class Acts:
 
     def _slots_taken(self, draft: StepDraft, item: EncoderItem) -> int:
         """Slots that a start with ``item`` takes from those that are left: none where its cross KV is in use."""
-        if item.key in draft.slot_keys:
-            return 0
-        return not self.room.slots.resident(item.key) or self.room.slots.is_idle(item.key)
+        return item.key not in draft.slot_keys and not self.room.slots.in_use(item.key)
 
     # -- what is left over -------------------------------------------------------------------------------------------
 

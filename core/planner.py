@@ -290,7 +290,7 @@ class Planner:
             pages_cached=room.pages.cached,
             cross_slots=self.limits.cross_slots,
             cross_slots_used=room.slots.used,
-            cross_slots_idle=room.slots.idle,
+            cross_slots_idle=room.slots.cached,
             step_tokens=self._step_size.budget,
             **asdict(self._counters),
         )
@@ -358,7 +358,7 @@ class Planner:
         """Whether the step must write the sequence's cross KV. One that is there needs no encoder output."""
         slots = self._room.slots
         if sequence.slot is None and slots.resident(item.key):  # another one that starts now writes it
-            sequence.slot = slots.join(item.key)
+            sequence.slot = slots.share(item.key)
         if sequence.slot is not None:
             self._counters.cross_shared += 1
             self._acquirer.release(sequence)

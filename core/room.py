@@ -60,7 +60,7 @@ class Room:
         self.pages.join(cached)
         sequence.pages = cached
         if sequence.cross_item is not None and self.slots.resident(sequence.cross_item.key):
-            sequence.slot = self.slots.join(sequence.cross_item.key)
+            sequence.slot = self.slots.share(sequence.cross_item.key)
 
     def enter(self, sequence: Sequence) -> None:
         """It runs, behind its cached pages."""
@@ -88,8 +88,8 @@ class Room:
         self.leaving.discard(sequence)
         self._came += 1
         self.pages.give_back(sequence.pages)
-        if sequence.slot is not None and sequence.cross_item is not None:
-            self.slots.leave(sequence.cross_item.key, sequence.slot)
+        if sequence.slot is not None:
+            self.slots.give_back((sequence.slot,))
         sequence.rewind()
 
     def generation_lost(self) -> None:

@@ -241,12 +241,12 @@ def test_e8_every_decode_step_gives_the_slots_back_again():
         "core.planner:Planner._chunk_done",
         "    sequence.in_flight -= 1  #",
         "    if sequence.slot is not None:\n"
-        "        self._room.slots.leave(sequence.cross_item.key, sequence.slot)\n"
+        "        self._room.slots.give_back((sequence.slot,))\n"
         "    sequence.in_flight -= 1  #",
     )
-    assert_caught(PLANNER, "was left more often than joined", every_step)
+    assert_caught(PLANNER, "it is not taken", every_step)
     shortest = planner(submit("a", max_tokens=3), encodes, step, step)
-    assert_caught(shortest, "was left more often than joined", every_step)
+    assert_caught(shortest, "it is not taken", every_step)
 
 
 PHANTOM = Scenario(
