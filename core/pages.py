@@ -58,8 +58,7 @@ class PageAllocator:
 
     def find(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """The listed pages of the longest beginning of ``keys``, which are read no further."""
-        pages = map(self._listed.get, keys)
-        return tuple(takewhile(_is_page, pages))  # type: ignore[arg-type]
+        return tuple(page for key in takewhile(self._listed.__contains__, keys) for page in (self._listed[key],))
 
     def unused(self, pages: Iterable[int]) -> int:
         """How many of these listed pages nobody uses: whoever joins them takes them from those that are free."""

@@ -9,39 +9,26 @@ from __future__ import annotations
 import enum
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 from attrs import define, field
 
 from . import events
 from .errors import InvariantViolation
 
-NO_FREE_WHILE_HELD = "no free while held"
-NO_USE_BEFORE_READY = "no use before ready"
-NO_PHANTOM = "no phantom"
-ALWAYS_FREED = "always freed eventually"
-EVERY_ACQUIRE_ANSWERED = "every acquire is answered"
-BOOKS_BALANCE = "books balance"
-ENCODE_ONCE = "encode once"
-TERMINAL_ONCE = "terminal once"
-STAGES_IN_ORDER = "stages in order"
-FREE_FOLLOWS_COMPLETION = "free follows completion"
-STEPS_IN_ORDER = "steps in order"
-ORDERED_TEARDOWN = "ordered teardown"
-
 INVARIANTS = (
-    NO_FREE_WHILE_HELD,
-    NO_USE_BEFORE_READY,
-    NO_PHANTOM,
-    ALWAYS_FREED,
-    EVERY_ACQUIRE_ANSWERED,
-    BOOKS_BALANCE,
-    ENCODE_ONCE,
-    TERMINAL_ONCE,
-    STAGES_IN_ORDER,
-    FREE_FOLLOWS_COMPLETION,
-    STEPS_IN_ORDER,
-    ORDERED_TEARDOWN,
+    NO_FREE_WHILE_HELD := "no free while held",
+    NO_USE_BEFORE_READY := "no use before ready",
+    NO_PHANTOM := "no phantom",
+    ALWAYS_FREED := "always freed eventually",
+    EVERY_ACQUIRE_ANSWERED := "every acquire is answered",
+    BOOKS_BALANCE := "books balance",
+    ENCODE_ONCE := "encode once",
+    TERMINAL_ONCE := "terminal once",
+    STAGES_IN_ORDER := "stages in order",
+    FREE_FOLLOWS_COMPLETION := "free follows completion",
+    STEPS_IN_ORDER := "steps in order",
+    ORDERED_TEARDOWN := "ordered teardown",
 )
 TEARDOWN = (
     "intake closed",
@@ -75,9 +62,6 @@ class _Ask:
     granted: bool = False
 
 
-_Move: TypeAlias = (
-    events.EncodeDispatched | events.EncodeRetried | events.EncodeDone | events.EncodeBroke | events.FreeSent
-)
 _MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and the promise that is broken otherwise
     events.EncodeDispatched: (_Life.RESERVED, _Life.ENCODING, ENCODE_ONCE),
     events.EncodeRetried: (_Life.RESERVED, _Life.RESERVED, ENCODE_ONCE),
@@ -315,7 +299,7 @@ class TraceChecker:
                 self._fail(NO_FREE_WHILE_HELD, f"{key} is to be freed while {sorted(readers)} may read it", [key])
             self._check_no_step_reads(key, None, f"{key} is to be freed")
 
-    def _move(self, event: _Move) -> None:
+    def _move(self, event: events.OfKeys) -> None:
         old, new, invariant = _MOVES[type(event)]
         for key in event.keys:
             self._log(event, key)

@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="where an image lies counts from the prompt's beginning",
-        function="core.prefix:PageKeys.upto",
+        function="core.prefix:PageKeys._compute_next",
         fragment="start, placements))",
         mistake="start, ()))",
         killer=KEYS,
