@@ -28,9 +28,14 @@ class Emit:
     ended: Counter[str] = field(factory=Counter, init=False)  # requests by outcome
     _log: logging.Logger | None = field(factory=lambda: logging.getLogger("triolet.engine"), init=False)
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether anybody but the log is told of events."""
+        return self.observer is not None or self.checker is not None
+
     def __call__(self, event: events.Event) -> None:
         line_of = LINES.get(type(event))
-        if line_of is None and self.observer is None and self.checker is None:
+        if line_of is None and not self.is_followed:
             return
         # in place: it was made for this call, and nobody has seen it yet
         object.__setattr__(event, "time", trio.current_time())

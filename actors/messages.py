@@ -19,13 +19,6 @@ from ..core.timings import Timings
 
 
 @frozen
-class Tokens:
-    """All that one step gave to the request, in order; at least one."""
-
-    sampled: tuple[SampledToken, ...]
-
-
-@frozen
 class Finished:
     """Last message of a request that ended well. ``timings`` count from `Submit`."""
 
@@ -48,15 +41,18 @@ class Aborted:
     timings: Timings | None = None
 
 
-StreamMessage = Tokens | Finished | Failed | Aborted
+End = Finished | Failed | Aborted
 
 
 class Stream(Protocol):
-    """Where the scheduler puts a request's messages."""
+    """Where the scheduler puts what a request gives. Neither method waits or raises; a reader that has gone away is
+    not the scheduler's business."""
 
-    def put(self, message: StreamMessage) -> None:
-        """Hands ``message`` over, never waits, never raises; a reader that has gone away is not the scheduler's
-        business."""
+    def put(self, sampled: tuple[SampledToken, ...]) -> None:
+        """Hands over all that one step gave to the request, in order; at least one token."""
+
+    def end(self, end: End) -> None:
+        """Hands over the request's one end. Nothing comes after it."""
 
 
 class Reply(Protocol):

@@ -169,7 +169,7 @@ class Scheduler:
 
     def _accept(self, request: Request, stream: m.Stream) -> None:
         if self.power.ordered and self.refuses_while_asleep:
-            stream.put(
+            stream.end(
                 m.Failed(
                     EngineAsleep(
                         "the engine is asleep and takes no requests; await engine.wake() first, or let them wait with "
@@ -235,16 +235,20 @@ class Scheduler:
 
     def _publish(self) -> None:
         for action in self.planner.take_actions():
-            self._act(action)
+            if isinstance(action, a.Commit):
+                self._commit(action)
+            else:
+                self._act(action)
+
+    def _commit(self, commit: a.Commit) -> None:
+        client, sampled = self._clients[commit.request_id], commit.sampled
+        if client.first_token is None and sampled[-1].token_id is not None:
+            client.first_token = trio.current_time()
+            self.emit(events.FirstToken(commit.request_id))
+        client.stream.put(sampled)
 
     def _act(self, action: a.Action) -> None:
         match action:
-            case a.Commit(request_id, sampled):
-                client = self._clients[request_id]
-                if client.first_token is None and sampled[-1].token_id is not None:
-                    client.first_token = trio.current_time()
-                    self.emit(events.FirstToken(request_id))
-                client.stream.put(m.Tokens(sampled))
             case a.Acquire(holder, item, order, request_id):
                 client = self._clients[request_id]
                 if client.waits_since is None:
@@ -278,14 +282,15 @@ class Scheduler:
                 timings = self._clients[request_id].timings(trio.current_time())
                 self._end(request_id, m.Aborted(timings), "aborted")
 
-    def _end(self, request_id: str, message: m.StreamMessage, outcome: str, error: str = "") -> None:
-        self._clients.pop(request_id).stream.put(message)
+    def _end(self, request_id: str, end: m.End, outcome: str, error: str = "") -> None:
+        self._clients.pop(request_id).stream.end(end)
         self.emit(events.RequestEnded(request_id, outcome, error))
 
     def _dispatch(self) -> None:
         while not self._runner_gone and self.power.may_work and (plan := self.planner.next_step()) is not None:
             self._publish()  # planning may have asked for entries or released some
-            self.emit(self._step_begun(plan))
+            if self.emit.is_followed:
+                self.emit(self._step_begun(plan))
             self.to_runner.send_nowait(m.Step(plan, self._generation))
         self._publish()
 
@@ -308,7 +313,7 @@ class Scheduler:
         _answer(self._wait_for_wake, _stopped)
         for message in (*self._unread, *drain(self.inbox)):
             if isinstance(message, m.Submit):
-                message.stream.put(m.Failed(_stopped()))
+                message.stream.end(m.Failed(_stopped()))
             elif isinstance(message, m.OrderSleep | m.OrderWake):
                 message.reply.put(_stopped())
         self.to_encoder_cache.send_nowait(m.SchedulerClosed())

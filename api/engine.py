@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -14,6 +15,7 @@ import trio
 from ..actors.gpu_runner import torch_executor
 from ..actors.supervisor import EngineStatistics
 from ..actors.worker import ThreadWorker, Worker
+from ..core.checks import number
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.model import Executor, ModelDescription
@@ -28,6 +30,8 @@ from .transcription import TranscribeOptions
 from .trio_engine import State, TrioEngine
 from .vectors import Vectors
 
+_DRAIN = number(0, math.inf, "; 0 aborts at once")
+
 
 class TranscribeArguments(TypedDict, total=False):
     """The keywords of `Engine.transcribe`: the fields of `TranscribeOptions`, which tells what they mean."""
@@ -40,7 +44,7 @@ class TranscribeArguments(TypedDict, total=False):
     compression_ratio_threshold: float | None
     logprob_threshold: float | None
     no_speech_threshold: float | None
-    seed: int
+    seed: int | None
 
 
 class Engine:
@@ -143,9 +147,7 @@ class Engine:
     async def aclose(self, drain: float | None = None) -> None:
         """Stops the engine before its block ends. Running requests have ``drain`` seconds (default:
         ``EngineConfig.drain_seconds``; 0 aborts at once); returns when the device is released."""
-        seconds = self.inside.config.drain_seconds if drain is None else drain
-        if not seconds >= 0:
-            raise InvalidRequest(f"drain={drain}; allowed: 0 (abort at once) or more seconds")
+        seconds = self.inside.config.drain_seconds if drain is None else _DRAIN.of("drain", drain)
         if self.inside.state is not State.CLOSED:
             await self._reached().call(partial(self.inside.aclose, seconds))
 

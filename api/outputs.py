@@ -27,10 +27,16 @@ class TextDeltas:
     The text of some tokens depends on those before them: decoders drop the space at the beginning of a text, and join
     bytes to characters. So a token is decoded behind those that gave text before it, and what these give alone is taken
     off; more of the past would only cost time.
+
+    Args:
+        tokenizer: of the model.
+        special_ids: tokens that give no text.
+        alone: the text of each token that was decoded alone, which is the same for every request.
     """
 
     tokenizer: Any
     special_ids: frozenset[int]
+    alone: dict[int, str] = field(factory=dict)
     _window: list[int] = field(factory=list, init=False)  # the tokens that gave text last, and those since
     _given: int = field(default=0, init=False)  # how many of them have given their text
     _before: str = field(default="", init=False)  # that text, as these tokens give it alone
@@ -45,7 +51,7 @@ class TextDeltas:
             return ""
         new = _behind(self._before, text)
         del self._window[: self._given]
-        self._given, self._before = len(self._window), self._decode(self._window)
+        self._given, self._before = len(self._window), self._decode_given()
         return new
 
     def rest(self) -> str:
@@ -53,6 +59,15 @@ class TextDeltas:
         text, self._window = self._decode(self._window), []
         new, self._given, self._before = _behind(self._before, text), 0, ""
         return new
+
+    def _decode_given(self) -> str:
+        """The text of the window. It is mostly one token."""
+        if len(self._window) > 1:
+            return self._decode(self._window)
+        token_id = self._window[0]
+        if token_id not in self.alone:
+            self.alone[token_id] = self._decode(self._window)
+        return self.alone[token_id]
 
     def _decode(self, token_ids: list[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True)) if token_ids else ""
@@ -88,23 +103,24 @@ class Output:
     tops: bool
     withdraw: Callable[[], object] | None = None
     seed: int | None = None
+    eager: bool = field(init=False)
+    """Whether it is to be fed when tokens come, not when they are read: else a slow reader would have its request
+    decode beyond a stop string."""
     ready: deque[Delta] = field(factory=deque, init=False)
     """What nobody has read yet."""
     ended: bool = field(default=False, init=False)
     """Nothing is added any more."""
-    _fault: Exception | None = field(default=None, init=False)
+    fault: Exception | None = field(default=None, init=False)
+    """What ended the output before its request; see `raise_fault`."""
     _sampled: int = field(default=0, init=False)
 
-    @property
-    def eager(self) -> bool:
-        """Whether it is to be fed when tokens come, not when they are read: else a slow reader would have its request
-        decode beyond a stop string."""
-        return bool(self.stops.stops)
+    def __attrs_post_init__(self) -> None:
+        self.eager = bool(self.stops.stops)
 
     @property
     def over(self) -> bool:
         """Nothing comes any more."""
-        return self.ended and not self.ready and self._fault is None
+        return self.ended and not self.ready and self.fault is None
 
     def take(self, sampled: SampledToken) -> None:
         """Adds ``sampled``. With the token that completes a stop string the output ends, and what comes after it is
@@ -115,7 +131,7 @@ class Output:
             delta = self._add(sampled)
         except Exception as error:  # noqa: BLE001  (raised by `raise_fault`)
             error.__traceback__ = None  # through that frame it would refer to itself
-            self._fault, self.ended, delta = error, True, None
+            self.fault, self.ended, delta = error, True, None
         if delta is not None:
             self.ready.append(delta)
         if self.ended and self.withdraw is not None:
@@ -128,7 +144,7 @@ class Output:
         Raises:
             InvalidRequest: the request's structure could not be followed.
         """
-        fault, self._fault = self._fault, None
+        fault, self.fault = self.fault, None
         try:
             if fault is not None:
                 raise fault

@@ -123,7 +123,6 @@ def _check_query(query: Query) -> None:
     check_kind("prompt_token_ids", query.prompt_token_ids, Iterable, "a sequence of integers")
     if isinstance(query.prompt_token_ids, set | frozenset | Mapping | bytes):
         raise InvalidRequest(f"prompt_token_ids of a {type(query.prompt_token_ids).__name__}; allowed: a sequence")
-    check_kind("request_id", query.request_id, str, "a text, or leave it out")
     check_kind("messages", query.messages, Sequence, "a list of {'role': ..., 'content': ...}")
     check_kind("images", query.images, list | tuple, "a list of images")
     for message in query.messages or ():

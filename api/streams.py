@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
 from typing import NoReturn, Protocol, Self, TypeVar
 
 import trio
 
-from ..actors.messages import Aborted, Failed, Finished, StreamMessage, Tokens
+from ..actors.messages import Aborted, End, Failed, Finished
 from ..core.errors import EngineClosed, EngineStateError
 from ..core.plan import SampledToken
 from ..core.request import FinishReason
@@ -46,7 +47,7 @@ class Mailbox:
         self.unread: deque[SampledToken] = deque()
         self.ended = False
         self.timings: Timings | None = None
-        self._end: Finished | Failed | Aborted | None = None  # until somebody has read it
+        self._end: End | None = None  # until somebody has read it
         self._on_end = on_end
         self._on_token = on_token
         self._waited = waited
@@ -55,29 +56,24 @@ class Mailbox:
 
     # -- the scheduler's side ----------------------------------------------------------------------------------------
 
-    def put(self, message: StreamMessage) -> None:
+    def put(self, sampled: tuple[SampledToken, ...]) -> None:
         """Called by the scheduler. Nothing is lost: the reader either reads it or has said that it does not care."""
-        if isinstance(message, Tokens):
-            self._put_tokens(message.sampled)
-        else:
-            self._put_end(message)
-        if self._for_news:
-            _wake(self._for_news)
-
-    def _put_tokens(self, sampled: tuple[SampledToken, ...]) -> None:
         if self._on_token is None:
             self.unread.extend(sampled)
-            return
-        for one in sampled:
-            self._on_token(one)
+        else:
+            for one in sampled:
+                self._on_token(one)
+        _wake(self._for_news)
 
-    def _put_end(self, message: Finished | Failed | Aborted) -> None:
+    def end(self, end: End) -> None:
+        """Called by the scheduler, once."""
         self.ended = True
-        self._end = message
+        self._end = end
         self._on_token = None
-        if not isinstance(message, Failed) and message.timings is not None:
-            self.timings = message.timings.since(self._waited)
+        if not isinstance(end, Failed) and end.timings is not None:
+            self.timings = end.timings.since(self._waited)
         self._on_end()
+        _wake(self._for_news)
         _wake(self._for_end)
 
     # -- the reader's side -------------------------------------------------------------------------------------------
@@ -144,13 +140,13 @@ async def _sleep(sleepers: list[trio.lowlevel.Task]) -> None:
     """Until `_wake`. A frame of its own: what it names must not be in the traceback of a cancellation."""
     task = trio.lowlevel.current_task()
     sleepers.append(task)
+    await trio.lowlevel.wait_task_rescheduled(partial(_withdraw, sleepers, task))
 
-    @trio.lowlevel.enable_ki_protection  # trio calls it, where a ^C would be an internal error
-    def withdraw(_: object) -> trio.lowlevel.Abort:
-        sleepers.remove(task)
-        return trio.lowlevel.Abort.SUCCEEDED
 
-    await trio.lowlevel.wait_task_rescheduled(withdraw)
+@trio.lowlevel.enable_ki_protection  # trio calls it, where a ^C would be an internal error
+def _withdraw(sleepers: list[trio.lowlevel.Task], task: trio.lowlevel.Task, _: object) -> trio.lowlevel.Abort:
+    sleepers.remove(task)
+    return trio.lowlevel.Abort.SUCCEEDED
 
 
 def _wake(sleepers: list[trio.lowlevel.Task]) -> None:
@@ -205,7 +201,7 @@ class Deltas:
         """The next delta, if it is there and others have had their turns. The last one comes when the request has
         ended, which is at once after a stop string, so that `timings` are there with it."""
         output = self._output
-        if self._in_a_row >= FAIR or not self._fill():
+        if self._in_a_row >= FAIR or not (output.ready or self._fill()):
             return None
         if output.ended and len(output.ready) == 1 and not self._mailbox.ended:
             return None
@@ -216,10 +212,13 @@ class Deltas:
         """Feeds the output until it has a delta, if it can."""
         output, mailbox = self._output, self._mailbox
         while not output.ready:
-            output.raise_fault()
-            if mailbox.unread and not output.ended:
+            if output.fault is not None:
+                output.raise_fault()
+            if output.ended:
+                return False
+            if mailbox.unread:
                 output.take(mailbox.unread.popleft())
-            elif mailbox.ended and not output.ended:
+            elif mailbox.ended:
                 output.ended = True  # whatever its end says, nothing else comes
                 output.end(mailbox.take_end())
             else:

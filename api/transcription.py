@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
+import secrets
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
+from ..core.checks import Check, Refused, as_number, instance, integer, number, one_of, settle
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.model import ModelDescription, WhisperTokens
 from ..core.request import EncoderItem, FinishReason, LogitRules, Probe, Request, SamplingParams, TimestampRules
@@ -53,20 +53,27 @@ class Generated:
 Run = Callable[[Request], Awaitable[Generated]]  # runs one request to its end
 
 
-def _temperatures(value: Any) -> tuple[float, ...]:
+def _read_temperatures(value: Any) -> tuple[float, ...]:
     values = value.tolist() if isinstance(value, np.ndarray) else value
-    several = isinstance(values, Sequence) and not isinstance(values, str | bytes)
-    items = tuple(values) if several else (values,)
-    if not items or not all(isinstance(item, Real) and 0.0 <= float(item) < math.inf for item in items):
-        raise InvalidRequest(f"temperature={values!r}; allowed: one or more numbers, 0 (greedy) or positive")
-    return tuple(float(item) for item in items)
+    found = tuple(map(as_number, values if isinstance(values, list | tuple) else [values]))
+    if not found or not all(0.0 <= one < math.inf for one in found):
+        raise Refused
+    return found
 
 
-def _seed(value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidRequest(f"seed={value!r}; allowed: an integer") from None
+_TEXT = instance(str, "a text")
+_THRESHOLD = number(-math.inf, math.inf).or_none("off")
+_CHECKS = {
+    "language": _TEXT.or_none("the model detects it"),
+    "task": one_of(*TASKS),
+    "prompt": _TEXT.or_none("nothing comes before"),
+    "timestamps": one_of(*TIMESTAMPS),
+    "temperature": Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive"),
+    "compression_ratio_threshold": _THRESHOLD,
+    "logprob_threshold": _THRESHOLD,
+    "no_speech_threshold": _THRESHOLD,
+    "seed": integer(-(2**63), 2**63 - 1).or_none("a fresh one for each transcription"),
+}
 
 
 @frozen(kw_only=True)
@@ -86,7 +93,7 @@ class TranscribeOptions:
         logprob_threshold: a lower average log-probability is a guess: next temperature. ``None``: off.
         no_speech_threshold: a window whose probability of no speech is higher, and whose text is a guess or empty, is
             silent. ``None``: off.
-        seed: of the draws at temperatures above 0; each further temperature takes the next seed.
+        seed: of the draws at temperatures above 0; each further temperature takes the next seed. ``None``: a fresh one.
 
     Raises:
         InvalidRequest: a value that no model allows. What a model does not allow is refused by `Recipe`.
@@ -96,31 +103,16 @@ class TranscribeOptions:
     task: str = "transcribe"
     prompt: str | None = None
     timestamps: str = "segment"
-    temperature: tuple[float, ...] = field(default=TEMPERATURES, converter=_temperatures)
+    temperature: tuple[float, ...] = TEMPERATURES
     compression_ratio_threshold: float | None = 2.4
     logprob_threshold: float | None = -1.0
     no_speech_threshold: float | None = 0.6
-    seed: int = field(default=0, converter=_seed)
+    seed: int | None = 0
 
     def __attrs_post_init__(self) -> None:
-        for name in ("language", "prompt"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise InvalidRequest(f"{name}={value!r}; allowed: None or a text")
-        for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Real):
-                raise InvalidRequest(f"{name}={value!r}; allowed: None (off) or a number")
-        if self.task not in TASKS:
-            raise InvalidRequest(f"task={self.task!r}; allowed: {_listed(TASKS)}")
         if self.timestamps == "word":
             raise InvalidRequest("timestamps='word' is not supported yet; allowed: 'segment', 'none'")
-        if self.timestamps not in TIMESTAMPS:
-            raise InvalidRequest(f"timestamps={self.timestamps!r}; allowed: {_listed(TIMESTAMPS)}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+        settle(self, _CHECKS)
 
 
 # ---- decisions -------------------------------------------------------------------------------------------------------
@@ -284,7 +276,7 @@ class Recipe:
         tasks = self.tokens.task_ids or ("transcribe",)
         if self.options.task not in tasks:
             raise InvalidRequest(
-                f"task={self.options.task!r}, but {self.description.name} knows only: {_listed(tuple(tasks))}"
+                f"task={self.options.task!r}, but {self.description.name} knows only: {', '.join(map(repr, tasks))}"
             )
         return resolve_language(self.options.language, self.tokens)
 
@@ -360,6 +352,7 @@ class Recipe:
         prompt = (*(self.previous if first else ()), *self._start(language))
         most = self.description.max_positions - len(prompt)
         silence = self.tokens.no_speech_id
+        assert self.options.seed is not None, "a fresh seed is chosen when the transcription is made"
         start = prompt.index(self.tokens.start_id)
         return Request(
             id=request_id,
@@ -494,7 +487,7 @@ class Transcription:
     ) -> None:
         if not len(samples):
             raise InvalidRequest("audio without samples; allowed: 0.02 s of audio or more")
-        self._recipe = Recipe(options=options, description=description)
+        self._recipe = Recipe(options=_with_seed(options), description=description)
         self._samples = samples
         self._run = run
         self._request_id = request_id
@@ -661,3 +654,7 @@ class Transcription:
         if len(self._samples) - self._seek < step:
             self._seek = len(self._samples)
             self._stopwatch.end(trio.current_time())
+
+
+def _with_seed(options: TranscribeOptions) -> TranscribeOptions:
+    return options if options.seed is not None else evolve(options, seed=secrets.randbits(62))

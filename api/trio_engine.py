@@ -17,6 +17,7 @@ from attrs import evolve
 
 from ..actors.supervisor import EngineStatistics, Supervisor
 from ..actors.worker import Worker
+from ..core.checks import flag
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.model import Executor, ModelDescription
@@ -27,7 +28,7 @@ from .alternatives import run_together
 from .audio import AudioSource
 from .door import Door
 from .outputs import Output, TextDeltas, completion_of, output_of
-from .prompts import Query, build_request, load, with_page_keys
+from .prompts import Query, build_request, check_kind, load, with_page_keys
 from .results import Completion, Transcript
 from .streams import Deltas, DeltaStream, Mailbox, Segments, SegmentStream
 from .threads import run_in_thread
@@ -60,6 +61,7 @@ class TrioEngine:
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
         self._special: frozenset[int] | None = None  # once somebody asks
+        self._token_texts: dict[int, str] = {}  # of tokens decoded alone
         self._compiling = trio.CapacityLimiter(1)  # whoever waits for it holds no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------
@@ -275,6 +277,7 @@ class TrioEngine:
 
     def _new_id(self, name: str | None) -> str:
         """Unique in this engine, whatever names its users give."""
+        check_kind("request_id", name, str, "a text, or leave it out")
         return f"{name or 'request'}#{next(self._numbers)}"
 
     @asynccontextmanager
@@ -307,7 +310,7 @@ class TrioEngine:
 
     @trio.lowlevel.enable_ki_protection
     async def _enter(self, priority: int, *, wait: bool) -> None:
-        if wait:
+        if flag().of("wait", wait):
             await self._door.enter(priority)
         else:
             self._door.enter_nowait()
@@ -376,7 +379,7 @@ class TrioEngine:
         return str(self.model.tokenizer.decode(text_ids, skip_special_tokens=True))
 
     def _text_deltas(self) -> TextDeltas:
-        return TextDeltas(self.model.tokenizer, self._special_ids())
+        return TextDeltas(self.model.tokenizer, self._special_ids(), self._token_texts)
 
     def _stop_ids(self, request: Request) -> frozenset[int]:
         """Tokens that end the request; they are not part of its output."""

@@ -20,11 +20,12 @@ from triolet import (
     RunnerCrashed,
     SamplingParams,
 )
-from triolet.actors.messages import Failed, StreamMessage, Submit
+from triolet.actors.messages import End, Failed, Submit
 from triolet.actors.supervisor import leaving
 from triolet.actors.worker import Job
 from triolet.api.audio import Samples
 from triolet.core import events
+from triolet.core.plan import SampledToken
 from triolet.core.planner import Planner
 from triolet.core.request import Request
 from triolet.core.trace import TraceChecker
@@ -156,10 +157,13 @@ class Reader:
     """A request's stream: what the scheduler told it."""
 
     def __init__(self) -> None:
-        self.told: list[StreamMessage] = []
+        self.told: list[End] = []
 
-    def put(self, message: StreamMessage) -> None:
-        self.told.append(message)
+    def put(self, sampled: tuple[SampledToken, ...]) -> None:
+        raise AssertionError("no step was run")
+
+    def end(self, end: End) -> None:
+        self.told.append(end)
 
 
 @virtual_time

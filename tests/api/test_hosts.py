@@ -440,6 +440,12 @@ def test_aclose_releases_the_device_before_the_block_ends(bench: Bench) -> None:
             await held.reached.wait()
             with pytest.raises(InvalidRequest, match="drain=-1"):
                 await engine.aclose(drain=-1)
+            with pytest.raises(InvalidRequest, match="drain='now'; allowed: a number"):
+                await engine.aclose(drain="now")  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequest, match="wait='no'; allowed: True or False"):
+                await engine.generate(**query(1), wait="no")  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequest, match="request_id=7; allowed: a text"):
+                await engine.generate(**query(1), request_id=7)  # type: ignore[arg-type]
             await engine.aclose(drain=0)
             assert not bench.executor.is_open
             await task.ended()

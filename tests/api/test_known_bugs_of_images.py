@@ -136,7 +136,7 @@ async def ask(engine: triolet.Engine, index: int, answers: Tokens) -> None:
 async def ask_and_leave(engine: triolet.Engine, index: int) -> None:
     """When a first step of it has been run: two are in flight at most."""
     async with engine.stream(**given(index)):
-        while engine.statistics().requests.steps < 2:
+        while engine.statistics().requests.steps < 2:  # noqa: ASYNC110
             await trio.sleep(0.001)  # a loop that spins would keep the interpreter from the encoder's thread
 
 

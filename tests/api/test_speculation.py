@@ -44,7 +44,7 @@ async def ask_all(
     async with trio.open_nursery() as nursery:
         for index in range(len(prompts) - urgent):
             nursery.start_soon(ask, index, 0)
-        while urgent and not engine.statistics().requests.tokens_committed:
+        while urgent and not engine.statistics().requests.tokens_committed:  # noqa: ASYNC110
             await trio.sleep(0.001)
         for index in range(len(prompts) - urgent, len(prompts)):
             nursery.start_soon(ask, index, -1)

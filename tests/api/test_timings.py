@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from triolet import Engine, EngineConfig, EngineStateError, InvalidRequest, SamplingParams, Timings
-from triolet.actors.messages import Finished, Tokens
+from triolet.actors.messages import Finished
 from triolet.api.outputs import Output
 from triolet.api.stops import StopStrings
 from triolet.api.streams import FAIR, Deltas, Mailbox
@@ -137,8 +137,8 @@ async def test_a_burst_wakes_its_reader_once_and_a_long_one_lets_others_have_the
         nursery.start_soon(read, name="reader")
         await trio.testing.wait_all_tasks_blocked()
         trio.lowlevel.add_instrument(wakes)
-        mailbox.put(Tokens(tuple(SampledToken(token_id=token) for token in range(3 * FAIR))))
-        mailbox.put(Finished(FinishReason.LENGTH, ZERO))
+        mailbox.put(tuple(SampledToken(token_id=token) for token in range(3 * FAIR)))
+        mailbox.end(Finished(FinishReason.LENGTH, ZERO))
     trio.lowlevel.remove_instrument(wakes)
     assert got == list(range(3 * FAIR))
     assert wakes.counts["reader"] == 1 + 3
@@ -150,8 +150,8 @@ async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
         scope.cancel()
         await anext(deltas)
     assert scope.cancelled_caught
-    mailbox.put(Tokens((SampledToken(token_id=7),)))
-    mailbox.put(Finished(FinishReason.LENGTH, ZERO))
+    mailbox.put((SampledToken(token_id=7),))
+    mailbox.end(Finished(FinishReason.LENGTH, ZERO))
     assert [delta.token_ids async for delta in deltas] == [(7,), ()]
     with pytest.raises(StopAsyncIteration):
         await anext(deltas)
