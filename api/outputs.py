@@ -14,8 +14,8 @@ from attrs import define, field
 from ..core.errors import InvalidRequest
 from ..core.plan import SampledToken
 from ..core.request import FinishReason, Request
-from ..core.stops import StopStrings
 from .results import Completion, Delta, Usage
+from .stops import StopStrings
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what decoders make of bytes that are no character (yet)
 

@@ -26,7 +26,7 @@ class Part:
     @property
     def samples(self) -> bool:
         """Whether it ends at the sequence's last token."""
-        return self.stop == self.sequence.known
+        return self.start + self.length == len(self.sequence.tokens) + self.sequence.sampling
 
 
 @define(eq=False)
@@ -39,26 +39,23 @@ class StepDraft:
     places: int
     parts: list[Part] = field(factory=list)
     starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # and the cached pages that they begin with
-    preempted: list[Sequence] = field(factory=list)
+    preempted: dict[Sequence, None] = field(factory=dict)  # the last ones of those that run
     lost: dict[Sequence, None] = field(factory=dict)  # what they relied on is gone: they must acquire anew
     blocked: Sequence | None = None  # it could start, if there were room
     awaits: bool = False  # room is on its way back
     work: int = 0  # pages looked at to admit somebody
-    settled: set[Sequence] = field(factory=set)  # part of the step, or preempted
     joined: set[int] = field(factory=set)  # unused pages that those who start would join
     slot_keys: set[str] = field(factory=set)  # whose cross KV those who start would join or write
 
     def add(self, part: Part) -> None:
         """``part`` is in the step."""
         self.parts.append(part)
-        self.settled.add(part.sequence)
         self.tokens -= part.length
         self.pages -= part.pages
 
     def preempt(self, victim: Sequence, pages: int) -> None:
         """``victim`` gives way; ``pages`` come back, at once where no step in flight mentions it."""
-        self.preempted.append(victim)
-        self.settled.add(victim)
+        self.preempted[victim] = None
         if victim.in_flight:
             self.awaits = True
         else:

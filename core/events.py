@@ -24,71 +24,75 @@ def error_text(error: BaseException) -> str:
 
 
 @frozen
-class RequestQueued(Event):
+class OfRequest(Event):
+    """Root of what is told of one request."""
+
+    request_id: str
+
+
+@frozen
+class OfHolder(Event):
+    """Root of what is told of one acquire: that of ``key`` by ``holder``."""
+
+    key: str
+    holder: str
+
+
+@frozen
+class OfKeys(Event):
+    """Root of what is told of the encoder outputs ``keys``."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class RequestQueued(OfRequest):
     """The scheduler took the request over: it waits for its encoder output, or for a place."""
 
-    request_id: str
-
 
 @frozen
-class EncoderWaitOver(Event):
+class EncoderWaitOver(OfRequest):
     """The request waited for encoder outputs, and holds them now."""
 
-    request_id: str
-
 
 @frozen
-class RequestStarted(Event):
+class RequestStarted(OfRequest):
     """The request has a place and pages: its first chunk is in the step that is dispatched next. A request that was
     preempted, or whose step failed, starts again."""
 
-    request_id: str
-
 
 @frozen
-class FirstToken(Event):
+class FirstToken(OfRequest):
     """The request has its first token."""
 
-    request_id: str
-
 
 @frozen
-class RequestPreempted(Event):
+class RequestPreempted(OfRequest):
     """The request gave its place and pages to one that comes before it; it waits again, and keeps its tokens."""
 
-    request_id: str
-
 
 @frozen
-class RequestSuspected(Event):
+class RequestSuspected(OfRequest):
     """The request was in a failed step: it runs among suspects until it has a token."""
 
-    request_id: str
-
 
 @frozen
-class RequestEnded(Event):
+class RequestEnded(OfRequest):
     """The request's one end: ``"finished"``, ``"failed"`` or ``"aborted"``. ``error``: type and text of a failure."""
 
-    request_id: str
     outcome: str
     error: str = ""
 
 
 @frozen
-class EntryWanted(Event):
+class EntryWanted(OfHolder):
     """``holder`` asked for ``key``: `EntryHeld`, `EntryRefused` or, where it is withdrawn, `EntryReleased` answers."""
-
-    key: str
-    holder: str
 
 
 @frozen
-class EntryRefused(Event):
+class EntryRefused(OfHolder):
     """``holder`` will not get ``key``."""
 
-    key: str
-    holder: str
     error: str = ""
 
 
@@ -101,27 +105,18 @@ class EntryReserved(Event):
 
 
 @frozen
-class EntryHeld(Event):
+class EntryHeld(OfHolder):
     """``holder`` may read ``key``: it is resident until released."""
 
-    key: str
-    holder: str
-
 
 @frozen
-class EntryReleased(Event):
+class EntryReleased(OfHolder):
     """``holder`` gave ``key`` back, or no longer waits for it."""
 
-    key: str
-    holder: str
-
 
 @frozen
-class EntryTakenBack(Event):
+class EntryTakenBack(OfHolder):
     """The scheduler is gone and ``holder`` has not given ``key`` back: the encoder cache does."""
-
-    key: str
-    holder: str
 
 
 @frozen
@@ -132,34 +127,28 @@ class EntryDropped(Event):
 
 
 @frozen
-class EncodeDispatched(Event):
+class EncodeDispatched(OfKeys):
     """One encode batch went to the runner."""
 
-    keys: tuple[str, ...]
     embeddings: int
 
 
 @frozen
-class EncodeDone(Event):
+class EncodeDone(OfKeys):
     """The outputs of ``keys`` are on the device."""
-
-    keys: tuple[str, ...]
 
 
 @frozen
-class EncodeBroke(Event):
+class EncodeBroke(OfKeys):
     """The encode batch failed and computed nothing. What is wanted of it is tried again in halves; the requests of an
     item that fails alone, twice, hear of it."""
 
-    keys: tuple[str, ...]
     error: str = ""
 
 
 @frozen
-class EncodeRetried(Event):
+class EncodeRetried(OfKeys):
     """``keys`` of a failed encode batch are reserved again, and will be encoded once more."""
-
-    keys: tuple[str, ...]
 
 
 @frozen
@@ -170,17 +159,13 @@ class EncodeShrunk(Event):
 
 
 @frozen
-class FreeSent(Event):
+class FreeSent(OfKeys):
     """The runner was told to drop ``keys``; their bytes count until `EntryFreed`."""
-
-    keys: tuple[str, ...]
 
 
 @frozen
-class EntryFreed(Event):
+class EntryFreed(OfKeys):
     """The runner has dropped ``keys``."""
-
-    keys: tuple[str, ...]
 
 
 @frozen

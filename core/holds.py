@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Set
-from itertools import chain
 
 from attrs import define, field
 
@@ -25,6 +24,7 @@ class _Hold:
     recognised."""
 
     holder: str
+    sequence: Sequence
     item: EncoderItem
     ready: bool = False
 
@@ -35,8 +35,8 @@ class EncoderHolds:
 
     capacity: int
     actions: list[Action]
-    _holds: dict[str, dict[str, _Hold]] = field(factory=dict, init=False)  # by request id, by content key
-    _holders: dict[str, tuple[str, str]] = field(factory=dict, init=False)  # request id and key of each holder
+    _holds: dict[Sequence, dict[str, _Hold]] = field(factory=dict, init=False)  # by content key
+    _holders: dict[str, _Hold] = field(factory=dict, init=False)
     _users: Counter[str] = field(factory=Counter, init=False)  # of each key
     _taken: int = field(default=0, init=False)  # bytes of all keys
     _acquired: int = field(default=0, init=False)  # numbers the holders
@@ -45,19 +45,19 @@ class EncoderHolds:
 
     def keys(self, sequence: Sequence) -> Set[str]:
         """The keys that it has acquired."""
-        return self._holds.get(sequence.request.id, {}).keys()
+        return self._holds.get(sequence, {}).keys()
 
     def held(self, sequence: Sequence) -> set[str]:
         """The keys that it may read."""
-        return {key for key, hold in self._holds.get(sequence.request.id, {}).items() if hold.ready}
+        return {key for key, hold in self._holds.get(sequence, {}).items() if hold.ready}
 
     def holder(self, sequence: Sequence, key: str) -> str:
         """Its name at the encoder cache for ``key``, which it has acquired."""
-        return self._holds[sequence.request.id][key].holder
+        return self._holds[sequence][key].holder
 
     def holds_all(self, sequence: Sequence) -> bool:
         """Whether it may read all that it has acquired, and that is something."""
-        holds = self._holds.get(sequence.request.id)
+        holds = self._holds.get(sequence)
         return holds is not None and all(hold.ready for hold in holds.values())
 
     def fits(self, items: Iterable[EncoderItem]) -> bool:
@@ -81,43 +81,43 @@ class EncoderHolds:
 
     def acquire(self, sequence: Sequence, items: Iterable[EncoderItem]) -> None:
         """Asks for ``items``, which fit. The sequence must have acquired nothing."""
-        request_id = sequence.request.id
-        assert request_id not in self._holds, f"{request_id} would wait for encoder outputs while it holds others"
-        holds = self._holds[request_id] = {}
+        name = sequence.request.id
+        assert sequence not in self._holds, f"{name} would wait for encoder outputs while it holds others"
+        holds = self._holds[sequence] = {}
         for item in items:
-            hold = holds[item.key] = _Hold(f"{request_id}/{self._acquired}", item)
+            hold = holds[item.key] = _Hold(f"{name}/{self._acquired}", sequence, item)
             self._acquired += 1
-            self._holders[hold.holder] = (request_id, item.key)
+            self._holders[hold.holder] = hold
             self._users[item.key] += 1
             self._taken += item.size if self._users[item.key] == 1 else 0
-            self.actions.append(Acquire(hold.holder, item, sequence.key[0], request_id))
+            self.actions.append(Acquire(hold.holder, item, sequence.key[0], name))
 
-    def ready(self, holder: str) -> str | None:
-        """``holder`` may read its output. The request that holds all of its outputs now; ``None``: it still waits, or
+    def ready(self, holder: str) -> Sequence | None:
+        """``holder`` may read its output. The sequence that holds all of its outputs now; ``None``: it still waits, or
         has withdrawn meanwhile."""
-        request_id, key = self._holders.get(holder, (None, ""))
-        if request_id is None:
+        hold = self._holders.get(holder)
+        if hold is None:
             return None
-        holds = self._holds[request_id]
-        holds[key].ready = True
-        if not all(hold.ready for hold in holds.values()):
+        hold.ready = True
+        if not self.holds_all(hold.sequence):
             return None
-        self.actions.append(HoldsAll(request_id))
-        return request_id
+        self.actions.append(HoldsAll(hold.sequence.request.id))
+        return hold.sequence
 
-    def refused(self, holder: str) -> str | None:
+    def refused(self, holder: str) -> Sequence | None:
         """The encoder cache will not give the output. Whose acquire it was; ``None``: withdrawn meanwhile."""
-        request_id, key = self._holders.get(holder, (None, ""))
-        if request_id is not None:
-            self._forget(request_id, key)
-        return request_id
+        hold = self._holders.get(holder)
+        if hold is None:
+            return None
+        self._forget(hold)
+        return hold.sequence
 
     def release_read(self, sequence: Sequence) -> bool:
         """Releases the placed items that lie wholly before what answered steps have fed, and all of them where it
         cannot go on with what it holds: an item that comes once more, but only behind something else. Whether it needs
         others now."""
         for key in [key for key in self.keys(sequence) if sequence.placed.is_read(key, sequence.fed)]:
-            self._release(sequence.request.id, key)
+            self._release(sequence, key)
         if self.keys(sequence) and not self.holds_all(sequence):
             return False
         if sequence.placed.reach(sequence.fed, self.held(sequence)) == sequence.fed:
@@ -127,24 +127,25 @@ class EncoderHolds:
     def release_all(self, sequence: Sequence) -> None:
         """Gives back what it holds and withdraws what it waits for."""
         for key in list(self.keys(sequence)):
-            self._release(sequence.request.id, key)
+            self._release(sequence, key)
 
     def generation_lost(self) -> None:
         """No output is there any more. Every acquire stands: it will be answered once more."""
-        for hold in chain.from_iterable(holds.values() for holds in self._holds.values()):
+        for hold in self._holders.values():
             hold.ready = False
 
-    def _release(self, request_id: str, key: str) -> None:
-        self.actions.append(Release(self._forget(request_id, key), key))
+    def _release(self, sequence: Sequence, key: str) -> None:
+        hold = self._holds[sequence][key]
+        self._forget(hold)
+        self.actions.append(Release(hold.holder, key))
 
-    def _forget(self, request_id: str, key: str) -> str:
-        holds = self._holds[request_id]
-        hold = holds.pop(key)
+    def _forget(self, hold: _Hold) -> None:
+        key, holds = hold.item.key, self._holds[hold.sequence]
+        del holds[key]
         if not holds:
-            del self._holds[request_id]
+            del self._holds[hold.sequence]
         del self._holders[hold.holder]
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key]
             self._taken -= hold.item.size
-        return hold.holder

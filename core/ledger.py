@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 from .batch_size import BatchSize
 from .errors import EncodeFailed, RequestTooLarge
@@ -110,19 +110,13 @@ class Decisions:
     ``retried`` keys of a failed encode batch are reserved again; ``shrunk`` is the new budget of encode batches, where
     one did not fit the device's memory."""
 
-    reserved: tuple[tuple[str, int], ...] = ()
-    ready: tuple[Hold, ...] = ()
-    refused: tuple[Refusal, ...] = ()
-    dropped: tuple[str, ...] = ()
-    free: tuple[str, ...] = ()
-    retried: tuple[str, ...] = ()
+    reserved: tuple[tuple[str, int], ...] = field(default=(), converter=tuple)
+    ready: tuple[Hold, ...] = field(default=(), converter=tuple)
+    refused: tuple[Refusal, ...] = field(default=(), converter=tuple)
+    dropped: tuple[str, ...] = field(default=(), converter=tuple)
+    free: tuple[str, ...] = field(default=(), converter=tuple)
+    retried: tuple[str, ...] = field(default=(), converter=tuple)
     shrunk: int | None = None
-
-    def __bool__(self) -> bool:
-        return self != _NOTHING
-
-
-_NOTHING = Decisions()
 
 
 @define
@@ -136,17 +130,6 @@ class _Draft:
     free: list[str] = field(factory=list)
     retried: list[str] = field(factory=list)
     shrunk: int | None = None
-
-    def done(self) -> Decisions:
-        return Decisions(
-            reserved=tuple(self.reserved),
-            ready=tuple(self.ready),
-            refused=tuple(self.refused),
-            dropped=tuple(self.dropped),
-            free=tuple(self.free),
-            retried=tuple(self.retried),
-            shrunk=self.shrunk,
-        )
 
 
 @define(eq=False)
@@ -178,6 +161,14 @@ def _encode_failure(error: Exception) -> EncodeFailed:
     )
     failure.__cause__ = error
     return failure
+
+
+def too_large(size: int, capacity: int) -> RequestTooLarge:
+    """The error of whoever acquires an output that the encoder cache can never hold."""
+    return RequestTooLarge(
+        f"an encoder output of {size} bytes cannot fit the encoder cache; allowed: up to {capacity} bytes; raise "
+        f"EngineConfig(encoder_cache_bytes=...) to {size} or more"
+    )
 
 
 @frozen(kw_only=True)
@@ -240,14 +231,10 @@ class EncoderLedger:
         assert not self._closed, "acquire after close"
         assert not self.holds(holder, key), f"{holder} acquired {key} twice"
         self._acquires += 1
-        hold = Hold(holder, key)
         if size > self.capacity:
-            error = RequestTooLarge(
-                f"an encoder output of {size} bytes cannot fit the encoder cache; allowed: up to "
-                f"{self.capacity} bytes; raise EngineConfig(encoder_cache_bytes=...) to {size} or more"
-            )
-            return Decisions(refused=(Refusal(holder, key, error),))
-        self._wait(_Wait(hold, (order, self._acquires), size, embeddings, payload))
+            self._draft.refused.append(Refusal(holder, key, too_large(size, self.capacity)))
+        else:
+            self._wait(_Wait(Hold(holder, key), (order, self._acquires), size, embeddings, payload))
         return self._decide()
 
     def release(self, holder: str, key: str, *, now: float) -> Decisions:
@@ -388,7 +375,7 @@ class EncoderLedger:
         self._serve()
         self._make_room()
         draft, self._draft = self._draft, _Draft()
-        return draft.done()
+        return Decisions(**asdict(draft, recurse=False))
 
     def _serve(self) -> None:
         """Answers waits from the first one on, until one must go on waiting."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from typing import TypeAlias
 
 from attrs import define, field
+
+Key: TypeAlias = bytes | str  # of a content
 
 
 @define(eq=False)
@@ -21,8 +24,8 @@ class PageAllocator:
     total: int
     _free: list[int] = field(init=False)
     _users: dict[int, int] = field(factory=dict, init=False)  # of taken pages
-    _keys: dict[int, bytes] = field(factory=dict, init=False)  # of listed pages
-    _listed: dict[bytes, int] = field(factory=dict, init=False)
+    _keys: dict[int, Key] = field(factory=dict, init=False)  # of listed pages
+    _listed: dict[Key, int] = field(factory=dict, init=False)
     _cached: OrderedDict[int, None] = field(factory=OrderedDict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -53,10 +56,9 @@ class PageAllocator:
         del self._listed[self._keys.pop(page)]
         return page
 
-    def find(self, keys: Iterable[bytes]) -> tuple[int, ...]:
+    def find(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """The listed pages of the longest beginning of ``keys``, which are read no further."""
-        pages = map(self._listed.get, keys)
-        return tuple(takewhile(_is_page, pages))  # type: ignore[arg-type]
+        return tuple(page for key in takewhile(self._listed.__contains__, keys) for page in (self._listed[key],))
 
     def unused(self, pages: Iterable[int]) -> int:
         """How many of these listed pages nobody uses: whoever joins them takes them from those that are free."""
@@ -73,7 +75,7 @@ class PageAllocator:
             self._users[page] = self._users.get(page, 0) + 1
             self._cached.pop(page, None)
 
-    def list_as(self, page: int, key: bytes) -> None:
+    def list_as(self, page: int, key: Key) -> None:
         """The taken ``page`` holds the content of ``key`` now. Where another page does so already, that one stays the
         one to be found."""
         assert page in self._users, f"page {page} was listed, but nobody uses it"
@@ -108,99 +110,45 @@ def _is_page(page: int | None) -> bool:
 
 
 @define(eq=False)
-class _Slot:
-    index: int
-    key: str
-    users: int = 1
-    listed: bool = True  # may be joined; false once its write has failed
+class CrossSlots(PageAllocator):
+    """Slots of cross-attention KV: each is listed under its content as soon as it is taken.
 
-
-@define(eq=False)
-class CrossSlots:
-    """Slots of cross-attention KV, keyed by content and shared by count.
-
-    A slot that nobody uses stays listed, for reuse, until another key needs its place: least recently used first. A
-    slot may be joined as soon as the step that writes it is dispatched, since the runner runs steps in order; if that
-    step fails, `write_failed` unlists it.
+    It may be joined when the step that writes it is dispatched, since the runner runs steps in order; if that step
+    fails, `write_failed` unlists it.
     """
-
-    total: int
-    _free: list[int] = field(init=False)
-    _slots: dict[str, _Slot] = field(factory=dict, init=False)
-    _unlisted: dict[int, _Slot] = field(factory=dict, init=False)
-    _idle: OrderedDict[str, None] = field(factory=OrderedDict, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._free = list(range(self.total - 1, -1, -1))
 
     @property
     def used(self) -> int:
         """Slots that some sequence uses."""
-        return self.total - len(self._free) - len(self._idle)
-
-    @property
-    def idle(self) -> int:
-        """Slots kept for reuse."""
-        return len(self._idle)
+        return self.total - self.free
 
     def resident(self, key: str) -> bool:
-        """Whether ``key`` can be joined."""
-        return key in self._slots
+        """Whether ``key`` can be shared."""
+        return key in self._listed
 
-    @property
-    def available(self) -> int:
-        """How often `take` would succeed."""
-        return len(self._free) + len(self._idle)
+    def in_use(self, key: str) -> bool:
+        """Whether ``key`` is resident, and somebody uses it."""
+        return self._listed.get(key) in self._users
 
-    def is_idle(self, key: str) -> bool:
-        """Whether ``key`` is resident, and nobody uses it."""
-        return key in self._idle
-
-    def has_one_user(self, key: str) -> bool:
-        """Whether the slot of a resident ``key`` is idle as soon as its one user leaves."""
-        return self._slots[key].users == 1
-
-    def join(self, key: str) -> int:
+    def share(self, key: str) -> int:
         """One more user of a resident ``key``; its slot."""
-        slot = self._slots[key]
-        slot.users += 1
-        self._idle.pop(key, None)
-        return slot.index
+        slot = self._listed[key]
+        self.join((slot,))
+        return slot
 
     def take(self, key: str) -> int:
-        """A slot to write ``key`` into, with one user. The least recently used idle key loses its place if need be."""
-        assert key not in self._slots, f"cross KV of {key} is resident already"
-        assert self.available, "no cross slot is free or idle"
-        if not self._free:
-            oldest, _ = self._idle.popitem(last=False)
-            self._free.append(self._slots.pop(oldest).index)
-        slot = _Slot(self._free.pop(), key)
-        self._slots[key] = slot
-        return slot.index
+        """A slot to write ``key`` into, with one user."""
+        assert key not in self._listed, f"cross KV of {key} is resident already"
+        slots = self.try_take(1)
+        assert slots is not None, "no cross slot is free or idle"
+        self.list_as(slots[0], key)
+        return slots[0]
 
-    def leave(self, key: str, index: int) -> None:
-        """One user of slot ``index`` less."""
-        slot = self._unlisted.get(index) or self._slots[key]
-        assert slot.index == index, f"{key} was left in slot {index}, but it lies in slot {slot.index}"
-        assert slot.users > 0, f"slot {index} of {key} was left more often than joined"
-        slot.users -= 1
-        if slot.users:
-            return
-        if slot.listed:
-            self._idle[key] = None
-            return
-        del self._unlisted[index]
-        self._free.append(index)
-
-    def write_failed(self, key: str, index: int) -> None:
+    def write_failed(self, key: str, slot: int) -> None:
         """The step that should have written the slot failed: its users must leave, nobody may join."""
-        slot = self._slots.get(key)
-        if slot is None or slot.index != index:
+        if self._listed.get(key) != slot:
             return  # already unlisted
-        del self._slots[key]
-        slot.listed = False
-        self._idle.pop(key, None)
-        if slot.users:
-            self._unlisted[index] = slot
-        else:
-            self._free.append(index)
+        del self._listed[key], self._keys[slot]
+        if slot in self._cached:
+            del self._cached[slot]
+            self._free.append(slot)

@@ -35,7 +35,7 @@ class CrossWrite:
     slot: int
 
 
-@frozen(kw_only=True)
+@frozen  # one for each sequence and step: naming its fields where it is made costs more than all of them
 class Chunk:
     """One sequence's part of a step: feed its tokens at positions ``start .. start+length-1``.
 
@@ -72,7 +72,7 @@ class StepPlan:
     @property
     def tokens(self) -> int:
         """Tokens fed by this step, guesses included."""
-        return sum(part.length + part.draft_tokens for part in self.chunks)
+        return sum([part.length + part.draft_tokens for part in self.chunks])
 
 
 @frozen(kw_only=True)

@@ -85,9 +85,13 @@ class PageKeys:
         is asked for: all those of a long prompt take longer than others should have to wait."""
         assert pages * self.page_size <= len(token_ids), "only full pages have keys"
         for page in range(first, pages):
-            for index in range(len(self._keys), page + 1):
-                start = index * self.page_size
-                parent = self._keys[-1] if self._keys else self._root
-                placements = [self.placements[unread] for unread in self._reading.unread(start)]
-                self._keys.append(page_key(parent, token_ids[start : start + self.page_size], start, placements))
+            while len(self._keys) <= page:
+                self._compute_next(token_ids)
             yield self._keys[page]
+
+    def _compute_next(self, token_ids: Sequence[int]) -> None:
+        start = len(self._keys) * self.page_size
+        parent = self._keys[-1] if self._keys else self._root
+        unread = self._reading.unread(start) if self.placements else ()
+        placements = [self.placements[index] for index in unread]
+        self._keys.append(page_key(parent, token_ids[start : start + self.page_size], start, placements))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from attrs import define
 
+from .limits import PlannerLimits
 from .order import order_of
 from .placements import PlacedItems
+from .plan import SampledToken
 from .prefix import PageKeys
-from .request import EncoderItem, Request
+from .request import EncoderItem, FinishReason, Request
 
 
 class Phase(enum.Enum):
@@ -35,6 +38,7 @@ class Sequence:
     placed: PlacedItems
     cross_item: EncoderItem | None  # what it reads through cross-attention
     limit: int  # most tokens that it will have, its prompt among them
+    stops: frozenset[int]  # tokens that end it
     phase: Phase = Phase.WAITING
     shuns_cache: bool = False  # it starts without cached pages: those it relied on were gone
     id: int | None = None  # the executor's name for it; a new one for each time it starts
@@ -50,18 +54,20 @@ class Sequence:
     ended: bool = False  # its one end has been told
 
     @classmethod
-    def of(cls, request: Request, arrival: int, *, page_size: int, identity: str) -> Sequence:
+    def of(cls, request: Request, arrival: int, limits: PlannerLimits) -> Sequence:
         """A request that nothing has been done for yet."""
         cross = next((item for item in request.items if not item.spans), None)
         assert cross is None or len(request.items) == 1, "a request has one item for cross-attention, or placed ones"
+        sampling = request.sampling
         return cls(
             request=request,
             key=(order_of(request.priority, arrival), arrival),
             tokens=list(request.prompt_token_ids),
-            page_keys=PageKeys.of(request, page_size=page_size, identity=identity),
+            page_keys=PageKeys.of(request, page_size=limits.page_size, identity=limits.identity),
             placed=PlacedItems.of(request),
             cross_item=cross,
             limit=len(request.prompt_token_ids) + request.max_tokens,
+            stops=(frozenset() if sampling.ignore_eos else limits.eos_token_ids).union(sampling.stop_token_ids),
         )
 
     @property
@@ -73,6 +79,17 @@ class Sequence:
     def left(self) -> int:
         """Tokens it may still sample."""
         return self.limit - self.known
+
+    def extend(self, sampled: Iterable[SampledToken]) -> FinishReason | None:
+        """It has these tokens, up to one that ends it. Why that one does; ``None``: it goes on."""
+        for one in sampled:
+            assert one.token_id is not None, "a chunk that samples must answer with a token"
+            self.tokens.append(one.token_id)
+            if one.token_id in self.stops:
+                return FinishReason.STOP
+            if len(self.tokens) >= self.limit:
+                return FinishReason.LENGTH
+        return None
 
     def most_cached(self) -> int:
         """Pages of its tokens that need not be fed where their content is cached: its last token has to be, for the

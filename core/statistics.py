@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import define, frozen
+
+
+@define(kw_only=True)
+class Counters:
+    """What the planner counts, from the start on."""
+
+    cross_written: int = 0
+    cross_shared: int = 0  # starts that found their cross-attention KV resident
+    steps: int = 0
+    tokens_fed: int = 0  # guesses included
+    tokens_cached: int = 0  # that need not be fed, since their KV was cached
+    tokens_drafted: int = 0  # by speculation
+    tokens_accepted: int = 0  # guesses that proved right
+    tokens_committed: int = 0
+    preemptions: int = 0
+    failed_steps: int = 0
 
 
 @frozen(kw_only=True)
-class PlannerStatistics:
-    """A snapshot of the planner. Counters since the start."""
+class PlannerStatistics(Counters):
+    """A snapshot of the planner."""
 
     waiting: int
     running: int
@@ -19,14 +35,4 @@ class PlannerStatistics:
     cross_slots: int
     cross_slots_used: int
     cross_slots_idle: int
-    cross_written: int
-    cross_shared: int  # starts that found their cross-attention KV resident
-    steps: int
-    tokens_fed: int  # guesses included
-    tokens_cached: int  # that need not be fed, since their KV was cached
-    tokens_drafted: int  # by speculation
-    tokens_accepted: int  # guesses that proved right
-    tokens_committed: int
-    preemptions: int
-    failed_steps: int
     step_tokens: int  # what a step may feed now; less than ``max_step_tokens`` after one was too large for the memory

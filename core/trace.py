@@ -16,32 +16,19 @@ from attrs import define, field
 from . import events
 from .errors import InvariantViolation
 
-NO_FREE_WHILE_HELD = "no free while held"
-NO_USE_BEFORE_READY = "no use before ready"
-NO_PHANTOM = "no phantom"
-ALWAYS_FREED = "always freed eventually"
-EVERY_ACQUIRE_ANSWERED = "every acquire is answered"
-BOOKS_BALANCE = "books balance"
-ENCODE_ONCE = "encode once"
-TERMINAL_ONCE = "terminal once"
-STAGES_IN_ORDER = "stages in order"
-FREE_FOLLOWS_COMPLETION = "free follows completion"
-STEPS_IN_ORDER = "steps in order"
-ORDERED_TEARDOWN = "ordered teardown"
-
 INVARIANTS = (
-    NO_FREE_WHILE_HELD,
-    NO_USE_BEFORE_READY,
-    NO_PHANTOM,
-    ALWAYS_FREED,
-    EVERY_ACQUIRE_ANSWERED,
-    BOOKS_BALANCE,
-    ENCODE_ONCE,
-    TERMINAL_ONCE,
-    STAGES_IN_ORDER,
-    FREE_FOLLOWS_COMPLETION,
-    STEPS_IN_ORDER,
-    ORDERED_TEARDOWN,
+    NO_FREE_WHILE_HELD := "no free while held",
+    NO_USE_BEFORE_READY := "no use before ready",
+    NO_PHANTOM := "no phantom",
+    ALWAYS_FREED := "always freed eventually",
+    EVERY_ACQUIRE_ANSWERED := "every acquire is answered",
+    BOOKS_BALANCE := "books balance",
+    ENCODE_ONCE := "encode once",
+    TERMINAL_ONCE := "terminal once",
+    STAGES_IN_ORDER := "stages in order",
+    FREE_FOLLOWS_COMPLETION := "free follows completion",
+    STEPS_IN_ORDER := "steps in order",
+    ORDERED_TEARDOWN := "ordered teardown",
 )
 TEARDOWN = (
     "intake closed",
@@ -73,6 +60,15 @@ class _Ask:
     key: str
     log: list[tuple[int, events.Event]]
     granted: bool = False
+
+
+_MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and the promise that is broken otherwise
+    events.EncodeDispatched: (_Life.RESERVED, _Life.ENCODING, ENCODE_ONCE),
+    events.EncodeRetried: (_Life.RESERVED, _Life.RESERVED, ENCODE_ONCE),
+    events.EncodeDone: (_Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE),
+    events.EncodeBroke: (_Life.ENCODING, _Life.RESERVED, ENCODE_ONCE),  # each is dispatched again, or dropped
+    events.FreeSent: (_Life.RESIDENT, _Life.FREEING, BOOKS_BALANCE),
+}
 
 
 class _Place(enum.Enum):
@@ -242,8 +238,7 @@ class TraceChecker:
     def _reserved(self, event: events.EntryReserved) -> None:
         self._log(event, event.key)
         if event.key in self._entries:
-            life = self._entries[event.key].life.value
-            self._fail(ENCODE_ONCE, f"{event.key} is reserved while it is {life}", [event.key])
+            self._fail(ENCODE_ONCE, f"{event.key} is reserved while it is {self._life(event.key)}", [event.key])
         if not self._asks_for[event.key]:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.key} is reserved, and nobody asks for it", [event.key])
         if event.size <= 0:
@@ -259,8 +254,8 @@ class TraceChecker:
         if ask is None or ask.key != event.key or ask.granted:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} is given what it did not wait for", [event.key])
         if entry is None or entry.life is not _Life.RESIDENT:
-            life = "absent" if entry is None else entry.life.value
-            self._fail(NO_PHANTOM, f"{event.key} is offered to {event.holder} while it is {life}", [event.key])
+            what = f"{event.key} is offered to {event.holder} while it is {self._life(event.key)}"
+            self._fail(NO_PHANTOM, what, [event.key])
         ask.granted = True
         ask.log.append((self._told, event))
         entry.readers.add(event.holder)
@@ -281,53 +276,40 @@ class TraceChecker:
         self._fail(ALWAYS_FREED, f"{event.holder} never gave {event.key} back", [event.key])
 
     def _dropped(self, event: events.EntryDropped) -> None:
-        self._log(event, event.key)
-        entry = self._entries.pop(event.key, None)
-        if entry is None or entry.life is not _Life.RESERVED:
-            life = "absent" if entry is None else entry.life.value
-            self._fail(BOOKS_BALANCE, f"{event.key} is dropped while it is {life}", [event.key])
+        self._gone(event, event.key, _Life.RESERVED, "dropped")
+
+    def _freed(self, event: events.EntryFreed) -> None:
+        for key in event.keys:
+            self._gone(event, key, _Life.FREEING, "freed")
+
+    def _gone(self, event: events.Event, key: str, old: _Life, how: str) -> None:
+        self._log(event, key)
+        entry = self._entries.get(key)
+        if entry is None or entry.life is not old:
+            self._fail(BOOKS_BALANCE, f"{key} is {how} while it is {self._life(key)}", [key])
+        del self._entries[key]
         self.taken -= entry.size
-        self._forget(event.key)
-
-    def _dispatched(self, event: events.EncodeDispatched) -> None:
-        self._move(event, event.keys, _Life.RESERVED, _Life.ENCODING, ENCODE_ONCE)
-
-    def _encode_retried(self, event: events.EncodeRetried) -> None:
-        self._move(event, event.keys, _Life.RESERVED, _Life.RESERVED, ENCODE_ONCE)
-
-    def _encoded(self, event: events.EncodeDone) -> None:
-        self._move(event, event.keys, _Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE)
-
-    def _broke(self, event: events.EncodeBroke) -> None:
-        """Nothing is computed: each is dispatched again, or dropped."""
-        self._move(event, event.keys, _Life.ENCODING, _Life.RESERVED, ENCODE_ONCE)
+        self._forget(key)
 
     def _free_sent(self, event: events.FreeSent) -> None:
-        self._move(event, event.keys, _Life.RESIDENT, _Life.FREEING, BOOKS_BALANCE)
+        self._move(event)
         for key in event.keys:
             readers = self._entries[key].readers
             if readers:
                 self._fail(NO_FREE_WHILE_HELD, f"{key} is to be freed while {sorted(readers)} may read it", [key])
             self._check_no_step_reads(key, None, f"{key} is to be freed")
 
-    def _freed(self, event: events.EntryFreed) -> None:
+    def _move(self, event: events.OfKeys) -> None:
+        old, new, invariant = _MOVES[type(event)]
         for key in event.keys:
-            self._log(event, key)
-            entry = self._entries.pop(key, None)
-            if entry is None or entry.life is not _Life.FREEING:
-                life = "absent" if entry is None else entry.life.value
-                self._fail(BOOKS_BALANCE, f"{key} is freed while it is {life}", [key])
-            self.taken -= entry.size
-            self._forget(key)
-
-    def _move(self, event: events.Event, keys: Iterable[str], old: _Life, new: _Life, invariant: str) -> None:
-        for key in keys:
             self._log(event, key)
             entry = self._entries.get(key)
             if entry is None or entry.life is not old:
-                life = "absent" if entry is None else entry.life.value
-                self._fail(invariant, f"{key} should become {new.value}, but it is {life}", [key])
+                self._fail(invariant, f"{key} should become {new.value}, but it is {self._life(key)}", [key])
             entry.life = new
+
+    def _life(self, key: str) -> str:
+        return self._entries[key].life.value if key in self._entries else "absent"
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -346,8 +328,8 @@ class TraceChecker:
             self._log(event, key)
             entry = self._entries.get(key)
             if entry is None or entry.life is not _Life.RESIDENT or reader not in entry.readers:
-                life = "absent" if entry is None else f"{entry.life.value}, held by {sorted(entry.readers)}"
-                what = f"step {event.step_id} reads {key} for {reader}; it is {life}"
+                held = "" if entry is None else f", held by {sorted(entry.readers)}"
+                what = f"step {event.step_id} reads {key} for {reader}; it is {self._life(key)}{held}"
                 self._fail(NO_USE_BEFORE_READY, what, [key])
 
     def _step_ended(self, event: events.StepEnded) -> None:
@@ -392,12 +374,9 @@ class TraceChecker:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _actor_failed(self, _: events.ActorFailed) -> None:
-        self._disorder()
-
     def _stage(self, event: events.StageReached) -> None:
         if event.stage.endswith("cut off") or event.stage == "device call abandoned":
-            self._disorder()
+            self._disorder(event)
         self._opened = self._opened or event.stage == "accepting"
         if not self._opened or event.stage not in TEARDOWN:
             return  # a start that was given up takes back what there is
@@ -415,7 +394,7 @@ class TraceChecker:
         if event.stage == "encoder cache stopped" and self.orderly:
             self._check_nothing_is_left()
 
-    def _disorder(self) -> None:
+    def _disorder(self, _: events.Event) -> None:
         self.orderly = False
         self._stages = [stage for stage in self._stages if stage != "device released"]
         self.taken = 0
@@ -463,16 +442,16 @@ _WHILE_ORDERLY: dict[type[events.Event], Check] = {
     events.EntryReleased: TraceChecker._released,
     events.EntryTakenBack: TraceChecker._taken_back,
     events.EntryDropped: TraceChecker._dropped,
-    events.EncodeDispatched: TraceChecker._dispatched,
-    events.EncodeDone: TraceChecker._encoded,
-    events.EncodeBroke: TraceChecker._broke,
+    events.EncodeDispatched: TraceChecker._move,
+    events.EncodeRetried: TraceChecker._move,
+    events.EncodeDone: TraceChecker._move,
+    events.EncodeBroke: TraceChecker._move,
     events.FreeSent: TraceChecker._free_sent,
     events.EntryFreed: TraceChecker._freed,
     events.OutputsLost: TraceChecker._outputs_lost,
     events.StepsLost: TraceChecker._steps_lost,
     events.StepBegun: TraceChecker._step_begun,
     events.StepEnded: TraceChecker._step_ended,
-    events.EncodeRetried: TraceChecker._encode_retried,
     events.EncoderWaitOver: TraceChecker._wait_over,
     events.RequestStarted: TraceChecker._started,
     events.FirstToken: TraceChecker._first_token,
@@ -484,5 +463,5 @@ _ALWAYS: dict[type[events.Event], Check] = {
     events.RequestQueued: TraceChecker._accepted,
     events.RequestEnded: TraceChecker._ended,
     events.StageReached: TraceChecker._stage,
-    events.ActorFailed: TraceChecker._actor_failed,
+    events.ActorFailed: TraceChecker._disorder,
 }

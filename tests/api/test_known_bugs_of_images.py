@@ -29,11 +29,11 @@ Tokens = dict[int, tuple[int, ...]]
 FIRST_STOP = "next(p.stop for p in self.placements if p.key == key) <= position"
 FAULTS = {
     "E3 an abort keeps the images": (
-        ("core.planner:Planner._settle", "        self._release(sequence)\n", "        pass\n"),
+        ("core.planner:Planner._settle", "        self._acquirer.release(sequence)\n", "        pass\n"),
         "",
     ),
     "E4 nobody gives way to who waits for an image": (
-        ("core.planner:Planner._withdraw_for", "last = self._ahead.last()", "last = None"),
+        ("core.acquirer:Acquirer._withdraw_for", "last = self._ahead.last()", "last = None"),
         "stuck",
     ),
     "E5 an image is given back when its step is planned": (
@@ -56,7 +56,7 @@ FAULTS = {
         (
             "core.planner:Planner._chunk_done",
             "    sequence.in_flight -= 1",
-            "    self._pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
+            "    self._room.pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
         ),
         "",
     ),
@@ -66,16 +66,16 @@ FAULTS = {
             "    sequence.sampling += samples\n",
             "    sequence.sampling += samples\n"
             "    fed, sequence.fed = sequence.fed, len(sequence.tokens)\n"
-            "    self._list_pages(sequence)\n"
+            "    self._room.list_pages(sequence)\n"
             "    sequence.fed = fed\n",
         ),
         "",
     ),
     "E12 a chunk may not end within an image": (
         (
-            "core.planner:Planner._wanted",
+            "core.acts:Acts._wanted",
             "    return stop - start",
-            "    room = start + self._step_size.budget\n"
+            "    room = start + self.step_size.budget\n"
             "    ends = [p.start for p in sequence.placed.placements if p.start < room < p.stop]\n"
             "    return min([stop, *ends]) - start",
         ),

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from triolet import Completion, Delta, FinishReason, InvalidRequest
 from triolet.api.outputs import Output, TextDeltas, completion_of
 from triolet.api.results import Usage
+from triolet.api.stops import StopStrings
 from triolet.core.plan import SampledToken
-from triolet.core.stops import StopStrings
 
 from ..models.conftest import make_tokenizer
 

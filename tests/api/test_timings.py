@@ -10,10 +10,10 @@ import trio
 from triolet import Engine, EngineConfig, EngineStateError, InvalidRequest, SamplingParams, Timings
 from triolet.actors.messages import Finished
 from triolet.api.outputs import Output
+from triolet.api.stops import StopStrings
 from triolet.api.streams import FAIR, Deltas, Mailbox
 from triolet.core.plan import SampledToken
 from triolet.core.request import FinishReason
-from triolet.core.stops import StopStrings
 from triolet.testing.sim import sim_engine
 
 from .hosts import HOSTS, Bench, SpeakingModel, audio, query

@@ -132,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="(order, self._acquires)",
         mistake="(order - (key in self._entries), self._acquires)",
         killer=test_ledger.test_a_popular_entry_cannot_keep_a_waiting_request_out,
-        reason="not ledger.acquire",
+        reason="== Decisions()",
     ),
     Mutant(
         name="those who wait are served as they came, whatever their order",

@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="where an image lies counts from the prompt's beginning",
-        function="core.prefix:PageKeys.upto",
+        function="core.prefix:PageKeys._compute_next",
         fragment="start, placements))",
         mistake="start, ()))",
         killer=KEYS,
@@ -166,8 +166,8 @@ MUTANTS: tuple[Mutant, ...] = (
     # what is found
     Mutant(
         name="a restart forgets nothing of what was in the pages",
-        function="core.planner:Planner.generation_lost",
-        fragment="    self._pages.forget_contents()\n",
+        function="core.room:Room.generation_lost",
+        fragment="    self.pages.forget_contents()\n",
         mistake="",
         killer=test_planner.test_nothing_is_found_of_what_was_in_the_pages_before_a_restart,
         reason="holds another sequence's KV",
@@ -179,7 +179,7 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake=(
             "    sequence.dispatched = part.start + part.length\n"
             "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
-            "    self._list_pages(sequence)\n"
+            "    self._room.list_pages(sequence)\n"
             "    sequence.fed = fed\n"
         ),
         killer=SHARING,
@@ -193,7 +193,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "        sequence.sampling -= chunk.samples\n"
             "        if sequence.pages:\n"
             "            sequence.fed = chunk.start + chunk.length\n"
-            "            self._list_pages(sequence)\n"
+            "            self._room.list_pages(sequence)\n"
         ),
         killer=SHARING,
         reason=("once answered steps have filled it", "holds another sequence's KV"),
@@ -232,15 +232,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="cached pages that one joins who starts are room for the next one",
-        function="core.planner:Planner._try_admit",
-        fragment="    draft.pages -= self._pages.unused(unused)\n",
+        function="core.acts:Acts._try_admit",
+        fragment="    draft.pages -= self._unused(draft, cached)\n",
         mistake="",
         killer=test_planner.test_who_starts_joins_cached_pages_that_the_next_one_cannot_have,
         reason="drafted with pages that are not there",
     ),
     Mutant(
         name="what lies in cached pages is fed again",
-        function="core.planner:Planner._try_admit",
+        function="core.acts:Acts._try_admit",
         fragment="draft.add(Part(sequence, start, length",
         mistake="draft.add(Part(sequence, 0, length",
         killer=SHARING,
@@ -266,7 +266,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="images that have been read are kept",
         function="core.holds:EncoderHolds.release_read",
-        fragment="        self._release(sequence.request.id, key)\n",
+        fragment="        self._release(sequence, key)\n",
         mistake="        pass\n",
         killer=SHARING,
         reason="an image that has been read is given back",
@@ -295,7 +295,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an image is read before it is there",
-        function="core.planner:Planner._wanted",
+        function="core.acts:Acts._wanted",
         fragment="stop if reach is None else min(stop, reach)",
         mistake="stop",
         killer=SHARING,
@@ -319,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who waits for a place keeps the room that a running one waits for",
-        function="core.planner:Planner._withdraw_for",
+        function="core.acquirer:Acquirer._withdraw_for",
         fragment="if last is None or",
         mistake="if True or",
         killer=SHARING,
@@ -327,8 +327,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who starts behind cached pages waits with the images that they hold",
-        function="core.planner:Planner._look_again",
-        fragment="    if sequence.placed:\n        self._release(sequence)\n",
+        function="core.acquirer:Acquirer.waits",
+        fragment="    if sequence.placed:\n        self.release(sequence)\n",
         mistake="",
         killer=LOST,
         reason="it asks for what they held",
@@ -352,7 +352,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # guesses
     Mutant(
         name="guesses go beyond the last token that is wanted",
-        function="core.planner:Planner._propose",
+        function="core.acts:Acts._propose",
         fragment="sequence.left - 1",
         mistake="sequence.left",
         killer=PLANNER,
@@ -360,7 +360,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="guesses do not count as tokens of the step",
-        function="core.planner:Planner._propose",
+        function="core.acts:Acts._propose",
         fragment="        draft.tokens -= part.draft_tokens\n",
         mistake="",
         killer=PLANNER,
@@ -368,12 +368,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="somebody gives way to a guess",
-        function="core.planner:Planner._propose",
-        fragment="        pages = min(max(0, self._pages_for(part.stop + most) - had), draft.pages)\n",
+        function="core.acts:Acts._propose",
+        fragment="        pages = min(max(0, self.room.pages_for(part.stop + most) - had), draft.pages)\n",
         mistake=(
-            "        pages = max(0, self._pages_for(part.stop + most) - had)\n"
+            "        pages = max(0, self.room.pages_for(part.stop + most) - had)\n"
             "        if pages > draft.pages:\n"
-            "            victim = next(other for other in self._running if other is not sequence)\n"
+            "            victim = next(other for other in self.room.running if other is not sequence)\n"
             "            draft.preempt(victim, len(victim.pages))\n"
             "            draft.parts = [other for other in draft.parts if other.sequence is not victim]\n"
         ),
@@ -382,7 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="guesses are written behind the last page",
-        function="core.planner:Planner._propose",
+        function="core.acts:Acts._propose",
         fragment="min(most, (had + pages) * self.limits.page_size - part.stop)",
         mistake="most",
         killer=test_planner.test_guesses_cost_nobody_a_page_that_is_in_use,
@@ -391,14 +391,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="accepted tokens are fed again",
         function="core.planner:Planner._chunk_done",
-        fragment="    sequence.dispatched += accepted\n",
+        fragment="        sequence.dispatched += accepted\n",
         mistake="",
         killer=PLANNER,
         reason="every position is fed once",
     ),
     Mutant(
         name="a step is planned behind guesses of which nobody knows how many are right",
-        function="core.planner:Planner._split",
+        function="core.acts:Acts._split",
         fragment=" or sequence.drafting",
         mistake="",
         killer=SHARING,
@@ -407,15 +407,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="tokens behind the last one are committed",
         function="core.planner:Planner._commit_tokens",
-        fragment="all_of_them[:count]",
-        mistake="all_of_them",
+        fragment="given[: len(sequence.tokens) - before]",
+        mistake="given",
         killer=PLANNER,
         reason=("committed_tokens_are_a_prefix_of_the_true_ones", "tokens are missing"),
     ),
     # whole prompts
     Mutant(
         name="a whole prompt is started in a step that has no room for it",
-        function="core.planner:Planner._first_share",
+        function="core.acts:Acts._first_share",
         fragment="wanted if wanted <= draft.tokens or not draft.parts else 0",
         mistake="wanted",
         killer=WHOLE_PROMPTS,
@@ -423,7 +423,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a whole prompt is cut",
-        function="core.planner:Planner._first_share",
+        function="core.acts:Acts._first_share",
         fragment="wanted if wanted <= draft.tokens or not draft.parts else 0",
         mistake="min(wanted, draft.tokens)",
         killer=WHOLE_PROMPTS,
@@ -431,7 +431,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a whole prompt holds pages",
-        function="core.planner:Planner._pages_for",
+        function="core.room:Room.pages_for",
         fragment="0 if self.limits.whole_prompts else ",
         mistake="",
         killer=WHOLE_PROMPTS,

@@ -56,12 +56,12 @@ def test_e3_an_abort_that_does_not_release_the_images():
     and where the simulation has no actors: submit p; encoded; abort.
     """
     in_its_books_alone = (
-        "core.planner:Planner._release",
-        "        self._holds.release_all(sequence)\n",
-        "        told = len(self._actions)\n"
-        "        self._holds.release_all(sequence)\n"
+        "core.acquirer:Acquirer.release",
+        "        self.holds.release_all(sequence)\n",
+        "        told = len(self.holds.actions)\n"
+        "        self.holds.release_all(sequence)\n"
         "        if sequence.ended:\n"
-        "            del self._actions[told:]\n",
+        "            del self.holds.actions[told:]\n",
     )
     assert_caught(functools.partial(simulate, IMPATIENT), ALWAYS_FREED, in_its_books_alone)
     shortest = images(submit("p"), encodes, lambda state: (state.planner.abort("r0"), state.publish()))
@@ -76,7 +76,7 @@ def test_e4_a_running_request_waits_for_the_image_that_a_waiting_one_holds():
     asks for q, which waits behind that of the next one, who waits for the place.
     """
     nobody_gives_way = (
-        "core.planner:Planner._withdraw_for",
+        "core.acquirer:Acquirer._withdraw_for",
         "if last is None or",
         "if True or",
     )
@@ -93,7 +93,7 @@ def test_e5_an_image_given_back_before_the_step_that_reads_it_has_run():
     at_planning = (
         "core.planner:Planner._dispatch",
         "    self._to_forget = []\n",
-        "    self._to_forget = []\n    for part in draft.parts:\n        self._release(part.sequence)\n",
+        "    self._to_forget = []\n    for part in draft.parts:\n        self._acquirer.release(part.sequence)\n",
     )
     assert_caught(simulated("images that do not fit together"), FREE_FOLLOWS_COMPLETION, at_planning)
 
@@ -144,7 +144,7 @@ def test_e8_every_decode_step_gives_the_shared_pages_back_again():
     every_step = (
         "core.planner:Planner._chunk_done",
         "    sequence.in_flight -= 1",
-        "    self._pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
+        "    self._room.pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
     )
     assert_caught(SHARING, "a page has as many users as sequences have it", every_step)
     shortest = images(submit("q", before=1, max_tokens=3), encodes, step)
@@ -188,7 +188,9 @@ def test_e9_a_page_that_was_never_computed_is_found():
     at_planning = (
         "core.planner:Planner._chunk",
         "    sequence.sampling += samples\n",
-        "    sequence.fed = sequence.dispatched\n    self._list_pages(sequence)\n    sequence.sampling += samples\n",
+        "    sequence.fed = sequence.dispatched\n"
+        "    self._room.list_pages(sequence)\n"
+        "    sequence.sampling += samples\n",
     )
     assert_caught(SHARING, "once answered steps have filled it", at_planning)
     shortest = images(submit("q", before=1), encodes, lambda state: state.plan())
@@ -212,7 +214,7 @@ def test_e12_steps_without_progress():
     Caught by "a request never ended": a budget of one token; submit a token and q, which has three.
     """
     whole_images = (
-        "core.planner:Planner._read_on",
+        "core.acts:Acts._read_on",
         "        if length > 0 and",
         "        first, stop = sequence.dispatched, sequence.dispatched + length\n"
         "        ends = [p.start - first for p in sequence.placed.placements if p.start < stop < p.stop]\n"
@@ -260,7 +262,7 @@ def test_r1_a_request_with_images_that_holds_a_bound_partial_of_itself():
         "    from functools import partial\n"
         "    class Bound(Sequence):\n"
         "        __slots__ = ('settle',)\n"
-        "    names = ('request', 'key', 'tokens', 'page_keys', 'placed', 'cross_item', 'limit')\n"
+        "    names = ('request', 'key', 'tokens', 'page_keys', 'placed', 'cross_item', 'limit', 'stops')\n"
         "    sequence = Bound(*[getattr(sequence, name) for name in names])\n"
         "    sequence.settle = partial(self._settle, sequence)\n"
         "    self._sequences[request.id] = sequence\n",

@@ -340,8 +340,8 @@ def test_a_popular_entry_cannot_keep_a_waiting_request_out():
     ledger.acquire("r0", "hot", size=1, embeddings=1, payload=None)
     ledger.take_encode_batch(1)
     ledger.encoded(["hot"], now=0.0)
-    assert not ledger.acquire("r1", "cold", size=1, embeddings=1, payload=None)
-    assert not ledger.acquire("r2", "hot", size=1, embeddings=1, payload=None)
+    assert ledger.acquire("r1", "cold", size=1, embeddings=1, payload=None) == Decisions()
+    assert ledger.acquire("r2", "hot", size=1, embeddings=1, payload=None) == Decisions()
     assert ledger.release("r0", "hot", now=1.0).free == ("hot",)
     assert ledger.freed(["hot"]).reserved == (("cold", 1),)
 
@@ -354,7 +354,7 @@ def test_a_freeing_entry_is_never_resurrected():
     ledger.encoded(["a"], now=0.0)
     ledger.release("r0", "a", now=0.0)
     assert ledger.evict_idle(now=100.0, idle_seconds=1.0).free == ("a",)
-    assert not ledger.acquire("r1", "a", size=1, embeddings=1, payload=None)
+    assert ledger.acquire("r1", "a", size=1, embeddings=1, payload=None) == Decisions()
     assert ledger.state("a") is State.FREEING
     assert ledger.freed(["a"]).reserved == (("a", 1),)
     assert ledger.state("a") is State.RESERVED

@@ -24,6 +24,8 @@ KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
     "core.ledger": 8,
     "core.planner": 8,
+    "core.acts": 8,
+    "core.acquirer": 3,
     "core.prefix": 8,
     "core.pages": 8,
     "core.holds": 4,

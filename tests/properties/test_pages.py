@@ -139,9 +139,9 @@ class SlotsMachine(Machine):
     @rule(key=st.sampled_from(KEYS))
     def use(self, key: str) -> None:
         if self.slots.resident(key):
-            index = self.slots.join(key)
+            index = self.slots.share(key)
             assert self.written[index] == key, "no phantom: who joins finds its own key"
-        elif self.slots.available:
+        elif self.slots.free:
             index = self.slots.take(key)
             assert index not in {slot for _, slot in self.users}, "no slot is taken from its users"
             self.written[index] = key
@@ -153,7 +153,8 @@ class SlotsMachine(Machine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         if self.users:
-            self.slots.leave(*self.users.pop(data.draw(st.integers(0, len(self.users) - 1))))
+            _, slot = self.users.pop(data.draw(st.integers(0, len(self.users) - 1)))
+            self.slots.give_back((slot,))
 
     @rule(data=st.data())
     def write_fails(self, data: st.DataObject) -> None:
@@ -174,7 +175,7 @@ class SlotsMachine(Machine):
         """Every slot is free, idle or used, and used ones are those that somebody uses."""
         used = {slot for _, slot in self.users}
         assert self.slots.used == len(used)
-        assert self.slots.used + self.slots.idle <= self.slots.total
+        assert self.slots.used + self.slots.cached <= self.slots.total
         for slot in used & set(self.written):
             assert all(key == self.written[slot] for key, index in self.users if index == slot)
 
@@ -182,8 +183,8 @@ class SlotsMachine(Machine):
         """Once all have left, every slot can be taken."""
         if self.failed:
             return
-        for user in self.users:
-            self.slots.leave(*user)
+        for _, slot in self.users:
+            self.slots.give_back((slot,))
         assert self.slots.used == 0
         taken = {self.slots.take(f"new {number}") for number in range(self.slots.total)}
         assert taken == set(range(self.slots.total))
@@ -198,8 +199,8 @@ TestSlots.settings = settings(stateful_step_count=30)
 def test_the_least_recently_used_key_loses_its_place():
     slots = CrossSlots(2)
     for key in ("a", "b"):
-        slots.leave(key, slots.take(key))
-    slots.leave("a", slots.join("a"))
+        slots.give_back((slots.take(key),))
+    slots.give_back((slots.share("a"),))
     slots.take("c")
     assert slots.resident("a")
     assert not slots.resident("b")

@@ -287,7 +287,7 @@ class PlannerMachine(Machine):
 
     def needs_only_room(self, sequence: Sequence) -> bool:
         """It is ready, and has not lost what made it so."""
-        return sequence in self.planner._ready and self.planner._has_what_it_needs(sequence)
+        return sequence in self.planner._acquirer.ready and self.planner._acquirer.has_what_it_needs(sequence)
 
     def crashes(self, name: str, part: Chunk) -> bool:
         """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's."""
@@ -346,7 +346,7 @@ class PlannerMachine(Machine):
     def pages_balance(self) -> None:
         """Every page is free or used, and only what is full and written is used by several."""
         uses = Counter(page for sequence in self.planner._sequences.values() for page in sequence.pages)
-        assert uses == self.planner._pages._users, "books balance: a page has as many users as sequences have it"
+        assert uses == self.planner._room.pages._users, "books balance: a page has as many users as sequences have it"
         assert not (uses and self.limits.whole_prompts), "a whole prompt holds no pages"
         free = self.planner.statistics().pages_free
         assert len(uses) + free == self.limits.pages, "books balance: a page is free or taken"
