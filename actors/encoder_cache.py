@@ -62,7 +62,7 @@ class EncoderCache:
     def _handle(self, message: m.EncoderCacheMessage) -> None:
         match message:
             case m.Acquire(holder, item, order):
-                self.emit(events.EntryWanted(item.key, holder))
+                self.emit(events.EntryAcquired(item.key, holder))
                 self._decide(
                     self.ledger.acquire(
                         holder,

@@ -68,12 +68,16 @@ _CHECKS = {
     "task": one_of(*TASKS),
     "prompt": _TEXT.or_none("nothing comes before"),
     "timestamps": one_of(*TIMESTAMPS),
-    "temperature": Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive"),
     "compression_ratio_threshold": _THRESHOLD,
     "logprob_threshold": _THRESHOLD,
     "no_speech_threshold": _THRESHOLD,
     "seed": integer(-(2**63), 2**63 - 1).or_none("a fresh one for each transcription"),
 }
+
+
+def _temperatures(value: Any) -> tuple[float, ...]:
+    check = Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive")
+    return tuple(check.of("temperature", value))
 
 
 @frozen(kw_only=True)
@@ -103,7 +107,7 @@ class TranscribeOptions:
     task: str = "transcribe"
     prompt: str | None = None
     timestamps: str = "segment"
-    temperature: tuple[float, ...] = TEMPERATURES
+    temperature: tuple[float, ...] = field(default=TEMPERATURES, converter=_temperatures)
     compression_ratio_threshold: float | None = 2.4
     logprob_threshold: float | None = -1.0
     no_speech_threshold: float | None = 0.6

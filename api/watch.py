@@ -216,7 +216,7 @@ class WatchState:
         self.bytes_in[state] += entry.size
         entry.state = state
 
-    def _entry_wanted(self, event: events.EntryWanted) -> None:
+    def _entry_acquired(self, event: events.EntryAcquired) -> None:
         request_id = event.holder.rpartition("/")[0]
         self._wanted.setdefault(event.key, {})[event.holder] = request_id
 
@@ -303,7 +303,7 @@ _TAKES: Mapping[type[events.Event], Callable[[WatchState, Any], None]] = {
     events.StepsLost: WatchState._steps_lost,
     events.RunnerRestarting: WatchState._restarting,
     events.ActorFailed: WatchState._actor_failed,
-    events.EntryWanted: WatchState._entry_wanted,
+    events.EntryAcquired: WatchState._entry_acquired,
     events.EntryRefused: WatchState._refused,
     events.EntryReserved: WatchState._reserved,
     events.EntryHeld: WatchState._held,

@@ -85,7 +85,7 @@ class RequestEnded(OfRequest):
 
 
 @frozen
-class EntryWanted(OfHolder):
+class EntryAcquired(OfHolder):
     """``holder`` asked for ``key``: `EntryHeld`, `EntryRefused` or, where it is withdrawn, `EntryReleased` answers."""
 
 

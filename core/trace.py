@@ -213,7 +213,7 @@ class TraceChecker:
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
-    def _wanted(self, event: events.EntryWanted) -> None:
+    def _acquired(self, event: events.EntryAcquired) -> None:
         self._log(event, event.key)
         if event.holder in self._asks:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} asks while an ask of it is open", [event.key])
@@ -435,7 +435,7 @@ class TraceChecker:
 
 Check = Callable[[TraceChecker, Any], None]
 _WHILE_ORDERLY: dict[type[events.Event], Check] = {
-    events.EntryWanted: TraceChecker._wanted,
+    events.EntryAcquired: TraceChecker._acquired,
     events.EntryRefused: TraceChecker._refused,
     events.EntryReserved: TraceChecker._reserved,
     events.EntryHeld: TraceChecker._held,

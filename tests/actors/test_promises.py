@@ -196,7 +196,7 @@ def every_ask_is_heard_twice(monkeypatch) -> None:
 
     def twice(checker: TraceChecker, event: events.Event) -> None:
         wanted(checker, event)
-        if isinstance(event, events.EntryWanted):
+        if isinstance(event, events.EntryAcquired):
             wanted(checker, event)
 
     monkeypatch.setattr(TraceChecker, "__call__", twice)

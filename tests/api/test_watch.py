@@ -68,7 +68,7 @@ def statistics() -> EngineStatistics:
     ("told", "expected"),
     [
         ([], "queued"),
-        ([e.EntryWanted("k", "r/0"), e.EntryReserved("k", 3), e.EncodeDispatched(("k",), 1)], "encoding"),
+        ([e.EntryAcquired("k", "r/0"), e.EntryReserved("k", 3), e.EncodeDispatched(("k",), 1)], "encoding"),
         ([e.EncoderWaitOver("r")], "ready"),
         ([STARTED], "reading"),
         ([e.StepBegun(0, ("r",), (), (), 1)], "reading"),
@@ -143,7 +143,7 @@ async def leave_early(engine: Engine, number: int) -> None:
 
 
 def test_an_output_goes_through_its_states() -> None:
-    told = [e.EntryWanted("k", "r/0"), e.EntryReserved("k", 3), e.EncodeDispatched(("k",), 1), e.EncodeDone(("k",))]
+    told = [e.EntryAcquired("k", "r/0"), e.EntryReserved("k", 3), e.EncodeDispatched(("k",), 1), e.EncodeDone(("k",))]
     held = [e.EntryHeld("k", "r/0"), e.EntryHeld("k", "s/0")]
     assert +fed(*told, *held, e.EntryReleased("k", "r/0")).bytes_in == {HELD: 3}
     idle = [*told, *held, e.EntryReleased("k", "r/0"), e.EntryReleased("k", "s/0")]

@@ -171,7 +171,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a request holds its place until somebody reads its end",
-        function="api.streams:Mailbox._put_end",
+        function="api.streams:Mailbox.end",
         fragment="    self._on_end()\n",
         mistake="",
         killer=engine_test(several_faults.test_a_request_that_has_ended_holds_no_place_though_nobody_reads_it),

@@ -12,7 +12,7 @@ from triolet.testing.trace import INVARIANTS, TEARDOWN, InvariantViolation, Trac
 OPEN = [e.StageReached("device taken"), e.StageReached("accepting")]
 ENCODED = [
     e.RequestQueued("r"),
-    e.EntryWanted("k", "r/0"),
+    e.EntryAcquired("k", "r/0"),
     e.EntryReserved("k", 10),
     e.EncodeDispatched(("k",), 5),
     e.EncodeDone(("k",)),
@@ -34,14 +34,14 @@ LIFE = [
     e.EntryFreed(("k",)),
 ]
 CLOSE = [e.StageReached(stage) for stage in TEARDOWN]
-OTHERS = [e.RequestQueued("other"), e.EntryWanted("o", "other/0"), e.EntryReserved("o", 1)]
+OTHERS = [e.RequestQueued("other"), e.EntryAcquired("o", "other/0"), e.EntryReserved("o", 1)]
 
 BROKEN = {
     "no free while held": [*ENCODED, e.FreeSent(("k",))],
     "no use before ready": [*ENCODED[:4], STEP],
     "no phantom": [*ENCODED[:3], e.EntryHeld("k", "r/0")],
     "every acquire is answered": [*ENCODED, e.EntryHeld("k", "r/0")],
-    "books balance": [*ENCODED[:3], e.EntryWanted("large", "s/0"), e.EntryReserved("large", 91)],
+    "books balance": [*ENCODED[:3], e.EntryAcquired("large", "s/0"), e.EntryReserved("large", 91)],
     "encode once": [*ENCODED, e.EncodeDispatched(("k",), 5)],
     "terminal once": [*LIFE, e.RequestEnded("r", "finished")],
     "stages in order": [*ENCODED, START, START],
@@ -87,7 +87,7 @@ MORE = {
     "refused what was given": ("every acquire is answered", [*ENCODED, e.EntryRefused("k", "r/0")]),
     "given back what was not asked for": ("every acquire is answered", [e.EntryReleased("k", "r/0")]),
     "an entry taken back at the end": ("always freed eventually", [*ENCODED, e.EntryTakenBack("k", "r/0")]),
-    "asked twice": ("every acquire is answered", [*ENCODED[:2], e.EntryWanted("k", "r/0")]),
+    "asked twice": ("every acquire is answered", [*ENCODED[:2], e.EntryAcquired("k", "r/0")]),
 }
 
 
@@ -138,7 +138,7 @@ RIGHT = {
     "a restart, and it was waiting": [e.StepsLost(1), START],
     "starts that nobody tells of": [STEP, e.StepEnded(0, ok=True)],
     "an encode batch that is tried again": [
-        *(e.EntryWanted("b", "r/1"), e.EntryReserved("b", 1), e.EncodeDispatched(("b",), 1)),
+        *(e.EntryAcquired("b", "r/1"), e.EntryReserved("b", 1), e.EncodeDispatched(("b",), 1)),
         *(e.EncodeBroke(("b",), "RuntimeError: boom"), e.EncodeRetried(("b",)), e.EncodeDispatched(("b",), 1)),
     ],
 }
@@ -185,7 +185,7 @@ def test_stages_that_were_left_out_are_told():
 def test_the_history_reaches_back_to_who_holds_it_however_often_it_was_read_since():
     checker = feed(ENCODED)
     for number in range(100):
-        for kind in (e.EntryWanted, e.EntryHeld, e.EntryReleased):
+        for kind in (e.EntryAcquired, e.EntryHeld, e.EntryReleased):
             checker(kind("k", f"n{number}"))
     with pytest.raises(InvariantViolation, match="no free while held") as caught:
         checker(e.FreeSent(("k",)))
@@ -203,7 +203,7 @@ def test_what_it_keeps_does_not_grow():
     checker = feed([*OPEN, *ENCODED])
     for number in range(1000):
         name = f"n{number}"
-        for event in (e.RequestQueued(name), e.EntryWanted("k", name), e.EntryHeld("k", name)):
+        for event in (e.RequestQueued(name), e.EntryAcquired("k", name), e.EntryHeld("k", name)):
             checker(event)
         for event in (e.EntryReleased("k", name), e.RequestEnded(name, "finished")):
             checker(event)
