@@ -138,6 +138,13 @@ def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
     return clock
 
 
+def _deadlines() -> Any:
+    """Of the run that goes on."""
+    from trio._core._run import GLOBAL_RUN_CONTEXT
+
+    return GLOBAL_RUN_CONTEXT.runner.deadlines
+
+
 @define(eq=False)
 class Alarm:
     """Wakes the one task that waits for it, at a time of trio's clock or when it is rung before. `trio.sleep_until`
@@ -148,7 +155,6 @@ class Alarm:
 
     _registered_deadline: float = field(default=math.inf, init=False)
     _waiting: trio.lowlevel.Task | None = field(default=None, init=False)
-    _run: Any = field(factory=_run_module, init=False)
 
     @property
     def is_waited_for(self) -> bool:
@@ -167,7 +173,7 @@ class Alarm:
 
     def set(self, deadline: float) -> None:
         """It rings at ``deadline``, and at none that was set before."""
-        deadlines = self._run.GLOBAL_RUN_CONTEXT.runner.deadlines
+        deadlines = _deadlines()
         if self._registered_deadline < math.inf:
             deadlines.remove(self._registered_deadline, self)
         self._registered_deadline = deadline
