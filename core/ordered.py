@@ -53,7 +53,7 @@ class Ordered(Generic[Item]):
             return
         del self._items[place]
         self._stale.add(place)
-        if self._begin + len(self._stale) > 32 + len(self._items):
+        if not self._items or self._begin + len(self._stale) > 8 + len(self._items):
             self._list = [place for place in self._list[self._begin :] if place in self._items]
             self._begin = 0
             self._stale.clear()

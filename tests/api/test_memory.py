@@ -349,13 +349,14 @@ async def test_an_engine_that_serves_keeps_no_more_than_before(autojump_clock: o
     sizes = []
     device = SimExecutor(fault=fault)
     async with simulated(device) as engine:
-        for _ in range(4):
+        for _ in range(14):
             for ending in ENDINGS * 2:
                 await ending(engine, next(numbers) % 50)
             await settle()
             device.calls.clear()  # its own diary
             sizes.append(kept(engine, *actors()))
-    assert max(sizes[2:]) <= max(sizes[:2]), f"elements kept, round by round: {sizes}"
+    # an element that one ending leaves behind, twice a round, would make it 14 more; the last of a log are a few more or less
+    assert max(sizes[7:]) <= max(sizes[:7]) + 7, f"elements kept, round by round: {sizes}"
 
 
 async def cancelled_after(engine: Engine, checkpoints: int, seconds: float) -> None:

@@ -367,7 +367,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the queue is sorted out with everyone who leaves it",
         function="core.ordered:Ordered.discard",
-        fragment="if self._begin + len(self._stale) > 32 + len(self._items):",
+        fragment="if not self._items or self._begin + len(self._stale) > 8 + len(self._items):",
         mistake="if True:",
         killer=functools.partial(test_planner.test_aborting_thousands_that_wait_takes_work_in_proportion, ""),
         reason="looks at places",
