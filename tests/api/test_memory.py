@@ -355,7 +355,7 @@ async def test_an_engine_that_serves_keeps_no_more_than_before(autojump_clock: o
             await settle()
             device.calls.clear()  # its own diary
             sizes.append(kept(engine, *actors()))
-    # an element that one ending leaves behind, twice a round, would make it 14 more; the last of a log are a few more or less
+    # an element that one ending leaves behind, twice a round, would make it 14 more; the logs vary by a few
     assert max(sizes[7:]) <= max(sizes[:7]) + 7, f"elements kept, round by round: {sizes}"
 
 
