@@ -6,8 +6,9 @@ import math
 
 from attrs import define, field
 
-STEPS_PER_ENCODE = 1.0
-"""Seconds of the device that steps have after each second of an encode launch, before the next one may begin."""
+STEPS_PER_ENCODE = 0.5
+"""Seconds of the device that steps have after each second of an encode launch, before the next one may begin. With more
+the first of many has its text sooner, but steps run with few sequences each: all of them together take longer."""
 
 
 @define(eq=False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from triolet import Engine, EngineError, SamplingParams
 from triolet.actors.worker import Job
-from triolet.core.share import TimeShare
+from triolet.core.share import STEPS_PER_ENCODE, TimeShare
 from triolet.testing.sim import SECONDS, SimExecutor, SimModel, SimWorker, sim_engine
 
 from .shared import audio, prompt
@@ -61,8 +61,8 @@ async def test_a_stream_decodes_between_two_encode_launches(config, trace, autoj
     launches = device.of(Job.ENCODE)[1:]
     assert len(launches) == 5
     steps = [sum(one < at < later for at in device.of(Job.STEP)) for one, later in pairwise(launches)]
-    assert min(steps) >= LAUNCH / STEP - 3, "the steps have their share"
-    assert launches[-1] - launches[0] < 4 * (2 * LAUNCH + 3 * STEP), "the launches have theirs"
+    assert min(steps) >= STEPS_PER_ENCODE * LAUNCH / STEP - 3, "the steps have their share"
+    assert launches[-1] - launches[0] < 4 * ((1 + STEPS_PER_ENCODE) * LAUNCH + 3 * STEP), "the launches have theirs"
 
 
 async def test_encodes_wait_for_nobody_where_nothing_decodes(config, trace, autojump_clock):
@@ -111,12 +111,12 @@ async def test_a_batch_that_waits_its_turn_does_not_outlive_a_sleep(fails, confi
 
 def test_a_launch_is_counted_from_the_end_of_the_call_before_it():
     """It is sent while a step runs: what it waited is no time of its own."""
-    share = TimeShare()
+    share = TimeShare(weight=0.5)
     share.encode_sent(10.0)
     share.step_ended(14.0)
     share.encode_ended(15.0)
-    assert share.steps_turn(15.9)
-    assert not share.steps_turn(16.1)
+    assert share.steps_turn(15.4)
+    assert not share.steps_turn(15.6)
 
 
 @given(
