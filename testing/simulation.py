@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ..actors.supervisor import EngineStatistics
 from ..actors.worker import Job
@@ -46,7 +46,7 @@ from ..core.trace import TEARDOWN, TraceChecker
 from .clients import FOREVER, SCENARIOS, Client, Scenario, audio, prepared, true_tokens, true_vector
 from .schedule import Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimWorker, sim_engine
-from .trio_hooks import throw_into
+from .trio_hooks import leaves_a_nursery, throw_into
 
 PATIENCE = 60.0
 """Virtual seconds after which a scenario's body leaves the block, whatever its clients still wait for."""
@@ -92,8 +92,9 @@ _ACTORS = {  # and the names of the channels that lead to them; a runner that cr
 
 @frozen
 class Fault:
-    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1. A kind of `OCCASIONS` happens
-    on the ``step``-th of those instead; ``task`` is their name."""
+    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1; a crash of a task that is
+    leaving a nursery then, at its next step. A kind of `OCCASIONS` happens on the ``step``-th of those instead;
+    ``task`` is their name."""
 
     kind: FaultKind
     task: str
@@ -165,15 +166,18 @@ class _Injector(trio.abc.Instrument):
         self.steps[name] += 1
         fault = self.fault
         if fault is not None and name == fault.task and self.steps[name] == fault.step:
-            self._fire(task, fault.kind)
+            self._fire(task, fault)
 
-    def _fire(self, task: trio.lowlevel.Task, kind: FaultKind) -> None:
+    def _fire(self, task: trio.lowlevel.Task, fault: Fault) -> None:
+        kind = fault.kind
         if kind in {FaultKind.CANCEL, FaultKind.CANCEL_RELEASE_FAILS}:
             self.met, self._releases_fail = True, kind is FaultKind.CANCEL_RELEASE_FAILS
             self.scope.cancel()
         elif kind is FaultKind.INTERRUPT:
             self.met = True
             signal.raise_signal(signal.SIGINT)
+        elif role(task) in _ACTORS and leaves_a_nursery(task):
+            self.fault = evolve(fault, step=fault.step + 1)
         elif role(task) in _ACTORS:
             self.met = True
             unread = throw_into(task, Injected(f"in {role(task)}"))

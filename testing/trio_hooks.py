@@ -40,6 +40,8 @@ def _run_module() -> Any:
     for name in ("_counter", "_next_send", "_next_send_fn"):
         if not hasattr(trio.lowlevel.Task, name):
             raise TrioChanged(f"trio.lowlevel.Task.{name} is gone")
+    if not hasattr(trio.Nursery, "_nested_child_finished"):
+        raise TrioChanged("trio.Nursery._nested_child_finished is gone")
     if not isinstance(run._r, random.Random):
         raise TrioChanged("trio._core._run._r is no random.Random")
     return run
@@ -213,6 +215,12 @@ def throw_into(task: trio.lowlevel.Task, error: Exception) -> object:
     given = hidden._next_send
     hidden._next_send_fn, hidden._next_send = task.coro.throw, error
     return getattr(given, "value", None)
+
+
+def leaves_a_nursery(task: trio.lowlevel.Task) -> bool:
+    """Whether ``task`` waits at the end of a nursery's block, within trio. What is thrown into it there leaves the
+    nursery open for ever; no program can raise there."""
+    return any(frame.f_code.co_name == "_nested_child_finished" for frame, _ in task.iter_await_frames())
 
 
 # -- the self-test ---------------------------------------------------------------------------------------------------

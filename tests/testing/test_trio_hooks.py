@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import trio
 import trio._core._run as run
+import trio.testing
 from trio.testing import MockClock
 
 from triolet.testing import trio_hooks
-from triolet.testing.trio_hooks import TrioChanged, self_test
+from triolet.testing.trio_hooks import TrioChanged, leaves_a_nursery, self_test
 
 
 def test_the_hooks_do_what_they_promise_with_the_installed_trio():
@@ -56,3 +58,22 @@ def test_the_seeding_leaves_nothing_behind():
     with trio_hooks.seeded_batches(3):
         assert run._ALLOW_DETERMINISTIC_SCHEDULING
     assert (run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING) == before
+
+
+async def test_a_task_that_leaves_a_nursery_is_told_from_one_that_waits_within(autojump_clock):
+    found = {}
+
+    async def parent() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            await trio.sleep(1.0)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parent, name="parent")
+        await trio.testing.wait_all_tasks_blocked()
+        (task,) = nursery.child_tasks
+        found["within"] = leaves_a_nursery(task)
+        await trio.sleep(2.0)
+        found["at its end"] = leaves_a_nursery(task)
+        nursery.cancel_scope.cancel()
+    assert found == {"within": False, "at its end": True}
