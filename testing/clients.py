@@ -197,6 +197,15 @@ _ALL = (
         config={"encoder_cache_bytes": 60, "encode_batch_embeddings": 4, "max_step_tokens": 8},
     ),
     Scenario(
+        name="text between images",  # the first leaves while its text is fed and its second image is encoded
+        clients=(
+            Client(images=(3, 2), prompt=(START, IMAGE, *range(2, 50), IMAGE, 5), max_tokens=2, patience=0.6),
+            Client(images=(7, 6), prompt=(START, IMAGE, *range(2, 20), IMAGE), arrives=0.6, max_tokens=2),
+        ),
+        model=SimModel(kind=Kind.DECODER, pages=24),
+        config={"encoder_cache_bytes": 90, "max_step_tokens": 5},
+    ),
+    Scenario(
         name="shared prefix",  # the third comes when the second has ended, and finds its pages
         clients=(
             Client(images=(3, 1), prompt=_TWO_IMAGES, max_tokens=6),

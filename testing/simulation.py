@@ -15,7 +15,7 @@ import enum
 import functools
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -24,7 +24,7 @@ from attrs import define, evolve, field, frozen
 from ..actors.supervisor import EngineStatistics
 from ..actors.worker import Job
 from ..api.engine import Engine
-from ..api.results import Delta
+from ..api.streams import Deltas, DeltaStream
 from ..core import events
 from ..core.config import EngineConfig
 from ..core.errors import (
@@ -372,7 +372,10 @@ class _Run:
                     return
                 if client.pause:
                     await trio.sleep(client.pause)
+            told = deltas.timings
         assert got == true, f"{client} finished with the tokens {got}, not {true}"
+        assert told is not None, f"{client} was not told how long it took"
+        assert 0 <= told.encoder_wait <= told.queued <= told.total, f"{client} took {told}"
 
     async def _read_vector(self, client: Client) -> None:
         async with self.engine.inside._submitted(self._request(client), wait=True) as mailbox:
@@ -393,7 +396,7 @@ class _Run:
             return True
         return False
 
-    def _stream(self, client: Client) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+    def _stream(self, client: Client) -> AbstractAsyncContextManager[Deltas | DeltaStream]:
         """Images are prepared here: `Engine.stream` would do it in a thread, whose turn no schedule decides."""
         if self.scenario.model.kind is not Kind.ENCODER_DECODER:
             return self.engine.inside._deltas(self._request(client), wait=True, texts=None)

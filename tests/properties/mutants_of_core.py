@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who finds its cross KV resident keeps its entry",
-        function="core.planner:Planner._find_slot",
+        function="core.planner:Planner._take_slot",
         fragment="        self._acquirer.release(sequence)\n",
         mistake="",
         killer=test_planner.test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once,

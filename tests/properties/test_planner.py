@@ -16,7 +16,19 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core import sequence as sequences
-from triolet.core.actions import Abort, Acquire, Action, Commit, Fail, Finish, Release
+from triolet.core.actions import (
+    Abort,
+    Acquire,
+    Action,
+    Commit,
+    Fail,
+    Finish,
+    HoldsAll,
+    Preempt,
+    Release,
+    Start,
+    Suspect,
+)
 from triolet.core.errors import PoisonRequest, RunnerCrashed
 from triolet.core.ledger import Decisions, EncoderLedger, State
 from triolet.core.limits import PlannerLimits
@@ -118,6 +130,8 @@ class PlannerMachine(Machine):
                     self.vectors[request_id] += [one.vector for one in sampled if one.vector is not None]
                     self.probed[request_id] += [one.probe for one in sampled if one.probe is not None]
                     self.tokens[request_id] += [one.token_id for one in sampled if one.token_id is not None]
+                case HoldsAll(request_id) | Start(request_id) | Preempt(request_id) | Suspect(request_id):
+                    assert request_id not in self.ends, f"terminal once: {action} after the end"
                 case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
                     assert request_id not in self.ends, f"terminal once: {request_id} ended twice"
                     self.ends[request_id] = action
@@ -266,13 +280,14 @@ class PlannerMachine(Machine):
         self.reached[part.sequence_id] = part.start + part.length
 
     def first_come_first_served(self, plan: StepPlan | None, ready: list[Sequence]) -> None:
-        """FIFO within a priority: nobody starts before an earlier one that needs nothing but room. (While a crashing
-        request is looked for, suspects and others run in turns.)"""
-        sequences = self.planner._sequences.values()
-        if plan is None or self.planner._quarantine:
+        """FIFO within a priority: nobody starts before an earlier one that needs nothing but room. (Suspects run in
+        turns: one may start before an earlier request, but nobody who is none starts before a suspect that waits.)"""
+        if plan is None:
             return
         started = {start.sequence_id for start in plan.started}
-        latest = max((sequence.key for sequence in sequences if sequence.id in started), default=(0, -1))
+        sequences = [s for s in self.planner._sequences.values() if s.id in started]
+        innocent = [s for s in sequences if s.request.id not in self.planner._quarantine]
+        latest = max((sequence.key for sequence in innocent), default=(0, -1))
         for sequence in ready:
             waits = sequence.phase is Phase.WAITING and self.needs_only_room(sequence)
             overtaken = waits and sequence.key < latest
