@@ -12,7 +12,6 @@ wrong token or no end, a page or a byte that does not come back, an exception th
 from __future__ import annotations
 
 import enum
-import functools
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -40,7 +39,7 @@ from ..core.errors import (
     TrioletError,
 )
 from ..core.model import Kind
-from ..core.request import LogitRules, Request, SamplingParams
+from ..core.request import LogitRules, Request
 from ..core.statistics import PlannerStatistics
 from ..core.trace import TEARDOWN, TraceChecker
 from .clients import FOREVER, SCENARIOS, Client, Scenario, audio, prepared, true_tokens, true_vector
@@ -403,7 +402,7 @@ class _Run:
         return self.engine.stream(
             prompt_token_ids=client.prompt,
             audio=audio(client.audio),
-            sampling=_sampling(client.max_tokens),
+            sampling=client.sampling,
             priority=client.priority,
         )
 
@@ -418,11 +417,6 @@ class _Run:
             pooling=client.pooling,
             priority=client.priority,
         )
-
-
-@functools.lru_cache(maxsize=64)
-def _sampling(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens)
 
 
 def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault | None = None) -> Outcome:
