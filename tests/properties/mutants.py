@@ -37,7 +37,7 @@ from ..actors import shared
 from ..actors.test_promises import SCHEDULES
 from .test_ledger import LedgerMachine
 from .test_pages import PagesMachine, SlotsMachine
-from .test_planner import PlannerMachine, SharingMachine, WholePromptsMachine
+from .test_planner_machines import PlannerMachine, SharingMachine, WholePromptsMachine
 
 Killer = Callable[[], object]
 

@@ -28,7 +28,7 @@ from ..api import test_memory as memory_tests
 from . import test_recovery
 from .mutants import LEDGER, PLANNER, Killer, engine_test, machine, planted, simulation, verdict
 from .test_ledger import LedgerMachine
-from .test_planner import PlannerMachine
+from .test_planner_machines import PlannerMachine
 
 Fault = tuple[str, str, str]  # the function, the fragment of its source, and the mistake in its place
 Step = Callable[[Any], object]
