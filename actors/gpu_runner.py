@@ -16,7 +16,8 @@ from attrs import define, field
 from ..core import events, frames
 from ..core.config import EngineConfig
 from ..core.errors import DeviceLost, EngineTeardownError
-from ..core.model import Executor, ModelDescription
+from ..core.executor import Executor
+from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, StepPlan, StepResult
 from ..core.restart import RestartPolicy
 from ..core.share import TimeShare
@@ -31,7 +32,7 @@ the scheduler and the step lane."""
 
 def torch_executor(model: str | Path, config: EngineConfig) -> Executor:
     """The executor for a checkpoint. Imports torch, so call it on the worker."""
-    from ..models.openmp import prepare_openmp
+    from ..models.machine.openmp import prepare_openmp
 
     prepare_openmp()
     from ..models.executor import TorchExecutor

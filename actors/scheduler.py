@@ -11,11 +11,11 @@ from typing import assert_never
 import trio
 from attrs import define, field
 
-from ..core import actions as a
 from ..core import events
 from ..core.errors import EngineAsleep, EngineClosed, EngineError, EngineStateError
 from ..core.plan import StepPlan
-from ..core.planner import Planner
+from ..core.planning import actions as a
+from ..core.planning.planner import Planner
 from ..core.power import Order, Power, PowerState
 from ..core.request import Request
 from ..core.timings import Timings

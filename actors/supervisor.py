@@ -25,15 +25,16 @@ from ..core import events, frames, log_lines
 from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
+from ..core.executor import Executor
 from ..core.ledger import EncoderLedger, LedgerStatistics
-from ..core.limits import PlannerLimits
-from ..core.model import Executor, ModelDescription
+from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory
-from ..core.planner import Planner
+from ..core.planning.limits import PlannerLimits
+from ..core.planning.planner import Planner
+from ..core.planning.statistics import PlannerStatistics
 from ..core.power import Power, PowerState
 from ..core.request import Request
 from ..core.restart import RestartPolicy
-from ..core.statistics import PlannerStatistics
 from ..core.trace import TraceChecker
 from . import messages as m
 from .emit import Emit
@@ -45,7 +46,7 @@ from .worker import Worker
 Started = TypeVar("Started")
 
 
-class _Run(Protocol):
+class Run(Protocol):
     """An actor's life."""
 
     def __call__(self, *, task_status: trio.TaskStatus[Any]) -> Awaitable[None]: ...
@@ -289,12 +290,12 @@ class Supervisor:
         self._emit.write(log_lines.opened(description, self._runner.memory))
         return description
 
-    async def _start_child(self, nursery: trio.Nursery, name: str, run: _Run) -> Any:
+    async def _start_child(self, nursery: trio.Nursery, name: str, run: Run) -> Any:
         child = _Child(name)
         return await nursery.start(self._run_child, child, run, name=f"triolet {name}")
 
     @trio.lowlevel.enable_ki_protection
-    async def _run_child(self, child: _Child, run: _Run, *, task_status: trio.TaskStatus[Any]) -> None:
+    async def _run_child(self, child: _Child, run: Run, *, task_status: trio.TaskStatus[Any]) -> None:
         """Runs an actor. Before ``started()`` its error is the start's; afterwards it is reported, never raised."""
         self._children[child.name] = child
         try:

@@ -1,4 +1,4 @@
-"""`Engine`: what users open, ask and close, on every host. The engine itself is in `triolet.api.trio_engine`."""
+"""`Engine`: what users open, ask and close, on every host. The engine itself is in `triolet.api.hosts.trio_engine`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from ..actors.worker import ThreadWorker, Worker
 from ..core.checks import number
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
-from ..core.model import Executor, ModelDescription
+from ..core.executor import Executor
+from ..core.model import ModelDescription
 from ..core.request import SamplingParams
-from ..models.allocator import trim
-from .audio import AudioSource
-from .hosts import Host, current_host
-from .images import ImageSource
-from .prompts import Message, Query
-from .results import Completion, Transcript
-from .streams import DeltaStream, SegmentStream, StreamBlock
-from .transcription import TranscribeOptions
-from .trio_engine import State, TrioEngine
-from .vectors import Vectors
+from ..models.memory.allocator import trim
+from .hosts.current import current_host
+from .hosts.host import Host
+from .hosts.trio_engine import State, TrioEngine
+from .inputs.audio import AudioSource
+from .inputs.images import ImageSource
+from .inputs.prompts import Message, Query
+from .inputs.vectors import Vectors
+from .outputs.results import Completion, Transcript
+from .outputs.streams import DeltaStream, StreamBlock
+from .speech.options import TranscribeOptions
+from .speech.segments import SegmentStream
 
 _DRAIN = number(0, math.inf, "; 0 aborts at once")
 

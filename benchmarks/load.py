@@ -30,15 +30,16 @@ from trio.testing import MockClock
 from triolet import Engine, EngineConfig, SamplingParams
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.core import events
-from triolet.core.actions import Acquire
-from triolet.core.limits import PlannerLimits
 from triolet.core.model import ModelDescription
 from triolet.core.plan import DeviceMemory, SampledToken, StepPlan, StepResult
-from triolet.core.planner import Planner
-from triolet.core.prefix import prompt_keys
+from triolet.core.planning.actions import Acquire
+from triolet.core.planning.limits import PlannerLimits
+from triolet.core.planning.planner import Planner
+from triolet.core.planning.prefix import prompt_keys
 from triolet.core.request import EncoderItem, Request
 from triolet.testing import Kind, SimExecutor, SimModel, SimPreparer, SimWorker, sim_engine
-from triolet.testing.sim import IMAGE, SECONDS
+from triolet.testing.sim import SECONDS
+from triolet.testing.sim_model import IMAGE
 
 BURST = 400  # requests at once
 PAGE = 16  # positions, of the planner alone

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 import triolet.demo
 from triolet import Engine, EngineConfig, SamplingParams
-from triolet.api.audio import Samples, load_audio
+from triolet.api.inputs.audio import Samples, load_audio
 from triolet.testing import live_bytes
 from triolet.testing.families import make_checkpoint
 

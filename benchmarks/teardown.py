@@ -27,8 +27,9 @@ import triolet.demo
 from triolet import Engine, EngineConfig, SamplingParams
 from triolet.actors.gpu_runner import torch_executor
 from triolet.actors.worker import ThreadWorker
-from triolet.api.audio import Samples
-from triolet.core.model import Executor, ModelDescription
+from triolet.api.inputs.audio import Samples
+from triolet.core.executor import Executor
+from triolet.core.model import ModelDescription
 from triolet.core.plan import DeviceMemory, EncodeJob, StepPlan, StepResult
 from triolet.testing import live_bytes
 

@@ -12,7 +12,6 @@ eventually, every acquire is answered, books balance, encode once.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
@@ -21,70 +20,9 @@ from attrs import asdict, define, field, frozen
 
 from .batch_size import BatchSize
 from .errors import EncodeFailed, RequestTooLarge
+from .ledger_table import TRANSITIONS, Change, State
 from .ordered import Ordered, Place
 from .plan import EncodeJob
-
-
-class State(enum.Enum):
-    """Where an entry is in its life. ABSENT entries are not in the books."""
-
-    ABSENT = "absent"
-    RESERVED = "reserved"  # bytes taken, nothing dispatched
-    ENCODING = "encoding"  # the runner works on it
-    READY = "ready"  # resident and held
-    IDLE = "idle"  # resident, nobody holds it
-    FREEING = "freeing"  # the runner was told to drop it
-
-
-class Change(enum.Enum):
-    """What can happen to an entry."""
-
-    ACQUIRE = "acquire"
-    RELEASE = "release"
-    DISPATCH = "dispatched"
-    ENCODED = "encoded"
-    ENCODE_FAILED = "encode failed"
-    EVICT = "evict (pressure, idle time, close)"
-    FREED = "freed"
-    LOST = "runner generation lost"
-
-
-HELD, UNHELD = True, False  # whether anybody holds the entry once the change has happened
-TRANSITIONS: dict[tuple[State, Change, bool], State] = {
-    (State.ABSENT, Change.ACQUIRE, HELD): State.RESERVED,
-    (State.RESERVED, Change.ACQUIRE, HELD): State.RESERVED,
-    (State.RESERVED, Change.RELEASE, HELD): State.RESERVED,
-    (State.RESERVED, Change.RELEASE, UNHELD): State.ABSENT,
-    (State.RESERVED, Change.DISPATCH, HELD): State.ENCODING,
-    (State.ENCODING, Change.ACQUIRE, HELD): State.ENCODING,
-    (State.ENCODING, Change.RELEASE, HELD): State.ENCODING,
-    (State.ENCODING, Change.RELEASE, UNHELD): State.ENCODING,
-    (State.ENCODING, Change.ENCODED, HELD): State.READY,
-    (State.ENCODING, Change.ENCODED, UNHELD): State.IDLE,
-    (State.ENCODING, Change.ENCODE_FAILED, HELD): State.RESERVED,  # it is tried again
-    (State.ENCODING, Change.ENCODE_FAILED, UNHELD): State.ABSENT,
-    (State.READY, Change.ACQUIRE, HELD): State.READY,
-    (State.READY, Change.RELEASE, HELD): State.READY,
-    (State.READY, Change.RELEASE, UNHELD): State.IDLE,
-    (State.IDLE, Change.ACQUIRE, HELD): State.READY,
-    (State.IDLE, Change.EVICT, UNHELD): State.FREEING,
-    (State.FREEING, Change.FREED, UNHELD): State.ABSENT,
-    (State.RESERVED, Change.LOST, HELD): State.RESERVED,
-    (State.ENCODING, Change.LOST, HELD): State.RESERVED,
-    (State.READY, Change.LOST, HELD): State.RESERVED,
-    (State.ENCODING, Change.LOST, UNHELD): State.ABSENT,
-    (State.IDLE, Change.LOST, UNHELD): State.ABSENT,
-    (State.FREEING, Change.LOST, UNHELD): State.ABSENT,
-}
-
-
-def transition_table() -> str:
-    """`TRANSITIONS` as a Markdown table."""
-    rows = [
-        f"| {old.value} | {change.value} | {'yes' if held else 'no'} | {new.value} |"
-        for (old, change, held), new in TRANSITIONS.items()
-    ]
-    return "\n".join(["| from | event | held then | to |", "|---|---|---|---|", *rows])
 
 
 @frozen

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from .request import LogitRules, Placement, Pooling, Probe, SamplingParams
+from .request import LogitRules, Placeholder, Pooling, Probe, SamplingParams
 
 
 @frozen(kw_only=True)
@@ -23,7 +23,7 @@ class SequenceStart:
     sampling: SamplingParams
     rules: LogitRules
     probe: Probe | None
-    placements: tuple[Placement, ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
     pooling: Pooling | None = None
 
 
@@ -41,14 +41,14 @@ class Chunk:
 
     The executor knows the tokens: those of `SequenceStart` and the ones it has sampled since. With two steps in flight
     the newest token is not yet known to the planner. ``samples`` is true where the chunk ends at the sequence's last
-    token, so a new one is sampled. ``block_table`` names the self-attention pages: position p lies in page
-    ``block_table[p // page_size]``.
+    token, so a new one is sampled. ``page_table`` names the self-attention pages: position p lies in page
+    ``page_table[p // page_size]``.
     """
 
     sequence_id: int
     start: int
     length: int
-    block_table: tuple[int, ...]
+    page_table: tuple[int, ...]
     cross_slot: int | None
     samples: bool
     draft_tokens: int = 0

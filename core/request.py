@@ -313,7 +313,7 @@ _POOLING = {
 
 
 @frozen(kw_only=True)
-class Placement:
+class Placeholder:
     """Where the embeddings of one encoder item go in the prompt.
 
     ``spans`` are ranges ``[start, stop)`` of prompt positions, ascending; the item's embeddings fill them in order.
@@ -346,7 +346,7 @@ class EncoderItem:
     ``key`` is the content key: a hash of the samples or pixels and of the processor's identity. Two items with one key
     have one encoding. ``payload`` is what the executor encodes (Whisper: float32 samples, shape (n,), at 16 kHz).
     Without ``spans`` the item is read through cross-attention; with them its embeddings take these positions of the
-    prompt, see `Placement`.
+    prompt, see `Placeholder`.
     """
 
     key: str
@@ -357,9 +357,9 @@ class EncoderItem:
     grid: tuple[int, ...] = ()
 
     @property
-    def placement(self) -> Placement | None:
+    def placeholder(self) -> Placeholder | None:
         """Where its embeddings go; ``None``: it is read through cross-attention."""
-        return Placement(key=self.key, spans=self.spans, grid=self.grid) if self.spans else None
+        return Placeholder(key=self.key, spans=self.spans, grid=self.grid) if self.spans else None
 
 
 @frozen(kw_only=True, eq=False)

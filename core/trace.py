@@ -56,7 +56,7 @@ class _Entry:
 
 
 @define(eq=False)
-class _Ask:
+class _Acquire:
     key: str
     log: list[tuple[int, events.Event]]
     granted: bool = False
@@ -106,8 +106,8 @@ class TraceChecker:
     steps_in_flight: int | None = None
     taken: int = field(default=0, init=False)
     _entries: dict[str, _Entry] = field(factory=dict, init=False)
-    _asks: dict[str, _Ask] = field(factory=dict, init=False)  # by holder
-    _asks_for: Counter[str] = field(factory=Counter, init=False)  # open asks of each key
+    _acquires: dict[str, _Acquire] = field(factory=dict, init=False)  # by holder
+    _acquired_by: Counter[str] = field(factory=Counter, init=False)  # open asks of each key
     _requests: dict[str, _Progress] = field(factory=dict, init=False)  # accepted, not ended
     _starts_told: bool = field(default=False, init=False)
     _flights: deque[events.StepBegun] = field(factory=deque, init=False)
@@ -215,32 +215,32 @@ class TraceChecker:
 
     def _acquired(self, event: events.EntryAcquired) -> None:
         self._log(event, event.key)
-        if event.holder in self._asks:
-            self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} asks while an ask of it is open", [event.key])
-        self._asks[event.holder] = _Ask(event.key, [(self._told, event)])
-        self._asks_for[event.key] += 1
+        if event.holder in self._acquires:
+            self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} acquires while an acquire of it is open", [event.key])
+        self._acquires[event.holder] = _Acquire(event.key, [(self._told, event)])
+        self._acquired_by[event.key] += 1
 
     def _refused(self, event: events.EntryRefused) -> None:
         self._log(event, event.key)
-        ask = self._end_ask(event.holder, event.key)
-        if ask is None or ask.granted:
+        acquire = self._end_acquire(event.holder, event.key)
+        if acquire is None or acquire.granted:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} is refused what it did not wait for", [event.key])
         self._forget(event.key)
 
-    def _end_ask(self, holder: str, key: str) -> _Ask | None:
-        ask = self._asks.get(holder)
-        if ask is None or ask.key != key:
+    def _end_acquire(self, holder: str, key: str) -> _Acquire | None:
+        acquire = self._acquires.get(holder)
+        if acquire is None or acquire.key != key:
             return None
-        del self._asks[holder]
-        self._asks_for[key] -= 1
-        return ask
+        del self._acquires[holder]
+        self._acquired_by[key] -= 1
+        return acquire
 
     def _reserved(self, event: events.EntryReserved) -> None:
         self._log(event, event.key)
         if event.key in self._entries:
             self._fail(ENCODE_ONCE, f"{event.key} is reserved while it is {self._life(event.key)}", [event.key])
-        if not self._asks_for[event.key]:
-            self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.key} is reserved, and nobody asks for it", [event.key])
+        if not self._acquired_by[event.key]:
+            self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.key} is reserved, and nobody acquires it", [event.key])
         if event.size <= 0:
             self._fail(BOOKS_BALANCE, f"{event.key} is reserved with {event.size} bytes", [event.key])
         self._entries[event.key] = _Entry(event.size)
@@ -250,23 +250,23 @@ class TraceChecker:
 
     def _held(self, event: events.EntryHeld) -> None:
         self._log(event, event.key)
-        entry, ask = self._entries.get(event.key), self._asks.get(event.holder)
-        if ask is None or ask.key != event.key or ask.granted:
+        entry, acquire = self._entries.get(event.key), self._acquires.get(event.holder)
+        if acquire is None or acquire.key != event.key or acquire.granted:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} is given what it did not wait for", [event.key])
         if entry is None or entry.life is not _Life.RESIDENT:
             what = f"{event.key} is offered to {event.holder} while it is {self._life(event.key)}"
             self._fail(NO_PHANTOM, what, [event.key])
-        ask.granted = True
-        ask.log.append((self._told, event))
+        acquire.granted = True
+        acquire.log.append((self._told, event))
         entry.readers.add(event.holder)
 
     def _released(self, event: events.EntryReleased) -> None:
         self._log(event, event.key)
-        ask = self._end_ask(event.holder, event.key)
-        if ask is None:
+        acquire = self._end_acquire(event.holder, event.key)
+        if acquire is None:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} gives back what it has not", [event.key])
         entry = self._entries.get(event.key)
-        if ask.granted and entry is not None:
+        if acquire.granted and entry is not None:
             entry.readers.discard(event.holder)
             self._check_no_step_reads(event.key, event.holder, f"{event.holder} gave {event.key} back")
         self._forget(event.key)
@@ -363,8 +363,8 @@ class TraceChecker:
             self._log(event, key)
             entry.life = _Life.RESERVED
             entry.readers.clear()
-        for ask in self._asks.values():
-            ask.granted = False
+        for acquire in self._acquires.values():
+            acquire.granted = False
         self.generation = event.generation
 
     def _steps_lost(self, event: events.StepsLost) -> None:
@@ -398,13 +398,13 @@ class TraceChecker:
         self.orderly = False
         self._stages = [stage for stage in self._stages if stage != "device released"]
         self.taken = 0
-        for state in (self._entries, self._asks, self._asks_for, self._flights):
+        for state in (self._entries, self._acquires, self._acquired_by, self._flights):
             state.clear()
 
     def _check_nothing_is_left(self) -> None:
-        if self._asks:
-            keys = {ask.key for ask in self._asks.values()}
-            self._fail(EVERY_ACQUIRE_ANSWERED, f"asks that never ended: {sorted(self._asks)}", keys)
+        if self._acquires:
+            keys = {acquire.key for acquire in self._acquires.values()}
+            self._fail(EVERY_ACQUIRE_ANSWERED, f"acquires that never ended: {sorted(self._acquires)}", keys)
         if self._entries:
             self._fail(ALWAYS_FREED, f"entries that were never freed: {sorted(self._entries)}", self._entries)
 
@@ -417,16 +417,16 @@ class TraceChecker:
         log.append((self._told, event))
 
     def _forget(self, key: str) -> None:
-        if key not in self._entries and not self._asks_for[key]:
+        if key not in self._entries and not self._acquired_by[key]:
             self._logs.pop(key, None)
-            del self._asks_for[key]
+            del self._acquired_by[key]
 
     def _fail(self, invariant: str, what: str, subjects: Iterable[str] = ()) -> NoReturn:
         subjects = set(subjects)
         told = dict(entry for subject in subjects for entry in self._logs.get(subject, ()))
-        for ask in self._asks.values():  # however long ago it began
-            if ask.key in subjects:
-                told.update(ask.log)
+        for acquire in self._acquires.values():  # however long ago it began
+            if acquire.key in subjects:
+                told.update(acquire.log)
         if not told:
             told = dict(self._recent)
         told[self._told] = self._recent[-1][1]

@@ -23,27 +23,23 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ..core.config import EngineConfig
-from ..core.errors import (
-    CheckpointError,
-    DeviceLost,
-    DeviceOutOfMemory,
-    EncodeFailed,
-)
+from ..core.errors import CheckpointError, DeviceLost, DeviceOutOfMemory, EncodeFailed
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, StepPlan, StepResult
-from .allocator import trim
-from .blueprint import AnyBlueprint, AnyModel, Blueprints, Own, Parts, name_devices
-from .drawing import Pen
-from .host import choose_threads
-from .kv import PagedKV
-from .network import Feed, Network, Record
-from .outputs import EncoderOutputs
-from .pipeline import StagedKV
-from .resources import AnyHolder, ReleaseReport, ResourceStack
-from .sampling import RuleMasks
-from .speculation import DraftGuesser, Guesser, LookupGuesser
-from .structure import Grammars
+from .blueprints.blueprint import AnyModel, Blueprint, Own, Parts, name_devices
+from .blueprints.read import Blueprints
+from .launch.pipeline import StagedKV
+from .machine.host import choose_threads
+from .memory.allocator import trim
+from .memory.encoder_outputs import EncoderOutputs
+from .memory.kv import PagedKV
+from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
+from .networks.network import Feed, Network, Record
+from .sampler import Sampler
+from .sampling.logits import RuleMasks
+from .sampling.structure import Grammars
+from .speculation import DraftModelProposer, LookupProposer, Proposer
 
 _HOST = torch.device("cpu")
 _Executor = TypeVar("_Executor")
@@ -108,13 +104,13 @@ class _Open:
     """
 
     main: Parts
-    draft: Parts | None  # a smaller model that guesses
+    draft: Parts | None  # a smaller model that proposed
     outputs: EncoderOutputs
     draft_outputs: EncoderOutputs  # of its encoder, where it has one
     masks: RuleMasks
     grammars: Grammars
-    pen: Pen
-    guesser: Guesser | None
+    sampler: Sampler
+    proposer: Proposer | None
 
     @property
     def all_parts(self) -> tuple[Parts, ...]:
@@ -173,7 +169,7 @@ class TorchExecutor:
         """
         assert self._blueprints is None, "the executor is open already"
         self._grammars = None
-        blueprints = Blueprints.draw(self.model, self.config)
+        blueprints = Blueprints.read(self.model, self.config)
         trim()  # of what reading the tokenizer left, before the weights come
         self._device = name_devices(blueprints.main)
         with self._all_or_nothing():
@@ -203,7 +199,7 @@ class TorchExecutor:
     def _take_and_load(self, blueprints: Blueprints) -> Blueprints:
         """Takes everything, with weights from the checkpoints' files; returns what is known then: their fingerprints,
         and how many pages and slots there are."""
-        all_of_them: tuple[AnyBlueprint, ...] = blueprints.all
+        all_of_them: tuple[Blueprint, ...] = blueprints.all
         files = [blueprint.files() for blueprint in all_of_them]
         loads = [partial(one.load, weights) for one, weights in zip(all_of_them, files, strict=True)]
         return self._take(blueprints, loads).with_fingerprints([weights.fingerprint for weights in files])
@@ -234,7 +230,7 @@ class TorchExecutor:
         main = evolve(main, network=blueprint.hasten(main.network, own))  # last, so that graphs are released first
         if draft is not None and smaller is not None:
             smaller = evolve(smaller, network=draft.hasten(smaller.network, own_drafts))
-        pen = Pen(network=main.network, outputs=outputs, masks=masks, eos_token_ids=checkpoint.eos_token_ids)
+        sampler = Sampler(network=main.network, outputs=outputs, masks=masks, eos_token_ids=checkpoint.eos_token_ids)
         self._open = _Open(
             main=main,
             draft=smaller,
@@ -242,20 +238,20 @@ class TorchExecutor:
             draft_outputs=draft_outputs,
             masks=masks,
             grammars=grammars,
-            pen=pen,
-            guesser=self._guesser(pen, smaller, draft_outputs),
+            sampler=sampler,
+            proposer=self._proposer(sampler, smaller, draft_outputs),
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors of shapes {forgotten} have no owner: whoever holds them is to be own()ed"
         return blueprints
 
-    def _guesser(self, pen: Pen, draft: Parts | None, outputs: EncoderOutputs) -> Guesser | None:
+    def _proposer(self, sampler: Sampler, draft: Parts | None, outputs: EncoderOutputs) -> Proposer | None:
         speculation = self.config.speculation
         if speculation is None:
             return None
         if draft is None:
-            return LookupGuesser(match=speculation.match)
-        return DraftGuesser(pen=evolve(pen, network=draft.network, outputs=outputs))
+            return LookupProposer(match=speculation.match)
+        return DraftModelProposer(sampler=evolve(sampler, network=draft.network, outputs=outputs))
 
     def _set_threads(self) -> None:
         """The thread count is the process's: it is only touched when asked for or to be another, and restored."""
@@ -312,7 +308,7 @@ class TorchExecutor:
         assert self._open is None, "the executor is awake"
         with self._all_or_nothing():
             if self._parked_models:
-                all_of_them: tuple[AnyBlueprint, ...] = blueprints.all
+                all_of_them: tuple[Blueprint, ...] = blueprints.all
                 self._take(
                     blueprints, [partial(b.place, m) for b, m in zip(all_of_them, self._parked_models, strict=True)]
                 )
@@ -374,8 +370,8 @@ class TorchExecutor:
             guide = now.grammars.guide(start.sampling.structure, start.token_ids[start.prompt_length :])
             record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide)
             now.main.network.start(record)
-            if now.guesser is not None and start.pooling is None:
-                now.guesser.start(record)
+            if now.proposer is not None and start.pooling is None:
+                now.proposer.start(record)
         for write in plan.cross_writes:
             slots = 0 if now.main.cross is None else now.main.cross.slots
             assert 0 <= write.slot < slots, f"{write} of {slots} slots"
@@ -385,7 +381,7 @@ class TorchExecutor:
         sampled: list[SampledToken] = [SampledToken(token_id=None)] * len(feeds)
         pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
         others = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is None]
-        for indices, answer in ((pooled, self._pool), (others, self._draw)):
+        for indices, answer in ((pooled, self._pool), (others, self._sample)):
             if indices:
                 for index, one in zip(indices, answer(now, [feeds[index] for index in indices]), strict=True):
                     sampled[index] = one
@@ -420,11 +416,11 @@ class TorchExecutor:
         """The vectors of those whose prompt ends."""
         return [SampledToken(token_id=None, vector=vector) for vector in now.main.network.vectors(feeds, now.outputs)]
 
-    def _draw(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
+    def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """Tokens, and what was guessed right behind them; the records grow when all has gone well."""
-        if now.guesser is not None:
-            feeds = list(map(Feed.with_guesses, feeds, now.guesser.guess(feeds)))
-        sampled = now.pen.draw(feeds)
+        if now.proposer is not None:
+            feeds = list(map(Feed.with_proposed, feeds, now.proposer.propose(feeds)))
+        sampled = now.sampler.sample(feeds)
         for feed, one in zip(feeds, sampled, strict=True):
             tokens = [part.token_id for part in (one, *one.accepted)]
             feed.record.tokens += [token for token in tokens if token is not None]
@@ -496,6 +492,6 @@ def _is_finite(output: Tensor) -> bool:
 
 def _check_pages(paged: PagedKV | StagedKV, part: Chunk) -> None:
     end = part.start + part.length + part.draft_tokens
-    assert len(part.block_table) * paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
-    known = 0 <= min(part.block_table) <= max(part.block_table) < paged.pages
+    assert len(part.page_table) * paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
+    known = 0 <= min(part.page_table) <= max(part.page_table) < paged.pages
     assert known, f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"

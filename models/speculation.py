@@ -1,6 +1,6 @@
-"""Who guesses tokens ahead: the text itself, or a smaller model that reads along.
+"""Who proposed tokens ahead: the text itself, or a smaller model that reads along.
 
-A guesser sees every chunk of every step, also those that draw nothing, so that a draft model's KV is always as long as
+A proposer sees every chunk of every step, also those that draw nothing, so that a draft model's KV is always as long as
 the model's own. It lies in the same pages, by number, of a pool of its own: what the planner knows of a page, its
 content included, is true of both.
 """
@@ -13,27 +13,27 @@ from typing import Protocol
 from attrs import evolve, frozen
 
 from ..core.plan import Chunk
-from .drawing import Pen, is_token
-from .lookup import Lookup
-from .network import Feed, Network, Record
+from .networks.network import Feed, Network, Record
+from .sampler import Sampler, is_token
+from .sampling.lookup import Lookup
 
 
-class Guesser(Protocol):
+class Proposer(Protocol):
     """Guesses tokens."""
 
     def start(self, record: Record) -> None:
         """Hears of a sequence before its first chunk."""
 
-    def guess(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
+    def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
         """For each chunk of a step up to ``draft_tokens`` tokens that may follow it."""
 
 
 @frozen(kw_only=True)
-class LookupGuesser:
+class LookupProposer:
     """Guesses what followed the last tokens where they occurred before.
 
     It learns a long prompt over several steps, also those that read the prompt and draw nothing: no step learns more
-    than ``pace`` tokens, or ``least`` of each sequence where there are many. Until a prompt is learned, guesses come
+    than ``pace`` tokens, or ``least`` of each sequence where there are many. Until a prompt is learned, proposed come
     from its beginning.
     """
 
@@ -44,7 +44,7 @@ class LookupGuesser:
     def start(self, record: Record) -> None:
         record.lookup = Lookup(self.match)
 
-    def guess(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
+    def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
         share = max(self.pace // max(len(feeds), 1), self.least)
         for feed in feeds:
             if feed.record.lookup is not None:
@@ -56,37 +56,37 @@ class LookupGuesser:
         lookup = feed.record.lookup
         if not feed.part.draft_tokens or lookup is None:
             return ()
-        return clipped(feed.record, lookup.guess(feed.record.tokens, feed.part.draft_tokens))
+        return clipped(feed.record, lookup.propose(feed.record.tokens, feed.part.draft_tokens))
 
 
 @frozen(kw_only=True, eq=False)
-class DraftGuesser:
+class DraftModelProposer:
     """Guesses what a smaller model with the same vocabulary draws, by the sequence's own rules and chance: the closer
-    the two models, the more guesses are right, sampled ones too."""
+    the two models, the more proposed are right, sampled ones too."""
 
-    pen: Pen
+    sampler: Sampler
 
     @property
     def network(self) -> Network:
         """The smaller model."""
-        return self.pen.network
+        return self.sampler.network
 
     def start(self, record: Record) -> None:
-        start = evolve(record.start, placements=(), probe=None)  # it reads text, or the audio of its own encoder
+        start = evolve(record.start, placeholders=(), probe=None)  # it reads text, or the audio of its own encoder
         record.twin = Record(start, record.tokens, record.guide)
         self.network.start(record.twin)
 
-    def guess(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
-        guesses: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(feeds)), ())
+    def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
+        proposed: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(feeds)), ())
         now = {index: _twin(feed) for index, feed in enumerate(feeds) if self._can_read(feed)}
         while now:
-            sampled = self.pen.try_draw(list(now.values()))
+            sampled = self.sampler.try_sample(list(now.values()))
             for index, one in zip(now, sampled, strict=True):
-                if one.token_id is not None and is_token(one):  # where its numbers break down, it guesses nothing
-                    guesses[index] = clipped(feeds[index].record, (*guesses[index], one.token_id))
-            unread = [index for index, last in now.items() if _read(feeds[index], last) < len(guesses[index])]
-            now = {index: _next(feeds[index], guesses[index]) for index in unread}
-        return list(guesses.values())
+                if one.token_id is not None and is_token(one):  # where its numbers break down, it proposed nothing
+                    proposed[index] = clipped(feeds[index].record, (*proposed[index], one.token_id))
+            unread = [index for index, last in now.items() if _read(feeds[index], last) < len(proposed[index])]
+            now = {index: _next(feeds[index], proposed[index]) for index in unread}
+        return list(proposed.values())
 
     def _can_read(self, feed: Feed) -> bool:
         part = feed.part
@@ -94,7 +94,7 @@ class DraftGuesser:
 
 
 def _read(feed: Feed, last: Feed) -> int:
-    """How many guesses the smaller model has read when it has read ``last``. It reads all of them, the last one too."""
+    """How many proposed the smaller model has read when it has read ``last``. It reads all of them, the last one too."""
     return last.part.start + last.part.length - feed.part.start - feed.part.length
 
 
@@ -104,17 +104,17 @@ def _twin(feed: Feed) -> Feed:
     return Feed(part=evolve(feed.part, samples=feed.part.draft_tokens > 0), record=feed.record.twin)
 
 
-def _next(feed: Feed, guesses: tuple[int, ...]) -> Feed:
-    """The last of ``guesses`` as a chunk of its own; behind the last one that is wanted nothing is sampled."""
+def _next(feed: Feed, proposed: tuple[int, ...]) -> Feed:
+    """The last of ``proposed`` as a chunk of its own; behind the last one that is wanted nothing is sampled."""
     assert feed.record.twin is not None, "a sequence that has been started has a twin"
-    start = feed.part.start + feed.part.length + len(guesses) - 1
+    start = feed.part.start + feed.part.length + len(proposed) - 1
     part: Chunk = evolve(
-        feed.part, start=start, length=1, samples=len(guesses) < feed.part.draft_tokens, draft_tokens=0
+        feed.part, start=start, length=1, samples=len(proposed) < feed.part.draft_tokens, draft_tokens=0
     )
-    tokens = [*feed.record.tokens, *guesses]
+    tokens = [*feed.record.tokens, *proposed]
     return Feed(part=part, record=evolve(feed.record.twin, tokens=tokens))
 
 
-def clipped(record: Record, guesses: tuple[int, ...]) -> tuple[int, ...]:
-    """As many of ``guesses`` as the sequence's structure allows."""
-    return guesses if record.guide is None else guesses[: record.guide.valid(record.generated, guesses)]
+def clipped(record: Record, proposed: tuple[int, ...]) -> tuple[int, ...]:
+    """As many of ``proposed`` as the sequence's structure allows."""
+    return proposed if record.guide is None else proposed[: record.guide.valid(record.generated, proposed)]

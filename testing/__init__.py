@@ -15,17 +15,20 @@ from ..core.request import Pooling
 from .adapters import ADAPTER_INVARIANTS, check_model_adapter
 from .clients import SCENARIOS, Client, Scenario
 from .families import FAMILIES, make_checkpoint
+from .faults import Fault, FaultKind
 from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
-from .sim import SimExecutor, SimModel, SimPreparer, SimWorker, expected_tokens, expected_vector, sim_engine
-from .simulation import Fault, FaultKind, Outcome, simulate
+from .sim import SimExecutor, SimWorker, sim_engine
+from .sim_model import SimModel, SimPreparer, expected_tokens, expected_vector
+from .simulation import Outcome, simulate
 from .sweep import Failure, Report, sweep_all, sweep_scenario
 from .tensors import live_bytes
 from .trace import INVARIANTS, InvariantViolation, TraceChecker
 from .trio_hooks import TrioChanged
 
 if TYPE_CHECKING:
-    from .conformance import Answer, Ask, Encoded, EncoderCache, Free, Release, Workload, check_encoder_cache, play
+    from .conformance import Answer, EncoderCache, check_encoder_cache, play
     from .strategies import image_requests, requests, scenarios, schedules, workloads
+    from .workloads import Ask, Encoded, Free, Release, Workload
 
 _CONFORMANCE = (
     "Answer",

@@ -39,17 +39,17 @@ stop tokens, whether tokens that are told apart are the right ones, records of e
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from ..core.errors import InvariantViolation
-from ..core.model import Executor, ModelDescription
-from ..core.plan import Chunk, CrossWrite, EncodeJob, SampledToken, SequenceStart, StepPlan
-from ..core.request import LogitRules, Probe, SamplingParams
+from ..core.model import ModelDescription
+from ..core.plan import SampledToken
+from ..core.request import Probe
+from .adapter_player import Item, MakeAdapter, PlayedSequence, Player
 
 PAYLOADS_ARE_HEARD = "payloads are heard"
 BATCHED_AS_ALONE = "batched as alone"
@@ -86,154 +86,6 @@ ADAPTER_INVARIANTS = (
 LEAST_PAYLOADS = 3
 """One to free, one to keep, and one to encode later."""
 
-MakeAdapter = Callable[[], Executor]
-
-
-@frozen
-class _Item:
-    """A sequence: the key and payload it listens to, and its prompt."""
-
-    key: str
-    payload: Any = field(repr=False)
-    prompt: tuple[int, ...]
-    probe: Probe | None = None
-
-
-@define
-class _Sequence:
-    item: _Item
-    id: int
-    slot: int
-    pages: tuple[int, ...]
-    sampled: list[SampledToken] = field(factory=list)
-    fed: int = 0
-    probed: list[tuple[Chunk, tuple[float, ...]]] = field(factory=list)
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """The prompt and what was sampled."""
-        return (*self.item.prompt, *(one.token_id for one in self.sampled if one.token_id is not None))
-
-    @property
-    def known(self) -> int:
-        return len(self.item.prompt) + len(self.sampled)
-
-
-@define(eq=False)
-class _Player:
-    """Plays the planner of one open adapter."""
-
-    adapter: Executor
-    description: ModelDescription
-    max_tokens: int
-    _ids: Iterator[int] = field(factory=itertools.count)
-
-    def encode(self, items: Sequence[_Item]) -> None:
-        """All in one batch."""
-        size, embeddings = self.description.encoder_bytes, self.description.encoder_embeddings
-        self.adapter.encode(
-            tuple(EncodeJob(key=item.key, payload=item.payload, embeddings=embeddings, size=size) for item in items)
-        )
-
-    def free(self, items: Sequence[_Item]) -> None:
-        self.adapter.free(tuple(item.key for item in items))
-
-    def owned(self) -> dict[str, int]:
-        """Bytes by owner, of those that hold any."""
-        return {owner: count for owner, count in self.adapter.memory().by_owner.items() if count}
-
-    def held(self) -> int:
-        """Bytes of all owners."""
-        return self.adapter.memory().total
-
-    def decode(self, items: Sequence[_Item], *, chunk: int | None = None) -> list[tuple[SampledToken, ...]]:
-        """What each item draws when all go through common steps, ``chunk`` tokens of each in a step at most."""
-        return [tuple(sequence.sampled) for sequence in self.run(items, chunk=chunk)]
-
-    def run(self, items: Sequence[_Item], *, chunk: int | None = None) -> list[_Sequence]:
-        """From the start of a sequence for each item to the end of all."""
-        running = self.begin(items)
-        self.step(running, chunk, started=running, written=running)
-        self.finish(running, chunk)
-        return running
-
-    def finish(self, running: list[_Sequence], chunk: int | None = None) -> None:
-        """Until all have sampled what they are to draw; then they are ended."""
-        while any(len(sequence.sampled) < self.max_tokens for sequence in running):
-            self.step(running, chunk)
-        self.end(running)
-
-    def end(self, running: list[_Sequence]) -> None:
-        self.adapter.step(self._plan(ended=tuple(sequence.id for sequence in running)))
-
-    def begin(self, items: Sequence[_Item]) -> list[_Sequence]:
-        """Pages are dealt out one by one, so that no sequence has two in a row; the last pages come first."""
-        each = max(-(-(len(item.prompt) + self.max_tokens) // self.description.page_size) for item in items)
-        pages = range(self.description.pages - 1, -1, -1)
-        count = len(items)
-        return [
-            _Sequence(item, next(self._ids), slot=count - 1 - number, pages=tuple(pages[number : each * count : count]))
-            for number, item in enumerate(items)
-        ]
-
-    def step(
-        self,
-        running: list[_Sequence],
-        chunk: int | None = None,
-        *,
-        started: Sequence[_Sequence] = (),
-        written: Sequence[_Sequence] = (),
-    ) -> None:
-        """One step of all that are not done; those of ``written`` have their cross slots written."""
-        active = [sequence for sequence in running if len(sequence.sampled) < self.max_tokens]
-        chunks = tuple(self._slice(sequence, chunk) for sequence in active)
-        plan = self._plan(
-            started=tuple(self._start(sequence) for sequence in started),
-            cross_writes=tuple(CrossWrite(key=one.item.key, slot=one.slot) for one in written),
-            chunks=chunks,
-        )
-        for sequence, part, sampled in zip(active, chunks, self.adapter.step(plan).sampled, strict=True):
-            sequence.fed += part.length
-            if part.samples:
-                sequence.sampled.append(sampled)
-            if sampled.probe is not None:
-                sequence.probed.append((part, sampled.probe))
-
-    def _slice(self, sequence: _Sequence, chunk: int | None) -> Chunk:
-        left = sequence.known - sequence.fed
-        length = left if chunk is None else min(chunk, left)
-        end = sequence.fed + length
-        return Chunk(
-            sequence_id=sequence.id,
-            start=sequence.fed,
-            length=length,
-            block_table=sequence.pages[: -(-end // self.description.page_size)],
-            cross_slot=sequence.slot,
-            samples=end == sequence.known,
-        )
-
-    @staticmethod
-    def _start(sequence: _Sequence) -> SequenceStart:
-        return SequenceStart(
-            sequence_id=sequence.id,
-            token_ids=sequence.tokens,
-            prompt_length=len(sequence.item.prompt),
-            sampling=SamplingParams(),
-            rules=LogitRules(),
-            probe=sequence.item.probe,
-        )
-
-    def _plan(
-        self,
-        *,
-        started: tuple[SequenceStart, ...] = (),
-        ended: tuple[int, ...] = (),
-        cross_writes: tuple[CrossWrite, ...] = (),
-        chunks: tuple[Chunk, ...] = (),
-    ) -> StepPlan:
-        number = next(self._ids)  # sequences and steps are counted together: neither is ever the same again
-        return StepPlan(step_id=number, epoch=0, started=started, ended=ended, cross_writes=cross_writes, chunks=chunks)
-
 
 @contextmanager
 def _promise(invariant: str) -> Iterator[None]:
@@ -249,7 +101,7 @@ def _promise(invariant: str) -> Iterator[None]:
 @define(eq=False)
 class _Check:
     make_adapter: MakeAdapter
-    items: tuple[_Item, ...]
+    items: tuple[Item, ...]
     max_tokens: int
     tolerance: float
     live_bytes: Callable[[], int] | None
@@ -282,15 +134,15 @@ class _Check:
             self.bytes_are_true(self.live_bytes)
 
     @contextmanager
-    def open(self) -> Iterator[_Player]:
+    def open(self) -> Iterator[Player]:
         """An adapter, closed afterwards."""
         adapter = self.make_adapter()
         try:
-            yield _Player(adapter, adapter.open(), self.max_tokens)
+            yield Player(adapter, adapter.open(), self.max_tokens)
         finally:
             adapter.close()
 
-    def alone(self, item: _Item) -> tuple[SampledToken, ...]:
+    def alone(self, item: Item) -> tuple[SampledToken, ...]:
         with self.open() as player:
             player.encode([item])
             return player.decode([item])[0]
@@ -409,7 +261,7 @@ class _Check:
             if after != before:
                 raise InvariantViolation(FREE_GIVES_BACK, f"{before} bytes before a round of work, {after} after it")
 
-    def round(self, player: _Player) -> None:
+    def round(self, player: Player) -> None:
         """Everything is encoded in one batch, decoded, and freed one by one."""
         player.encode(self.items)
         self.compare(FREE_GIVES_BACK, player.decode(self.items), "encoded again after it was freed")
@@ -418,7 +270,7 @@ class _Check:
             if given <= 0:
                 self.fail_free(number, given, "more than 0, since they were encoded in one batch")
 
-    def one_by_one(self, player: _Player) -> None:
+    def one_by_one(self, player: Player) -> None:
         """Each output gives back what its encoding took."""
         taken = []
         for item in self.items:
@@ -430,7 +282,7 @@ class _Check:
             if given != share:
                 self.fail_free(number, given, f"{share}, which its encoding took")
 
-    def free_one(self, player: _Player, number: int) -> int:
+    def free_one(self, player: Player, number: int) -> int:
         """The bytes that it gave back."""
         before = player.held()
         player.free([self.items[number]])
@@ -485,14 +337,14 @@ class _Check:
             player.adapter.close()
             self.holds_at_most(player, 0, "an adapter that was closed while it slept")
 
-    def leave_in_the_middle(self, player: _Player) -> None:
+    def leave_in_the_middle(self, player: Player) -> None:
         """Outputs are resident, sequences run."""
         player.encode(self.items)
         running = player.begin(self.items)
         player.step(running, started=running, written=running)
 
     @staticmethod
-    def refused(player: _Player, what: str, call: Callable[[], object]) -> None:
+    def refused(player: Player, what: str, call: Callable[[], object]) -> None:
         before = player.owned()
         try:
             call()
@@ -503,7 +355,7 @@ class _Check:
         raise InvariantViolation(ASLEEP_IS_EMPTY, f"{what} is done without a word")
 
     @staticmethod
-    def holds_at_most(player: _Player, allowed: int, who: str) -> None:
+    def holds_at_most(player: Player, allowed: int, who: str) -> None:
         if player.held() > allowed:
             raise InvariantViolation(ASLEEP_IS_EMPTY, f"{who} holds {player.owned()} bytes; allowed: {allowed}")
 
@@ -524,7 +376,7 @@ class _Check:
                 player.free(self.items)
 
     def bytes_are_true(self, live_bytes: Callable[[], int]) -> None:
-        def check(player: _Player, how: str) -> None:
+        def check(player: Player, how: str) -> None:
             told, live = player.held(), live_bytes() - before
             if told != live:
                 raise InvariantViolation(BYTES_ARE_TRUE, f"{how} it tells of {told} bytes, and {live} live")
@@ -555,7 +407,7 @@ class _Check:
                 player.adapter.close()
 
 
-def _answer(sequence: _Sequence) -> tuple[float, ...]:
+def _answer(sequence: PlayedSequence) -> tuple[float, ...]:
     """What the sequence's probe was told."""
     key, probe = sequence.item.key, sequence.item.probe
     assert probe is not None, "only a sequence with a probe is asked for its answer"
@@ -613,7 +465,7 @@ def check_model_adapter(
         raise ValueError(f"{len(chosen)} prompts; allowed: {len(payloads)}, one for each payload")
     _check_room(description, chosen, max_tokens)
     items = tuple(
-        _Item(f"item {number}", payload, prompt)
+        Item(f"item {number}", payload, prompt)
         for number, (payload, prompt) in enumerate(zip(payloads, chosen, strict=True))
     )
     _Check(make_adapter, items, max_tokens, tolerance, live_bytes).run()

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 from attrs import field, frozen
 
-from ..api.audio import Samples, content_key
+from ..api.inputs.audio import Samples, content_key
 from ..core.config import Speculation
 from ..core.model import Kind, Prepared
-from ..core.request import Placement, Pooling, SamplingParams
-from .sim import EOS, IMAGE, START, SimModel, SimPreparer, expected_tokens, expected_vector
+from ..core.request import Placeholder, Pooling, SamplingParams
+from .sim_model import EOS, IMAGE, START, SimModel, SimPreparer, expected_tokens, expected_vector
 
 FOREVER = 1e9
 """Virtual seconds that are never over."""
@@ -80,24 +80,24 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
         tokens = expected_tokens(client.prompt, key, client.max_tokens, model)
     else:
         prompt = prepared(client, model)
-        tokens = expected_tokens(prompt.token_ids, None, client.max_tokens, model, _placements(prompt))
+        tokens = expected_tokens(prompt.token_ids, None, client.max_tokens, model, _placeholders(prompt))
     return tokens[:-1] if tokens[-1] == EOS else tokens
 
 
 def true_vector(client: Client, model: SimModel) -> tuple[float, ...]:
     """The vector that a client must get who asks for one."""
     prompt = prepared(client, model)
-    return expected_vector(prompt.token_ids, None, _placements(prompt))
+    return expected_vector(prompt.token_ids, None, _placeholders(prompt))
 
 
-def _placements(prompt: Prepared) -> list[Placement]:
-    return [item.placement for item in prompt.items if item.placement is not None]
+def _placeholders(prompt: Prepared) -> list[Placeholder]:
+    return [item.placeholder for item in prompt.items if item.placeholder is not None]
 
 
 _ONE_ENTRY = {"encoder_cache_bytes": 100}
 _FEW_PAGES = SimModel(max_positions=9, pages=15, page_size=1, cross_slots=2)  # two fit in at first
 _READS_IMAGES = SimModel(kind=Kind.DECODER, max_positions=24, pages=14)
-_GUESSES = {"speculation": Speculation(tokens=3)}
+_SPECULATES = {"speculation": Speculation(tokens=3)}
 _TWO_IMAGES = (START, IMAGE, 5, IMAGE, 6)
 
 _ALL = (
@@ -213,7 +213,7 @@ _ALL = (
             Client(images=(3, 1), prompt=(*_TWO_IMAGES, 7), arrives=0.9),
         ),
         model=_READS_IMAGES,
-        config=_GUESSES,
+        config=_SPECULATES,
     ),
     Scenario(
         name="preemption among images",
@@ -222,7 +222,7 @@ _ALL = (
             for number in range(3)
         ),
         model=SimModel(kind=Kind.DECODER, max_positions=16, pages=8),
-        config=_GUESSES | {"encoder_cache_bytes": 80},
+        config=_SPECULATES | {"encoder_cache_bytes": 80},
     ),
     Scenario(
         name="pooling",

@@ -30,12 +30,11 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 
 import hypothesis
-import hypothesis.strategies as st
-from attrs import define, field, frozen
+from attrs import define, field
 
 from ..core.errors import InvariantViolation
 from ..core.trace import (
@@ -47,6 +46,7 @@ from ..core.trace import (
     NO_PHANTOM,
     NO_USE_BEFORE_READY,
 )
+from .workloads import Ask, Encoded, Free, Operation, Release, Workload, workloads
 
 PATIENCE = 8
 """Rounds without any progress after which somebody who still waits is said to wait for ever."""
@@ -107,118 +107,6 @@ MakeCache = Callable[[int], EncoderCache]
 
 
 # -- workloads -------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class Ask:
-    """``holder`` asks for ``key``; where it waits already, it asks how things stand."""
-
-    holder: str
-    key: str
-
-
-@frozen
-class Release:
-    """``holder`` gives one hold of ``key`` back, or withdraws its wait."""
-
-    holder: str
-    key: str
-
-
-@frozen
-class Encoded:
-    """The encoding of ``key`` ends: ``stored`` on the device, or in vain."""
-
-    key: str
-    stored: bool = True
-
-
-@frozen
-class Free:
-    """The device drops what it is told to; until then frees are held back."""
-
-
-Operation = Ask | Release | Encoded | Free
-
-
-def _as_tuple(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    return tuple(operations)
-
-
-@frozen
-class Workload:
-    """What the clients and the device do to a cache of ``capacity`` bytes; its ``repr`` is the way to do it again.
-
-    Operations that cannot be are passed over (the end of an encoding that nobody began). With ``hurried`` the cache is
-    closed at once after the last one, with encodings under way, of which ``late`` says how they end (all others are
-    stored); without, everybody is served first. See `play`.
-    """
-
-    capacity: int
-    sizes: Mapping[str, int]  # bytes of each key
-    operations: tuple[Operation, ...] = field(default=(), converter=_as_tuple)
-    hurried: bool = False
-    late: tuple[Operation, ...] = field(default=(), converter=_as_tuple)  # after `close`; clients do nothing any more
-
-
-KEYS = ("a", "b", "c", "d", "e", "f")
-HOLDERS = ("r0", "r1", "r2", "r3", "r4", "r5")
-_FITTING = 4  # keys that fit are so many times as likely, size for size, as those that never will
-_FEW = (1, 2, 3)  # keys and holders of most workloads: faults are found soonest where they get in each other's way
-_RARELY = 9  # one workload in so many has all the keys; as many have all the holders, and as many have large sizes
-_LARGE = 5_000_000_000  # bytes, for one; more than 32 bits hold
-
-
-def _operations(holders: int, keys: int) -> st.SearchStrategy[Operation]:
-    """The simplest first: what is drawn shrinks towards the front. Operations on the device are as likely together as
-    those of a client."""
-    some_holders, some_keys = HOLDERS[:holders], KEYS[:keys]
-    asks = [Ask(holder, key) for holder in some_holders for key in some_keys]
-    releases = [Release(holder, key) for holder in some_holders for key in some_keys]
-    endings = [Encoded(key) for key in some_keys]
-    failures = [Encoded(key, stored=False) for key in some_keys]
-    chosen: list[Operation] = [*(Free() for _ in some_keys), *asks, *endings, *releases, *failures]
-    return st.sampled_from(chosen)
-
-
-def _number(most: int) -> st.SearchStrategy[int]:
-    """Of keys or holders: rarely all."""
-    return st.sampled_from([*_FEW * ((_RARELY - 1) // len(_FEW)), *_FEW[: (_RARELY - 1) % len(_FEW)], most])
-
-
-@st.composite
-def _rooms(draw: st.DrawFn, keys: int) -> tuple[int, list[int]]:
-    """The capacity, and what each key takes: from one byte to one more than there are, so that some keys fill the cache
-    exactly, and some can never fit. Many keys find room together."""
-    if keys > max(_FEW):
-        capacity = draw(st.integers(keys - 2, keys + 2))
-        size = st.sampled_from([1] * 2 * capacity + [*range(2, capacity + 2)])
-    else:
-        capacity = draw(st.integers(1, 4))
-        size = st.sampled_from([*range(1, capacity + 1)] * _FITTING + [capacity + 1])
-    unit = draw(st.sampled_from([1] * (_RARELY - 1) + [_LARGE]))
-    return capacity * unit, [draw(size) * unit for _ in range(keys)]
-
-
-def _late(keys: Iterable[str]) -> st.SearchStrategy[list[Operation]]:
-    """How encodings end after `EncoderCache.close`, and when their outputs are dropped."""
-    chosen: list[Operation] = [operation for key in keys for operation in (Encoded(key, stored=False), Encoded(key))]
-    return st.lists(st.sampled_from([*chosen, Free()]), max_size=4)
-
-
-@st.composite
-def workloads(draw: st.DrawFn) -> Workload:
-    """Up to 100 operations, 20 or so on average, of one to three requests on one to three keys, in a cache of 1 to 4
-    bytes; rarely of six requests, on six keys, or with sizes that take more than 32 bits."""
-    holders, keys = draw(_number(len(HOLDERS))), draw(_number(len(KEYS)))
-    capacity, sizes = draw(_rooms(keys))
-    some = st.lists(_operations(holders, keys), max_size=10)
-    runs = draw(st.lists(some, max_size=10))  # lists of lists: Hypothesis draws long ones, and shrinks them well
-    operations = tuple(operation for run in runs for operation in run)
-    used = {operation.key for operation in operations if not isinstance(operation, Free)}
-    taking = {key: size for key, size in zip(KEYS, sizes, strict=False) if key in used}
-    hurried = draw(st.booleans())
-    return Workload(capacity, taking, operations, hurried, draw(_late(taking)) if hurried else ())
 
 
 # -- the game --------------------------------------------------------------------------------------------------------

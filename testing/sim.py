@@ -10,21 +10,19 @@ must be is told by `expected_tokens`.
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from ..actors.worker import Call, Deliver, Job, run_call
 from ..api.engine import Engine
 from ..core.config import EngineConfig
-from ..core.errors import InvalidRequest
-from ..core.model import Kind, ModelDescription, Prepared, WhisperTokens
+from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
-from ..core.request import EncoderItem, Placement, Pooling
+from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen
 from .trio_hooks import Alarm
 
 SECONDS: Mapping[Job, float] = {
@@ -37,199 +35,8 @@ SECONDS: Mapping[Job, float] = {
     Job.WAKE: 0.5,
     Job.CLOSE: 0.1,
 }
-EOS, START = 0, 1
-IMAGE = 61  # stands in a prompt for an image
-MOST_IMAGE = 4  # embeddings
 WEIGHTS = 1000  # bytes
-READ_WHOLE = ("mean", "cls")  # poolings that need what every position of the prompt gives
 _ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # what may be called then
-
-
-class SimTokenizer:
-    """Token n is the character with code point 97 + n."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """One token a character."""
-        del add_special_tokens
-        return [ord(character) - 97 for character in text]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """One character a token."""
-        del skip_special_tokens
-        return "".join(chr(97 + token_id) for token_id in token_ids)
-
-
-@frozen(kw_only=True)
-class SimPreparer:
-    """Prompts with images, which are numbers here (of a real image, the red of its first pixel): image n has
-    ``1 + n % 4`` embeddings, each of as many bytes as an embedding of the model has. `IMAGE` stands for each image in
-    the prompt."""
-
-    model: SimModel
-    media: frozenset[str] = frozenset({"image"})
-    converses: bool = False
-
-    def with_items(self, prompt: str, count: int) -> str:
-        """See `triolet.core.model.Preparer`."""
-        return prompt if chr(97 + IMAGE) in prompt else chr(97 + IMAGE) * count + prompt
-
-    def prepare(
-        self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
-    ) -> Prepared:
-        """See `triolet.core.model.Preparer`.
-
-        Raises:
-            InvalidRequest: there is audio, or there are not as many images as stand in the prompt.
-        """
-        if audio:
-            raise InvalidRequest(f"{len(audio)} audio; allowed: images, this simulated model reads no audio")
-        written = SimTokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if written.count(IMAGE) != len(images):
-            places = written.count(IMAGE)
-            raise InvalidRequest(f"{len(images)} images; allowed: {places}, one for each token {IMAGE} of the prompt")
-        token_ids: list[int] = []
-        items: list[EncoderItem] = []
-        for token_id in written:
-            if token_id == IMAGE:
-                items.append(self._item(images[len(items)], len(token_ids)))
-                token_ids += [IMAGE] * items[-1].embeddings
-            else:
-                token_ids.append(token_id)
-        return Prepared(token_ids=tuple(token_ids), items=tuple(items))
-
-    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """See `triolet.core.model.Preparer`."""
-        tokenizer = SimTokenizer()
-        return (*tokenizer.encode(first), *tokenizer.encode(second)), len(first)
-
-    def _item(self, image: Any, start: int) -> EncoderItem:
-        number = image if isinstance(image, int) else image.getpixel((0, 0))[0]
-        count = 1 + number % MOST_IMAGE
-        return EncoderItem(
-            key=f"image {number}",
-            payload=number,
-            embeddings=count,
-            size=count * self.model.encoder_bytes // self.model.encoder_embeddings,
-            spans=((start, start + count),),
-        )
-
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """See `triolet.core.model.Preparer`.
-
-        Raises:
-            InvalidRequest: always.
-        """
-        raise InvalidRequest(f"{len(messages)} messages; allowed: prompts, this simulated model has no chat template")
-
-
-@frozen(kw_only=True)
-class SimModel:
-    """Sizes of a simulated model. One that is no encoder-decoder reads images; one that pools has whole prompts."""
-
-    vocabulary_size: int = 64
-    max_positions: int = 64
-    page_size: int = 4
-    pages: int = 64
-    cross_slots: int = 4
-    encoder_embeddings: int = 10
-    encoder_bytes: int = 100
-    kind: Kind = field(default=Kind.ENCODER_DECODER, repr=str)  # as Python says it
-    whole_prompts: bool = False
-
-    def describe(self) -> ModelDescription:
-        """What the engine is told of it."""
-        windows = self.kind is Kind.ENCODER_DECODER
-        return ModelDescription(
-            name="sim",
-            architecture="SimForConditionalGeneration",
-            device="sim",
-            dtype="float32",
-            vocabulary_size=self.vocabulary_size,
-            max_positions=self.max_positions,
-            eos_token_ids=(EOS,),
-            suppress_token_ids=(),
-            begin_suppress_token_ids=(),
-            page_size=self.page_size,
-            pages=self.pages,
-            cross_slots=self.cross_slots if windows else 0,
-            encoder_embeddings=self.encoder_embeddings if windows else 0,
-            encoder_bytes=self.encoder_bytes if windows else 0,
-            sampling_rate=16_000,
-            window_samples=480_000 if windows else 0,
-            processor_identity="sim",
-            whisper=self._whisper() if windows else None,
-            tokenizer=SimTokenizer(),
-            kind=self.kind,
-            preparer=None if windows else SimPreparer(model=self),
-            whole_prompts=self.whole_prompts,
-            default_pooling=Pooling(kind="last") if self.kind is Kind.POOLING else None,
-        )
-
-    def _whisper(self) -> WhisperTokens:
-        return WhisperTokens(
-            start_id=START,
-            no_timestamps_id=self.vocabulary_size - 1,
-            timestamp_begin_id=self.vocabulary_size,
-            previous_id=None,
-            no_speech_id=None,
-            language_ids={},
-            task_ids={},
-            max_initial_timestamp=None,
-        )
-
-
-def _chain(before: int, token_id: int, seen: str | None) -> int:
-    """The fingerprint of a position, given that of the position before it and what else it sees."""
-    return zlib.crc32(f"{before}/{token_id}/{seen}".encode())
-
-
-def _placed(placements: Sequence[Placement]) -> dict[int, tuple[str, int]]:
-    """Key and row of the embedding at each position that has one."""
-    found = {}
-    for placement in placements:
-        positions = [position for start, stop in placement.spans for position in range(start, stop)]
-        found.update({position: (placement.key, row) for row, position in enumerate(positions)})
-    return found
-
-
-def _seen(placed: Mapping[int, tuple[str, int]], position: int, cross_key: str | None) -> str | None:
-    here = placed.get(position)
-    return cross_key if here is None else f"{here[0]}[{here[1]}]"
-
-
-def expected_tokens(
-    prompt_token_ids: Sequence[int],
-    key: str | None,
-    max_tokens: int,
-    model: SimModel | None = None,
-    placements: Sequence[Placement] = (),
-) -> tuple[int, ...]:
-    """The tokens that a request must get, end-of-text included, whatever else the engine does meanwhile."""
-    model = model or SimModel()
-    fingerprint = _read(prompt_token_ids, key, placements)
-    sampled: list[int] = []
-    while len(sampled) < max_tokens:
-        sampled.append(fingerprint % model.vocabulary_size)
-        if sampled[-1] == EOS:
-            break
-        fingerprint = _chain(fingerprint, sampled[-1], key)
-    return tuple(sampled)
-
-
-def expected_vector(
-    prompt_token_ids: Sequence[int], key: str | None = None, placements: Sequence[Placement] = ()
-) -> tuple[float, ...]:
-    """The vector that a request with a `Pooling` must get."""
-    return (float(_read(prompt_token_ids, key, placements)),)
-
-
-def _read(prompt_token_ids: Sequence[int], key: str | None, placements: Sequence[Placement]) -> int:
-    """The fingerprint of a prompt's last position."""
-    placed = _placed(placements)
-    fingerprint = 0
-    for position, token_id in enumerate(prompt_token_ids):
-        fingerprint = _chain(fingerprint, token_id, _seen(placed, position, key))
-    return fingerprint
 
 
 @define(eq=False)
@@ -319,7 +126,7 @@ class SimExecutor:
     def _step(self, plan: StepPlan) -> StepResult:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} was started twice"
-            self._records[start.sequence_id] = _Record(start, list(start.token_ids), _placed(start.placements))
+            self._records[start.sequence_id] = _Record(start, list(start.token_ids), _placed(start.placeholders))
         for write in plan.cross_writes:
             assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
             self._slots[write.slot] = write.key
@@ -388,9 +195,9 @@ class SimExecutor:
             raise error
 
     def _check_nobody_writes_what_others_use(self, chunks: Sequence[Chunk]) -> None:
-        users = Counter(page for part in chunks for page in part.block_table)
+        users = Counter(page for part in chunks for page in part.page_table)
         for part in chunks:
-            written = part.block_table[part.start // self.model.page_size :]
+            written = part.page_table[part.start // self.model.page_size :]
             assert all(users[page] == 1 for page in written), "a page is written while another sequence uses it"
 
     def _run(self, part: Chunk) -> SampledToken:
@@ -437,7 +244,7 @@ class SimExecutor:
         if self.model.whole_prompts:
             return
         size = self.model.page_size
-        page = self._pages.setdefault(part.block_table[position // size], [None] * size)
+        page = self._pages.setdefault(part.page_table[position // size], [None] * size)
         page[position % size] = fingerprint
 
     def _check_pages(self, part: Chunk, fingerprints: list[int], end: int) -> None:
@@ -447,7 +254,7 @@ class SimExecutor:
         size = self.model.page_size
         for begin in range(0, end, size):
             true = fingerprints[begin : min(begin + size, end)]
-            held = self._pages.get(part.block_table[begin // size], ())
+            held = self._pages.get(part.page_table[begin // size], ())
             assert [*held[: len(true)]] == true, f"a page of positions {begin} on holds another sequence's KV"
 
     def _guess(self, record: _Record, part: Chunk, fingerprint: int) -> tuple[SampledToken, ...]:

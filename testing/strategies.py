@@ -19,9 +19,9 @@ from ..core.config import Speculation
 from ..core.model import Kind
 from ..core.request import Pooling
 from .clients import FOREVER, Client, Scenario
-from .conformance import workloads
 from .schedule import Listed, Pct, Schedule, Uniform
-from .sim import IMAGE, MOST_IMAGE, START, SimModel
+from .sim_model import IMAGE, MOST_IMAGE, START, SimModel
+from .workloads import workloads
 
 __all__ = ["image_requests", "requests", "scenarios", "schedules", "workloads"]
 

@@ -24,8 +24,9 @@ from functools import partial
 from attrs import define, field, frozen
 
 from .clients import SCENARIOS, Scenario
+from .faults import OCCASIONS, Fault, FaultKind
 from .schedule import Batches, Pct, Schedule, Uniform
-from .simulation import OCCASIONS, Fault, FaultKind, Outcome, again, simulate
+from .simulation import Outcome, again, simulate
 
 
 @frozen

@@ -21,9 +21,9 @@ import trio
 
 from triolet.actors.encoder_cache import EncoderCache
 from triolet.actors.scheduler import Scheduler
-from triolet.api.streams import Mailbox
+from triolet.api.outputs.streams import Mailbox
+from triolet.core.planning.sequence import Sequence
 from triolet.core.request import EncoderItem, Request
-from triolet.core.sequence import Sequence
 from triolet.testing import live_bytes
 
 # -- garbage ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import trio
 import triolet
 from triolet.core import errors, events
 from triolet.core.config import EngineConfig
-from triolet.core.ledger import transition_table
+from triolet.core.ledger_table import transition_table
 from triolet.testing.sim import sim_engine
 
 ROOT = Path(__file__).resolve().parents[1]

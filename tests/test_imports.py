@@ -1,8 +1,10 @@
-"""The import rule: core <- models <- actors <- api <- the face; testing may use all, and only tests use testing."""
+"""The import rule: core <- models <- actors <- api <- the face; testing may use all, and only tests use testing. The
+rooms within core, models and api have rules of their own."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +23,27 @@ ALLOWED = {
     "testing": {"core", "models", "actors", "api", "testing", "demo"},
     "demo": {"demo"},
 }
-FOREIGN = {  # what a room must not know of the outside
+ROOMS = {  # which rooms of its own folder each may use; the folder's own files are a room by the folder's name
+    "core": {"planning"},
+    "core/planning": {"core"},
+    "models": {"architectures", "blueprints", "checkpoints", "launch", "machine", "memory", "networks", "sampling"},
+    "models/machine": set(),
+    "models/memory": {"machine"},
+    "models/attention": {"memory"},
+    "models/launch": {"attention", "memory"},
+    "models/checkpoints": set(),
+    "models/architectures": {"checkpoints"},
+    "models/sampling": set(),
+    "models/networks": {"architectures", "attention", "checkpoints", "launch", "memory", "sampling"},
+    "models/blueprints": {"architectures", "attention", "checkpoints", "launch", "machine", "memory", "networks"},
+    "api": {"hosts", "inputs", "outputs", "speech"},
+    "api/inputs": set(),
+    "api/outputs": set(),
+    "api/speech": {"inputs", "outputs"},
+    "api/hosts": {"inputs", "outputs", "speech"},
+    "api/command_line": {"api", "inputs", "outputs", "speech"},
+}
+FOREIGN = {  # what a folder must not know of the outside
     "core": {
         "trio",
         "torch",
@@ -38,18 +60,19 @@ FOREIGN = {  # what a room must not know of the outside
     "models": {"trio", "asyncio", "anyio"},
     "actors": {"torch", "transformers", "numpy", "asyncio", "anyio"},
 }
-ASYNCIO = {"portal", "asyncio_host"}  # of api/: the only modules that know asyncio; programs on trio do not import it
+ASYNCIO = {"portal", "portal_stream", "asyncio_host"}  # of api/: the only modules that know asyncio
 ACTORS = {"scheduler", "encoder_cache", "gpu_runner"}
 SCRIPTS = {"train", "evaluate", "make_samples", "speech", "grammar"}  # of demo/: run by hand, not imported
 
 
 def modules(room: str) -> list[Path]:
-    return sorted((ROOT / room).glob("*.py"))
+    return sorted((ROOT / room).rglob("*.py"))
 
 
-def imports(path: Path, room: str) -> Iterator[tuple[str, ...]]:
+def imports(path: Path) -> Iterator[tuple[str, ...]]:
     """Every import, inside functions too, as a path: ("triolet", "core", "ledger") or ("trio",)."""
-    package = ("triolet",) if room == FACE else ("triolet", room)
+    folders = path.relative_to(ROOT).parts[:-1]
+    package = ("triolet",) if path.is_relative_to(ROOT / FACE) else ("triolet", *folders)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
@@ -59,27 +82,79 @@ def imports(path: Path, room: str) -> Iterator[tuple[str, ...]]:
             yield from ((*module, alias.name) for alias in node.names)
 
 
+def room_of(target: tuple[str, ...]) -> str:
+    """Where in its folder an imported name lives: ``("triolet", "models", "memory", "kv", ...)`` in "memory"."""
+    folder = target[1]
+    inner = (ROOT / folder / target[2]).is_dir() if len(target) > 2 else False
+    return target[2] if inner else folder
+
+
 @pytest.mark.parametrize("room", ALLOWED)
 def test_no_arrow_points_back(room: str) -> None:
     for path in modules(room):
         if room == "demo" and path.stem in SCRIPTS:
             continue
-        for target in imports(path, room):
+        for target in imports(path):
             if target[0] != "triolet" or len(target) == 1:
                 continue
             reached = target[1] if target[1] in ALLOWED else FACE
             assert reached in ALLOWED[room], f"{room}/{path.name} imports {'.'.join(target)}"
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_uses_only_the_rooms_below_it(room: str) -> None:
+    folder, _, own = room.partition("/")
+    allowed = ROOMS[room] | {own or folder}
+    for path in sorted((ROOT / room).glob("*.py")):
+        for target in imports(path):
+            if target[:2] == ("triolet", folder):
+                assert room_of(target) in allowed, f"{path.relative_to(ROOT)} imports {'.'.join(target)}"
+
+
+def test_every_folder_is_a_room_with_a_rule_a_docstring_and_a_place_in_the_package() -> None:
+    packages = set(re.findall(r'^ +"(triolet[\w.]*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    for folder in ("core", "models", "actors", "api", "testing"):
+        for init in (ROOT / folder).rglob("__init__.py"):
+            room = init.parent.relative_to(ROOT)
+            assert folder in ("actors", "testing") or str(room) in ROOMS, f"{room} has no import rule"
+            assert f"triolet.{'.'.join(room.parts)}" in packages, f"{room} is not among pyproject's packages"
+            docstring = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+            assert len(docstring.split()) >= 25, f"{room}/__init__.py does not say what the room holds"
+
+
 @pytest.mark.parametrize("room", FOREIGN)
 def test_a_room_knows_only_its_own_outside(room: str) -> None:
     for path in modules(room):
-        for target in imports(path, room):
-            assert target[0] not in FOREIGN[room], f"{room}/{path.name} imports {'.'.join(target)}"
+        for target in imports(path):
+            assert target[0] not in FOREIGN[room], f"{path.relative_to(ROOT)} imports {'.'.join(target)}"
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Not even inside functions, and through no other one; under TYPE_CHECKING neither."""
+    names = {path: ".".join(("triolet", *path.relative_to(ROOT).with_suffix("").parts)) for path in product()}
+    arrows = {
+        names[path]: {module for target in imports(path) for module in _modules(target, set(names.values()))}
+        for path in names
+    }
+    done: set[str] = set()
+    while free := {name for name in arrows if name not in done and arrows[name] - {name} <= done}:
+        done |= free
+    assert done == set(arrows), f"circles among {sorted(set(arrows) - done)}"
+
+
+def product() -> Iterator[Path]:
+    for folder in ("core", "models", "actors", "api", "testing"):
+        yield from (path for path in modules(folder) if path.stem != "__init__")
+
+
+def _modules(target: tuple[str, ...], known: set[str]) -> Iterator[str]:
+    for length in (len(target), len(target) - 1):
+        if ".".join(target[:length]) in known:
+            yield ".".join(target[:length])
 
 
 def test_asyncio_stays_behind_the_portal() -> None:
-    known = {path.stem for path in modules("api") for target in imports(path, "api") if target[0] == "asyncio"}
+    known = {path.stem for path in modules("api") for target in imports(path) if target[0] == "asyncio"}
     assert known == ASYNCIO
     code = "import triolet, sys; print(sorted({'asyncio', 'anyio'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -88,16 +163,21 @@ def test_asyncio_stays_behind_the_portal() -> None:
 
 def test_actors_know_messages_and_not_each_other_and_only_the_runner_reaches_models() -> None:
     for path in modules("actors"):
-        for target in imports(path, "actors"):
+        for target in imports(path):
             if target[:2] == ("triolet", "models"):
                 assert path.stem == "gpu_runner", f"actors/{path.name} imports {'.'.join(target)}"
             if target[:2] == ("triolet", "actors") and target[2] in ACTORS:
                 assert path.stem == "supervisor", f"actors/{path.name} imports {'.'.join(target)}"
 
 
+def test_no_file_of_the_product_is_longer_than_500_lines() -> None:
+    long = [path.name for path in product() if len(path.read_text(encoding="utf-8").splitlines()) > 500]
+    assert not long, f"more than one room: {long}"
+
+
 def test_the_walk_sees_imports() -> None:
     """The checks above would pass on an empty list."""
-    found = {target[:2] for room in ALLOWED for path in modules(room) for target in imports(path, room)}
+    found = {target[:2] for room in ALLOWED for path in modules(room) for target in imports(path)}
     assert {("triolet", "core"), ("triolet", "models"), ("triolet", "actors"), ("trio",), ("torch",)} <= found
 
 

@@ -12,9 +12,10 @@ torch and transformers are imported when an engine starts, not before.
 
 from .actors.supervisor import EngineStatistics
 from .api.engine import Engine
-from .api.results import Completion, Delta, Segment, Transcript, Usage
-from .api.streams import DeltaStream, SegmentStream
-from .api.transcription import TranscribeOptions
+from .api.outputs.results import Completion, Delta, Segment, Transcript, Usage
+from .api.outputs.streams import DeltaStream
+from .api.speech.options import TranscribeOptions
+from .api.speech.segments import SegmentStream
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,

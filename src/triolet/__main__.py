@@ -1,6 +1,6 @@
 """``python -m triolet``: the same as the ``triolet`` command."""
 
-from .api.cli import main
+from .api.command_line.main import main
 
 if __name__ == "__main__":
     main()

@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from triolet import (
-    EngineConfig,
-)
+from triolet import EngineConfig
 from triolet.testing.sim import SimExecutor
 
 from .shared import Trace

@@ -8,14 +8,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 from attrs import evolve, frozen
 
-from triolet import (
-    Engine,
-    SamplingParams,
-)
-from triolet.api.audio import Samples, content_key
+from triolet import Engine, SamplingParams
+from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
 from triolet.core.model import ModelDescription
-from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens
+from triolet.testing.sim import SimExecutor
+from triolet.testing.sim_model import EOS, SimModel, expected_tokens
 
 TEARDOWN = [
     "intake closed",

@@ -21,10 +21,11 @@ from triolet import (
     SamplingParams,
 )
 from triolet.actors.worker import Job
-from triolet.api.audio import Samples
+from triolet.api.inputs.audio import Samples
 from triolet.core import events
 from triolet.core.ledger import EncoderLedger
-from triolet.testing.sim import EOS, SimExecutor, SimModel, sim_engine
+from triolet.testing.sim import SimExecutor, sim_engine
+from triolet.testing.sim_model import EOS, SimModel
 
 from .shared import all_returned, ask, audio, expected, prompt
 

@@ -10,10 +10,11 @@ from attrs import define, field
 
 from triolet import EngineConfig, PoisonRequest, SamplingParams
 from triolet.actors.worker import Job
-from triolet.api.audio import content_key
+from triolet.api.inputs.audio import content_key
 from triolet.core.plan import StepPlan
 from triolet.testing.schedule import Batches, run_scheduled
-from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens, sim_engine
+from triolet.testing.sim import SimExecutor, sim_engine
+from triolet.testing.sim_model import EOS, SimModel, expected_tokens
 
 from .shared import audio
 

@@ -24,10 +24,10 @@ from triolet import (
 from triolet.actors.messages import End, Failed, Submit
 from triolet.actors.supervisor import leaving
 from triolet.actors.worker import Job
-from triolet.api.audio import Samples
+from triolet.api.inputs.audio import Samples
 from triolet.core import events
 from triolet.core.plan import SampledToken
-from triolet.core.planner import Planner
+from triolet.core.planning.planner import Planner
 from triolet.core.request import Request
 from triolet.core.trace import TraceChecker
 from triolet.testing.clients import SCENARIOS

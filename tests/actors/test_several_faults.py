@@ -28,7 +28,8 @@ from triolet.actors.worker import Job
 from triolet.core.power import Power
 from triolet.testing.clients import Client, audio, true_tokens
 from triolet.testing.schedule import Batches, Uniform, run_scheduled
-from triolet.testing.sim import SimExecutor, SimModel, SimWorker, sim_engine
+from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
+from triolet.testing.sim_model import SimModel
 
 from .shared import ask
 

@@ -19,10 +19,11 @@ from attrs import define, evolve, field, frozen
 
 from triolet import Engine, EngineConfig, SamplingParams
 from triolet.actors.worker import Call, Deliver, Job, run_call
-from triolet.api.audio import Samples, content_key
+from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
 from triolet.core.model import ModelDescription
-from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens
+from triolet.testing.sim import SimExecutor
+from triolet.testing.sim_model import EOS, SimModel, expected_tokens
 
 PATIENCE = 60.0
 """Seconds after which a test that hangs fails; nothing is expected to take long."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from triolet.api.alternatives import run_together
+from triolet.api.hosts.alternatives import run_together
 
 
 class Held:

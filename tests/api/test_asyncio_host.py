@@ -22,7 +22,8 @@ import trio
 
 from triolet import Engine, EngineClosed, EngineStateError, EngineTeardownError, RunnerCrashed
 from triolet.actors.worker import Job
-from triolet.api.portal import Portal, PortalStream, may_wait, outlast
+from triolet.api.hosts.portal import Portal, may_wait, outlast
+from triolet.api.hosts.portal_stream import PortalStream
 
 from .hosts import HOSTS, AsyncioHost, Bench, Host, audio, expected, query, release_is_stuck
 

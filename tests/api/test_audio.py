@@ -17,7 +17,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.api.audio import content_key, load_audio
+from triolet.api.inputs.audio import content_key, load_audio
 from triolet.core.errors import InvalidRequest, UnsupportedAudio
 
 RATE = 16_000

@@ -23,10 +23,10 @@ import pytest
 import trio
 
 import triolet
-from triolet.api.audio import load_audio
-from triolet.api.cli import Job, main
-from triolet.api.results import Segment
-from triolet.api.terminal import log_lines
+from triolet.api.command_line.main import Job, main
+from triolet.api.command_line.terminal import log_lines
+from triolet.api.inputs.audio import load_audio
+from triolet.api.outputs.results import Segment
 from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, EngineTeardownError, TrioletError, UnsupportedAudio
 
@@ -403,7 +403,7 @@ REAL = textwrap.dedent(
     """
     import sys
     from contextlib import asynccontextmanager
-    from triolet.api.cli import main
+    from triolet.api.command_line.main import main
 
     class Segments:
         language, language_probability, duration, position = "en", 1.0, 1.0, 1.0
@@ -498,7 +498,9 @@ def test_version_and_help(engine: PaperEngine, capsys: pytest.CaptureFixture[str
 
 def test_the_command_starts_without_torch() -> None:
     """--help answers at once: torch and transformers are imported by the commands that need them."""
-    code = "import sys, triolet.api.cli; print({'torch', 'transformers', 'av', 'tqdm'} & set(sys.modules))"
+    code = (
+        "import sys, triolet.api.command_line.main; print({'torch', 'transformers', 'av', 'tqdm'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -26,9 +26,9 @@ from PIL import Image
 
 import triolet
 from triolet import demo
-from triolet.api.cli import main
-from triolet.api.cli_generate import Generation
-from triolet.api.results import Delta, Usage
+from triolet.api.command_line.generate import Generation
+from triolet.api.command_line.main import main
+from triolet.api.outputs.results import Delta, Usage
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest, PoisonRequest, RequestTooLarge, TrioletError
 from triolet.core.request import FinishReason, SamplingParams
@@ -600,8 +600,8 @@ ENDLESS = textwrap.dedent(
     import itertools, sys, types
     from contextlib import asynccontextmanager
     import trio
-    from triolet.api.cli import main
-    from triolet.api.results import Delta
+    from triolet.api.command_line.main import main
+    from triolet.api.outputs.results import Delta
 
     class Engine:
         model = types.SimpleNamespace(name="endless", preparer=None)

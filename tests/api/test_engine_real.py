@@ -28,7 +28,7 @@ from triolet import (
     UnsupportedAudio,
     UnsupportedModel,
 )
-from triolet.api.audio import Samples
+from triolet.api.inputs.audio import Samples
 from triolet.core import events
 from triolet.core.model import WhisperTokens
 from triolet.testing import live_bytes
@@ -112,7 +112,7 @@ async def test_a_long_recording_streams_its_segments_as_they_are_ready(engine: E
 
 
 async def test_paths_bytes_files_and_arrays_give_the_same(engine: Engine, sample: triolet.demo.Sample) -> None:
-    from triolet.api.audio import load_audio
+    from triolet.api.inputs.audio import load_audio
 
     data = sample.path.read_bytes()
     sources: list[Any] = [sample.path, str(sample.path), data, io.BytesIO(data), load_audio(sample.path)]

@@ -17,7 +17,7 @@ from attrs import frozen
 
 import triolet.demo
 from triolet import Engine, EngineConfig, SamplingParams
-from triolet.api.audio import Samples, load_audio
+from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import ModelDescription
 from triolet.testing.checkpoints import random_whisper

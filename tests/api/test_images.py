@@ -12,8 +12,8 @@ from PIL import Image, PngImagePlugin
 
 import triolet
 from triolet import demo
-from triolet.api import images
-from triolet.api.images import load_image
+from triolet.api.inputs import images
+from triolet.api.inputs.images import load_image
 from triolet.core.errors import InvalidRequest, UnsupportedImage
 from triolet.testing import make_checkpoint
 

@@ -28,19 +28,19 @@ STILL = 100  # looks at an engine that does not change, until it is called stuck
 TRIES = 12
 Tokens = dict[int, tuple[int, ...]]
 
-FIRST_STOP = "next(p.stop for p in self.placements if p.key == key) <= position"
+FIRST_STOP = "next(p.stop for p in self.placeholders if p.key == key) <= position"
 FAULTS = {
     "E3 an abort keeps the images": (
-        ("core.planner:Planner._settle", "        self._acquirer.release(sequence)\n", "        pass\n"),
+        ("core.planning.planner:Planner._settle", "        self._acquirer.release(sequence)\n", "        pass\n"),
         "",
     ),
     "E4 nobody gives way to who waits for an image": (
-        ("core.acquirer:Acquirer._withdraw_for", "last = self._ahead.last()", "last = None"),
+        ("core.planning.acquirer:Acquirer._withdraw_for", "last = self._ahead.last()", "last = None"),
         "stuck",
     ),
     "E5 an image is given back when its step is planned": (
         (
-            "core.planner:Planner._chunk",
+            "core.planning.planner:Planner._chunk",
             "    sequence.sampling += samples\n",
             "    sequence.sampling += samples\n"
             "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
@@ -51,12 +51,12 @@ FAULTS = {
         "",
     ),
     "E7 an image that comes twice is freed at its first place": (
-        ("core.placements:PlacedItems.is_read", "self._last_stops[key] <= position", FIRST_STOP),
+        ("core.planning.placeholders:PlaceholderItems.is_read", "self._last_stops[key] <= position", FIRST_STOP),
         "",
     ),
     "E8 every step gives the shared pages back again": (
         (
-            "core.planner:Planner._chunk_done",
+            "core.planning.planner:Planner._chunk_done",
             "    sequence.in_flight -= 1",
             "    self._room.pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
         ),
@@ -64,7 +64,7 @@ FAULTS = {
     ),
     "E9 a page that was never computed is found": (
         (
-            "core.planner:Planner._chunk",
+            "core.planning.planner:Planner._chunk",
             "    sequence.sampling += samples\n",
             "    sequence.sampling += samples\n"
             "    fed, sequence.fed = sequence.fed, len(sequence.tokens)\n"
@@ -75,10 +75,10 @@ FAULTS = {
     ),
     "E12 a chunk may not end within an image": (
         (
-            "core.acts:Acts._wanted",
+            "core.planning.acts:Acts._wanted",
             "    return stop - start",
             "    room = start + self.step_size.budget\n"
-            "    ends = [p.start for p in sequence.placed.placements if p.start < room < p.stop]\n"
+            "    ends = [p.start for p in sequence.placed.placeholders if p.start < room < p.stop]\n"
             "    return min([stop, *ends]) - start",
         ),
         "stuck",

@@ -32,7 +32,7 @@ from triolet import (
     Structure,
 )
 from triolet.actors.worker import Job, ThreadWorker
-from triolet.api.audio import Samples
+from triolet.api.inputs.audio import Samples
 from triolet.core import events
 from triolet.core.plan import EncodeJob, StepPlan
 from triolet.core.request import EncoderItem

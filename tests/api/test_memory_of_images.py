@@ -34,10 +34,10 @@ from triolet import (
 )
 from triolet.actors.supervisor import EngineStatistics
 from triolet.core import events
-from triolet.models.causal import CausalNetwork
-from triolet.models.encoder import EncoderNetwork
-from triolet.models.resources import ResourceStack
-from triolet.models.vision import QwenVision
+from triolet.models.architectures.vision import QwenVision
+from triolet.models.memory.resources import ResourceStack
+from triolet.models.networks.causal import CausalNetwork
+from triolet.models.networks.encoder import EncoderNetwork
 from triolet.testing import live_bytes
 from triolet.testing.families import make_checkpoint
 

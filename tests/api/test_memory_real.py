@@ -17,17 +17,9 @@ import trio
 import trio.testing
 
 import triolet.demo
-from triolet import (
-    EncodeFailed,
-    Engine,
-    EngineConfig,
-    Event,
-    InvalidRequest,
-    SamplingParams,
-    UnsupportedAudio,
-)
-from triolet.api.audio import Samples
-from triolet.models.whisper import WhisperModel
+from triolet import EncodeFailed, Engine, EngineConfig, Event, InvalidRequest, SamplingParams, UnsupportedAudio
+from triolet.api.inputs.audio import Samples
+from triolet.models.networks.whisper import WhisperModel
 from triolet.testing import live_bytes
 
 from ..heap import Level, assert_none, births, expected, garbage, not_theirs

@@ -9,9 +9,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from triolet import Completion, Delta, FinishReason, InvalidRequest
-from triolet.api.outputs import Output, TextDeltas, completion_of
-from triolet.api.results import Usage
-from triolet.api.stops import StopStrings
+from triolet.api.outputs.results import Usage
+from triolet.api.outputs.stops import StopStrings
+from triolet.api.outputs.text import Output, TextDeltas, completion_of
 from triolet.core.plan import SampledToken
 
 from ..models.conftest import make_tokenizer

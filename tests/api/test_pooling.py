@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import triolet
-from triolet.api import trio_engine
+from triolet.api.hosts import trio_engine
 from triolet.testing.families import make_checkpoint
 
 TEXTS = ["a cat", "the dog in the hat on the mat", "this", "and then that one saw the cat " * 3]

@@ -13,7 +13,7 @@ import trio
 
 import triolet.demo
 from triolet import Completion, Engine, EngineConfig, FinishReason, InvalidRequest, SamplingParams, Structure
-from triolet.models.structure import Grammars
+from triolet.models.sampling.structure import Grammars
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", threads=1, max_running=8, verify=True)
 PROMPT = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"

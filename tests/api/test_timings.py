@@ -9,9 +9,9 @@ import trio
 
 from triolet import Engine, EngineConfig, EngineStateError, InvalidRequest, SamplingParams, Timings
 from triolet.actors.messages import Finished
-from triolet.api.outputs import Output
-from triolet.api.stops import StopStrings
-from triolet.api.streams import FAIR, Deltas, Mailbox
+from triolet.api.outputs.stops import StopStrings
+from triolet.api.outputs.streams import FAIR, Deltas, Mailbox
+from triolet.api.outputs.text import Output
 from triolet.core.plan import SampledToken
 from triolet.core.request import FinishReason
 from triolet.testing.sim import sim_engine

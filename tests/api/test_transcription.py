@@ -14,20 +14,12 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.api.audio import content_key
-from triolet.api.results import Segment
-from triolet.api.transcription import (
-    Assessment,
-    Generated,
-    Recipe,
-    Span,
-    TranscribeOptions,
-    Transcription,
-    WindowCut,
-    compression_ratio,
-    cut_window,
-    language_probabilities,
-)
+from triolet.api.inputs.audio import content_key
+from triolet.api.outputs.results import Segment
+from triolet.api.speech.options import TranscribeOptions
+from triolet.api.speech.recipe import Recipe, language_probabilities
+from triolet.api.speech.transcription import Transcription
+from triolet.api.speech.windows import Assessment, Generated, Span, WindowCut, compression_ratio, cut_window
 from triolet.core.errors import EngineStateError, InvalidRequest
 from triolet.core.model import ModelDescription, WhisperTokens
 from triolet.core.request import FinishReason, Request

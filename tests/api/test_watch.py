@@ -21,11 +21,13 @@ from rich.console import Console
 
 import triolet.demo
 from triolet import Engine, EngineConfig, EngineStatistics
-from triolet.api import terminal
-from triolet.api.cli import main
-from triolet.api.watch import FREEING, HELD, IDLE, MOST_LANES, View, WatchState, picture
+from triolet.api.command_line import terminal
+from triolet.api.command_line.main import main
+from triolet.api.command_line.watch import MOST_LANES, View, picture
+from triolet.api.command_line.watch_state import FREEING, HELD, IDLE, WatchState
 from triolet.core import events as e
-from triolet.testing.sim import SimExecutor, SimModel, sim_engine
+from triolet.testing.sim import SimExecutor, sim_engine
+from triolet.testing.sim_model import SimModel
 
 from ..actors.shared import ask
 

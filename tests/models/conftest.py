@@ -32,7 +32,7 @@ from triolet.core.model import ModelDescription
 from triolet.core.plan import Chunk, CrossWrite, EncodeJob, SampledToken, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams, TimestampRules
 from triolet.models.executor import TorchExecutor
-from triolet.models.resources import reachable_tensors, storages
+from triolet.models.memory.resources import reachable_tensors, storages
 from triolet.testing.families import make_checkpoint
 from triolet.testing.tensors import live_storages
 
@@ -305,7 +305,7 @@ class Driver:
             sequence_id=one.sequence,
             start=one.fed,
             length=length,
-            block_table=tuple(one.pages),
+            page_table=tuple(one.pages),
             cross_slot=one.slot,
             samples=one.fed + length == one.known,
         )

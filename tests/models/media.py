@@ -12,8 +12,8 @@ from attrs import frozen
 from PIL import Image
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
-from triolet.models.families import Family, find_family
-from triolet.models.inputs import MediaPreparer
+from triolet.models.architectures.families import Family, find_family
+from triolet.models.architectures.prompts import MediaPreparer
 
 HIDDEN = 48
 PLACEHOLDERS = {  # one item, as a user writes it

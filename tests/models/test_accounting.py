@@ -18,11 +18,12 @@ from torch.profiler import ProfilerActivity, profile
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError
 from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
-from triolet.models import blueprint, drawing
 from triolet.models import executor as module
+from triolet.models import sampler as drawing
+from triolet.models.blueprints import read as blueprint
 from triolet.models.executor import TorchExecutor
-from triolet.models.kv import PagedKV
-from triolet.models.resources import ResourceStack
+from triolet.models.memory.kv import PagedKV
+from triolet.models.memory.resources import ResourceStack
 from triolet.testing.tensors import live_bytes
 
 OWNERS = ("weights", "features", "self_kv", "cross_kv", "encoder_outputs", "rule_masks")
@@ -279,7 +280,7 @@ def step_of(ids):
                 sequence_id=number,
                 start=0,
                 length=2 + number,
-                block_table=(number,),
+                page_table=(number,),
                 cross_slot=2 * number,
                 samples=True,
             )
@@ -340,13 +341,13 @@ def test_an_error_of_ours_keeps_no_tensor_either(books, driver, audio, ids, monk
     books.check(executor)
     driver.encode(a=audio(1), b=audio(2))
 
-    def draw_tokens(logits, draws, eos_token_ids):
+    def sample_tokens(logits, draws, eos_token_ids):
         try:
             raise ValueError(logits.sum())
         except ValueError as first:
             raise EngineError("chained") from first
 
-    monkeypatch.setattr(drawing, "draw_tokens", draw_tokens)
+    monkeypatch.setattr(drawing, "sample_tokens", sample_tokens)
     with pytest.raises(EngineError, match="chained") as error:
         executor.step(step_of(ids))
     kept.append(error)
@@ -381,7 +382,7 @@ STAGES = [
     (module.RuleMasks, "__init__"),
     (module.EncoderOutputs, "__init__"),
     (module._Open, "__init__"),
-    (blueprint.Blueprint, "describe"),
+    (blueprint.WhisperBlueprint, "describe"),
     (torch, "set_num_threads"),
 ]
 

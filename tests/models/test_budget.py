@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import DeviceOutOfMemory
-from triolet.models.budget import Budget, KVSizes, Room
+from triolet.models.memory.budget import Budget, KVSizes, Room
 
 SMOL = KVSizes(page=46_080 * 16, slot=0, positions=8192, page_size=16)  # float32
 BASE = KVSizes(page=24_576 * 16, slot=24_576 * 1500, positions=448, page_size=16)  # Whisper base, float32

@@ -15,7 +15,7 @@ from triolet.core.errors import CheckpointError, EncodeFailed, InvalidRequest, U
 from triolet.core.model import Kind
 from triolet.core.plan import Chunk, DeviceMemory, EncodeJob, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
-from triolet.models import paged
+from triolet.models.attention.layers import paged
 from triolet.models.executor import TorchExecutor
 from triolet.testing.families import make_checkpoint
 from triolet.testing.tensors import live_bytes
@@ -187,11 +187,11 @@ def test_placed_items_give_transformers_tokens(open_driver, opened, name):
         medium = "audio" if name == "qwen2_audio" else "images"
         prepared = base.description.preparer.prepare(prompt, **{medium: items})
         encoded += prepared.items
-        placements = tuple(item.placement for item in prepared.items)
+        placeholders = tuple(item.placeholder for item in prepared.items)
         jobs += [
             TextJob(
                 prompt=prepared.token_ids,
-                placements=placements,
+                placeholders=placeholders,
                 joins=index,
                 chunk=chunk,
                 max_tokens=8,
@@ -215,11 +215,11 @@ def test_an_item_that_is_not_resident_is_our_bug(open_driver, opened):
     base = open_driver(checkpoint.folder)
     driver = TextDriver(base.executor, base.description)
     prepared = base.description.preparer.prepare(f"Some text {checkpoint.placeholder}", images=checkpoint.items(0))
-    (placement,) = (item.placement for item in prepared.items)
-    before = TextJob(prompt=prepared.token_ids[: placement.start], placements=(placement,), max_tokens=1)
+    (placeholder,) = (item.placeholder for item in prepared.items)
+    before = TextJob(prompt=prepared.token_ids[: placeholder.start], placeholders=(placeholder,), max_tokens=1)
     assert driver.run(before)[0].tokens
     with pytest.raises(AssertionError, match="is read but not resident"):
-        driver.run(TextJob(prompt=prepared.token_ids, placements=(placement,)))
+        driver.run(TextJob(prompt=prepared.token_ids, placeholders=(placeholder,)))
 
 
 def test_an_encoding_that_is_not_finite_is_refused(open_driver, opened):
@@ -338,7 +338,7 @@ def first_step(lengths):
             sequence_id=index,
             start=0,
             length=length,
-            block_table=tuple(range(20 * index, 20 * index + 20)),
+            page_table=tuple(range(20 * index, 20 * index + 20)),
             cross_slot=None,
             samples=True,
         )
@@ -349,7 +349,7 @@ def first_step(lengths):
 
 def test_an_open_that_fails_leaves_nothing(books, folder, config, monkeypatch):
     """After the weights were read, and in the trial."""
-    for target in ("triolet.models.blueprint.PagedKV.allocate", "triolet.models.trial._compare"):
+    for target in ("triolet.models.blueprints.read.PagedKV.allocate", "triolet.models.blueprints.trial._compare"):
         executor = TorchExecutor(folder("llama"), config())
         with monkeypatch.context() as patch:
             patch.setattr(target, lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("planted")))

@@ -14,7 +14,8 @@ from transformers import WhisperForConditionalGeneration
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.request import LogitRules, Probe
-from triolet.models.checkpoint import check_architecture, find_weights, read_checkpoint, resolve
+from triolet.models.checkpoints.files import find_weights, resolve
+from triolet.models.checkpoints.whisper import check_architecture, read_checkpoint
 from triolet.models.executor import TorchExecutor
 
 
@@ -456,7 +457,8 @@ def test_a_hub_id_is_fetched_without_needless_files(tmp_path, monkeypatch, pickl
 def test_light_checks_need_no_torch(checkpoint):
     """A bad path is told before torch is imported."""
     code = (
-        "import sys; from triolet.models.checkpoint import check_architecture, find_weights, resolve;"
+        "import sys; from triolet.models.checkpoints.files import find_weights, resolve;"
+        "from triolet.models.checkpoints.whisper import check_architecture;"
         "folder = resolve(sys.argv[1]); check_architecture(folder); find_weights(folder);"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

@@ -16,9 +16,9 @@ from torch._dynamo.exc import TorchDynamoException
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import InvalidRequest, UnsupportedModel
-from triolet.models import compiled
-from triolet.models.compiled import CompiledLayers
 from triolet.models.executor import TorchExecutor
+from triolet.models.launch import compiled
+from triolet.models.launch.compiled import CompiledLayers
 from triolet.testing.families import make_checkpoint
 
 from .texts import TextDriver, TextJob, noise

@@ -12,7 +12,7 @@ from triolet.core.errors import CheckpointError, DeviceOutOfMemory, EncodeFailed
 from triolet.core.plan import Chunk, CrossWrite, EncodeJob, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
-from triolet.models.kv import CrossKV
+from triolet.models.memory.kv import CrossKV
 
 
 def start_of(sequence, ids, **changes):
@@ -38,7 +38,7 @@ def plan_of(step_id=0, *, started=(), ended=(), cross_writes=(), chunks=()):
 
 
 def chunk_of(sequence, start=0, length=2, pages=(0,), slot=0, samples=True):
-    return Chunk(sequence_id=sequence, start=start, length=length, block_table=pages, cross_slot=slot, samples=samples)
+    return Chunk(sequence_id=sequence, start=start, length=length, page_table=pages, cross_slot=slot, samples=samples)
 
 
 def tensors_of(executor):

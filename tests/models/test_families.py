@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoTokenizer
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.model import Prepared
-from triolet.core.request import Placement
-from triolet.models.families import find_family
-from triolet.models.loading import _quiet
+from triolet.core.request import Placeholder
+from triolet.models.architectures.families import find_family
+from triolet.models.checkpoints.loading import _quiet
 from triolet.testing.families import FAMILIES, make_checkpoint
 
 from .media import PLACEHOLDERS, Checkpoint, make_preparer
@@ -54,8 +54,8 @@ def embedded(checkpoint: Checkpoint, prepared: Prepared, token_ids: list[int]) -
 def logits_by_hand(checkpoint: Checkpoint, prepared: Prepared, token_ids: list[int]) -> Tensor:
     """[len, vocabulary]"""
     module, family = checkpoint.module, checkpoint.family
-    placements = [item.placement for item in prepared.items]
-    found = family.positions(module, token_ids, placements)
+    placeholders = [item.placeholder for item in prepared.items]
+    found = family.positions(module, token_ids, placeholders)
     positions = torch.arange(len(token_ids))[None] if found is None else found[0][:, None]
     hidden = family.text(module)(
         inputs_embeds=embedded(checkpoint, prepared, token_ids), position_ids=positions, use_cache=False
@@ -178,11 +178,11 @@ def test_positions_are_transformers_own(name: str, opened: Opened) -> None:
         inputs["input_ids"], inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"]
     )
     prepared = checkpoint.prepare(prompt, items)
-    placements = [item.placement for item in prepared.items]
-    positions, ahead = checkpoint.family.positions(checkpoint.module, prepared.token_ids, placements)
+    placeholders = [item.placeholder for item in prepared.items]
+    positions, ahead = checkpoint.family.positions(checkpoint.module, prepared.token_ids, placeholders)
     assert torch.equal(positions, expected[:, 0])
     assert ahead == delta.item() < 0
-    longer, same = checkpoint.family.positions(checkpoint.module, [*prepared.token_ids, 1, 2], placements)
+    longer, same = checkpoint.family.positions(checkpoint.module, [*prepared.token_ids, 1, 2], placeholders)
     assert same == ahead
     assert longer[:, -1].tolist() == [len(prepared.token_ids) + 1 + ahead] * 3
 
@@ -191,8 +191,8 @@ def test_positions_are_transformers_own(name: str, opened: Opened) -> None:
 def test_two_images_side_by_side_count_apart(name: str, opened: Opened) -> None:
     checkpoint = opened(name)
     grid = (1, 4, 8)  # in patches: 2 by 4 embeddings
-    placements = [Placement(key="b", spans=((9, 17),), grid=grid), Placement(key="a", spans=((1, 9),), grid=grid)]
-    positions, ahead = checkpoint.family.positions(checkpoint.module, range(18), placements)
+    placeholders = [Placeholder(key="b", spans=((9, 17),), grid=grid), Placeholder(key="a", spans=((1, 9),), grid=grid)]
+    positions, ahead = checkpoint.family.positions(checkpoint.module, range(18), placeholders)
     assert positions[1].tolist() == [0, *[1] * 4, *[2] * 4, *[5] * 4, *[6] * 4, 9]
     assert positions[2].tolist() == [0, *[1, 2, 3, 4] * 2, *[5, 6, 7, 8] * 2, 9]
     assert ahead == 10 - 18

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from triolet.models.features import FeatureSettings, LogMel
+from triolet.models.checkpoints.whisper import FeatureSettings
+from triolet.models.networks.features import LogMel
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ import trio
 from attrs import define
 
 from triolet import Completion, Engine, EngineConfig, PoisonRequest, SamplingParams
-from triolet.models.whisper import WhisperModel
+from triolet.models.networks.whisper import WhisperModel
 
 REQUESTS, RATE = 200, 0.05
 POISON = 2  # a token that the checkpoint suppresses: nobody draws it

@@ -20,13 +20,13 @@ from triolet.core.config import EngineConfig
 from triolet.core.errors import DeviceOutOfMemory, InvalidRequest
 from triolet.core.plan import StepPlan
 from triolet.core.request import Probe, SamplingParams
-from triolet.models import graphs as module
-from triolet.models.causal import CausalDecode
+from triolet.models.attention.fixed import Bucket, Buckets, FixedInputs, FixedRow, describe
 from triolet.models.executor import TorchExecutor
-from triolet.models.fixed import Bucket, Buckets, FixedInputs, FixedRow, describe
-from triolet.models.graphs import CannotCaptureError, EagerRecorder, GraphManager, find_recorder
-from triolet.models.kv import PagedKV
-from triolet.models.transformer import TransformerModel
+from triolet.models.launch import graphs as module
+from triolet.models.launch.graphs import CannotCaptureError, EagerRecorder, GraphManager, find_recorder
+from triolet.models.memory.kv import PagedKV
+from triolet.models.memory.module import TransformerModel
+from triolet.models.networks.causal import CausalDecode
 from triolet.testing.families import make_checkpoint
 
 from .media import VISION
@@ -99,7 +99,7 @@ def test_recorded_steps_give_the_tokens_of_transformers(start, folder, family, p
     told = manager(driver).statistics
     assert told.replayed > 20, "too few steps were replayed to prove anything"
     assert {bucket.rows for bucket in manager(driver)._recorded} >= {1, 2, 4, 8}
-    assert len({bucket.blocks for bucket in manager(driver)._recorded}) >= 3
+    assert len({bucket.pages for bucket in manager(driver)._recorded}) >= 3
     assert told.refused == ""
 
 
@@ -128,9 +128,10 @@ def test_what_follows_images_and_audio_is_recorded_too(open_driver, opened, name
         from .test_causal import payload_jobs
 
         driver.executor.encode(payload_jobs(prepared.items))
-        placements = tuple(item.placement for item in prepared.items)
+        placeholders = tuple(item.placeholder for item in prepared.items)
         jobs = [
-            TextJob(prompt=prepared.token_ids, placements=placements, chunk=chunk, max_tokens=8) for chunk in (1000, 1)
+            TextJob(prompt=prepared.token_ids, placeholders=placeholders, chunk=chunk, max_tokens=8)
+            for chunk in (1000, 1)
         ]
         told.append([result.tokens for result in driver.run(*jobs)])
     assert told[0] == told[1]
@@ -179,8 +180,8 @@ def test_a_row_left_over_writes_zeros_whatever_it_computes(start, number):
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-def row(start, blocks=(7, 8, 9)):
-    return FixedRow(token=start + 100, start=start, position=start + 5, block_table=blocks)
+def row(start, pages=(7, 8, 9)):
+    return FixedRow(token=start + 100, start=start, position=start + 5, page_table=pages)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +190,14 @@ def row(start, blocks=(7, 8, 9)):
 )
 def test_a_step_has_the_next_larger_shape(count, start, bucket):
     """Never larger than what there is; none where it is too large."""
-    buckets = Buckets(rows=20, blocks=5, cells=1000)
+    buckets = Buckets(rows=20, pages=5, cells=1000)
     found = buckets.fit([row(start)] * count, 4)
     assert found == (bucket and Bucket(*bucket))
 
 
 def test_a_step_that_gathers_too_much_has_no_shape():
-    """Bytes are bounded, whatever rows and blocks alone may be."""
-    buckets = Buckets(rows=20, blocks=5, cells=16)
+    """Bytes are bounded, whatever rows and pages alone may be."""
+    buckets = Buckets(rows=20, pages=5, cells=16)
     assert buckets.fit([row(8)] * 4, 4) == Bucket(4, 4)
     assert buckets.fit([row(8)] * 5, 4) is None
     assert buckets.numbers == 4 * 20 + 16

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.models.host import available_memory, choose_threads, cpu_quota, usable_cores
+from triolet.models.machine.host import available_memory, choose_threads, cpu_quota, usable_cores
 
 V2 = {"/proc/self/cgroup": "0::/service/engine\n"}
 V1 = {"/proc/self/cgroup": "5:memory:/box\n3:cpu,cpuacct:/box\n1:name=systemd:/\n"}

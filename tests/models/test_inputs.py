@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from triolet.core.errors import CheckpointError, InvalidRequest
 from triolet.core.model import Prepared
-from triolet.models.inputs import Rendered, TextPreparer, content_key
+from triolet.models.architectures.prompts import Rendered, TextPreparer, content_key
 from triolet.testing.families import make_checkpoint
 
 from .media import HIDDEN, PLACEHOLDERS, VISION, Checkpoint, make_preparer, make_processor, picture, sound
@@ -121,7 +121,7 @@ def test_a_placeholder_among_tokens_is_expanded_likewise(checkpoint: Checkpoint)
     assert tokens.count(checkpoint.preparer.placeholder_id) == 2
     of_text, of_tokens = checkpoint.prepare(prompt, items), checkpoint.prepare(tokens, items)
     assert of_tokens.token_ids == of_text.token_ids
-    assert [item.placement for item in of_tokens.items] == [item.placement for item in of_text.items]
+    assert [item.placeholder for item in of_tokens.items] == [item.placeholder for item in of_text.items]
 
 
 def test_text_alone_is_tokenized_as_it_is(checkpoint: Checkpoint) -> None:

@@ -17,9 +17,9 @@ from triolet.core.errors import DeviceOutOfMemory
 from triolet.core.request import LogitRules
 from triolet.models import executor as executors
 from triolet.models.executor import EncoderOutputs, TorchExecutor
-from triolet.models.kv import CrossKV, PagedKV
-from triolet.models.resources import ResourceStack
-from triolet.models.whisper import WhisperModel
+from triolet.models.memory.kv import CrossKV, PagedKV
+from triolet.models.memory.resources import ResourceStack
+from triolet.models.networks.whisper import WhisperModel
 
 
 def bytes_follow_freeing(driver, audio) -> bool:

@@ -12,8 +12,8 @@ import torch
 from triolet.core.config import Speculation
 from triolet.core.plan import EncodeJob
 from triolet.models.executor import TorchExecutor
-from triolet.models.outputs import EncoderOutputs
-from triolet.models.resources import ResourceStack
+from triolet.models.memory.encoder_outputs import EncoderOutputs
+from triolet.models.memory.resources import ResourceStack
 from triolet.testing.families import make_checkpoint
 
 from .media import PLACEHOLDERS, picture
@@ -49,8 +49,8 @@ def settings(folders, kind):
     if kind == "pipeline":
         return {"device": "auto", "devices": ("cpu", "cpu")}
     graphs = {"graphs": "eager"} if kind in {"draft", "graphs", "images"} else {}
-    guesses = {"speculation": Speculation(draft=str(folders["a draft"]))} if kind == "draft" else {}
-    return {**graphs, **guesses}
+    proposed = {"speculation": Speculation(draft=str(folders["a draft"]))} if kind == "draft" else {}
+    return {**graphs, **proposed}
 
 
 def work(driver):
@@ -63,7 +63,7 @@ def work(driver):
         executor.encode(tuple(map(job, items.values())))
     pooling = description.default_pooling
     jobs = [
-        TextJob(prompt=prompt, pooling=pooling, placements=tuple(item.placement for item in items), max_tokens=4)
+        TextJob(prompt=prompt, pooling=pooling, placeholders=tuple(item.placeholder for item in items), max_tokens=4)
         for prompt, items in prompts
     ]
     TextDriver(executor, description).run(*jobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.models.lookup import Lookup
+from triolet.models.sampling.lookup import Lookup
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
@@ -24,14 +24,14 @@ def test_a_text_that_was_learned_in_pieces_guesses_as_a_search_does(tokens, matc
     lookup = Lookup(match)
     while learned := lookup.learn(tokens, most):
         assert learned <= most
-    assert lookup.guess(tokens, count) == guess_of(tokens, match, count)
+    assert lookup.propose(tokens, count) == guess_of(tokens, match, count)
 
 
 @given(TOKENS, st.integers(1, 5), st.integers(0, 60))
 def test_until_all_is_learned_guesses_are_of_what_is(tokens, match, known):
     lookup = Lookup(match)
     lookup.learn(tokens, known)
-    guess = lookup.guess(tokens, 3)
+    guess = lookup.propose(tokens, 3)
     assert not guess or any(
         tuple(tokens[end : end + 3]) == guess and tokens[end - 1] == tokens[-1] for end in range(1, known + 1)
     )

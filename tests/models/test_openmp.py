@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from triolet.models.openmp import prepare_openmp, wait_policy
+from triolet.models.machine.openmp import prepare_openmp, wait_policy
 
 WATCHED = """
 import os, sys

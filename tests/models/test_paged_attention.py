@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from triolet.core.plan import Chunk
-from triolet.models import paged as module
-from triolet.models.attention import PAGED, check_request, register
-from triolet.models.kv import PagedKV
-from triolet.models.paged import PagedLayout, PagedStep
+from triolet.models.attention.layers import PAGED, check_request, register
+from triolet.models.attention.layers import paged as module
+from triolet.models.attention.paged import PagedLayout, PagedStep
+from triolet.models.memory.kv import PagedKV
 
 HEAD = 8
 
@@ -92,7 +92,7 @@ class Sequences:
         while len(pages) * self.paged.page_size < start + length:
             pages.append(self.free.pop())
         return Chunk(
-            sequence_id=sequence, start=start, length=length, block_table=tuple(pages), cross_slot=None, samples=False
+            sequence_id=sequence, start=start, length=length, page_table=tuple(pages), cross_slot=None, samples=False
         )
 
 

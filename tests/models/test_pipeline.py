@@ -19,15 +19,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, DeviceOutOfMemory, InvalidRequest, UnsupportedModel
 from triolet.core.plan import DeviceMemory
-from triolet.models import blueprint as blueprint_module
-from triolet.models import pipeline as module
-from triolet.models.causal import CausalNetwork
+from triolet.models.attention.paged import PagedLayout
+from triolet.models.blueprints import read as blueprint_module
+from triolet.models.blueprints.trial import _feed, _Nothing, _record
 from triolet.models.executor import TorchExecutor
-from triolet.models.network import Feed
-from triolet.models.paged import PagedLayout
-from triolet.models.pipeline import Buffers, Pipeline, Places, StagedKV, cut
-from triolet.models.resources import ResourceStack
-from triolet.models.trial import _feed, _Nothing, _record
+from triolet.models.launch import pipeline as module
+from triolet.models.launch.pipeline import Buffers, Pipeline, Places, StagedKV, cut
+from triolet.models.memory.resources import ResourceStack
+from triolet.models.networks.causal import CausalNetwork
+from triolet.models.networks.network import Feed
 from triolet.testing.families import make_checkpoint
 
 from .test_causal import first_step, payload_jobs
@@ -130,8 +130,8 @@ def test_images_and_audio_are_read_on_the_first_device(open_driver, opened, name
     prompt, items = f"See {checkpoint.placeholder} here", checkpoint.items(1)
     prepared = base.description.preparer.prepare(prompt, **{"audio" if "audio" in name else "images": items})
     driver.executor.encode(payload_jobs(prepared.items))
-    placements = tuple(item.placement for item in prepared.items)
-    job = TextJob(prompt=prepared.token_ids, placements=placements, chunk=9, max_tokens=8)
+    placeholders = tuple(item.placeholder for item in prepared.items)
+    job = TextJob(prompt=prepared.token_ids, placeholders=placeholders, chunk=9, max_tokens=8)
     inputs = checkpoint.process(prompt, items)
     inputs.pop("input_ids")
     expected = generate(checkpoint.module, prepared.token_ids, 8, **{"attention_mask": None, **inputs})
@@ -234,16 +234,16 @@ def test_what_a_stage_computes_with_is_on_its_device(start, family, monkeypatch)
             network.start(record)
         feeds = [_feed(record, 0, len(record.tokens)) for record in records]
         feeds = [
-            Feed(part=evolve(feed.part, block_table=tuple(range(6 * index, 6 * index + 12))), record=feed.record)
+            Feed(part=evolve(feed.part, page_table=tuple(range(6 * index, 6 * index + 12))), record=feed.record)
             for index, feed in enumerate(feeds)
         ]
-        feeds = [evolve(feed, part=evolve(feed.part, block_table=tuple(range(12)))) for feed in feeds]
+        feeds = [evolve(feed, part=evolve(feed.part, page_table=tuple(range(12)))) for feed in feeds]
         logits = network.rows(feeds, [(0, 8), (2, 0)], _Nothing())
         assert logits.device == META
         assert logits.shape == (2, driver.description.vocabulary_size)
         assert 0 < sum(moves) <= 8
         later = [_feed(records[1], 20, 20), _feed(records[0], 8, 1)]
-        later = [evolve(feed, part=evolve(feed.part, block_table=tuple(range(12)))) for feed in later]
+        later = [evolve(feed, part=evolve(feed.part, page_table=tuple(range(12)))) for feed in later]
         assert network.rows(later, [(0, 19)], _Nothing()).device == META
     places = driver.executor._blueprints.main._places(driver.executor._open.main.model)
     assert names[f"{places.layers}.0"] == {"cpu"}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from attrs import define, field
 
-from triolet.models.resources import ReleaseReport, ResourceStack, reachable_tensors
+from triolet.models.memory.resources import ReleaseReport, ResourceStack, reachable_tensors
 
 
 @define(eq=False)

@@ -23,15 +23,15 @@ from transformers.generation.logits_process import (
 )
 
 from triolet.core.request import LogitRules, SamplingParams, TimestampRules
-from triolet.models.sampling import (
-    Draw,
+from triolet.models.sampling.logits import (
     RuleMasks,
+    SamplerInput,
     _nucleus,
     apply_rules,
     choose,
-    draw_tokens,
     likeliest,
     sample,
+    sample_tokens,
     uniform,
 )
 
@@ -44,7 +44,7 @@ VOCABULARY = 24
 def draw_of(generated=(), sampling=None, rules=None, vocabulary=VOCABULARY, prompt=()):
     rules, sampling = rules or LogitRules(), sampling or SamplingParams()
     never = RuleMasks(vocabulary, CPU).mask(rules)
-    return Draw(generated=list(generated), sampling=sampling, rules=rules, never=never, prompt=prompt)
+    return SamplerInput(generated=list(generated), sampling=sampling, rules=rules, never=never, prompt=prompt)
 
 
 def warped(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
@@ -218,7 +218,7 @@ def test_the_likeliest_tokens_are_told_after_rules_and_before_the_temperature():
         draw_of(sampling=SamplingParams(logprobs=5), rules=LogitRules(allowed=(4, 6))),
     ]
     ruled = logits.clone()
-    sampled = draw_tokens(ruled, draws, (EOS,))
+    sampled = sample_tokens(ruled, draws, (EOS,))
     assert sampled[1].top == ()
     for row, count in ((0, 3), (2, 2)):
         expected = ruled[row].log_softmax(-1).sort(descending=True)

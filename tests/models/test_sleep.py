@@ -13,11 +13,11 @@ import torch
 from triolet.core.errors import CheckpointError, DeviceOutOfMemory
 from triolet.core.plan import DeviceMemory
 from triolet.core.request import LogitRules, Probe, SamplingParams
-from triolet.models import blueprint
 from triolet.models import executor as module
+from triolet.models.blueprints import read as blueprint
 from triolet.models.executor import TorchExecutor
-from triolet.models.resources import ResourceStack
-from triolet.models.whisper import WhisperModel
+from triolet.models.memory.resources import ResourceStack
+from triolet.models.networks.whisper import WhisperModel
 
 BOTH_WAYS = pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
 

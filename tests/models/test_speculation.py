@@ -43,7 +43,7 @@ def first_step(prompts, *, draft_tokens):
             sequence_id=number,
             start=0,
             length=len(prompt),
-            block_table=(2 * number, 2 * number + 1),
+            page_table=(2 * number, 2 * number + 1),
             cross_slot=None,
             samples=True,
             draft_tokens=draft_tokens,
@@ -54,7 +54,7 @@ def first_step(prompts, *, draft_tokens):
 
 
 def test_a_draft_whose_numbers_break_down_guesses_nothing_and_fails_no_step(open_driver, tmp_path, broken_draft):
-    """One of two prompts has the token that it cannot read; the other's guesses are right, since it is the model."""
+    """One of two prompts has the token that it cannot read; the other's proposed are right, since it is the model."""
     executor = open_driver(tmp_path / "model", speculation=Speculation(tokens=3, draft=broken_draft)).executor
     prompts = ((5, UNREADABLE, 6), (5, 7, 6))
     broken, whole = executor.step(first_step(prompts, draft_tokens=3)).sampled
@@ -64,13 +64,13 @@ def test_a_draft_whose_numbers_break_down_guesses_nothing_and_fails_no_step(open
 
 
 def test_a_step_for_which_nothing_was_guessed_is_recorded_as_any(open_driver, tmp_path):
-    """Where guesses are allowed but none is found, a graph does the same work."""
+    """Where proposed are allowed but none is found, a graph does the same work."""
     folder = make_checkpoint("llama", tmp_path)
     executor = open_driver(folder, speculation=Speculation(tokens=3), graphs="eager").executor
     graphs = executor._open.main.network.graphs
     replayed = graphs.statistics.replayed
     (sampled,) = executor.step(first_step([(5, 6, 7)], draft_tokens=3)).sampled
     assert (graphs.statistics.replayed, sampled.accepted) == (replayed, ())
-    decode = Chunk(sequence_id=0, start=3, length=1, block_table=(0, 1), cross_slot=None, samples=True, draft_tokens=3)
+    decode = Chunk(sequence_id=0, start=3, length=1, page_table=(0, 1), cross_slot=None, samples=True, draft_tokens=3)
     executor.step(StepPlan(step_id=1, epoch=0, started=(), ended=(), cross_writes=(), chunks=(decode,)))
     assert graphs.statistics.replayed == replayed + 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from triolet.core.errors import CheckpointError
-from triolet.models.stored import MappedTensor, fill, open_weights, stored_tensors
+from triolet.models.checkpoints.stored import MappedTensor, fill, open_weights, stored_tensors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
 

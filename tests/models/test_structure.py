@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from triolet.core.request import LogitRules, SamplingParams, Structure
-from triolet.models.sampling import Draw, draw_tokens
-from triolet.models.structure import Grammars, Guide, fault_of
+from triolet.models.sampling.logits import SamplerInput, sample_tokens
+from triolet.models.sampling.structure import Grammars, Guide, fault_of
 
 from .conftest import Ids, make_tokenizer
 
@@ -49,8 +49,10 @@ def random_logits(seed: int, rows: int = 1) -> torch.Tensor:
     return logits
 
 
-def draw_of(generated: list[int], guide: Guide | None, **sampling: object) -> Draw:
-    return Draw(generated=generated, sampling=SamplingParams(**sampling), rules=LogitRules(), never=None, guide=guide)
+def draw_of(generated: list[int], guide: Guide | None, **sampling: object) -> SamplerInput:
+    return SamplerInput(
+        generated=generated, sampling=SamplingParams(**sampling), rules=LogitRules(), never=None, guide=guide
+    )
 
 
 def write(guide: Guide, seed: int, generated: list[int] | None = None) -> list[int]:
@@ -59,7 +61,7 @@ def write(guide: Guide, seed: int, generated: list[int] | None = None) -> list[i
     while not generated or generated[-1] not in {IDS.eos, IDS.previous}:
         assert len(generated) < 200
         draw = draw_of(generated, guide, temperature=1.0, seed=seed)
-        (sampled,) = draw_tokens(random_logits(1000 * seed + len(generated)), [draw], (IDS.eos,))
+        (sampled,) = sample_tokens(random_logits(1000 * seed + len(generated)), [draw], (IDS.eos,))
         assert not sampled.error
         generated.append(sampled.token_id)
     return generated
@@ -78,9 +80,9 @@ def test_whatever_the_logits_are_the_text_follows_the_structure(kind, grammars):
 def test_rows_of_a_batch_follow_their_own_structures_and_the_others_none(grammars):
     guides = [None, grammars.guide(STRUCTURES["json"]), None, grammars.guide(STRUCTURES["regex"])]
     logits = random_logits(1, 4)
-    together = draw_tokens(logits.clone(), [draw_of([], guide) for guide in guides], (IDS.eos,))
+    together = sample_tokens(logits.clone(), [draw_of([], guide) for guide in guides], (IDS.eos,))
     for row, guide in enumerate(guides):
-        assert draw_tokens(logits[row : row + 1].clone(), [draw_of([], guide)], (IDS.eos,)) == [together[row]]
+        assert sample_tokens(logits[row : row + 1].clone(), [draw_of([], guide)], (IDS.eos,)) == [together[row]]
         if guide is None:
             assert together[row].token_id == int(logits[row].argmax())
     assert chr(together[1].token_id) == "{"
@@ -156,7 +158,7 @@ def test_a_structure_that_cannot_be_followed_is_told_with_the_reason(structure, 
     assert message in fault_of(structure)
     guide = grammars.guide(structure)
     assert message in guide.error
-    assert draw_tokens(random_logits(1), [draw_of([], guide)], (IDS.eos,))[0].token_id == IDS.eos
+    assert sample_tokens(random_logits(1), [draw_of([], guide)], (IDS.eos,))[0].token_id == IDS.eos
 
 
 @pytest.mark.parametrize("kind", STRUCTURES)
@@ -172,7 +174,7 @@ def test_a_structure_that_fails_is_the_fault_of_its_row_alone(grammars):
     logits = random_logits(2, 4)
     logits[2, ord("a")] = -torch.inf
     expected = int(logits[3].argmax())
-    sampled = draw_tokens(logits, [draw_of([], guide) for guide in (bad, lost, stuck, None)], (IDS.eos,))
+    sampled = sample_tokens(logits, [draw_of([], guide) for guide in (bad, lost, stuck, None)], (IDS.eos,))
     assert [
         "no such token" in sampled[0].error,
         "none of its" in sampled[1].error,
@@ -187,10 +189,10 @@ def test_a_wrong_guess_that_leads_nowhere_harms_nobody(grammars):
     guide = grammars.guide(Structure.choice(["ab", "cd"]))
     logits = random_logits(3, 2)
     logits[0, ord("a")], logits[1, ord("d")] = 50.0, -torch.inf
-    first, behind = draw_tokens(logits, [draw_of([], guide), draw_of([ord("c")], guide)], (IDS.eos,))
+    first, behind = sample_tokens(logits, [draw_of([], guide), draw_of([ord("c")], guide)], (IDS.eos,))
     assert (first.token_id, first.error) == (ord("a"), "")
     assert "leaves no token" in behind.error
-    (sampled,) = draw_tokens(random_logits(4), [draw_of([ord("a")], guide)], (IDS.eos,))
+    (sampled,) = sample_tokens(random_logits(4), [draw_of([ord("a")], guide)], (IDS.eos,))
     assert (sampled.token_id, sampled.error) == (ord("b"), "")
 
 
@@ -198,7 +200,7 @@ def test_a_structure_for_a_checkpoint_without_an_end_of_text_is_told():
     """To its request: the others of the step draw as ever."""
     guide = Grammars(make_tokenizer(), IDS.vocabulary, ()).guide(STRUCTURES["regex"])
     assert "names none" in guide.error
-    failed, sampled = draw_tokens(random_logits(1, 2), [draw_of([], guide), draw_of([], None)], ())
+    failed, sampled = sample_tokens(random_logits(1, 2), [draw_of([], guide), draw_of([], None)], ())
     assert failed.error == guide.error
     assert sampled.token_id == random_logits(1, 2)[1].argmax()
 
@@ -206,7 +208,7 @@ def test_a_structure_for_a_checkpoint_without_an_end_of_text_is_told():
 def test_logits_that_broke_down_are_not_blamed_on_the_structure(grammars):
     logits = random_logits(2)
     logits[0, ord("{")] = torch.nan
-    (sampled,) = draw_tokens(logits, [draw_of([], grammars.guide(STRUCTURES["json"]))], (IDS.eos,))
+    (sampled,) = sample_tokens(logits, [draw_of([], grammars.guide(STRUCTURES["json"]))], (IDS.eos,))
     assert sampled.logprob != sampled.logprob
     assert not sampled.error
 

@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from triolet.core.model import ModelDescription
 from triolet.core.plan import Chunk, SampledToken, SequenceStart, StepPlan
-from triolet.core.request import LogitRules, Placement, Pooling, Probe, SamplingParams
+from triolet.core.request import LogitRules, Placeholder, Pooling, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
 
 WHOLE = 1 << 30
@@ -26,7 +26,7 @@ class TextJob:
     sampling: SamplingParams = field(factory=SamplingParams)
     probe: Probe | None = None
     pooling: Pooling | None = None
-    placements: tuple[Placement, ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
     joins: int = 0  # the step it starts with
     chunk: int = WHOLE  # most tokens of one chunk
     preempted_at: int = 0  # once it has so many tokens it is forgotten and starts again
@@ -113,7 +113,7 @@ class TextDriver:
             sampling=job.sampling,
             rules=LogitRules(),
             probe=job.probe,
-            placements=job.placements,
+            placeholders=job.placeholders,
             pooling=job.pooling,
         )
 
@@ -126,7 +126,7 @@ class TextDriver:
             sequence_id=one.sequence,
             start=one.fed,
             length=length,
-            block_table=tuple(one.pages),
+            page_table=tuple(one.pages),
             cross_slot=None,
             samples=one.fed + length == one.known,
         )

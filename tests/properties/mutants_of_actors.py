@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from triolet.testing.faults import FaultKind
 from triolet.testing.schedule import Batches, run_scheduled
-from triolet.testing.simulation import FaultKind
 
 from ..actors import test_encoder_cache, test_promises
 from ..actors import test_engine_sim as engine_tests
@@ -313,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # a request's way
     Mutant(
         name="a cancelled request keeps the frames of its nursery",
-        function="api.streams:Mailbox.wait_end",
+        function="api.outputs.streams:Mailbox.wait_end",
         fragment="        cancelled.__traceback__ = None",
         mistake="        pass",
         killer=engine_test(

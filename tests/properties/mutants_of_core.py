@@ -10,7 +10,7 @@ from .mutants import PAGES, PLANNER, SLOTS, Mutant
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="pages are given back and kept",
-        function="core.sequence:Sequence.rewind",
+        function="core.planning.sequence:Sequence.rewind",
         fragment="    self.pages = ()\n",
         mistake="",
         killer=PLANNER,
@@ -18,7 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the last page is never used",
-        function="core.pages:PageAllocator.try_take",
+        function="core.planning.pages:PageAllocator.try_take",
         fragment="if count > self.free:",
         mistake="if count >= self.free:",
         killer=PAGES,
@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the cross slot used last is taken first",
-        function="core.pages:PageAllocator._pop",
+        function="core.planning.pages:PageAllocator._pop",
         fragment="last=False",
         mistake="last=True",
         killer=test_pages.test_the_least_recently_used_key_loses_its_place,
@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a joined cross slot still counts as idle",
-        function="core.pages:PageAllocator.join",
+        function="core.planning.pages:PageAllocator.join",
         fragment="        self._cached.pop(page, None)\n",
         mistake="",
         killer=SLOTS,
@@ -42,7 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the first user who leaves a cross slot makes it idle",
-        function="core.pages:PageAllocator.give_back",
+        function="core.planning.pages:PageAllocator.give_back",
         fragment="if self._users[page]:",
         mistake="if self._users[page] < 0:",
         killer=SLOTS,
@@ -50,7 +50,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a cross slot whose write failed can be joined",
-        function="core.planner:Planner._doom",
+        function="core.planning.planner:Planner._doom",
         fragment="        self._room.slots.write_failed(write.key, write.slot)\n",
         mistake="        pass\n",
         killer=PLANNER,
@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what a step in flight uses is given back",
-        function="core.planner:Planner._settle",
+        function="core.planning.planner:Planner._settle",
         fragment="sequence.in_flight or ",
         mistake="",
         killer=PLANNER,
@@ -66,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a skipped step's news of ended sequences is lost",
-        function="core.planner:Planner.step_failed",
+        function="core.planning.planner:Planner.step_failed",
         fragment="        self._to_forget.extend(step.plan.ended)  #",
         mistake="        pass  #",
         killer=test_planner.test_the_news_of_an_ended_sequence_survives_a_skipped_step,
@@ -74,7 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the list of ended sequences is never emptied",
-        function="core.planner:Planner._dispatch",
+        function="core.planning.planner:Planner._dispatch",
         fragment="    self._to_forget = []\n",
         mistake="",
         killer=PLANNER,
@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="requests start in a step that had to preempt",
-        function="core.acts:Acts._admit",
+        function="core.planning.acts:Acts._admit",
         fragment="if draft.preempted:",
         mistake="if False:",
         killer=test_planner.test_nobody_starts_in_a_step_that_had_to_preempt,
@@ -90,7 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the oldest request is preempted",
-        function="core.acts:Acts._make_room",
+        function="core.planning.acts:Acts._make_room",
         fragment="self.room.running[-1 - len(draft.preempted)]",
         mistake="self.room.running[len(draft.preempted)]",
         killer=test_planner.test_the_youngest_request_gives_way_where_pages_are_short,
@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a token that was sampled counts as still to come",
-        function="core.planner:Planner._chunk_done",
+        function="core.planning.planner:Planner._chunk_done",
         fragment="    sequence.sampling -= chunk.samples\n",
         mistake="",
         killer=PLANNER,
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the last token does not end the request",
-        function="core.sequence:Sequence.extend",
+        function="core.planning.sequence:Sequence.extend",
         fragment="len(self.tokens) >= self.limit",
         mistake="len(self.tokens) > self.limit",
         killer=PLANNER,
@@ -114,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="one token more than wanted is sampled",
-        function="core.acts:Acts._split",
+        function="core.planning.acts:Acts._split",
         fragment="known >= sequence.limit",
         mistake="known > sequence.limit",
         killer=test_planner.test_nothing_is_fed_beyond_the_last_token_that_is_wanted,
@@ -122,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who starts leaves its cross slot to the next one",
-        function="core.acts:Acts._try_admit",
+        function="core.planning.acts:Acts._try_admit",
         fragment="        draft.slots -= self._slots_taken(draft, item)\n",
         mistake="",
         killer=test_planner.test_who_starts_takes_a_cross_slot_that_the_next_one_cannot_have,
@@ -130,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a holder that has released is remembered",
-        function="core.holds:EncoderHolds._forget",
+        function="core.planning.holds:EncoderHolds._forget",
         fragment="    del self._holders[hold.holder]\n",
         mistake="",
         killer=PLANNER,
@@ -138,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="every failed step counts as if its requests were alone in it",
-        function="core.quarantine:Quarantine.step_failed",
+        function="core.planning.quarantine:Quarantine.step_failed",
         fragment="len(request_ids) == 1",
         mistake="1",
         killer=test_planner.test_a_request_that_crashes_every_step_is_found_by_bisection_and_fails_alone,
@@ -146,7 +146,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a good step forgives nothing",
-        function="core.planner:Planner._clear",
+        function="core.planning.planner:Planner._clear",
         fragment="if chunk.samples:",
         mistake="if False:",
         killer=test_planner.test_failures_far_apart_are_forgiven,
@@ -154,7 +154,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="every step after a failed one is skipped",
-        function="core.planner:Planner._step_raised",
+        function="core.planning.planner:Planner._step_raised",
         fragment="    self._epoch += 1\n",
         mistake="",
         killer=PLANNER,
@@ -162,7 +162,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a request goes on from where its failed step would have led",
-        function="core.planner:Planner._doom",
+        function="core.planning.planner:Planner._doom",
         fragment="        self._leave(sequence)\n",
         mistake="        pass\n",
         killer=PLANNER,
@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the token budget is not used up",
-        function="core.draft:StepDraft.add",
+        function="core.planning.draft:StepDraft.add",
         fragment="    self.tokens -= part.length\n",
         mistake="",
         killer=PLANNER,
@@ -178,7 +178,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a replayed request starts where it had been",
-        function="core.sequence:Sequence.rewind",
+        function="core.planning.sequence:Sequence.rewind",
         fragment="self.dispatched = self.fed =",
         mistake="self.fed =",
         killer=PLANNER,
@@ -186,7 +186,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a waiting request does not ask again for what has lost its place",
-        function="core.planner:Planner._move",
+        function="core.planning.planner:Planner._move",
         fragment="        self._acquirer.waits(sequence)\n",
         mistake="        pass\n",
         killer=test_planner.test_who_waits_asks_again_where_its_cross_kv_has_lost_its_place,
@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who finds its cross KV resident keeps its entry",
-        function="core.planner:Planner._take_slot",
+        function="core.planning.planner:Planner._take_slot",
         fragment="        self._acquirer.release(sequence)\n",
         mistake="",
         killer=test_planner.test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once,
@@ -202,7 +202,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="steps that a lost runner will never answer are waited for",
-        function="core.planner:Planner.fail_all",
+        function="core.planning.planner:Planner.fail_all",
         fragment="        sequence.in_flight = 0\n",
         mistake="",
         killer=test_planner.test_a_runner_that_is_gone_leaves_nothing_taken,
@@ -210,7 +210,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="one step too many in flight",
-        function="core.planner:Planner.next_step",
+        function="core.planning.planner:Planner.next_step",
         fragment="len(self._steps) < self.limits",
         mistake="len(self._steps) <= self.limits",
         killer=PLANNER,
@@ -219,7 +219,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # who has what a step may feed
     Mutant(
         name="prompts are read before running decoders have their token",
-        function="core.acts:Acts.draft",
+        function="core.planning.acts:Acts.draft",
         fragment="        self._decode(draft, decoding)\n        self._read_on(draft, reading)\n",
         mistake="        self._read_on(draft, reading)\n        self._decode(draft, decoding)\n",
         killer=test_planner.test_a_running_decoder_is_part_of_every_step_whatever_is_read,
@@ -227,7 +227,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the first prompt that is read has all that a step may feed",
-        function="core.draft:StepDraft.share",
+        function="core.planning.draft:StepDraft.share",
         fragment="max(self.tokens // 2, least) if others else self.tokens",
         mistake="self.tokens",
         killer=test_planner.test_a_short_prompt_behind_a_long_one_is_read_in_the_next_step,
@@ -235,7 +235,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what no other prompt wants of a step is lost",
-        function="core.acts:Acts.draft",
+        function="core.planning.acts:Acts.draft",
         fragment="        self._fill_up(draft)\n",
         mistake="",
         killer=test_planner.test_a_short_prompt_behind_a_long_one_is_read_in_the_next_step,
@@ -243,7 +243,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="draft tokens are proposed before prompts have their share",
-        function="core.acts:Acts.draft",
+        function="core.planning.acts:Acts.draft",
         fragment="        self._read_on(draft, reading)\n",
         mistake="        self._propose(draft)\n        self._read_on(draft, reading)\n",
         killer=test_planner.test_draft_tokens_take_no_token_that_a_prompt_wants,
@@ -252,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # priority
     Mutant(
         name="nobody gives way to who is more urgent",
-        function="core.acts:Acts._give_way",
+        function="core.planning.acts:Acts._give_way",
         fragment="if urgent is None or",
         mistake="if True or",
         killer=test_planner.test_an_urgent_request_has_the_place_of_a_less_urgent_one_which_keeps_its_tokens,
@@ -260,7 +260,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who gives way loses its tokens",
-        function="core.sequence:Sequence.rewind",
+        function="core.planning.sequence:Sequence.rewind",
         fragment="    self.pages = ()\n",
         mistake="    self.pages = ()\n    del self.tokens[len(self.request.prompt_token_ids) :]\n",
         killer=test_planner.test_an_urgent_request_has_the_place_of_a_less_urgent_one_which_keeps_its_tokens,
@@ -268,7 +268,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an urgent request takes the room of others where there is enough",
-        function="core.acts:Acts._give_way",
+        function="core.planning.acts:Acts._give_way",
         fragment="trial = evolve(draft, growth={}, preempted={})",
         mistake="trial = evolve(draft, growth={}, preempted={running[-1]: None})",
         killer=test_planner.test_nobody_gives_way_where_there_is_room,
@@ -276,7 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="somebody gives way to an equal that came before",
-        function="core.acts:_yields",
+        function="core.planning.acts:_yields",
         fragment="running.request.priority > urgent",
         mistake="running.request.priority >= urgent",
         killer=test_planner.test_nobody_gives_way_to_an_equal_that_came_before,
@@ -284,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="those who are less urgent give way also where all of them have too little",
-        function="core.acts:Acts._give_way",
+        function="core.planning.acts:Acts._give_way",
         fragment="        if victim is None or not _yields(victim, urgent):\n            return\n",
         mistake="        if victim is None or not _yields(victim, urgent):\n            break\n",
         killer=test_planner.test_nobody_gives_way_in_vain,
@@ -292,7 +292,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who has waited for long gives way to who has overtaken it",
-        function="core.acts:_yields",
+        function="core.planning.acts:_yields",
         fragment=" and running.key > urgent.key",
         mistake="",
         killer=test_planner.test_nobody_is_overtaken_by_more_than_1024_later_ones_for_each_level_of_priority,
@@ -300,7 +300,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a less urgent request is overtaken without end",
-        function="core.sequence:Sequence.of",
+        function="core.planning.sequence:Sequence.of",
         fragment="order_of(request.priority, arrival)",
         mistake="request.priority << 40",
         killer=test_planner.test_nobody_is_overtaken_by_more_than_1024_later_ones_for_each_level_of_priority,
@@ -309,7 +309,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # room
     Mutant(
         name="a request starts with pages for its first chunk only",
-        function="core.acts:Acts._try_admit",
+        function="core.planning.acts:Acts._try_admit",
         fragment="self.room.pages_for(len(sequence.tokens)) - len(cached)",
         mistake="self.room.pages_for(start + length) - len(cached)",
         killer=PLANNER,
@@ -317,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a newcomer starts where those who run will need the pages",
-        function="core.acts:Acts._fits",
+        function="core.planning.acts:Acts._fits",
         fragment="needed + self._growth(sequence, tokens) + self._growth_beside(draft, tokens) <= draft.pages",
         mistake="needed <= draft.pages",
         killer=test_planner.test_a_newcomer_is_not_started_where_those_who_run_will_need_the_pages,
@@ -325,7 +325,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a start that found no room is tried again with every step",
-        function="core.room:Room.is_blocked",
+        function="core.planning.room:Room.is_blocked",
         fragment="return self._blocked == (sequence.request.id, self._came)",
         mistake="return False",
         killer=test_planner.test_a_start_that_found_no_room_is_not_tried_again_before_room_comes,
@@ -333,7 +333,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a start that found no room is not tried again when room has come",
-        function="core.room:Room.give_back",
+        function="core.planning.room:Room.give_back",
         fragment="    self._came += 1\n",
         mistake="",
         killer=PLANNER,
@@ -341,7 +341,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="whoever waits acquires, however far behind",
-        function="core.acquirer:Acquirer.acquire_next",
+        function="core.planning.acquirer:Acquirer.acquire_next",
         fragment="len(self._ahead) >= self.limits.acquire_ahead",
         mistake="False",
         killer=test_planner.test_only_the_head_of_the_queue_acquires,
@@ -349,7 +349,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="more is acquired than fits the encoder cache",
-        function="core.holds:EncoderHolds.fits",
+        function="core.planning.holds:EncoderHolds.fits",
         fragment="<= self.capacity",
         mistake="<= 2 * self.capacity",
         killer=PLANNER,
@@ -357,7 +357,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an output of two users gives its room back with the first",
-        function="core.holds:EncoderHolds._forget",
+        function="core.planning.holds:EncoderHolds._forget",
         fragment="    if not self._users[key]:\n        del self._users[key]\n        self._taken -= hold.item.size\n",
         mistake="    self._taken -= hold.item.size\n    if not self._users[key]:\n        del self._users[key]\n",
         killer=PLANNER,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from triolet.testing.simulation import FaultKind
+from triolet.testing.faults import FaultKind
 
 from ..actors import test_recovery as recovery_tests
 from ..actors import test_several_faults as several_faults
 from ..actors import test_sharing_the_device as share_tests
 from ..actors import test_sleep as sleep_tests
-from . import test_evidence, test_planner, test_recovery
+from . import test_planner, test_quarantine, test_recovery
 from .mutants import Mutant, engine_test, machine, simulation, swept
-from .test_power import RestMachine
+from .test_power import PowerMachine
 
 MUTANTS: tuple[Mutant, ...] = (
     # sleep
@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.power:PowerState.work_came",
         fragment="if not self._ordered:",
         mistake="if True:",
-        killer=machine(RestMachine),
+        killer=machine(PowerMachine),
         reason=("ends no sleep", "the_last_wish_counts"),
     ),
     Mutant(
@@ -27,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.power:PowerState.slept",
         fragment="self.power = Power.ASLEEP",
         mistake="self.power, self._wants_sleep = Power.ASLEEP, True",
-        killer=machine(RestMachine),
+        killer=machine(PowerMachine),
         reason=("the_last_wish_counts", "AssertionError"),
     ),
     Mutant(
@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.power:PowerState.wake_failed",
         fragment="    self._wants_sleep = True\n",
         mistake="",
-        killer=machine(RestMachine),
+        killer=machine(PowerMachine),
         reason="tries again at once",
     ),
     Mutant(
@@ -137,7 +137,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="only the most suspicious are tried",
-        function="core.quarantine:Quarantine.turns",
+        function="core.planning.quarantine:Quarantine.turns",
         fragment="        yield frozenset(group[half:])\n",
         mistake="        yield frozenset(group[half:])\n        return\n",
         killer=test_planner.test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it,
@@ -155,23 +155,23 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a failure that was survived is forgotten",
-        function="core.quarantine:Evidence.cleared",
+        function="core.planning.quarantine:StepHistory.cleared",
         fragment="accused.discard(request_id)",
         mistake="pass",
-        killer=test_evidence.test_a_failure_that_the_request_survives_counts_as_chance,
+        killer=test_quarantine.test_a_failure_that_the_request_survives_counts_as_chance,
         reason="AssertionError",
     ),
     Mutant(
         name="a poisonous request excuses the next one",
-        function="core.quarantine:Quarantine.poison",
-        fragment="    self._evidence.blamed(request_id)\n",
+        function="core.planning.quarantine:Quarantine.poison",
+        fragment="    self._history.condemned(request_id)\n",
         mistake="",
         killer=test_recovery.test_two_poisonous_requests_in_turn_are_both_found_soon,
         reason="crashes",
     ),
     Mutant(
         name="a request holds its place until somebody reads its end",
-        function="api.streams:Mailbox.end",
+        function="api.outputs.streams:Mailbox.end",
         fragment="    self._on_end()\n",
         mistake="",
         killer=engine_test(several_faults.test_a_request_that_has_ended_holds_no_place_though_nobody_reads_it),
@@ -228,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="after the runner's crash requests hear that the engine was closed",
-        function="core.planner:_one_more",
+        function="core.planning.planner:_one_more",
         fragment="failure = RunnerCrashed(str(error))",
         mistake="from .errors import EngineClosed; failure = EngineClosed(str(error))",
         killer=swept("drain", FaultKind.DEVICE_LOST),
@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who comes after a suspect takes the room that it waits for",
-        function="core.acts:Acts.draft",
+        function="core.planning.acts:Acts.draft",
         fragment="        blocked = draft.blocked\n",
         mistake="        blocked = None\n",
         killer=test_recovery.test_nobody_takes_the_room_that_a_suspect_waits_for,
@@ -244,7 +244,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an output that comes after the end of its request is told",
-        function="core.holds:EncoderHolds.ready",
+        function="core.planning.holds:EncoderHolds.ready",
         fragment="if hold.sequence.ended or not",
         mistake="if not",
         killer=simulation("text between images"),

@@ -12,7 +12,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # keys
     Mutant(
         name="pages are found whatever tokens they hold",
-        function="core.prefix:page_key",
+        function="core.planning.prefix:page_key",
         fragment='array("q", token_ids).tobytes()',
         mistake='b""',
         killer=KEYS,
@@ -20,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="pages are found whatever image lies in them",
-        function="core.prefix:page_key",
+        function="core.planning.prefix:page_key",
         fragment='(repr(marks).encode() if marks else b"")',
         mistake='b""',
         killer=KEYS,
@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="pages are found whatever comes before them",
-        function="core.prefix:page_key",
+        function="core.planning.prefix:page_key",
         fragment="_digest(parent, array",
         mistake='_digest(b"", array',
         killer=KEYS,
@@ -36,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="pages are found wherever in them an image lies",
-        function="core.prefix:_marks",
+        function="core.planning.prefix:_marks",
         fragment="first - start, last - start, before",
         mistake="0, last - first, before",
         killer=KEYS,
@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="pages are found whichever part of an image lies in them",
-        function="core.prefix:_marks",
+        function="core.planning.prefix:_marks",
         fragment="last - start, before",
         mistake="last - start, 0",
         killer=KEYS,
@@ -52,15 +52,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="pages are found whichever image it is",
-        function="core.prefix:_marks",
-        fragment="(placement.key, ",
+        function="core.planning.prefix:_marks",
+        fragment="(placeholder.key, ",
         mistake='("", ',
         killer=KEYS,
         reason="one key for two contents",
     ),
     Mutant(
         name="pages of other weights are found",
-        function="core.prefix:root_key",
+        function="core.planning.prefix:root_key",
         fragment="(identity, cross_key)",
         mistake="(cross_key,)",
         killer=KEYS,
@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="pages of other audio are found",
-        function="core.prefix:root_key",
+        function="core.planning.prefix:root_key",
         fragment="(identity, cross_key)",
         mistake="(identity,)",
         killer=KEYS,
@@ -76,8 +76,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="where an image lies counts from the prompt's beginning",
-        function="core.prefix:PageKeys._compute_next",
-        fragment="start, placements))",
+        function="core.planning.prefix:PageKeys._compute_next",
+        fragment="start, placeholders))",
         mistake="start, ()))",
         killer=KEYS,
         reason="one key for two contents",
@@ -85,7 +85,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # pages
     Mutant(
         name="a content is listed twice",
-        function="core.pages:PageAllocator.list_as",
+        function="core.planning.pages:PageAllocator.list_as",
         fragment="if key not in self._listed and page not in self._keys:",
         mistake="if page not in self._keys:",
         killer=PAGES,
@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the first user who gives a page back frees it",
-        function="core.pages:PageAllocator.give_back",
+        function="core.planning.pages:PageAllocator.give_back",
         fragment="if self._users[page]:",
         mistake="if self._users[page] < 0:",
         killer=PAGES,
@@ -101,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a cached page that is joined can still be taken",
-        function="core.pages:PageAllocator.join",
+        function="core.planning.pages:PageAllocator.join",
         fragment="        self._cached.pop(page, None)\n",
         mistake="",
         killer=PAGES,
@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a page that is joined has no more users than before",
-        function="core.pages:PageAllocator.join",
+        function="core.planning.pages:PageAllocator.join",
         fragment="self._users.get(page, 0) + 1",
         mistake="1",
         killer=PAGES,
@@ -117,7 +117,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the page that was cached last is evicted first",
-        function="core.pages:PageAllocator._pop",
+        function="core.planning.pages:PageAllocator._pop",
         fragment="last=False",
         mistake="last=True",
         killer=PAGES,
@@ -125,7 +125,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the beginning of a text loses its place before its end",
-        function="core.pages:PageAllocator.give_back",
+        function="core.planning.pages:PageAllocator.give_back",
         fragment="reversed(pages)",
         mistake="pages",
         killer=PAGES,
@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what was evicted is still found",
-        function="core.pages:PageAllocator._pop",
+        function="core.planning.pages:PageAllocator._pop",
         fragment="del self._listed[self._keys.pop(page)]",
         mistake="self._keys.pop(page)",
         killer=PAGES,
@@ -141,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="cached pages are evicted while others are free",
-        function="core.pages:PageAllocator._pop",
+        function="core.planning.pages:PageAllocator._pop",
         fragment="if self._free:",
         mistake="if self._free and not self._cached:",
         killer=PAGES,
@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="pages behind one that is gone are found",
-        function="core.pages:PageAllocator.find",
+        function="core.planning.pages:PageAllocator.find",
         fragment="takewhile(",
         mistake="filter(",
         killer=PAGES,
@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="pages whose content is lost are lost themselves",
-        function="core.pages:PageAllocator.forget_contents",
+        function="core.planning.pages:PageAllocator.forget_contents",
         fragment="    self._free.extend(reversed(self._cached))\n",
         mistake="",
         killer=PAGES,
@@ -166,7 +166,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # what is found
     Mutant(
         name="a restart forgets nothing of what was in the pages",
-        function="core.room:Room.generation_lost",
+        function="core.planning.room:Room.generation_lost",
         fragment="    self.pages.forget_contents()\n",
         mistake="",
         killer=test_planner.test_nothing_is_found_of_what_was_in_the_pages_before_a_restart,
@@ -174,7 +174,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a page is listed when its step is planned",
-        function="core.planner:Planner._chunk",
+        function="core.planning.planner:Planner._chunk",
         fragment="    sequence.dispatched = part.start + part.length\n",
         mistake=(
             "    sequence.dispatched = part.start + part.length\n"
@@ -187,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a page is listed though its step has failed",
-        function="core.planner:Planner._unanswered",
+        function="core.planning.planner:Planner._unanswered",
         fragment="        sequence.sampling -= chunk.samples\n",
         mistake=(
             "        sequence.sampling -= chunk.samples\n"
@@ -200,7 +200,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what was guessed wrong is listed",
-        function="core.planner:Planner._chunk_done",
+        function="core.planning.planner:Planner._chunk_done",
         fragment="sequence.fed = chunk.start + chunk.length + accepted",
         mistake="sequence.fed = chunk.start + chunk.length + chunk.draft_tokens",
         killer=SHARING,
@@ -208,7 +208,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the last token is found in a cached page",
-        function="core.sequence:Sequence.most_cached",
+        function="core.planning.sequence:Sequence.most_cached",
         fragment="len(self.tokens) - 1",
         mistake="len(self.tokens)",
         killer=SHARING,
@@ -216,7 +216,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what a request asks about is found in a cached page",
-        function="core.sequence:Sequence.most_cached",
+        function="core.planning.sequence:Sequence.most_cached",
         fragment="most = min(most, self.request.probe.position)",
         mistake="pass",
         killer=test_planner.test_what_a_request_asks_about_its_prompt_is_never_found_in_pages_that_are_cached,
@@ -224,7 +224,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a mean is taken over what was not found in cached pages",
-        function="core.sequence:Sequence.most_cached",
+        function="core.planning.sequence:Sequence.most_cached",
         fragment='("mean", "cls")',
         mistake="()",
         killer=SHARING,
@@ -232,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="cached pages that one joins who starts are room for the next one",
-        function="core.acts:Acts._try_admit",
+        function="core.planning.acts:Acts._try_admit",
         fragment="    draft.pages -= self._unused(draft, cached)\n",
         mistake="",
         killer=test_planner.test_who_starts_joins_cached_pages_that_the_next_one_cannot_have,
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what lies in cached pages is fed again",
-        function="core.acts:Acts._try_admit",
+        function="core.planning.acts:Acts._try_admit",
         fragment="draft.add(Part(sequence, start, length",
         mistake="draft.add(Part(sequence, 0, length",
         killer=SHARING,
@@ -249,7 +249,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # placed items
     Mutant(
         name="a request asks for more images than fit together",
-        function="core.holds:EncoderHolds.group",
+        function="core.planning.holds:EncoderHolds.group",
         fragment="if chosen and left < 0:",
         mistake="if chosen and left < -(1 << 40):",
         killer=SHARING,
@@ -257,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a request asks for images while it holds others",
-        function="core.holds:EncoderHolds.release_read",
+        function="core.planning.holds:EncoderHolds.release_read",
         fragment="return not self.keys(sequence) and",
         mistake="return",
         killer=SHARING,
@@ -265,7 +265,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="images that have been read are kept",
-        function="core.holds:EncoderHolds.release_read",
+        function="core.planning.holds:EncoderHolds.release_read",
         fragment="        self._release(sequence, key)\n",
         mistake="        pass\n",
         killer=SHARING,
@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="images are given back when the step that reads them is planned",
-        function="core.planner:Planner._dispatch",
+        function="core.planning.planner:Planner._dispatch",
         fragment="    self._to_forget = []\n",
         mistake=(
             "    self._to_forget = []\n"
@@ -287,15 +287,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an image that comes twice is given back after its first place",
-        function="core.placements:PlacedItems.__attrs_post_init__",
-        fragment="max(placement.stop, self._last_stops.get(placement.key, 0))",
-        mistake="min(placement.stop, self._last_stops.get(placement.key, placement.stop))",
+        function="core.planning.placeholders:PlaceholderItems.__attrs_post_init__",
+        fragment="max(placeholder.stop, self._last_stops.get(placeholder.key, 0))",
+        mistake="min(placeholder.stop, self._last_stops.get(placeholder.key, placeholder.stop))",
         killer=SHARING,
         reason=("[key].holder", "a request never ended", "has a chunk in that very step"),
     ),
     Mutant(
         name="an image is read before it is there",
-        function="core.acts:Acts._wanted",
+        function="core.planning.acts:Acts._wanted",
         fragment="stop if reach is None else min(stop, reach)",
         mistake="stop",
         killer=SHARING,
@@ -303,7 +303,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an image is asked for and not waited for",
-        function="core.holds:EncoderHolds.held",
+        function="core.planning.holds:EncoderHolds.held",
         fragment=" if hold.ready",
         mistake="",
         killer=SHARING,
@@ -311,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="after a restart encoder outputs that are gone count as held",
-        function="core.holds:EncoderHolds.generation_lost",
+        function="core.planning.holds:EncoderHolds.generation_lost",
         fragment="hold.ready = False",
         mistake="pass",
         killer=PLANNER,
@@ -319,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who waits for a place keeps the room that a running one waits for",
-        function="core.acquirer:Acquirer._withdraw_for",
+        function="core.planning.acquirer:Acquirer._withdraw_for",
         fragment="if last is None or",
         mistake="if True or",
         killer=SHARING,
@@ -327,15 +327,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who starts behind cached pages waits with the images that they hold",
-        function="core.acquirer:Acquirer.waits",
-        fragment="    if sequence.placed:\n        self.release(sequence)\n",
+        function="core.planning.acquirer:Acquirer.waits",
+        fragment="    if sequence.placeholders:\n        self.release(sequence)\n",
         mistake="",
         killer=LOST,
         reason="it asks for what they held",
     ),
     Mutant(
         name="a running request keeps images that it needs only behind others",
-        function="core.holds:EncoderHolds.release_read",
+        function="core.planning.holds:EncoderHolds.release_read",
         fragment="        self.release_all(sequence)\n",
         mistake="        pass\n",
         killer=SHARING,
@@ -343,8 +343,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a request that is waiting for its images again changes its mind",
-        function="core.planner:Planner._move",
-        fragment="        sequence.shuns_cache = bool(sequence.placed and self._holds.keys(sequence))\n",
+        function="core.planning.planner:Planner._move",
+        fragment="        sequence.shuns_cache = bool(sequence.placeholders and self._holds.keys(sequence))\n",
         mistake="",
         killer=LOST,
         reason="it starts without them",
@@ -352,7 +352,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # guesses
     Mutant(
         name="guesses go beyond the last token that is wanted",
-        function="core.acts:Acts._propose",
+        function="core.planning.acts:Acts._propose",
         fragment="sequence.left - 1",
         mistake="sequence.left",
         killer=PLANNER,
@@ -360,7 +360,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="guesses do not count as tokens of the step",
-        function="core.acts:Acts._propose",
+        function="core.planning.acts:Acts._propose",
         fragment="        draft.tokens -= part.draft_tokens\n",
         mistake="",
         killer=PLANNER,
@@ -368,7 +368,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="somebody gives way to a guess",
-        function="core.acts:Acts._propose",
+        function="core.planning.acts:Acts._propose",
         fragment="        pages = min(max(0, self.room.pages_for(part.stop + most) - had), draft.pages)\n",
         mistake=(
             "        pages = max(0, self.room.pages_for(part.stop + most) - had)\n"
@@ -382,7 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="guesses are written behind the last page",
-        function="core.acts:Acts._propose",
+        function="core.planning.acts:Acts._propose",
         fragment="min(most, (had + pages) * self.limits.page_size - part.stop)",
         mistake="most",
         killer=test_planner.test_guesses_cost_nobody_a_page_that_is_in_use,
@@ -390,7 +390,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="accepted tokens are fed again",
-        function="core.planner:Planner._chunk_done",
+        function="core.planning.planner:Planner._chunk_done",
         fragment="        sequence.dispatched += accepted\n",
         mistake="",
         killer=PLANNER,
@@ -398,7 +398,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a step is planned behind guesses of which nobody knows how many are right",
-        function="core.acts:Acts._split",
+        function="core.planning.acts:Acts._split",
         fragment=" or sequence.drafting",
         mistake="",
         killer=SHARING,
@@ -406,7 +406,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="tokens behind the last one are committed",
-        function="core.planner:Planner._commit_tokens",
+        function="core.planning.planner:Planner._commit_tokens",
         fragment="given[: len(sequence.tokens) - before]",
         mistake="given",
         killer=PLANNER,
@@ -415,7 +415,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # whole prompts
     Mutant(
         name="a whole prompt is started in a step that has no room for it",
-        function="core.acts:Acts._first_share",
+        function="core.planning.acts:Acts._first_share",
         fragment="wanted if wanted <= draft.tokens or not draft.parts else 0",
         mistake="wanted",
         killer=WHOLE_PROMPTS,
@@ -423,7 +423,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a whole prompt is cut",
-        function="core.acts:Acts._first_share",
+        function="core.planning.acts:Acts._first_share",
         fragment="wanted if wanted <= draft.tokens or not draft.parts else 0",
         mistake="min(wanted, draft.tokens)",
         killer=WHOLE_PROMPTS,
@@ -431,7 +431,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a whole prompt holds pages",
-        function="core.room:Room.pages_for",
+        function="core.planning.room:Room.pages_for",
         fragment="0 if self.limits.whole_prompts else ",
         mistake="",
         killer=WHOLE_PROMPTS,
@@ -439,7 +439,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a whole prompt counts as many steps",
-        function="core.planner:Planner._suspect",
+        function="core.planning.planner:Planner._suspect",
         fragment="1 if self.limits.whole_prompts else ",
         mistake="",
         killer=test_planner.test_a_whole_prompt_that_crashes_is_found_as_soon_where_steps_had_to_shrink,
@@ -447,7 +447,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a whole prompt that is too large is tried again for ever",
-        function="core.planner:Planner._divisible",
+        function="core.planning.planner:Planner._divisible",
         fragment="len(step.sequences) > 1 if self.limits.whole_prompts else ",
         mistake="",
         killer=test_planner.test_a_whole_prompt_that_is_too_large_for_the_memory_fails,

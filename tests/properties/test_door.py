@@ -12,7 +12,7 @@ from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.api.door import Door
+from triolet.api.hosts.door import Door
 from triolet.core.errors import InvalidRequest, Overloaded
 from triolet.core.order import ARRIVALS_PER_PRIORITY, MOST_PRIORITY, check_priority, order_of
 

@@ -23,7 +23,8 @@ from attrs import define, field, frozen
 from hypothesis import settings
 
 from triolet.core.batch_size import BatchSize
-from triolet.core.ledger import Decisions, EncoderLedger, State
+from triolet.core.ledger import Decisions, EncoderLedger
+from triolet.core.ledger_table import State
 
 DEPTH = 12
 SHALLOW = 8

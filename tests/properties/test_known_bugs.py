@@ -158,7 +158,7 @@ def test_e3_an_abort_that_does_not_release_the_entry():
     given its entry and has not read it.
     """
     in_its_books_alone = (
-        "core.acquirer:Acquirer.release",
+        "core.planning.acquirer:Acquirer.release",
         "        self.holds.release_all(sequence)\n",
         "        told = len(self.holds.actions)\n"
         "        self.holds.release_all(sequence)\n"
@@ -177,12 +177,12 @@ def test_e4_requests_that_wait_hold_the_entries_that_others_need():
     waits for that room while the other waits for its turn.
     """
     in_line = (
-        "core.acts:Acts._admit",
+        "core.planning.acts:Acts._admit",
         "if draft.preempted:",
         "waiting = [sequence for sequence in self.sequences.values() if sequence.phase is Phase.WAITING]\n"
         "    if draft.preempted or min(waiting, key=_IN_ORDER, default=None) not in self.acquirer.ready:",
     )
-    nobody_withdraws = ("core.acquirer:Acquirer._withdraw_for", "if last is None or", "if True or")
+    nobody_withdraws = ("core.planning.acquirer:Acquirer._withdraw_for", "if last is None or", "if True or")
     assert_caught(PLANNER, "a request never ended", in_line, nobody_withdraws)
     shortest = planner(submit("a", priority=1), encodes, submit("b", priority=0))
     assert_caught(shortest, "a request never ended", in_line, nobody_withdraws)
@@ -194,7 +194,7 @@ def test_e5_an_entry_given_back_before_the_step_that_reads_it_has_run():
     Caught by "free follows completion": ``simulate(SCENARIOS["plain"])``.
     """
     at_planning = (
-        "core.planner:Planner._dispatch",
+        "core.planning.planner:Planner._dispatch",
         "    self._to_forget = []\n",
         "    self._to_forget = []\n    for sequence in written:\n        self._acquirer.release(sequence)\n",
     )
@@ -240,7 +240,7 @@ def test_e8_every_decode_step_gives_the_slots_back_again():
     Caught by the slot's own books, "it is not taken": submit; encoded; two steps.
     """
     every_step = (
-        "core.planner:Planner._chunk_done",
+        "core.planning.planner:Planner._chunk_done",
         "    sequence.in_flight -= 1  #",
         "    if sequence.slot is not None:\n"
         "        self._room.slots.give_back((sequence.slot,))\n"
@@ -324,7 +324,7 @@ def test_e12_steps_without_progress():
     Caught by "a request never ended": a budget of 3 tokens, pages of 4 positions; submit.
     """
     rounded_down = (
-        "core.acts:Acts.draft",
+        "core.planning.acts:Acts.draft",
         "tokens=self.step_size.budget",
         "tokens=self.limits.max_step_tokens // self.limits.page_size * self.limits.page_size",
     )
@@ -344,7 +344,7 @@ def test_r1_a_request_that_holds_a_bound_partial_of_itself():
     Caught by "still alive": one request, to its end, the collector off.
     """
     bound_to_itself = (
-        "core.planner:Planner.submit",
+        "core.planning.planner:Planner.submit",
         "    self._sequences[request.id] = sequence\n",
         "    from functools import partial\n"
         "    class Bound(Sequence):\n"
@@ -363,10 +363,10 @@ def test_r2_a_list_for_others_that_is_never_drained():
 
     Caught by "elements kept, round by round": some rounds of requests through one engine.
     """
-    never_drained = ("core.planner:Planner._dispatch", "    self._to_forget = []\n", "")
-    never_alone = ("core.planner:Planner.next_step", "(self._to_forget and not self._steps)", "False")
+    never_drained = ("core.planning.planner:Planner._dispatch", "    self._to_forget = []\n", "")
+    never_alone = ("core.planning.planner:Planner.next_step", "(self._to_forget and not self._steps)", "False")
     listed_still = (
-        "core.planner:Planner.step_failed",
+        "core.planning.planner:Planner.step_failed",
         "self._to_forget.extend(step.plan.ended)",
         "pass",
     )
@@ -384,7 +384,7 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_place():
     Caught by "Overloaded": one is allowed; it is cancelled at once; the next one is not admitted.
     """
     kept_place = (
-        "api.trio_engine:TrioEngine._submitted",
+        "api.hosts.trio_engine:TrioEngine._submitted",
         "Mailbox(self._door.leave, ",
         "Mailbox(lambda: None, ",
     )
@@ -434,8 +434,8 @@ def test_s5_one_exception_in_a_step_ends_every_request_in_it():
     Caught by "PoisonRequest": ten requests share their steps with one that crashes them; nobody else may fail.
     """
     all_condemned = (
-        "core.quarantine:Quarantine.poison",
-        "if crashes < self._evidence.crashes_to_blame(request_id, self.crashes_alone, steps=steps):",
+        "core.planning.quarantine:Quarantine.poison",
+        "if crashes < self._history.crashes_needed(request_id, self.crashes_alone, steps=steps):",
         "if False:",
     )
     killer = engine_test(recovery_tests.test_a_request_that_crashes_its_step_fails_alone)

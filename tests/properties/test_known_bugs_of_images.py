@@ -11,11 +11,11 @@ import weakref
 
 from attrs import evolve
 
-from triolet.core.planner import Planner
+from triolet.core.planning.planner import Planner
 from triolet.core.request import EncoderItem, Request
 from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
 from triolet.testing.clients import SCENARIOS, Client, Scenario
-from triolet.testing.sim import IMAGE, START
+from triolet.testing.sim_model import IMAGE, START
 from triolet.testing.simulation import simulate
 
 from .mutants import SHARING, Killer
@@ -57,7 +57,7 @@ def test_e3_an_abort_that_does_not_release_the_images():
     and where the simulation has no actors: submit p; encoded; abort.
     """
     in_its_books_alone = (
-        "core.acquirer:Acquirer.release",
+        "core.planning.acquirer:Acquirer.release",
         "        self.holds.release_all(sequence)\n",
         "        told = len(self.holds.actions)\n"
         "        self.holds.release_all(sequence)\n"
@@ -77,7 +77,7 @@ def test_e4_a_running_request_waits_for_the_image_that_a_waiting_one_holds():
     asks for q, which waits behind that of the next one, who waits for the place.
     """
     nobody_gives_way = (
-        "core.acquirer:Acquirer._withdraw_for",
+        "core.planning.acquirer:Acquirer._withdraw_for",
         "if last is None or",
         "if True or",
     )
@@ -92,7 +92,7 @@ def test_e5_an_image_given_back_before_the_step_that_reads_it_has_run():
     Caught by "free follows completion": ``simulate(SCENARIOS["images that do not fit together"])``.
     """
     at_planning = (
-        "core.planner:Planner._dispatch",
+        "core.planning.planner:Planner._dispatch",
         "    self._to_forget = []\n",
         "    self._to_forget = []\n    for part in draft.parts:\n        self._acquirer.release(part.sequence)\n",
     )
@@ -105,7 +105,11 @@ def test_e6_a_page_evicted_and_taken_again_that_is_still_found():
 
     Caught by "it is not listed": a prompt with q that fills a page; one that takes all pages; the first again.
     """
-    still_found = ("core.pages:PageAllocator._pop", "del self._listed[self._keys.pop(page)]", "self._keys.pop(page)")
+    still_found = (
+        "core.planning.pages:PageAllocator._pop",
+        "del self._listed[self._keys.pop(page)]",
+        "self._keys.pop(page)",
+    )
     filling = [functools.partial(_serve, times=8)]
     shortest = images(submit("q", before=2, max_tokens=6), *filling, _large, *filling, submit("q", before=2), *filling)
     assert_caught(shortest, "it is not listed", still_found)
@@ -127,11 +131,15 @@ def test_e7_an_image_that_occurs_twice_is_freed_at_its_first_occurrence():
     Caught by "a request never ended": a prompt with p twice, fed in chunks of two tokens.
     """
     at_the_first = (
-        "core.placements:PlacedItems.__attrs_post_init__",
-        "max(placement.stop, self._last_stops.get(placement.key, 0))",
-        "self._last_stops.get(placement.key, placement.stop)",
+        "core.planning.placeholders:PlaceholderItems.__attrs_post_init__",
+        "max(placeholder.stop, self._last_stops.get(placeholder.key, 0))",
+        "self._last_stops.get(placeholder.key, placeholder.stop)",
     )
-    no_more = ("core.placements:PlacedItems.needed", "self.placements[index].stop > start", "index == 0")
+    no_more = (
+        "core.planning.placeholders:PlaceholderItems.needed",
+        "self.placeholders[index].stop > start",
+        "index == 0",
+    )
     shortest = images(submit("p", "p", before=1), budget=2)
     assert_caught(shortest, "a request never ended", at_the_first, no_more)
 
@@ -143,7 +151,7 @@ def test_e8_every_decode_step_gives_the_shared_pages_back_again():
     Caught by "books balance: a page has as many users as sequences have it": submit; encoded; a step.
     """
     every_step = (
-        "core.planner:Planner._chunk_done",
+        "core.planning.planner:Planner._chunk_done",
         "    sequence.in_flight -= 1",
         "    self._room.pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
     )
@@ -187,7 +195,7 @@ def test_e9_a_page_that_was_never_computed_is_found():
     Caught by "a page can be found once answered steps have filled it": submit; encoded; plan.
     """
     at_planning = (
-        "core.planner:Planner._chunk",
+        "core.planning.planner:Planner._chunk",
         "    sequence.sampling += samples\n",
         "    sequence.fed = sequence.dispatched\n"
         "    self._room.list_pages(sequence)\n"
@@ -203,7 +211,7 @@ def test_e11_an_image_larger_than_the_cache_waits_for_ever():
 
     Caught by "a request never ended": submit r, whose size is twice the cache's.
     """
-    not_refused = ("core.planner:Planner.submit", "if largest > self.limits.encoder_cache_bytes:", "if False:")
+    not_refused = ("core.planning.planner:Planner.submit", "if largest > self.limits.encoder_cache_bytes:", "if False:")
     assert_caught(SHARING, "a request never ended", not_refused)
     assert_caught(images(submit("r")), "a request never ended", not_refused)
 
@@ -215,10 +223,10 @@ def test_e12_steps_without_progress():
     Caught by "a request never ended": a budget of one token; submit a token and q, which has three.
     """
     whole_images = (
-        "core.acts:Acts._read_on",
+        "core.planning.acts:Acts._read_on",
         "        if length > 0 and",
         "        first, stop = sequence.dispatched, sequence.dispatched + length\n"
-        "        ends = [p.start - first for p in sequence.placed.placements if p.start < stop < p.stop]\n"
+        "        ends = [p.start - first for p in sequence.placeholders.all if p.start < stop < p.stop]\n"
         "        length = min([length, *ends])\n"
         "        if length > 0 and",
     )
@@ -258,7 +266,7 @@ def test_r1_a_request_with_images_that_holds_a_bound_partial_of_itself():
     Caught by "still alive": one request with an image, to its end, the collector off.
     """
     bound_to_itself = (
-        "core.planner:Planner.submit",
+        "core.planning.planner:Planner.submit",
         "    self._sequences[request.id] = sequence\n",
         "    from functools import partial\n"
         "    class Bound(Sequence):\n"

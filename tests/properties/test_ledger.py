@@ -12,7 +12,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.batch_size import BatchSize
 from triolet.core.errors import EncodeFailed, RequestTooLarge
-from triolet.core.ledger import TRANSITIONS, Change, Decisions, EncoderLedger, State
+from triolet.core.ledger import Decisions, EncoderLedger
+from triolet.core.ledger_table import TRANSITIONS, Change, State
 
 from .machines import Machine
 

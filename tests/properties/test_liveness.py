@@ -9,10 +9,10 @@ from collections import deque
 import pytest
 from attrs import define, field
 
-from triolet.core.actions import Abort, Acquire, Fail, Finish, Release
-from triolet.core.limits import PlannerLimits
 from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.core.planner import Planner
+from triolet.core.planning.actions import Abort, Acquire, Fail, Finish, Release
+from triolet.core.planning.limits import PlannerLimits
+from triolet.core.planning.planner import Planner
 from triolet.core.request import EncoderItem, Request
 
 TURNS = 20_000

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, rule
 
-from triolet.core.pages import CrossSlots, PageAllocator
+from triolet.core.planning.pages import CrossSlots, PageAllocator
 
 from .machines import Machine
 

@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from triolet.core import sequence as sequences
-from triolet.core.actions import Acquire, Commit, Fail, Finish, Release
 from triolet.core.errors import PoisonRequest, RunnerCrashed
-from triolet.core.limits import PlannerLimits
 from triolet.core.order import order_of
 from triolet.core.ordered import Ordered
-from triolet.core.pages import PageAllocator
 from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.core.planner import Planner
+from triolet.core.planning import sequence as sequences
+from triolet.core.planning.actions import Acquire, Commit, Fail, Finish, Release
+from triolet.core.planning.limits import PlannerLimits
+from triolet.core.planning.pages import PageAllocator
+from triolet.core.planning.planner import Planner
 from triolet.core.request import EncoderItem, Pooling, Probe, Request, SamplingParams
-from triolet.testing.sim import SimExecutor, SimModel
+from triolet.testing.sim import SimExecutor
+from triolet.testing.sim_model import SimModel
 
 
 def opened(
@@ -305,7 +306,7 @@ def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back()
     ask_with_images("waits", 1)
     assert grant() == ["q"], "the first image lies in cached pages"
     steps = run(planner, executor)
-    assert max(len(part.block_table) for plan in steps for part in plan.chunks) == 6, "every page was taken"
+    assert max(len(part.page_table) for plan in steps for part in plan.chunks) == 6, "every page was taken"
     assert [ask.item.key for ask in asks(planner) if isinstance(ask, Acquire)] == ["r"], "it asks for what they held"
     ask_with_images("overtakes", 0)
     grant()

@@ -13,7 +13,10 @@ from attrs import evolve
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from triolet.core.actions import (
+from triolet.core.ledger import Decisions, EncoderLedger
+from triolet.core.ledger_table import State
+from triolet.core.plan import Chunk, StepPlan
+from triolet.core.planning.actions import (
     Abort,
     Acquire,
     Action,
@@ -26,13 +29,12 @@ from triolet.core.actions import (
     Start,
     Suspect,
 )
-from triolet.core.ledger import Decisions, EncoderLedger, State
-from triolet.core.limits import PlannerLimits
-from triolet.core.plan import Chunk, StepPlan
-from triolet.core.planner import Planner
+from triolet.core.planning.limits import PlannerLimits
+from triolet.core.planning.planner import Planner
+from triolet.core.planning.sequence import Phase, Sequence
 from triolet.core.request import EncoderItem, Pooling, Probe, Request
-from triolet.core.sequence import Phase, Sequence
-from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens, expected_vector
+from triolet.testing.sim import SimExecutor
+from triolet.testing.sim_model import EOS, SimModel, expected_tokens, expected_vector
 
 from .machines import Machine
 
@@ -391,7 +393,9 @@ class PlannerMachine(Machine):
     def what_has_been_read_is_given_back(self) -> None:
         for sequence in self.planner._sequences.values():
             if sequence.phase is Phase.RUNNING and sequence.placed:
-                needed = {placement.key for placement in sequence.placed.placements if placement.stop > sequence.fed}
+                needed = {
+                    placeholder.key for placeholder in sequence.placed.placeholders if placeholder.stop > sequence.fed
+                }
                 assert self.planner._holds.keys(sequence) <= needed, "an image that has been read is given back"
 
     @invariant()
@@ -415,13 +419,13 @@ class PlannerMachine(Machine):
     def true_tokens(self, request: Request) -> tuple[int, ...]:
         if request.pooling is not None:
             return ()
-        placements = [item.placement for item in request.items if item.placement is not None]
-        key = request.items[0].key if request.items and not placements else None
-        return expected_tokens(request.prompt_token_ids, key, request.max_tokens, self.model, placements)
+        placeholders = [item.placeholder for item in request.items if item.placeholder is not None]
+        key = request.items[0].key if request.items and not placeholders else None
+        return expected_tokens(request.prompt_token_ids, key, request.max_tokens, self.model, placeholders)
 
     def true_vector(self, request: Request) -> tuple[float, ...]:
-        placements = [item.placement for item in request.items if item.placement is not None]
-        return expected_vector(request.prompt_token_ids, None, placements)
+        placeholders = [item.placeholder for item in request.items if item.placeholder is not None]
+        return expected_vector(request.prompt_token_ids, None, placeholders)
 
     def teardown(self) -> None:
         """Nobody starves: once the device works again, every request ends, and everything is given back."""

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from triolet.core.power import Order, Power, PowerState
 
 
-class RestMachine(RuleBasedStateMachine):
+class PowerMachine(RuleBasedStateMachine):
     """The runner answers when it likes; orders never cross."""
 
     def __init__(self) -> None:
@@ -94,4 +94,4 @@ class RestMachine(RuleBasedStateMachine):
             assert self.held is self.power.will_wake
 
 
-TestRest = RestMachine.TestCase
+TestRest = PowerMachine.TestCase

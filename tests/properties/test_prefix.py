@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 from attrs import evolve, frozen
 from hypothesis import example, given
 
-from triolet.core import prefix
-from triolet.core.pages import PageAllocator
-from triolet.core.prefix import PageKeys
-from triolet.core.request import Placement
+from triolet.core.planning import prefix
+from triolet.core.planning.pages import PageAllocator
+from triolet.core.planning.prefix import PageKeys
+from triolet.core.request import Placeholder
 
 PAGE = 2
 
@@ -19,7 +19,7 @@ class Prompt:
     """What the KV of a position depends on: the weights, the audio, the tokens and the items up to there."""
 
     tokens: tuple[int, ...]
-    placements: tuple[Placement, ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
     identity: str = "weights"
     audio: str | None = None
 
@@ -28,14 +28,14 @@ class Prompt:
         return list(self.page_keys().upto(self.tokens, pages))
 
     def page_keys(self) -> PageKeys:
-        return PageKeys(PAGE, self.placements, prefix.root_key(self.identity, self.audio))
+        return PageKeys(PAGE, self.placeholders, prefix.root_key(self.identity, self.audio))
 
     def read(self, stop: int) -> tuple[object, ...]:
         """All that the first ``stop`` positions depend on."""
         rows: dict[int, tuple[str, int]] = {}
-        for placement in self.placements:
-            positions = [position for span in placement.spans for position in range(*span)]
-            rows.update({position: (placement.key, row) for row, position in enumerate(positions)})
+        for placeholder in self.placeholders:
+            positions = [position for span in placeholder.spans for position in range(*span)]
+            rows.update({position: (placeholder.key, row) for row, position in enumerate(positions)})
         return (self.identity, self.audio, self.tokens[:stop], tuple(rows.get(position) for position in range(stop)))
 
 
@@ -43,7 +43,7 @@ class Prompt:
 def prompts(draw: st.DrawFn) -> Prompt:
     """Few tokens and few items, so that two prompts often begin alike: an item is one span, or two that lie apart."""
     tokens: list[int] = []
-    placements = []
+    placeholders = []
     for _ in range(draw(st.integers(0, 3))):
         tokens += draw(st.lists(st.integers(1, 2), max_size=2))
         spans = []
@@ -52,29 +52,29 @@ def prompts(draw: st.DrawFn) -> Prompt:
             tokens += [9] * draw(st.integers(1, 3))
             spans.append((start, len(tokens)))
             tokens.append(1)  # spans that touch would be one
-        placements.append(Placement(key=draw(st.sampled_from("pq")), spans=tuple(spans)))
+        placeholders.append(Placeholder(key=draw(st.sampled_from("pq")), spans=tuple(spans)))
     tokens += draw(st.lists(st.integers(1, 2), max_size=3))
     identity, audio = draw(st.sampled_from(("weights", "weights", "others"))), draw(st.sampled_from((None, None, "a")))
-    return Prompt(tokens=tuple(tokens), placements=tuple(placements), identity=identity, audio=audio)
+    return Prompt(tokens=tuple(tokens), placeholders=tuple(placeholders), identity=identity, audio=audio)
 
 
-def item(*spans: tuple[int, int], key: str = "p") -> tuple[Placement, ...]:
-    return (Placement(key=key, spans=spans),)
+def item(*spans: tuple[int, int], key: str = "p") -> tuple[Placeholder, ...]:
+    return (Placeholder(key=key, spans=spans),)
 
 
-FLAT = Prompt(tokens=(9, 9, 9, 9), placements=item((0, 2)))
-SPLIT = Prompt(tokens=(9, 1, 1, 9, 1, 9), placements=item((0, 1), (3, 4)))
+FLAT = Prompt(tokens=(9, 9, 9, 9), placeholders=item((0, 2)))
+SPLIT = Prompt(tokens=(9, 1, 1, 9, 1, 9), placeholders=item((0, 1), (3, 4)))
 
 
 @given(prompts(), prompts())
 @example(FLAT, evolve(FLAT, tokens=(9, 9, 9, 8)))
-@example(FLAT, evolve(FLAT, placements=()))
-@example(FLAT, evolve(FLAT, placements=item((0, 2), key="q")))
-@example(FLAT, evolve(FLAT, placements=item((1, 3))))
+@example(FLAT, evolve(FLAT, placeholders=()))
+@example(FLAT, evolve(FLAT, placeholders=item((0, 2), key="q")))
+@example(FLAT, evolve(FLAT, placeholders=item((1, 3))))
 @example(FLAT, evolve(FLAT, identity="others"))
 @example(FLAT, evolve(FLAT, audio="a"))
 @example(Prompt(tokens=(1, 1, 5, 5)), Prompt(tokens=(2, 2, 5, 5)))
-@example(SPLIT, evolve(SPLIT, placements=(*item((0, 1), (5, 6)), *item((3, 4)))))
+@example(SPLIT, evolve(SPLIT, placeholders=(*item((0, 1), (5, 6)), *item((3, 4)))))
 def test_equal_keys_mean_equal_prefixes(one: Prompt, other: Prompt):
     for page, (first, second) in enumerate(zip(one.keys(), other.keys(), strict=False), 1):
         equal = one.read(page * PAGE) == other.read(page * PAGE)
@@ -88,7 +88,7 @@ def test_equal_prefixes_have_equal_keys_whatever_comes_behind(prompt: Prompt, be
     longer = evolve(
         prompt,
         tokens=(*prompt.tokens, *behind, 9),
-        placements=(*prompt.placements, *item((start + len(behind), start + len(behind) + 1), key="r")),
+        placeholders=(*prompt.placeholders, *item((start + len(behind), start + len(behind) + 1), key="r")),
     )
     keys = prompt.keys()
     assert longer.keys()[: len(keys)] == keys, "the same beginning has two keys"

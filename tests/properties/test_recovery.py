@@ -8,13 +8,14 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from triolet.core.actions import Commit, Finish, Start
 from triolet.core.ledger import EncoderLedger
-from triolet.core.limits import PlannerLimits
 from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.core.planner import Planner
+from triolet.core.planning.actions import Commit, Finish, Start
+from triolet.core.planning.limits import PlannerLimits
+from triolet.core.planning.planner import Planner
 from triolet.core.request import Request
-from triolet.testing.sim import SimExecutor, SimModel, expected_tokens
+from triolet.testing.sim import SimExecutor
+from triolet.testing.sim_model import SimModel, expected_tokens
 
 
 @given(keys=st.integers(1, 12), bad=st.sets(st.integers(0, 11), max_size=3), budget=st.integers(1, 12))

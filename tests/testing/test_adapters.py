@@ -10,7 +10,7 @@ from triolet.actors.worker import Job
 from triolet.core.errors import InvariantViolation
 from triolet.core.plan import DeviceMemory
 from triolet.models.executor import EncoderOutputs, TorchExecutor
-from triolet.models.whisper import WhisperModel
+from triolet.models.networks.whisper import WhisperModel
 from triolet.testing import live_bytes
 from triolet.testing.adapters import (
     ASLEEP_IS_EMPTY,
@@ -29,7 +29,8 @@ from triolet.testing.adapters import (
     WAKES_AS_OPENED,
     check_model_adapter,
 )
-from triolet.testing.sim import SimExecutor, SimModel
+from triolet.testing.sim import SimExecutor
+from triolet.testing.sim_model import SimModel
 
 from ..models import conftest as tiny  # what the executor's own tests make their tiny checkpoints with
 

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis.errors import FlakyFailure
 
 from triolet.core.errors import InvariantViolation
-from triolet.core.ledger import Decisions, EncoderLedger, Hold, State
+from triolet.core.ledger import Decisions, EncoderLedger, Hold
+from triolet.core.ledger_table import State
 from triolet.core.trace import (
     ALWAYS_FREED,
     BOOKS_BALANCE,
@@ -22,17 +23,8 @@ from triolet.core.trace import (
     NO_USE_BEFORE_READY,
 )
 from triolet.testing import conformance
-from triolet.testing.conformance import (
-    Answer,
-    Ask,
-    Encoded,
-    Free,
-    Release,
-    Workload,
-    check_encoder_cache,
-    play,
-    workloads,
-)
+from triolet.testing.conformance import Answer, check_encoder_cache, play
+from triolet.testing.workloads import Ask, Encoded, Free, Release, Workload, workloads
 
 THOROUGH = settings(max_examples=600)
 BRIEF = settings(max_examples=300, print_blob=False)

@@ -8,7 +8,8 @@ import pytest
 from triolet import EngineConfig, InvalidRequest, SamplingParams
 from triolet.core.model import Kind
 from triolet.testing.clients import Client, true_tokens
-from triolet.testing.sim import IMAGE, START, SimExecutor, SimModel, SimPreparer, sim_engine
+from triolet.testing.sim import SimExecutor, sim_engine
+from triolet.testing.sim_model import IMAGE, START, SimModel, SimPreparer
 
 DECODER = SimModel(kind=Kind.DECODER)
 PROMPT = (START, IMAGE, 5, IMAGE, 6)

@@ -18,11 +18,12 @@ from triolet import RunnerCrashed
 from triolet.actors.supervisor import Supervisor
 from triolet.core.ledger import Decisions, EncoderLedger
 from triolet.core.plan import StepPlan, StepResult
-from triolet.core.planner import Planner
+from triolet.core.planning.planner import Planner
 from triolet.testing.clients import SCENARIOS, Client, Scenario
+from triolet.testing.faults import OCCASIONS, Fault, FaultKind
 from triolet.testing.schedule import Batches, Deadlock, Pct, Uniform
 from triolet.testing.sim import SimExecutor
-from triolet.testing.simulation import OCCASIONS, Fault, FaultKind, simulate
+from triolet.testing.simulation import simulate
 from triolet.testing.sweep import Report, sweep_all, sweep_scenario
 from triolet.testing.trace import InvariantViolation
 

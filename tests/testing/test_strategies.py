@@ -10,11 +10,11 @@ import triolet.testing
 from triolet.testing import conformance, strategies
 from triolet.testing import schedule as schedule_module
 from triolet.testing.clients import Client
-from triolet.testing.conformance import Ask, Workload
 from triolet.testing.schedule import Listed
-from triolet.testing.sim import START
+from triolet.testing.sim_model import START
 from triolet.testing.simulation import simulate
 from triolet.testing.strategies import requests, scenarios, schedules, workloads
+from triolet.testing.workloads import Ask, Workload
 
 
 @given(scenarios(), schedules())

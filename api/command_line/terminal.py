@@ -1,0 +1,218 @@
+"""What the commands share: where they write, how they end, what they read from standard input.
+
+Results go to standard output, errors to standard error. Exit status: see `triolet.api.command_line.main`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
+
+import click
+import trio
+
+from ...core.config import DTYPES, EngineConfig
+from ...core.errors import InvalidRequest, TrioletError
+
+if TYPE_CHECKING:
+    from .watch import View
+
+OpenEngine: TypeAlias = Callable[[str, EngineConfig], AbstractAsyncContextManager[Any]]
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+FAILED, WRONG, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+STDIN = "-"
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+class OutputError(Exception):
+    """Results cannot be written: the disk is full, standard output is closed. Its text says so in one line."""
+
+
+class WrongInput(click.ClickException):
+    """A prompt or a file that cannot be used, found before any model is loaded: one line, status 2."""
+
+    exit_code = WRONG
+
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002  (click's)
+        """On standard error."""
+        complain(self.message)
+
+
+def model_options(command: Command) -> Command:
+    """The options of every command that opens a model."""
+    for option in (
+        click.option("--watch", is_flag=True, help="Show on standard error what the engine does, as it does it."),
+        click.option("--verbose", "-v", is_flag=True, help="The log, and statistics, on standard error."),
+        click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes."),
+        click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights."),
+        click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices."),
+    ):
+        command = option(command)
+    return command
+
+
+def stdout() -> TextIO:
+    """Standard output, which the shell may have closed (``>&-``): before any model is loaded for nothing."""
+    if sys.stdout is None or sys.stdout.closed:
+        raise OutputError("standard output is closed; send it somewhere, such as to a file (> FILE) or to a program")
+    return sys.stdout
+
+
+def write(line: str, out: TextIO, *, end: str = "\n") -> None:
+    """Writes a line, or what ``end`` makes of it, at once.
+
+    Raises:
+        BrokenPipeError: its reader went away.
+        OutputError: it cannot be written for another reason.
+    """
+    try:
+        out.write(line + end)
+        out.flush()
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        raise OutputError(f"the output cannot be written: {error}") from error
+
+
+def stdout_fails() -> bool:
+    """Something is still buffered that cannot be written."""
+    try:
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def discard_stdout() -> None:
+    """What is still buffered must not raise when the interpreter flushes it at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def complain(message: str) -> None:
+    """One line on standard error; where that is gone too, the exit status alone has to tell."""
+    with suppress(OSError, ValueError):
+        click.echo("triolet: " + " ".join(message.split()), err=True)
+
+
+class _LogLines(logging.Handler):
+    """Each record as one line on standard error, after ``clear`` has made room for it."""
+
+    def __init__(self, clear: Callable[[], None]) -> None:
+        super().__init__()
+        self.clear = clear
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.clear()
+        told = record.getMessage()
+        complain(told if record.levelno == logging.INFO else f"{record.levelname.lower()}: {told}")
+
+
+@contextmanager
+def log_lines(clear: Callable[[], None], *, verbose: bool) -> Iterator[None]:
+    """The log of the engine goes to standard error: warnings, or all but what is for debugging."""
+    logger, handler = logging.getLogger("triolet"), _LogLines(clear)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.propagate = False  # nobody else's handler writes into what is drawn
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+def view_of(name: str, *, watch: bool) -> View | None:
+    """What ``--watch`` draws; ``None`` where nobody asked for it, or there is nothing to draw on."""
+    if not watch:
+        return None
+    if sys.stderr is None or sys.stderr.closed or not sys.stderr.isatty():
+        complain("--watch: standard error is no terminal, there is nothing to watch with; going on without")
+        return None
+    from rich.console import Console
+
+    from .watch import View
+
+    return View(Console(stderr=True), f"triolet {name}")
+
+
+def watched(view: View | None, engine: Any) -> AbstractContextManager[None]:
+    """The view shows ``engine``, for the time of the block."""
+    return nullcontext() if view is None else view.of(engine)
+
+
+async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | None = None) -> int:
+    """The status of ``work``, or `INTERRUPTED`. The first ^C cancels it, so that all closes in order; a second one is
+    Python's KeyboardInterrupt again. ``view`` is drawn meanwhile."""
+    interrupted = False
+
+    async def watch(task_status: trio.TaskStatus[None]) -> None:
+        nonlocal interrupted
+        with trio.open_signal_receiver(signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                interrupted = True
+                nursery.cancel_scope.cancel()
+                return
+
+    status = INTERRUPTED
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch)
+        if view is not None:
+            nursery.start_soon(view.run)
+        status = await work()
+        nursery.cancel_scope.cancel()
+    return INTERRUPTED if interrupted else status
+
+
+def is_utf8(out: TextIO) -> bool:
+    """``out`` writes every character as it is. In other encodings what it lacks would be written as Python's escapes,
+    such as \\xe9, which JSON does not know."""
+    return out.encoding is None or codecs.lookup(out.encoding).name == "utf-8"
+
+
+def shown(name: str) -> str:
+    return {STDIN: "standard input", "": "''"}.get(name, name)
+
+
+def at_a_shell(name: str, error: TrioletError) -> str:
+    """What ``error`` means to somebody who types file names and has no arrays or bytes to give."""
+    if not name:
+        return "an empty file name; look at the quotes, and whether the variable between them is set"
+    if not isinstance(error.__cause__, FileNotFoundError):
+        return str(error)
+    if "://" in name:
+        return "no such file; addresses are not fetched: download it first, or pipe it in and give - as its name"
+    return "no such file; check the spelling and the folder (ls shows what is there)"
+
+
+def read_stdin(what: str) -> bytes:
+    """All of standard input, which should be ``what``, by its descriptor: an abandoned read then holds no lock of
+    Python's.
+
+    Raises:
+        InvalidRequest: it is closed, or cannot be read.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        raise InvalidRequest(f"it is closed; pipe {what} in, or redirect it from a file (< FILE)")
+    parts = []
+    try:
+        while part := os.read(sys.stdin.fileno(), 1 << 16):
+            parts.append(part)
+    except OSError as error:
+        raise InvalidRequest(
+            f"it cannot be read ({error}); pipe {what} in, or redirect it from a file (< FILE)"
+        ) from error
+    return b"".join(parts)

@@ -1,0 +1,300 @@
+"""What ``--watch`` knows of an engine: `WatchState`, fed by its events. It knows no terminal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from ...actors.supervisor import EngineStatistics
+from ...core import events
+from ...core.log_lines import one_line
+
+if TYPE_CHECKING:
+    pass
+
+
+QUEUED, ENCODING, READY = "queued", "encoding", "ready"
+
+
+READING, WRITING, PREEMPTED, SUSPECTED = "reading", "writing", "preempted", "suspected"
+
+
+RESERVED, BEING_ENCODED, HELD, IDLE, FREEING = "reserved", "encoding", "held", "idle", "freeing"
+
+
+RATE_SECONDS = 2.0  # what tokens a second are counted over
+
+
+@define(eq=False)
+class Lane:
+    """A request on its way. Times in seconds of the engine's clock."""
+
+    request_id: str
+    queued_at: float
+    stage: str = QUEUED
+    started_at: float = math.nan
+    first_token_at: float = math.nan
+    tokens: int = 0  # one for each good step since the first one; draft tokens that were right come on top
+
+    def waited(self, now: float) -> float:
+        """Seconds until its first start, or until now."""
+        return (now if math.isnan(self.started_at) else self.started_at) - self.queued_at
+
+    def rate(self, now: float) -> float:
+        """Tokens a second after the first one; 0 where there is no second one."""
+        seconds = now - self.first_token_at
+        return (self.tokens - 1) / seconds if self.tokens > 1 and seconds > 0 else 0.0
+
+
+@define(eq=False)
+class _Entry:
+    size: int
+    state: str = RESERVED
+    readers: set[str] = field(factory=set)
+
+
+@define(eq=False)
+class WatchState:
+    """What the events of an engine have told so far: an observer for `EngineConfig`. Each event costs the same, however
+    many requests there are, but for a step's, which costs as much as it runs requests."""
+
+    waiting: dict[str, Lane] = field(factory=dict, init=False)
+    running: dict[str, Lane] = field(factory=dict, init=False)
+    ended: Counter[str] = field(factory=Counter, init=False)  # requests by outcome
+    bytes_in: Counter[str] = field(factory=Counter, init=False)  # of the encoder cache, by state
+    failures: int = field(default=0, init=False)
+    last_failure: str = field(default="", init=False)
+    _entries: dict[str, _Entry] = field(factory=dict, init=False)
+    _wanted: dict[str, dict[str, str]] = field(factory=dict, init=False)  # request by holder, by key
+    _steps: dict[int, tuple[str, ...]] = field(factory=dict, init=False)  # in flight
+    _samples: deque[tuple[float, int, int]] = field(factory=deque, init=False)  # time, tokens, steps
+
+    def __call__(self, event: events.Event) -> None:
+        """The next event."""
+        take = _TAKES.get(type(event))
+        if take is not None:
+            take(self, event)
+
+    def sample(self, now: float, statistics: EngineStatistics) -> None:
+        """Counters as they are now, for the rates."""
+        done = statistics.requests
+        self._samples.append((now, done.tokens_committed, done.steps))
+        while now - self._samples[0][0] > RATE_SECONDS and len(self._samples) > 2:
+            self._samples.popleft()
+
+    def rates(self) -> tuple[float, float]:
+        """Tokens and steps a second, of late."""
+        if len(self._samples) < 2:
+            return 0.0, 0.0
+        (begin, *old), (end, *new) = self._samples[0], self._samples[-1]
+        seconds = end - begin
+        tokens, steps = ((after - before) / seconds if seconds else 0.0 for before, after in zip(old, new, strict=True))
+        return tokens, steps
+
+    def first_lanes(self, most: int) -> list[Lane]:
+        """Those that run come first, in the order they started."""
+        return list(itertools.islice(itertools.chain(self.running.values(), self.waiting.values()), most))
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _lane(self, request_id: str) -> Lane | None:
+        return self.running.get(request_id) or self.waiting.get(request_id)
+
+    def _queued(self, event: events.RequestQueued) -> None:
+        self.waiting[event.request_id] = Lane(event.request_id, event.time)
+
+    def _wait_over(self, event: events.EncoderWaitOver) -> None:
+        lane = self.waiting.get(event.request_id)
+        if lane is not None and lane.stage in (QUEUED, ENCODING):
+            lane.stage = READY
+
+    def _started(self, event: events.RequestStarted) -> None:
+        self._run(event.request_id, event.time)
+
+    def _run(self, request_id: str, now: float) -> None:
+        lane = self.waiting.pop(request_id, None)
+        if lane is None:
+            return
+        self.running[request_id] = lane
+        lane.stage = READING
+        if math.isnan(lane.started_at):
+            lane.started_at = now
+
+    def _first_token(self, event: events.FirstToken) -> None:
+        lane = self._lane(event.request_id)
+        if lane is not None:
+            lane.stage, lane.first_token_at, lane.tokens = WRITING, event.time, max(1, lane.tokens)
+
+    def _back(self, request_id: str, stage: str) -> None:
+        lane = self.running.pop(request_id, None) or self.waiting.get(request_id)
+        if lane is not None:
+            lane.stage = stage
+            self.waiting[request_id] = lane
+
+    def _preempted(self, event: events.RequestPreempted) -> None:
+        self._back(event.request_id, PREEMPTED)
+
+    def _suspected(self, event: events.RequestSuspected) -> None:
+        self._back(event.request_id, SUSPECTED)
+
+    def _retried(self, event: events.StepRetried) -> None:
+        for request_id in event.request_ids:
+            if request_id in self.running:
+                self._back(request_id, QUEUED)
+
+    def _request_ended(self, event: events.RequestEnded) -> None:
+        lane = self.running.pop(event.request_id, None) or self.waiting.pop(event.request_id, None)
+        if lane is not None:
+            self.ended[event.outcome] += 1
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _step_begun(self, event: events.StepBegun) -> None:
+        self._steps[event.step_id] = event.request_ids
+        for request_id in event.request_ids:
+            if request_id in self.waiting:
+                self._run(request_id, event.time)
+
+    def _step_ended(self, event: events.StepEnded) -> None:
+        request_ids = self._steps.pop(event.step_id, ())
+        if not event.ok:
+            if not event.skipped:
+                self._fail(f"step {event.step_id}: {event.error}")
+            return
+        for request_id in request_ids:
+            lane = self.running.get(request_id)
+            if lane is not None and not math.isnan(lane.first_token_at):
+                lane.tokens += 1
+                lane.stage = WRITING
+
+    def _steps_lost(self, _: events.StepsLost) -> None:
+        self._steps.clear()
+        for request_id in list(self.running):
+            self._back(request_id, QUEUED)
+
+    def _fail(self, what: str) -> None:
+        self.failures += 1
+        self.last_failure = one_line(what)
+
+    def _restarting(self, event: events.RunnerRestarting) -> None:
+        self._fail(f"restart {event.generation}: {event.error}")
+
+    def _actor_failed(self, event: events.ActorFailed) -> None:
+        self._fail(f"{event.actor}: {event.error}")
+
+    # -- encoder outputs ---------------------------------------------------------------------------------------------
+
+    def _move(self, key: str, state: str) -> None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        self.bytes_in[entry.state] -= entry.size
+        self.bytes_in[state] += entry.size
+        entry.state = state
+
+    def _entry_acquired(self, event: events.EntryAcquired) -> None:
+        request_id = event.holder.rpartition("/")[0]
+        self._wanted.setdefault(event.key, {})[event.holder] = request_id
+
+    def _not_wanted(self, key: str, holder: str) -> None:
+        holders = self._wanted.get(key, {})
+        holders.pop(holder, None)
+        if not holders:
+            self._wanted.pop(key, None)
+
+    def _refused(self, event: events.EntryRefused) -> None:
+        self._not_wanted(event.key, event.holder)
+
+    def _reserved(self, event: events.EntryReserved) -> None:
+        self._drop((event.key,))
+        self._entries[event.key] = _Entry(event.size)
+        self.bytes_in[RESERVED] += event.size
+
+    def _dispatched(self, event: events.EncodeDispatched) -> None:
+        for key in event.keys:
+            self._move(key, BEING_ENCODED)
+            for request_id in self._wanted.get(key, {}).values():
+                lane = self.waiting.get(request_id)
+                if lane is not None and lane.stage == QUEUED:
+                    lane.stage = ENCODING
+
+    def _encoded(self, event: events.EncodeDone) -> None:
+        for key in event.keys:
+            self._move(key, IDLE)
+
+    def _broke(self, event: events.EncodeBroke) -> None:
+        self._fail(f"encode of {len(event.keys)}: {event.error}")
+        for key in event.keys:
+            self._move(key, RESERVED)
+
+    def _held(self, event: events.EntryHeld) -> None:
+        self._not_wanted(event.key, event.holder)
+        entry = self._entries.get(event.key)
+        if entry is not None:
+            entry.readers.add(event.holder)
+            self._move(event.key, HELD)
+
+    def _released(self, event: events.EntryReleased | events.EntryTakenBack) -> None:
+        self._not_wanted(event.key, event.holder)
+        entry = self._entries.get(event.key)
+        if entry is None or event.holder not in entry.readers:
+            return
+        entry.readers.discard(event.holder)
+        if not entry.readers:
+            self._move(event.key, IDLE)
+
+    def _free_sent(self, event: events.FreeSent) -> None:
+        for key in event.keys:
+            self._move(key, FREEING)
+
+    def _freed(self, event: events.EntryFreed) -> None:
+        self._drop(event.keys)
+
+    def _dropped(self, event: events.EntryDropped) -> None:
+        self._drop((event.key,))
+
+    def _drop(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                self.bytes_in[entry.state] -= entry.size
+
+    def _outputs_lost(self, _: events.OutputsLost) -> None:
+        for key, entry in self._entries.items():
+            entry.readers.clear()
+            self._move(key, RESERVED)
+
+
+_TAKES: Mapping[type[events.Event], Callable[[WatchState, Any], None]] = {
+    events.RequestQueued: WatchState._queued,
+    events.EncoderWaitOver: WatchState._wait_over,
+    events.RequestStarted: WatchState._started,
+    events.FirstToken: WatchState._first_token,
+    events.RequestPreempted: WatchState._preempted,
+    events.RequestSuspected: WatchState._suspected,
+    events.RequestEnded: WatchState._request_ended,
+    events.StepBegun: WatchState._step_begun,
+    events.StepEnded: WatchState._step_ended,
+    events.StepRetried: WatchState._retried,
+    events.StepsLost: WatchState._steps_lost,
+    events.RunnerRestarting: WatchState._restarting,
+    events.ActorFailed: WatchState._actor_failed,
+    events.EntryAcquired: WatchState._entry_acquired,
+    events.EntryRefused: WatchState._refused,
+    events.EntryReserved: WatchState._reserved,
+    events.EntryHeld: WatchState._held,
+    events.EntryReleased: WatchState._released,
+    events.EntryTakenBack: WatchState._released,
+    events.EntryDropped: WatchState._dropped,
+    events.EncodeDispatched: WatchState._dispatched,
+    events.EncodeDone: WatchState._encoded,
+    events.EncodeBroke: WatchState._broke,
+    events.FreeSent: WatchState._free_sent,
+    events.EntryFreed: WatchState._freed,
+    events.OutputsLost: WatchState._outputs_lost,
+}

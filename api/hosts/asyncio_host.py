@@ -1,0 +1,205 @@
+"""An engine for tasks of an asyncio loop: its trio loop runs in a thread behind a `Portal`."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import anyio.lowlevel
+
+from ...actors.supervisor import is_cancellation, leaving
+from ...core.errors import EngineClosed, EngineStateError
+from ...core.timings import Timings
+from ..outputs.results import Delta, Progress, Segment
+from ..outputs.streams import Deltas, DeltaStream
+from ..speech.segments import SegmentStream
+from .host import foreign
+from .portal import Portal, may_wait
+from .portal_stream import PortalStream, StreamBlock
+from .trio_engine import TrioEngine
+
+T = TypeVar("T")
+
+
+class AsyncioHost:
+    """Implements `triolet.api.hosts.host.Host`.
+
+    asyncio has no nurseries: where the engine fails while the body runs, the task that entered it is cancelled, and
+    that one cancellation is taken back when the block is left, as `asyncio.timeout` does. It is the task that entered,
+    even if another one is going to leave the block, as fixtures of test frameworks do: then nobody takes it back.
+    """
+
+    def __init__(self, engine: TrioEngine) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "an engine is entered by a task"
+        self._task = weakref.ref(task)  # an engine that somebody keeps must not keep the task of a loop that is gone
+        self._cancelling = task.cancelling()  # by others, before
+        self._leaving = False
+        self._failed = False  # the engine did, and ``_task`` was cancelled for it
+        seconds = engine.config.stage_seconds
+        self._portal = Portal(
+            resource=engine,
+            refuse=engine.not_open,
+            foreign=_foreign,
+            cut_off=_cut_off,
+            failed=_weakly(self._engine_failed),
+            end_seconds=seconds,
+            exit_seconds=4 * seconds,  # three actors and the calls
+        )
+        self._thrown_away = weakref.finalize(self, self._portal.stop)  # nobody is left to leave the block
+        self._thrown_away.atexit = False  # the portal waits itself then
+
+    # -- the block ---------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> object:
+        await anyio.lowlevel.checkpoint()  # who is cancelled already loads nothing
+        is_open, cancelled = await self._portal.open()
+        if is_open:
+            return self
+        error = await self._close(cancelled, drain=False)
+        try:
+            assert error is not None, "an engine that does not open says why"
+            raise error
+        finally:
+            del error, cancelled
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not may_wait(error):
+            self._portal.stop()
+            return
+        try:
+            self._portal.check()
+        except EngineStateError:
+            self._portal.stop()  # nobody waits for it, but the device goes back
+            raise
+        left = await self._close(error, drain=error is None and not self._failed)
+        try:
+            if left is not None and left is not error:
+                raise left
+        finally:
+            del error, traceback, left
+
+    async def _close(self, body_error: BaseException | None, *, drain: bool) -> BaseException | None:
+        """Ends the thread, and tells what leaves the block."""
+        self._leaving = True
+        ours, cancelled = await self._portal.close(drain=drain)
+        self._thrown_away.detach()
+        others = self._take_back()
+        try:
+            if cancelled is not None and (body_error is None or isinstance(body_error, (Exception, GeneratorExit))):
+                body_error = cancelled
+            if others and body_error is not None and is_cancellation(body_error, asyncio.CancelledError):
+                try:
+                    await anyio.lowlevel.checkpoint_if_cancelled()
+                except asyncio.CancelledError as anyios:  # it must see its own cancellation, not that of ours
+                    body_error = anyios
+                if ours is not None:
+                    body_error.add_note(f"the engine failed too: {type(ours).__name__}: {ours}")
+                return body_error
+            return leaving(body_error, ours, asyncio.CancelledError)
+        finally:
+            del body_error, ours, cancelled
+
+    def _engine_failed(self) -> None:
+        """Called by the portal, in the loop, while the body runs. One cancellation is taken back, so one is made."""
+        task = self._task()
+        if task is not None and not (self._leaving or self._failed):
+            self._failed = task.cancel("the engine failed")
+
+    def _take_back(self) -> bool:
+        """Takes our cancellation back. Whether there was one, and others have cancelled the task as well."""
+        task = asyncio.current_task()
+        if not self._failed or task is None or task is not self._task():
+            return False
+        return task.uncancel() > self._cancelling
+
+    # -- what callers ask --------------------------------------------------------------------------------------------
+
+    def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        """See `triolet.api.hosts.host.Host.call`."""
+        return self._portal.call(operation)
+
+    def read(self, function: Callable[[], T]) -> T:
+        """See `triolet.api.hosts.host.Host.read`."""
+        return self._portal.read(function)
+
+    def deltas(
+        self, open_block: Callable[[], AbstractAsyncContextManager[DeltaStream]]
+    ) -> AbstractAsyncContextManager[DeltaStream]:
+        """See `triolet.api.hosts.host.Host.deltas`."""
+        self._portal.check()
+        stream: PortalStream[Delta, Timings | None] = PortalStream(self._portal, _timings, _next_ready)
+        return StreamBlock(stream, open_block, _PortalDeltas)
+
+    def segments(
+        self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
+    ) -> AbstractAsyncContextManager[SegmentStream]:
+        """See `triolet.api.hosts.host.Host.segments`."""
+        self._portal.check()
+        stream: PortalStream[Segment, Progress] = PortalStream(self._portal, _progress, _windows_are_asked_for)
+        return StreamBlock(stream, open_block, _segments)
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """``method`` while its object lives; does not keep it alive."""
+    reference: weakref.WeakMethod[Callable[[], None]] = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
+
+
+def _foreign() -> EngineStateError:
+    return foreign("asyncio.run_coroutine_threadsafe(...)", "loop.call_soon_threadsafe(...)")
+
+
+def _cut_off() -> EngineClosed:
+    return EngineClosed("the engine's block ended before the call did; leave it later")
+
+
+class _PortalDeltas:
+    """Implements `triolet.api.outputs.streams.DeltaStream`."""
+
+    def __init__(self, stream: PortalStream[Delta, Timings | None]) -> None:
+        self._stream = stream
+
+    @property
+    def timings(self) -> Timings | None:
+        """See `DeltaStream.timings`."""
+        return self._stream.view()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        return await anext(self._stream)
+
+
+def _timings(source: DeltaStream) -> Timings | None:
+    return source.timings
+
+
+def _next_ready(source: Deltas) -> Delta | None:
+    return source.next_ready()
+
+
+def _progress(source: SegmentStream) -> Progress:
+    return source.progress()
+
+
+def _windows_are_asked_for(_: SegmentStream) -> Segment | None:
+    """A segment that nobody asked for is not at hand: to have it might cost a window."""
+    return None
+
+
+def _segments(stream: PortalStream[Segment, Progress]) -> SegmentStream:
+    return SegmentStream(stream, stream.view)

@@ -1,0 +1,57 @@
+"""Hosts: where an engine's trio loop runs, and how its callers reach it. `Engine` picks one when it is entered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+from ...core.errors import EngineStateError
+from ..outputs.streams import DeltaStream
+from ..speech.segments import SegmentStream
+
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """Runs what callers ask of a `TrioEngine` where that lives.
+
+    Every method raises `EngineStateError` outside of the event loop that the engine was entered in.
+    """
+
+    async def __aenter__(self) -> object:
+        """Opens the engine. What it raises comes out unchanged."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Closes the engine in order; what leaves the block is decided by `triolet.actors.supervisor.leaving`. In
+        another loop it only tells the engine to stop."""
+
+    def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        """Runs an operation of the engine; it is cancelled with the awaiting task, and then has ended."""
+
+    def read(self, function: Callable[[], T]) -> T:
+        """Calls a quick function where the engine's state may be read. Observers may ask as well, whose calls come from
+        the engine's own loop."""
+
+    def deltas(
+        self, open_block: Callable[[], AbstractAsyncContextManager[DeltaStream]]
+    ) -> AbstractAsyncContextManager[DeltaStream]:
+        """A block of the engine that gives deltas."""
+
+    def segments(
+        self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
+    ) -> AbstractAsyncContextManager[SegmentStream]:
+        """A block of the engine that gives segments."""
+
+
+def foreign(way: str, plain: str) -> EngineStateError:
+    """The error of a caller in another loop or thread. ``way`` leads to the engine's for what is awaited, ``plain`` for
+    the rest."""
+    return EngineStateError(
+        f"the engine was used outside of the event loop that it was entered in; allowed: tasks of that loop. From "
+        f"another thread ask it by {way}, and by {plain} for what is not awaited, as statistics(); in another loop "
+        f"open an engine of its own"
+    )

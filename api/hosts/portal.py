@@ -1,0 +1,343 @@
+"""A portal from one asyncio loop to a trio loop in a thread of its own.
+
+::
+
+    asyncio side, the user's thread                       trio side, the thread "triolet-loop"
+    -------------------------------                       ------------------------------------
+    Portal.open                        starts  --------->  enters the resource
+    await portal.call(operation)       submits --------->  a task of its own runs it in a scope of its own
+      cancelled? cancels the scope, and waits on
+      future <------------------------ tells ------------  its outcome
+    await portal.close(...)            leaves  --------->  leaves the resource, lets the calls end
+
+What is asked goes by ``TrioToken.run_sync_soon``, what is answered by ``loop.call_soon_threadsafe``, each in order.
+Nothing is locked: a name that begins with ``_on_trio`` belongs to the trio side, everything else to the asyncio side.
+
+Calls run outside of the resource's block, as tasks of other nurseries would on trio, so that a drain can wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import inspect
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import anyio
+import outcome
+import sniffio
+import trio
+from attrs import define, field
+
+T = TypeVar("T")
+View = TypeVar("View")
+Presented = TypeVar("Presented")
+
+
+async def outlast(hurry: Callable[[], object], *futures: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Waits until one of ``futures`` is done, however often the waiting task is cancelled.
+
+    The first cancellation calls ``hurry``, which must see to it that a future gets done, and is returned: the caller
+    raises it when all is over. It must be that very object, since anyio knows its own cancellations by their message.
+    """
+    try:
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError as error:
+        hurry()
+        cancelled = error
+    except BaseException:  # the coroutine is thrown away, or ^C in its very step: it cannot wait any more
+        hurry()
+        raise
+    else:
+        return None
+    try:
+        with anyio.CancelScope(shield=True):  # else a cancelled scope of anyio would cancel every wait anew
+            while not any(future.done() for future in futures):
+                with suppress(asyncio.CancelledError):  # counted in `Task.cancelling`
+                    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        return cancelled
+    finally:
+        del cancelled  # a frame in its own error's traceback would be a reference cycle
+
+
+def may_wait(error: BaseException | None) -> bool:
+    """Whether a block that is left with ``error`` may await.
+
+    `GeneratorExit` has two senders, and the frame that it was raised in tells them apart. At a ``yield`` of an async
+    generator it is ``aclose()``, which somebody awaits. In a coroutine it is the end of one that is thrown away, which
+    must not wait, though generators of context managers may lie between. Without a task nobody could wait either.
+    """
+    if not isinstance(error, GeneratorExit):
+        return True
+    try:
+        sniffio.current_async_library()
+    except sniffio.AsyncLibraryNotFoundError:
+        return False
+    flags = [frame.f_code.co_flags for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(flags and flags[-1] & inspect.CO_ASYNC_GENERATOR)
+
+
+def unwrapped(answer: outcome.Outcome[T]) -> T:
+    """The value, or raises the error. Callers must not keep ``answer``: an error's traceback would refer to it."""
+    try:
+        return answer.unwrap()
+    finally:
+        del answer
+
+
+async def captured(operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
+    """Runs ``operation`` on the trio side; a cancellation is no outcome."""
+    try:
+        return outcome.Value(await operation())
+    except trio.Cancelled:
+        raise
+    except BaseException as error:  # noqa: BLE001  (raised on the other side)
+        return outcome.Error(error)
+
+
+def nothing() -> None:
+    """Closing is under way already and cannot be hurried."""
+
+
+@define(eq=False)
+class Call(Generic[T]):
+    """One operation on its way. The answer is ``None`` where it was cancelled by ``scope``, or not even begun.
+
+    It does not refer to the operation, which may refer to whoever keeps the call.
+    """
+
+    answer: asyncio.Future[outcome.Outcome[T] | None]
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+
+@define(eq=False, repr=False)  # the resource's would be kilobytes, in the first line of a traceback
+class Portal:
+    """Holds ``resource`` open in a trio loop of its own, and runs operations there.
+
+    Args:
+        resource: entered and left on the trio side.
+        refuse: makes the error of calls that come when the resource is not open; called on the asyncio side.
+        foreign: makes the error of those who ask in another loop or thread; called there.
+        cut_off: makes the error of calls that do not end with the resource; called on the trio side.
+        failed: called on the asyncio side where the resource ends before it was asked to. It must not keep its owner
+            alive: the running thread keeps it.
+        end_seconds: how long calls may take to end when the resource has.
+        exit_seconds: how long the interpreter's exit waits for a thread that still runs then.
+    """
+
+    resource: AbstractAsyncContextManager[object]
+    refuse: Callable[[], Exception]
+    foreign: Callable[[], Exception]
+    cut_off: Callable[[], Exception]
+    failed: Callable[[], None]
+    end_seconds: float
+    exit_seconds: float
+    _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop, init=False)
+    _opened: asyncio.Future[None] = field(init=False)
+    _ended: asyncio.Future[outcome.Outcome[None]] = field(init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _over: threading.Event = field(factory=threading.Event, init=False)  # the thread has nothing left to do
+    _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
+    # of the trio side
+    _on_trio_calls: trio.Nursery | None = field(default=None, init=False)  # None: calls are refused
+    _on_trio_leave: trio.Event = field(factory=trio.Event, init=False)
+    _on_trio_surroundings: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    on_trio_ending: trio.Event = field(factory=trio.Event, init=False)
+    """The resource has been left; streams hand over what they still hold."""
+
+    def __attrs_post_init__(self) -> None:
+        self._opened, self._ended = self._loop.create_future(), self._loop.create_future()
+
+    # -- the asyncio side --------------------------------------------------------------------------------------------
+
+    async def open(self) -> tuple[bool, asyncio.CancelledError | None]:
+        """Enters the resource. Whether that went well; if not, `close` tells why. A cancellation makes it not go well,
+        and is returned."""
+        tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(tokens,), name="triolet-loop", daemon=True)
+        self._thread.start()
+        self._token = tokens.get()  # the time of an empty trio.run
+        atexit.register(self._finish)
+        cancelled = await outlast(self.stop, self._opened, self._ended)
+        return cancelled is None and not self._ended.done(), cancelled
+
+    async def close(self, *, drain: bool) -> tuple[BaseException | None, asyncio.CancelledError | None]:
+        """Leaves the resource, in peace or as if its surroundings were cancelled, and waits until the thread has ended.
+        The resource's error, and the cancellation that came meanwhile: it ends the drain, not the waiting."""
+        if drain:
+            self._post(self._on_trio_leave.set)
+        else:
+            self.stop()
+        cancelled = await outlast(self.stop, self._ended)
+        assert self._thread is not None, "closed before opened"
+        self._thread.join()  # it has nothing left to do
+        ended = self._ended.result()
+        return ended.error if isinstance(ended, outcome.Error) else None, cancelled
+
+    def stop(self) -> None:
+        """Makes the resource end as if its surroundings were cancelled. Never waits, may be called from any thread."""
+        self._post(self._on_trio_surroundings.cancel)
+
+    def check(self) -> None:
+        """Raises the error that ``foreign`` makes, outside of the loop that the portal was made in: its futures would
+        never wake a task of another one."""
+        here: asyncio.AbstractEventLoop | None
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not self._loop:
+            raise self.foreign()
+
+    async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Runs ``operation`` on the trio side. Where the calling task is cancelled, so is the operation, and the
+        cancellation is raised when it has ended."""
+        call = self.submit(operation)
+        try:
+            cancelled = await outlast(partial(self.cancel, call), call.answer)
+            answer = call.answer.result()
+        finally:
+            del call
+        try:
+            if cancelled is not None:
+                raise cancelled
+            if answer is None:
+                raise self.refuse()
+            return unwrapped(answer)
+        finally:
+            del answer, cancelled
+
+    def submit(self, operation: Callable[[], Awaitable[T]]) -> Call[T]:
+        """Begins a call."""
+        self.check()
+        call: Call[T] = Call(self._loop.create_future())
+        if not self._post(partial(self._on_trio_begin, operation, call)):
+            call.answer.set_result(None)
+        return call
+
+    def cancel(self, call: Call[Any]) -> None:
+        """Cancels a call; what it comes to is in its answer."""
+        self._post(call.scope.cancel)
+
+    def read(self, function: Callable[[], T]) -> T:
+        """The result of ``function``, called on the trio side while this thread waits: it must be quick. Who is on the
+        trio side already, as an observer, is answered there."""
+        if threading.current_thread() is self._thread:
+            return function()
+        self.check()
+        answers: queue.SimpleQueue[outcome.Outcome[T]] = queue.SimpleQueue()
+        if not self._post(lambda: answers.put(outcome.capture(function))):
+            raise self.refuse()
+        return unwrapped(answers.get())
+
+    def new_future(self) -> asyncio.Future[Any]:
+        """A future for the trio side to resolve by `tell`."""
+        return self._loop.create_future()
+
+    def _post(self, function: Callable[[], object]) -> bool:
+        """Has ``function`` called on the trio side. False: that has ended, and nothing will come of it."""
+        try:
+            if self._token is not None:
+                self._token.run_sync_soon(function)
+        except trio.RunFinishedError:
+            return False
+        return self._token is not None
+
+    def _finish(self) -> None:
+        """At the interpreter's exit, where the block was never left."""
+        assert self._thread is not None, "registered before opened"
+        deadline = time.monotonic() + min(self.exit_seconds, threading.TIMEOUT_MAX)
+        while True:
+            try:
+                self.stop()
+                self._over.wait(max(0.0, deadline - time.monotonic()))
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+            except KeyboardInterrupt:
+                # The process ends already. To go on now would finalize the interpreter under a call of the device,
+                # which may abort it (SIGABRT); the deadline bounds the wait. It is an event that is waited for, since
+                # Python 3.11 takes a thread for ended when its join was interrupted
+                continue
+            break
+
+    # -- the trio side -----------------------------------------------------------------------------------------------
+
+    def _run(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> None:
+        """The thread's life."""
+        try:
+            ended = trio.run(self._on_trio_main, tokens)
+        except BaseException as error:  # noqa: BLE001  (ours or trio's bug: raised where the block is left)
+            ended = outcome.Error(error)
+            tokens.put(None)  # where it never came to its own
+            self._to_loop(self.failed)
+        atexit.unregister(self._finish)
+        self._over.set()
+        if not self._to_loop(_resolve, self._ended, ended):
+            unwrapped(ended)  # nobody is there to hear of an error but the thread's hook
+
+    async def _on_trio_main(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> outcome.Outcome[None]:
+        tokens.put(trio.lowlevel.current_trio_token())
+        async with trio.open_nursery() as calls:
+            ended = await captured(partial(self._on_trio_hold, calls))
+            self._on_trio_calls = None
+            self.on_trio_ending.set()
+            calls.cancel_scope.deadline = trio.current_time() + self.end_seconds
+        return ended
+
+    async def _on_trio_hold(self, calls: trio.Nursery) -> None:
+        """The resource's life."""
+        with self._on_trio_surroundings:
+            async with self.resource:
+                self._on_trio_calls = calls
+                self.tell(self._opened, None)
+                try:
+                    await self._on_trio_leave.wait()
+                except trio.Cancelled:
+                    if not self._on_trio_surroundings.cancel_called:  # its own doing
+                        self.call_back(self.failed)
+                    raise
+
+    def _on_trio_begin(self, operation: Callable[[], Awaitable[Any]], call: Call[Any]) -> None:
+        if self._on_trio_calls is None:
+            self.tell(call.answer, None)
+        else:
+            self._on_trio_calls.start_soon(self._on_trio_serve, operation, call, name="triolet call")
+
+    async def _on_trio_serve(self, operation: Callable[[], Awaitable[Any]], call: Call[Any]) -> None:
+        answer: outcome.Outcome[Any] | None = outcome.Error(self.cut_off())
+        try:
+            with call.scope:
+                answer = await captured(operation)
+            if call.scope.cancelled_caught:
+                answer = None
+        finally:
+            self.tell(call.answer, answer)
+            del answer
+
+    def tell(self, future: asyncio.Future[Any], value: object) -> None:
+        """Resolves ``future``, unless it is."""
+        self.call_back(partial(_resolve, future, value))
+
+    def call_back(self, function: Callable[[], object]) -> None:
+        """Has ``function`` called on the asyncio side. Where that loop is closed, nobody is left to leave the resource:
+        it ends."""
+        if not self._to_loop(function):
+            self._on_trio_surroundings.cancel()
+
+    def _to_loop(self, function: Callable[..., object], *arguments: object) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+
+def _resolve(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)

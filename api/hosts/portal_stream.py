@@ -1,0 +1,186 @@
+"""`PortalStream`: a block that is open in the trio loop, and its stream, for a task of the asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import outcome
+import trio
+
+from .portal import Call, Portal, captured, may_wait, nothing, outlast, unwrapped
+
+T = TypeVar("T")
+View = TypeVar("View")
+Presented = TypeVar("Presented")
+
+
+class PortalStream(Generic[T, View]):
+    """Async iterator over a source on the trio side. ``view`` is what ``look`` saw of the source, at the beginning and
+    after each item, its end too. What is ``at_hand`` of the source behind an item (``None``: nothing) comes along in
+    the same crossing.
+
+    An item that was taken when the waiting task was cancelled is kept for the next turn. What is left when the engine
+    ends is handed over then, so that it can still be read.
+    """
+
+    def __init__(self, portal: Portal, look: Callable[[Any], View], at_hand: Callable[[Any], T | None]) -> None:
+        self._portal = portal
+        self._look = look
+        self._at_hand = at_hand
+        self._kept: deque[tuple[outcome.Outcome[T], View]] = deque()
+        self._holder: Call[None] | None = None
+        self._view: tuple[()] | tuple[View] = ()
+        self._on_trio_source: AsyncIterator[T] | None = None
+        self._on_trio_readers = 0
+        self._on_trio_quiet = trio.Event()
+
+    def view(self) -> View:
+        """See above."""
+        assert self._view, "a stream is looked at before it is open"
+        return self._view[0]
+
+    # -- the asyncio side --------------------------------------------------------------------------------------------
+
+    async def open(self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]) -> None:
+        """Enters the block that ``open_block`` makes; a task of the trio side stays in it."""
+        opened = self._portal.new_future()
+        self._holder = holder = self._portal.submit(partial(self._on_trio_hold, open_block, opened))
+        cancelled = await outlast(partial(self._portal.cancel, holder), opened, holder.answer)
+        try:
+            if cancelled is not None:
+                await outlast(nothing, holder.answer)
+                raise cancelled
+            if opened.done():
+                self._view = (opened.result(),)
+                return
+            answer, self._holder = holder.answer.result(), None
+            del holder
+            if answer is None:
+                raise self._portal.refuse()
+            try:
+                unwrapped(answer)
+            finally:
+                del answer
+        finally:
+            del cancelled
+
+    async def close(self, error: BaseException | None) -> None:
+        """Leaves the block, which ended with ``error``."""
+        assert self._holder is not None, "left before entered"
+        self._portal.cancel(self._holder)
+        if not may_wait(error):
+            return
+        self._portal.check()
+        cancelled = await outlast(nothing, self._holder.answer)
+        try:
+            if cancelled is not None:
+                raise cancelled
+        finally:
+            del cancelled, error
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        self._portal.check()
+        while not self._kept:
+            await self._fetch()
+        item, view = self._kept.popleft()
+        self._view = (view,)
+        try:
+            return unwrapped(item)
+        finally:
+            del item  # a frame in its own error's traceback would be a reference cycle
+
+    async def _fetch(self) -> None:
+        """Waits until the trio side has put something into ``_kept``."""
+        call = self._portal.submit(self._on_trio_next)
+        cancelled = await outlast(partial(self._portal.cancel, call), call.answer)
+        answer = call.answer.result()
+        try:
+            if answer is None and cancelled is None and self._holder is not None:
+                cancelled = await outlast(nothing, self._holder.answer)  # the engine has ended: the rest is on its way
+            if cancelled is not None:
+                raise cancelled
+            if isinstance(answer, outcome.Error):
+                unwrapped(answer)
+            if answer is None and not self._kept:
+                raise self._portal.refuse()
+        finally:
+            del call, cancelled, answer
+
+    # -- the trio side -----------------------------------------------------------------------------------------------
+
+    async def _on_trio_hold(
+        self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]], opened: asyncio.Future[View]
+    ) -> None:
+        async with open_block() as self._on_trio_source:
+            self._portal.tell(opened, self._look(self._on_trio_source))
+            await self._portal.on_trio_ending.wait()
+            while self._on_trio_readers:
+                self._on_trio_quiet = trio.Event()
+                await self._on_trio_quiet.wait()
+            await self._on_trio_hand_over()
+
+    async def _on_trio_hand_over(self) -> None:
+        while await self._on_trio_next():
+            pass
+
+    async def _on_trio_next(self) -> bool:
+        """Takes the next outcome, and what is at hand behind it, and sends it off in the same step, so that none
+        overtakes another. Whether there may be more."""
+        source = self._on_trio_source
+        assert source is not None, "read before it is open"
+        self._on_trio_readers += 1
+        try:
+            answer: outcome.Outcome[T] | None = await captured(partial(anext, source))
+        finally:
+            self._on_trio_readers -= 1
+            self._on_trio_quiet.set()
+        last = answer
+        batch: list[tuple[outcome.Outcome[T], View]] = []
+        while answer is not None:
+            last = answer
+            batch.append((answer, self._look(source)))
+            answer = self._on_trio_at_hand(source) if isinstance(answer, outcome.Value) else None
+        self._portal.call_back(partial(self._kept.extend, batch))
+        return isinstance(last, outcome.Value)
+
+    def _on_trio_at_hand(self, source: AsyncIterator[T]) -> outcome.Outcome[T] | None:
+        try:
+            found = self._at_hand(source)
+        except Exception as error:  # noqa: BLE001  (raised on the other side)
+            return outcome.Error(error)
+        return None if found is None else outcome.Value(found)
+
+
+class StreamBlock(AbstractAsyncContextManager[Presented], Generic[T, View, Presented]):
+    """The block of a `PortalStream`; ``present`` makes of the stream what users get."""
+
+    def __init__(
+        self,
+        stream: PortalStream[T, View],
+        open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]],
+        present: Callable[[PortalStream[T, View]], Presented],
+    ) -> None:
+        self._stream = stream
+        self._open_block = open_block
+        self._present = present
+
+    async def __aenter__(self) -> Presented:
+        await self._stream.open(self._open_block)
+        return self._present(self._stream)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._stream.close(error)
+        finally:
+            del error, traceback

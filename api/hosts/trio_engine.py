@@ -1,0 +1,424 @@
+"""`TrioEngine`: the engine itself, for the trio loop that it is entered in. `Engine` finds it one and speaks for it."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import reprlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import trio
+from attrs import evolve
+
+from ...actors.supervisor import EngineStatistics, Supervisor
+from ...actors.worker import Worker
+from ...core.checks import flag
+from ...core.config import EngineConfig
+from ...core.errors import EngineStateError, InvalidRequest
+from ...core.executor import Executor
+from ...core.model import ModelDescription
+from ...core.order import check_priority
+from ...core.plan import SampledToken
+from ...core.request import Request
+from ..inputs.audio import AudioSource
+from ..inputs.prompts import Query, build_request, check_kind, load, with_page_keys
+from ..inputs.threads import run_in_thread
+from ..inputs.vectors import (
+    VectorQuery,
+    Vectors,
+    build_requests,
+    check_texts,
+    embedding_pooling,
+    scoring_pooling,
+    softmax,
+)
+from ..outputs.results import Completion, Transcript
+from ..outputs.streams import Deltas, DeltaStream, Mailbox
+from ..outputs.text import Output, TextDeltas, completion_of, output_of
+from ..speech.options import TranscribeOptions
+from ..speech.recipe import whisper_tokens
+from ..speech.segments import Segments, SegmentStream
+from ..speech.transcription import Transcription
+from ..speech.windows import Generated
+from .alternatives import run_together
+from .door import Door
+
+
+class State(enum.Enum):
+    """Where an engine is in its life."""
+
+    NEW = "not entered yet"
+    OPENING = "still opening"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class TrioEngine:
+    """Everything that `Engine` promises, for tasks of one trio loop. Making one needs no loop; ``trim`` is called when
+    it has let everything go."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        make_executor: Callable[[], Executor],
+        make_worker: Callable[[], Worker],
+        trim: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.state = State.NEW
+        self.supervisor: Supervisor | None = None  # once it is entered
+        self._make_executor = make_executor
+        self._make_worker = make_worker
+        self._trim = trim
+        self._description: ModelDescription | None = None
+        self._device: str | None = None  # once it is closed
+        self._block: AbstractAsyncContextManager[ModelDescription] | None = None
+        self._door = Door(config.max_pending)
+        self._numbers = itertools.count()
+        self._special: frozenset[int] | None = None  # once somebody asks
+        self._token_texts: dict[int, str] = {}  # of tokens decoded alone
+        self._compiling = trio.CapacityLimiter(1)  # whoever waits for it holds no thread
+
+    # -- the block ---------------------------------------------------------------------------------------------------
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aenter__(self) -> Self:
+        assert self.state is State.NEW, "entered twice"
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.state = State.OPENING
+        self.supervisor = Supervisor(self.config, self._make_executor, self._make_worker())
+        self._block = self.supervisor.running()
+        try:
+            self._description = await self._block.__aenter__()
+        except BaseException:
+            self.state = State.CLOSED
+            raise
+        self.state = State.OPEN
+        return self
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        assert self._block is not None, "left before entered"
+        block, self._block = self._block, None
+        try:
+            return await block.__aexit__(kind, error, traceback)
+        finally:
+            self.state = State.CLOSED
+            self._let_go()
+            del error, traceback
+
+    def _let_go(self) -> None:
+        """Forgets what was left when the device was released, the tokenizer above all."""
+        self._device, self._description = self.device, None
+        self._trim()
+
+    async def aclose(self, drain: float) -> None:
+        """See `Engine.aclose`."""
+        if self.state is State.CLOSED:
+            return
+        supervisor, _ = self._opened()
+        await supervisor.stop(drain)
+        self.state = State.CLOSED
+
+    async def sleep(self) -> None:
+        """See `Engine.sleep`."""
+        await self._opened()[0].sleep()
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        await self._opened()[0].wake()
+
+    @property
+    def model(self) -> ModelDescription:
+        """See `Engine.model`."""
+        return self._opened()[1]
+
+    @property
+    def device(self) -> str:
+        """What it runs on, or will."""
+        if self._description is not None:
+            return self._description.device
+        if self._device is not None:
+            return self._device
+        return self.config.device if not self.config.devices else ", ".join(self.config.devices)
+
+    @property
+    def pending(self) -> int:
+        """Requests that hold a permit of ``max_pending``."""
+        return self._door.places - self._door.free
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for such a permit."""
+        return self._door.waiting
+
+    def statistics(self) -> EngineStatistics:
+        """See `Engine.statistics`."""
+        return self._opened()[0].statistics()
+
+    def not_open(self) -> EngineStateError:
+        """The error of those who ask when it is not open, or no longer."""
+        if self.state in (State.NEW, State.OPENING):
+            return EngineStateError(
+                f"this engine is {self.state.value}; use it inside its block: async with Engine(...) as engine"
+            )
+        return EngineStateError(
+            "this engine is closed: its block has ended, aclose() was called or it failed; open a new one: "
+            "async with Engine(...) as engine"
+        )
+
+    def _opened(self) -> tuple[Supervisor, ModelDescription]:
+        if self.state is not State.OPEN or self.supervisor is None or self._description is None:
+            raise self.not_open()
+        return self.supervisor, self._description
+
+    # -- token level -------------------------------------------------------------------------------------------------
+
+    async def generate(self, query: Query, *, wait: bool) -> Completion:
+        """See `Engine.generate`."""
+        asked = trio.current_time()
+        request = await self._build(query)
+        count = request.sampling.n
+        if count == 1:
+            return await self._complete(request, asked, wait=wait)
+        requests = [
+            evolve(request, id=self._new_id(query.request_id), sampling=request.sampling.sibling(index))
+            for index in range(count)
+        ]
+        first, *others = await run_together([partial(self._complete, one, asked, wait=wait) for one in requests])
+        return evolve(first, alternatives=tuple(others))
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection  # a ^C between the body and our exit would skip that
+    async def stream(self, query: Query, *, wait: bool) -> AsyncIterator[DeltaStream]:
+        """See `Engine.stream`."""
+        asked = trio.current_time()
+        request = await self._build(query)
+        if request.sampling.n > 1:
+            raise InvalidRequest(f"n={request.sampling.n} of a stream; allowed: 1, or engine.generate(...) for several")
+        async with self._deltas(request, asked, wait=wait, texts=self._text_deltas()) as deltas:
+            yield deltas
+
+    # -- vectors -----------------------------------------------------------------------------------------------------
+
+    async def embed(
+        self, texts: object, pooling: str | None, normalize: bool | None, priority: int, *, wait: bool
+    ) -> Vectors:
+        """See `Engine.embed`."""
+        kind = embedding_pooling(self._opened()[1], pooling, normalize)
+        query = VectorQuery(texts=check_texts("texts", texts), pooling=kind, priority=priority)
+        return await self._vectors(query, wait=wait)
+
+    async def score(self, query: object, documents: object, priority: int, *, wait: bool) -> tuple[float, ...]:
+        """See `Engine.score`."""
+        pooling = scoring_pooling(self._opened()[1])
+        if not isinstance(query, str):
+            raise InvalidRequest(f"query={reprlib.repr(query)}; allowed: a text")
+        labels = self.model.labels
+        if len(labels) != 1:
+            raise InvalidRequest(
+                f"{self.model.architecture} has {len(labels)} labels; rerankers have one. Ask engine.classify(...)"
+            )
+        pairs = [(query, document) for document in check_texts("documents", documents)]
+        vectors = await self._vectors(VectorQuery(texts=pairs, pooling=pooling, priority=priority), wait=wait)
+        return tuple(map(float, vectors[:, 0])) if pairs else ()
+
+    async def classify(self, texts: object, priority: int, *, wait: bool) -> tuple[dict[str, float], ...]:
+        """See `Engine.classify`."""
+        pooling = scoring_pooling(self._opened()[1])
+        query = VectorQuery(texts=check_texts("texts", texts), pooling=pooling, priority=priority)
+        labels = self.model.labels
+        scores = await self._vectors(query, wait=wait)
+        return tuple(dict(zip(labels, softmax(row), strict=True)) for row in scores.tolist())
+
+    async def _vectors(self, query: VectorQuery, *, wait: bool) -> Vectors:
+        """[texts, width]"""
+        asked = trio.current_time()
+        build = partial(
+            build_requests,
+            self.model,
+            query,
+            most_tokens=self.config.max_step_tokens,
+            prefix_caching=self.config.prefix_caching,
+            new_id=partial(self._new_id, None),
+        )
+        requests = build() if query.is_short else await run_in_thread(build)
+        vectors = await run_together([partial(self._vector, request, asked, wait=wait) for request in requests])
+        return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _vector(
+        self, request: Request, asked: float, begun: Callable[[], object], *, wait: bool
+    ) -> tuple[float, ...]:
+        begun()  # they have no prompt to share: nobody need wait for the first one
+        async with self._submitted(request, asked, wait=wait) as mailbox:
+            await mailbox.wait_end()
+        mailbox.take_end()
+        vector = mailbox.unread[-1].vector if mailbox.unread else None
+        assert vector is not None, "a pooled request ended without a vector"
+        return vector
+
+    # -- speech ------------------------------------------------------------------------------------------------------
+
+    async def transcribe(
+        self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
+    ) -> Transcript:
+        """See `Engine.transcribe`."""
+        transcription = await self._transcription(audio, options, priority, request_id, wait=wait)
+        return await transcription.transcript()
+
+    @asynccontextmanager
+    async def stream_transcription(
+        self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
+    ) -> AsyncIterator[SegmentStream]:
+        """See `Engine.stream_transcription`."""
+        transcription = await self._transcription(audio, options, priority, request_id, wait=wait)
+        await transcription.start()
+        segments = Segments(transcription)
+        yield SegmentStream(segments, segments.progress)
+
+    async def _transcription(
+        self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
+    ) -> Transcription:
+        asked = trio.current_time()
+        _, description = self._opened()
+        whisper_tokens(description)  # before a file is read for nothing
+        check_priority(priority)
+        samples = await load(audio, description.sampling_rate)
+        run = partial(self._run, priority=priority, wait=wait)
+        return Transcription(samples, options, description, run, request_id=self._new_id(request_id), asked=asked)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def _build(self, query: Query) -> Request:
+        description = self._opened()[1]
+        name = self._new_id(query.request_id)
+        request = await build_request(description, query, name, compiling=self._compiling)
+        return await with_page_keys(request, description, prefix_caching=self.config.prefix_caching)
+
+    def _new_id(self, name: str | None) -> str:
+        """Unique in this engine, whatever names its users give."""
+        check_kind("request_id", name, str, "a text, or leave it out")
+        return f"{name or 'request'}#{next(self._numbers)}"
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def _submitted(
+        self,
+        request: Request,
+        asked: float | None = None,
+        *,
+        wait: bool,
+        on_token: Callable[[SampledToken], object] | None = None,
+    ) -> AsyncIterator[Mailbox]:
+        """Admits and submits ``request``, asked for by a caller at ``asked`` (default: now); on the way out withdraws
+        what has not ended. No await between the halves of a state change. The request's place is free again when it has
+        ended, whether or not anybody reads that."""
+        supervisor, _ = self._opened()
+        asked = trio.current_time() if asked is None else asked
+        await self._enter(request.priority, wait=wait)
+        mailbox = Mailbox(self._door.leave, on_token, trio.current_time() - asked)
+        try:
+            supervisor.submit(request, mailbox)
+        except BaseException:
+            self._door.leave()
+            raise
+        try:
+            yield mailbox
+        finally:
+            if not mailbox.ended:
+                supervisor.abort(request.id)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _enter(self, priority: int, *, wait: bool) -> None:
+        if flag().of("wait", wait):
+            await self._door.enter(priority)
+        else:
+            self._door.enter_nowait()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _run(self, request: Request, *, priority: int, wait: bool) -> Generated:
+        """Runs ``request`` of a transcription to its end."""
+        asked = trio.current_time()
+        request = evolve(request, priority=priority)
+        request = await with_page_keys(request, self.model, prefix_caching=self.config.prefix_caching)
+        async with self._submitted(request, asked, wait=wait) as mailbox:
+            await mailbox.wait_end()
+        reason = mailbox.take_end()
+        token_ids = [part.token_id for part in mailbox.unread if part.token_id is not None]
+        if token_ids and token_ids[-1] in self._stop_ids(request):
+            token_ids.pop()
+        return Generated(
+            token_ids=tuple(token_ids),
+            logprobs=tuple(part.logprob for part in mailbox.unread if part.token_id is not None),
+            finish_reason=reason,
+            probe=next((part.probe for part in mailbox.unread if part.probe is not None), None),
+            timings=mailbox.timings,
+        )
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def _deltas(
+        self, request: Request, asked: float | None = None, *, wait: bool, texts: TextDeltas | None
+    ) -> AsyncIterator[Deltas]:
+        """`_submitted`, read as deltas; without ``texts`` these have none."""
+        output = self._output(request, texts)
+        on_token = output.take if output.eager else None
+        async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
+            yield Deltas(mailbox, output)
+
+    def _output(self, request: Request, texts: TextDeltas | None) -> Output:
+        supervisor, description = self._opened()
+        withdraw = partial(supervisor.abort, request.id)
+        return output_of(request, texts, frozenset(description.eos_token_ids), withdraw)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _complete(
+        self, request: Request, asked: float, begun: Callable[[], object] | None = None, *, wait: bool
+    ) -> Completion:
+        """Runs ``request`` to its end. Nobody is woken for a token but those whom ``begun`` tells of the first one."""
+        output = self._output(request, self._text_deltas() if request.sampling.stop else None)
+        on_token = output.take if output.eager else None
+        async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
+            if begun is not None:
+                await mailbox.wait()
+                begun()
+            await mailbox.wait_end()
+        return evolve(self._completion(mailbox, output), timings=mailbox.timings)
+
+    def _completion(self, mailbox: Mailbox, output: Output) -> Completion:
+        if not output.eager:
+            return output.completion(mailbox.unread, mailbox.take_end(), self._decode)
+        output.raise_fault()
+        if not output.ended:
+            output.end(mailbox.take_end())
+        return completion_of(output.ready)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        special = self._special_ids()
+        text_ids = [token for token in token_ids if token not in special]
+        return str(self.model.tokenizer.decode(text_ids, skip_special_tokens=True))
+
+    def _text_deltas(self) -> TextDeltas:
+        return TextDeltas(self.model.tokenizer, self._special_ids(), self._token_texts)
+
+    def _stop_ids(self, request: Request) -> frozenset[int]:
+        """Tokens that end the request; they are not part of its output."""
+        stops = frozenset(request.sampling.stop_token_ids)
+        return stops if request.sampling.ignore_eos else stops | {*self.model.eos_token_ids}
+
+    def _special_ids(self) -> frozenset[int]:
+        """Timestamps and special tokens: part of the tokens, not of the text."""
+        if self._special is None:
+            description = self.model
+            whisper = description.whisper
+            first = description.vocabulary_size if whisper is None else whisper.start_id
+            self._special = frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
+        return self._special

@@ -1,0 +1,80 @@
+"""An engine for tasks of a trio loop: it lives in that very loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from types import TracebackType
+from typing import TypeVar
+
+import trio
+
+from ...core.errors import EngineStateError
+from ..outputs.streams import DeltaStream
+from ..speech.segments import SegmentStream
+from .host import foreign
+from .trio_engine import State, TrioEngine
+
+T = TypeVar("T")
+
+
+class TrioHost:
+    """The caller's own trio loop: everything is called directly."""
+
+    def __init__(self, engine: TrioEngine) -> None:
+        self._engine = engine
+        self._token = trio.lowlevel.current_trio_token()
+
+    async def __aenter__(self) -> object:
+        return await self._engine.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            self._check()
+        except EngineStateError:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._stop)  # nobody waits for it, but the device goes back
+            raise
+        try:
+            return await self._engine.__aexit__(kind, error, traceback)
+        finally:
+            del error, traceback
+
+    def _check(self) -> None:
+        here: trio.lowlevel.TrioToken | None
+        try:
+            here = trio.lowlevel.current_trio_token()
+        except RuntimeError:
+            here = None
+        if here is not self._token:
+            raise foreign("trio.from_thread.run(...)", "trio.from_thread.run_sync(...)")
+
+    def _stop(self) -> None:
+        if self._engine.state is State.OPEN:
+            trio.lowlevel.spawn_system_task(self._engine.aclose, 0.0)
+
+    def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        """See `Host.call`."""
+        self._check()
+        return operation()
+
+    def read(self, function: Callable[[], T]) -> T:
+        """See `Host.read`."""
+        self._check()
+        return function()
+
+    def deltas(
+        self, open_block: Callable[[], AbstractAsyncContextManager[DeltaStream]]
+    ) -> AbstractAsyncContextManager[DeltaStream]:
+        """See `Host.deltas`."""
+        self._check()
+        return open_block()
+
+    def segments(
+        self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
+    ) -> AbstractAsyncContextManager[SegmentStream]:
+        """See `Host.segments`."""
+        self._check()
+        return open_block()

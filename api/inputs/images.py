@@ -1,0 +1,111 @@
+"""Images as users have them: a path, bytes, a binary file, a PIL image or an array, read by Pillow."""
+
+from __future__ import annotations
+
+import io
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import InvalidRequest, UnsupportedImage
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ImageSource = Any  # what `load_image` takes
+
+_MOST_PIXELS = 64_000_000  # of one image: 192 MB of RGB
+_KINDS = "a path, bytes, a binary file, a PIL image, or a uint8 array of shape (height, width, 3)"
+
+
+def load_image(source: Any) -> Image:
+    """The image of ``source``. Its pixels are read here, so that nothing of it is read later.
+
+    Blocking: call it in a worker thread from async code. A file object is read from where it stands to its end and left
+    open. Orientation tags are not followed. What is not RGB is made so later, as the checkpoint's processor does it.
+
+    Raises:
+        InvalidRequest: no such file, or not a kind of source listed above.
+        UnsupportedImage: not an image, damaged, or of more than 64 million pixels.
+    """
+    from PIL import Image
+
+    if isinstance(source, Image.Image):
+        return _with_pixels(source, "the PIL image")
+    if hasattr(source, "__array__"):
+        return _with_pixels(Image.fromarray(_checked(source)), "the image array")
+    data, name = _read(source)
+    try:
+        image = Image.open(io.BytesIO(data))
+    except Exception as error:  # what Pillow's many decoders raise for damage is no fixed set
+        raise _unreadable(name, error) from error
+    with image:
+        return _with_pixels(image, name).copy()
+
+
+def _with_pixels(image: Image, name: str) -> Image:
+    """``image``, its pixels read: Pillow puts that off until they are needed."""
+    width, height = image.size
+    if width * height > _MOST_PIXELS:
+        raise UnsupportedImage(
+            f"{name} has {width} x {height} pixels; allowed: up to {_MOST_PIXELS}; make it smaller first"
+        )
+    try:
+        image.load()
+    except Exception as error:  # see `load_image`
+        raise _unreadable(name, error) from error
+    return image
+
+
+def _unreadable(name: str, error: Exception) -> UnsupportedImage:
+    return UnsupportedImage(
+        f"{name} is not an image that can be read ({_reason(error)}); allowed: PNG, JPEG, WebP and what else Pillow "
+        "reads"
+    )
+
+
+def _reason(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):  # whose text is of an object of ours
+        return "no format that is known"
+    return f"{type(error).__name__}: {error}"
+
+
+def _checked(source: Any) -> NDArray[np.uint8]:
+    try:
+        pixels = np.asarray(source)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidRequest(
+            f"an image of type {type(source).__name__} cannot be read as an array ({error}); allowed: {_KINDS}"
+        ) from error
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
+        raise InvalidRequest(
+            f"an image array of shape {pixels.shape} and {pixels.dtype}; allowed: uint8 of shape (height, width, 3)"
+        )
+    return np.ascontiguousarray(pixels)
+
+
+def _read(source: Any) -> tuple[bytes, str]:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source), f"{len(source)} bytes"
+    if isinstance(source, str | PathLike):
+        try:
+            path = Path(fspath(source)).expanduser()
+            return path.read_bytes(), str(path)
+        except (OSError, ValueError, RuntimeError) as error:  # a null character; a ~user that there is not
+            raise InvalidRequest(f"{source} cannot be read ({error}); allowed: a readable image file") from error
+    if hasattr(source, "read"):
+        try:
+            data = source.read()
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(
+                f"the image file cannot be read ({error}); give one that is open for reading"
+            ) from error
+        if isinstance(data, bytes):
+            return data, "the image file"
+        raise InvalidRequest(f"the image file gave {type(data).__name__}; allowed: a file opened in binary mode")
+    raise InvalidRequest(f"an image of type {type(source).__name__}; allowed: {_KINDS}")

@@ -1,0 +1,311 @@
+"""From what callers write to the request that the engine runs: checks, media, tokens and encoder items."""
+
+from __future__ import annotations
+
+import reprlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import trio
+from attrs import evolve, field, frozen
+
+from ...core.checks import check_characters
+from ...core.errors import InvalidRequest, RequestTooLarge
+from ...core.model import Kind, ModelDescription, Prepared, Preparer
+from ...core.order import check_priority
+from ...core.planning.prefix import prompt_keys
+from ...core.request import EncoderItem, LogitRules, Request, SamplingParams
+from ...models.sampling.structure import fault_of
+from .audio import AudioSource, Samples, content_key, load_audio
+from .images import ImageSource, load_image
+from .threads import run_in_thread
+
+_INLINE_SAMPLES = 1_000_000  # checking more would hold the loop up for over a millisecond
+INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
+INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
+INLINE_HASHED = 32_000  # samples: 0.1 ms of hashing, what a thread costs; 30 s take 2 ms and more
+
+Message = Mapping[str, Any]
+
+
+@frozen(kw_only=True, eq=False)
+class Query:
+    """What one call of `Engine.generate` or `Engine.stream` asks for; see there."""
+
+    prompt: str | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    messages: Sequence[Message] | None = None
+    images: Sequence[ImageSource] = field(default=(), repr=False)
+    audio: AudioSource | Sequence[AudioSource] | None = field(default=None, repr=False)
+    sampling: SamplingParams | None = None
+    priority: int = 0
+    request_id: str | None = None
+
+
+async def build_request(
+    description: ModelDescription, query: Query, request_id: str, *, compiling: trio.CapacityLimiter | None = None
+) -> Request:
+    """The request of ``query``. Structures are compiled by as many threads as ``compiling`` allows.
+
+    Raises:
+        InvalidRequest: an argument that cannot work for this model.
+    """
+    if description.kind is Kind.POOLING:
+        raise InvalidRequest(
+            f"{description.architecture} gives vectors, not text; ask engine.embed(...) or engine.score(...)"
+        )
+    sampling = _sampling(query.sampling)
+    check_priority(query.priority)
+    prepared = await _prepare(description, query)
+    _check_token_ids(description, "the prompt", prepared.token_ids)
+    _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
+    _check_token_ids(description, "logit_bias", [token for token, _ in sampling.logit_bias])
+    return Request(
+        id=request_id,
+        prompt_token_ids=prepared.token_ids,
+        items=prepared.items,
+        sampling=await _compiled(description, sampling, compiling),
+        rules=_rules(description, sampling),
+        max_tokens=_resolve_max_tokens(description, len(prepared.token_ids), sampling),
+        priority=query.priority,
+    )
+
+
+async def with_page_keys(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
+    """``request`` with the keys of its prompt's full pages, if pages are found by their content. Those of a long prompt
+    are hashed in a thread: in the loop everybody would wait for them."""
+    if len(request.prompt_token_ids) <= INLINE_TOKENS:
+        return keyed(request, description, prefix_caching=prefix_caching)
+    return await run_in_thread(partial(keyed, request, description, prefix_caching=prefix_caching))
+
+
+def keyed(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
+    """`with_page_keys`, here and now."""
+    if not prefix_caching or description.whole_prompts:
+        return request
+    keys = prompt_keys(request, page_size=description.page_size, identity=description.processor_identity)
+    return evolve(request, page_keys=keys) if keys else request
+
+
+async def audio_item(description: ModelDescription, samples: Samples) -> EncoderItem:
+    """One window of audio to encode, for cross-attention. A long one is hashed in a thread."""
+    hashed = partial(content_key, samples, description.processor_identity)
+    return EncoderItem(
+        key=hashed() if samples.size <= INLINE_HASHED else await run_in_thread(hashed),
+        payload=samples,
+        embeddings=description.encoder_embeddings,
+        size=description.encoder_bytes,
+    )
+
+
+async def _prepare(description: ModelDescription, query: Query) -> Prepared:
+    _check_query(query)
+    if description.preparer is not None:
+        prepared = await _prepare_placed(description, description.preparer, query)
+    else:
+        prepared = await _prepare_crossed(description, query)
+    if not prepared.token_ids:
+        raise InvalidRequest(
+            "the prompt has no tokens; allowed: 1 or more (Whisper's begin with <|startoftranscript|>)"
+        )
+    return prepared
+
+
+def _check_query(query: Query) -> None:
+    given = [value is not None for value in (query.prompt, query.prompt_token_ids, query.messages)]
+    if sum(given) != 1:
+        raise InvalidRequest("give exactly one of prompt, prompt_token_ids and messages")
+    check_kind("prompt", query.prompt, str, "a text, or use prompt_token_ids=[...]")
+    check_kind("prompt_token_ids", query.prompt_token_ids, Iterable, "a sequence of integers")
+    if isinstance(query.prompt_token_ids, set | frozenset | Mapping | bytes):
+        raise InvalidRequest(f"prompt_token_ids of a {type(query.prompt_token_ids).__name__}; allowed: a sequence")
+    check_kind("messages", query.messages, Sequence, "a list of {'role': ..., 'content': ...}")
+    check_kind("images", query.images, list | tuple, "a list of images")
+    for message in query.messages or ():
+        check_kind("a message", message, Mapping, "{'role': ..., 'content': ...}")
+
+
+# -- encoder-decoder models ------------------------------------------------------------------------------------------
+
+
+async def _prepare_crossed(description: ModelDescription, query: Query) -> Prepared:
+    if query.messages is not None or query.images:
+        raise InvalidRequest(f"{description.architecture} reads audio and a prompt; messages and images are not for it")
+    if query.prompt is not None:
+        check_characters(query.prompt)
+        token_ids = tuple(description.tokenizer.encode(query.prompt, add_special_tokens=False))
+    else:
+        token_ids = _given_tokens(description, query)
+    return Prepared(token_ids=token_ids, items=(await _audio_item(description, query.audio),))
+
+
+async def load(audio: AudioSource, sampling_rate: int) -> Samples:
+    """`load_audio` in a worker thread, since it reads files and decodes; a short array needs neither."""
+    if isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES:
+        return load_audio(audio, sampling_rate=sampling_rate)
+    return await run_in_thread(partial(load_audio, audio, sampling_rate=sampling_rate))
+
+
+async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
+    if audio is None:
+        raise InvalidRequest(f"{description.architecture} reads audio; give audio=...")
+    samples = await load(audio, description.sampling_rate)
+    if len(samples) > description.window_samples:
+        raise RequestTooLarge(
+            f"audio of {len(samples) / description.sampling_rate:.2f} s; allowed: one window of the model, "
+            f"{description.window_samples / description.sampling_rate:g} s; engine.transcribe takes audio of any length"
+        )
+    return await audio_item(description, samples)
+
+
+# -- decoders --------------------------------------------------------------------------------------------------------
+
+
+async def _prepare_placed(description: ModelDescription, preparer: Preparer, query: Query) -> Prepared:
+    messages, inline = _split(query.messages)
+    images = (*query.images, *(item for kind, item in inline if kind == "image"))
+    audio = (*_several(query.audio), *(item for kind, item in inline if kind == "audio"))
+    if inline and (query.images or query.audio is not None):
+        raise InvalidRequest("images or audio are in the messages and beside them; give them in one place")
+    for name, given in (("image", images), ("audio", audio)):
+        if given and name not in preparer.media:
+            reads = " and ".join(("text", *sorted(preparer.media)))
+            raise InvalidRequest(
+                f"{name} in the request, but {description.architecture} reads {reads}; leave it out, or open "
+                "another model"
+            )
+    work = partial(_read, description, preparer, query, messages, images, audio)
+    if not images and not audio and _is_short(query):
+        return work()
+    return await run_in_thread(work)
+
+
+def _read(
+    description: ModelDescription,
+    preparer: Preparer,
+    query: Query,
+    messages: Sequence[Message],
+    images: Sequence[ImageSource],
+    audio: Sequence[AudioSource],
+) -> Prepared:
+    prompt: str | Sequence[int]
+    if query.messages is not None:
+        prompt = preparer.render(messages)
+    elif query.prompt is not None:
+        prompt = query.prompt
+    else:
+        prompt = _given_tokens(description, query)
+    pictures = [load_image(image) for image in images] if "image" in preparer.media else list(images)
+    sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
+    return preparer.prepare(prompt, images=pictures, audio=sounds)
+
+
+def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...]:
+    given: Any = query.prompt_token_ids
+    numbers = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors have numbers of theirs
+    if not isinstance(numbers, Iterable):
+        raise InvalidRequest(f"prompt_token_ids={reprlib.repr(given)}; allowed: a sequence of integers")
+    most = None if hasattr(numbers, "__len__") else description.max_positions + 1  # what is endless ends there
+    token_ids = tuple(one.item() if isinstance(one, np.integer) else one for one in islice(numbers, most))
+    _check_token_ids(description, "prompt_token_ids", token_ids)
+    return token_ids
+
+
+def _is_short(query: Query) -> bool:
+    return query.messages is None and len(query.prompt or ()) <= INLINE_TEXT
+
+
+def _several(audio: Any) -> tuple[Any, ...]:
+    if audio is None:
+        return ()
+    return tuple(audio) if isinstance(audio, list | tuple) else (audio,)
+
+
+def _split(messages: Sequence[Message] | None) -> tuple[list[Message], list[tuple[str, Any]]]:
+    """The messages as chat templates want them, and the images and audio that were in them, in their order."""
+    found: list[tuple[str, Any]] = []
+    return [_without_media(message, found) for message in messages or ()], found
+
+
+def _without_media(message: Message, found: list[tuple[str, Any]]) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in ("image", "audio") and kind in part:
+            found.append((kind, part[kind]))
+            parts.append({"type": kind})
+        else:
+            parts.append(part)
+    return {**message, "content": parts}
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _sampling(sampling: SamplingParams | None) -> SamplingParams:
+    check_kind("sampling", sampling, SamplingParams, "SamplingParams(max_tokens=...), or leave it out: greedy sampling")
+    sampling = sampling or SamplingParams()
+    return sampling if sampling.seed is not None else evolve(sampling, seed=secrets.randbits(63))
+
+
+async def _compiled(
+    description: ModelDescription, sampling: SamplingParams, limiter: trio.CapacityLimiter | None
+) -> SamplingParams:
+    """``sampling`` with its structure compiled, so that no step does it. The first of a model takes a second or more:
+    a caller who is cancelled meanwhile does not wait for its thread, and the next one has what that thread makes."""
+    structure, structures = sampling.structure, description.structures
+    if structure is None:
+        return sampling
+    if fault := await run_in_thread(partial(fault_of, structure)):
+        raise InvalidRequest(fault)
+    if structures is None:
+        return sampling
+    work = partial(structures.compile, structure)
+    return evolve(sampling, structure=await run_in_thread(work, limiter=limiter, abandon_on_cancel=True))
+
+
+def _rules(description: ModelDescription, sampling: SamplingParams) -> LogitRules:
+    """The checkpoint's own. With a structure they give way to it, since it may ask for what they suppress, brackets and
+    quotation marks for one; timestamps stay out of it, as they are no text."""
+    if sampling.structure is None:
+        return LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
+    whisper = description.whisper
+    first = description.vocabulary_size if whisper is None else whisper.timestamp_begin_id
+    return LogitRules(suppress=tuple(range(first, description.vocabulary_size)))
+
+
+def check_kind(name: str, value: object, kind: Any, allowed: str) -> None:
+    """Raises `InvalidRequest` where ``value`` is neither ``None`` nor a ``kind``."""
+    if value is not None and not isinstance(value, kind):
+        raise InvalidRequest(f"{name}={reprlib.repr(value)}; allowed: {allowed}")  # which may be a whole image
+
+
+def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequence[int]) -> None:
+    size = description.vocabulary_size
+    for token_id in token_ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < size:
+            raise InvalidRequest(
+                f"{name} holds {token_id!r}; allowed: integers from 0 to {size - 1}, the model's vocabulary"
+            )
+
+
+def _resolve_max_tokens(description: ModelDescription, prompt_length: int, sampling: SamplingParams) -> int:
+    most = description.max_positions - prompt_length
+    if most < 1:
+        raise RequestTooLarge(
+            f"a prompt of {prompt_length} tokens leaves no room to generate; allowed: up to "
+            f"{description.max_positions - 1} tokens, the model has {description.max_positions} positions"
+        )
+    if sampling.max_tokens is not None and sampling.max_tokens > most:
+        raise RequestTooLarge(
+            f"max_tokens={sampling.max_tokens} after a prompt of {prompt_length} tokens; allowed: up to {most}, the "
+            f"model has {description.max_positions} positions; leave max_tokens out to use them all"
+        )
+    return most if sampling.max_tokens is None else sampling.max_tokens

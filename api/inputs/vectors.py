@@ -1,0 +1,134 @@
+"""Requests of pooling models: texts in, vectors or scores out."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from ...core.errors import InvalidRequest, RequestTooLarge
+from ...core.model import Kind, ModelDescription
+from ...core.order import check_priority
+from ...core.request import Pooling, Request
+from .prompts import INLINE_TEXT, keyed
+
+_INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
+
+Vectors = NDArray[np.float32]
+
+
+@frozen(kw_only=True, eq=False)
+class VectorQuery:
+    """Texts, or pairs of texts, and how each becomes a vector."""
+
+    texts: Sequence[str | tuple[str, str]]
+    pooling: Pooling
+    priority: int
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its texts are tokenized in less time than a thread costs."""
+        texts = [text if isinstance(text, str) else "".join(text) for text in self.texts[: _INLINE_TEXTS + 1]]
+        return len(texts) <= _INLINE_TEXTS and sum(map(len, texts)) <= INLINE_TEXT
+
+
+def embedding_pooling(description: ModelDescription, kind: str | None, normalize: bool | None) -> Pooling:
+    """How `Engine.embed` pools: as the checkpoint says, where the caller does not.
+
+    Raises:
+        InvalidRequest: the model gives no embeddings.
+    """
+    default = _default(description)
+    if kind is None and default.kind == "classify":
+        raise InvalidRequest(
+            f"{description.architecture} classifies; ask engine.score(...) or engine.classify(...), or give "
+            "pooling='mean', 'cls' or 'last'"
+        )
+    if kind == "classify":
+        raise InvalidRequest("pooling='classify' gives scores; ask engine.classify(...)")
+    return Pooling(kind=kind or default.kind, normalize=(default.normalize if normalize is None else bool(normalize)))
+
+
+def scoring_pooling(description: ModelDescription) -> Pooling:
+    """How `Engine.score` and `Engine.classify` pool.
+
+    Raises:
+        InvalidRequest: the model has no classification head.
+    """
+    default = _default(description)
+    if default.kind != "classify":
+        raise InvalidRequest(
+            f"{description.architecture} has no classification head; ask engine.embed(...) and compare the vectors"
+        )
+    return default
+
+
+def _default(description: ModelDescription) -> Pooling:
+    if description.kind is not Kind.POOLING or description.default_pooling is None:
+        raise InvalidRequest(
+            f"{description.architecture} generates text; vectors come from embedding models and classifiers"
+        )
+    return description.default_pooling
+
+
+def build_requests(
+    description: ModelDescription,
+    query: VectorQuery,
+    *,
+    most_tokens: int,
+    prefix_caching: bool,
+    new_id: Callable[[], str],
+) -> list[Request]:
+    """One request for each text.
+
+    Args:
+        most_tokens: of a step, which a text that cannot be divided must fit.
+        prefix_caching: whether pages are found by their content.
+    """
+    check_priority(query.priority)
+    requests = (_request(description, text, query, most_tokens, new_id()) for text in query.texts)
+    return [keyed(request, description, prefix_caching=prefix_caching) for request in requests]
+
+
+def _request(description: ModelDescription, text: Any, query: VectorQuery, most_tokens: int, name: str) -> Request:
+    preparer = description.preparer
+    assert preparer is not None, "a pooling model prepares its prompts"
+    pooling = query.pooling
+    if isinstance(text, str):
+        token_ids = preparer.prepare(text).token_ids
+    else:
+        token_ids, second = preparer.prepare_pair(*text)
+        pooling = evolve(pooling, second=second)
+    most = min(description.max_positions, most_tokens) if description.whole_prompts else description.max_positions
+    if not token_ids:
+        raise InvalidRequest("a text without tokens has no vector; allowed: 1 token or more")
+    if len(token_ids) > most:
+        raise RequestTooLarge(
+            f"a text of {len(token_ids)} tokens; allowed: up to {most} (the model has {description.max_positions} "
+            f"positions, EngineConfig(max_step_tokens={most_tokens})); cut it into pieces"
+        )
+    return Request(id=name, prompt_token_ids=token_ids, pooling=pooling, max_tokens=1, priority=query.priority)
+
+
+def check_texts(name: str, texts: object) -> tuple[str, ...]:
+    """``texts`` as a tuple; a single text counts as one.
+
+    Raises:
+        InvalidRequest: not a text or a list of texts.
+    """
+    found = (texts,) if isinstance(texts, str) else texts
+    if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
+        raise InvalidRequest(f"{name}={reprlib.repr(texts)}; allowed: a text or a list of texts")
+    return tuple(found)
+
+
+def softmax(scores: Sequence[float]) -> tuple[float, ...]:
+    """Probabilities of ``scores``."""
+    most = max(scores)
+    parts = [math.exp(score - most) for score in scores]
+    return tuple(part / sum(parts) for part in parts)

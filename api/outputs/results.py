@@ -1,0 +1,143 @@
+"""What the engine gives back: completions, deltas, transcripts and their segments, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+from attrs import field, frozen
+
+from ...core.request import FinishReason
+from ...core.timings import Timings
+
+
+@frozen(kw_only=True)
+class Usage:
+    """Tokens that one request read and wrote, and the seed that they were drawn with: with it they are drawn again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    seed: int | None = field(default=None, eq=False)
+
+
+TopLogprobs = tuple[tuple[int, float], ...]  # (token, natural log-probability), the likeliest first
+
+
+@frozen(kw_only=True)
+class Completion:
+    """The whole output of one request.
+
+    ``text`` ends before a stop string. ``token_ids`` are the generated tokens without the end-of-text or stop token; of
+    a text that a stop string ended they reach to the token that made that certain. ``logprobs`` holds the natural
+    logarithm of a probability for each of them, taken after all rules and penalties and before the temperature.
+    ``top_logprobs`` holds for each of them the likeliest tokens of the same distribution, as many as
+    ``SamplingParams.logprobs`` asks for (fewer where fewer can be sampled); ``None`` where nobody asks.
+
+    ``alternatives`` are the others of ``SamplingParams(n=...)``, with a usage of their own each and no alternatives.
+    ``timings`` tell how long each stage took; completions are compared without them.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[TopLogprobs, ...] | None = None
+    usage: Usage
+    alternatives: tuple[Completion, ...] = ()
+    timings: Timings | None = field(default=None, eq=False)
+
+
+@frozen(kw_only=True)
+class Delta:
+    """What a streaming request added since the delta before.
+
+    ``text`` is ``""`` while a character is incomplete, or while it may be the beginning of a stop string. ``logprobs``
+    and ``top_logprobs`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` come with the last
+    delta alone, which may have no tokens.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[TopLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+@frozen(kw_only=True)
+class Segment:
+    """A stretch of speech: what was said from ``start`` to ``end``, both in seconds from the beginning of the audio.
+
+    Segments of a transcript are in order and do not overlap; none reaches past the end of the audio.
+
+    Args:
+        id: 0 for the first segment of the audio, then counting.
+        text: as the model wrote it, usually with a leading space; texts of segments are joined without a separator.
+        token_ids: the text's tokens, without timestamps.
+        avg_logprob: mean natural log-probability of the tokens of the segment's *window*.
+        no_speech_prob: the model's probability, 0 to 1, that nobody speaks in the window; 0 where it cannot tell.
+        compression_ratio: UTF-8 bytes of the window's text over their zlib-compressed size; above 2.4: repetitions.
+        temperature: the sampling temperature that gave the window's text.
+    """
+
+    id: int
+    start: float
+    end: float
+    text: str
+    token_ids: tuple[int, ...]
+    avg_logprob: float
+    no_speech_prob: float
+    compression_ratio: float
+    temperature: float
+
+
+@frozen(kw_only=True)
+class Progress:
+    """Where a transcription is: what is known of its language (see `Transcript`), seconds of all and done, and at its
+    end how long it took."""
+
+    language: str | None
+    language_probability: float | None
+    duration: float
+    position: float
+    timings: Timings | None = None
+
+
+@frozen(kw_only=True)
+class Transcript:
+    """What was said in one audio.
+
+    ``text`` is the segments' text without outer blanks. ``language`` is the code of the spoken language ("en"), and
+    ``language_probability`` the model's certainty among the languages it knows, 0 to 1; it is ``None`` where the
+    language was not detected, because the caller named it or the model knows only one. ``duration`` is the length of
+    the audio in seconds. ``timings`` tell how long each stage took; transcripts are compared without them.
+    """
+
+    text: str
+    language: str
+    language_probability: float | None
+    duration: float
+    segments: tuple[Segment, ...]
+    timings: Timings | None = field(default=None, eq=False)
+
+    @classmethod
+    def of(
+        cls,
+        segments: Iterable[Segment],
+        *,
+        language: str | None,
+        language_probability: float | None,
+        duration: float,
+        timings: Timings | None = None,
+    ) -> Self:
+        """The transcript that ``segments``, all of one audio, make. A finished transcription knows its language."""
+        found = tuple(segments)
+        assert language is not None, "a transcription ended without a language"
+        return cls(
+            text="".join(segment.text for segment in found).strip(),
+            language=language,
+            language_probability=language_probability,
+            duration=duration,
+            segments=found,
+            timings=timings,
+        )

@@ -1,0 +1,262 @@
+"""The client's end of a request, `Mailbox`: what the scheduler commits arrives here, up to the request's one end. And
+what clients iterate over: `Deltas` of a request, `SegmentStream` of a transcription."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import NoReturn, Protocol, Self, TypeVar
+
+import trio
+
+from ...actors.messages import Aborted, End, Failed, Finished
+from ...core.errors import EngineClosed, EngineStateError
+from ...core.plan import SampledToken
+from ...core.request import FinishReason
+from ...core.timings import Timings
+from .results import Delta
+from .text import Output
+
+FAIR = 16  # deltas that a reader may take in a row without giving others their turn
+
+
+class Mailbox:
+    """One request's messages, unbounded (a request writes at most ``max_tokens`` of them).
+
+    What arrives together wakes a reader once (`wait`); one who wants the whole of it sleeps until there is nothing more
+    to come (`wait_end`). Nobody who sleeps costs anything for a token.
+
+    Attributes:
+        unread: the tokens that nobody has taken; none where ``on_token`` takes them.
+        ended: the request's last message has arrived.
+        timings: of the request, from the call on; ``None`` until it has ended, and where it failed.
+    """
+
+    def __init__(
+        self,
+        on_end: Callable[[], object],
+        on_token: Callable[[SampledToken], object] | None = None,
+        waited: float = 0.0,
+    ) -> None:
+        """``on_end`` is called in the scheduler's task when the request has ended, read or not, and ``on_token`` there
+        for every token, which must not raise. ``waited``: seconds from the call to the request's submission."""
+        self.unread: deque[SampledToken] = deque()
+        self.ended = False
+        self.timings: Timings | None = None
+        self._end: End | None = None  # until somebody has read it
+        self._on_end = on_end
+        self._on_token = on_token
+        self._waited = waited
+        self._for_news: list[trio.lowlevel.Task] = []
+        self._for_end: list[trio.lowlevel.Task] = []
+
+    # -- the scheduler's side ----------------------------------------------------------------------------------------
+
+    def put(self, sampled: tuple[SampledToken, ...]) -> None:
+        """Called by the scheduler. Nothing is lost: the reader either reads it or has said that it does not care."""
+        if self._on_token is None:
+            self.unread.extend(sampled)
+        else:
+            for one in sampled:
+                self._on_token(one)
+        _wake(self._for_news)
+
+    def end(self, end: End) -> None:
+        """Called by the scheduler, once."""
+        self.ended = True
+        self._end = end
+        self._on_token = None
+        if not isinstance(end, Failed) and end.timings is not None:
+            self.timings = end.timings.since(self._waited)
+        self._on_end()
+        _wake(self._for_news)
+        _wake(self._for_end)
+
+    # -- the reader's side -------------------------------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Sleeps until something arrives, or the request has ended. For readers who have just seen that nothing is
+        there."""
+        try:
+            if self.ended:
+                await trio.lowlevel.checkpoint()
+            else:
+                await _sleep(self._for_news)
+        except trio.Cancelled as cancelled:
+            # trio's frames below lead by f_back to a nursery that fails, and so to the group that will hold this very
+            # error: a reference cycle, in which our callers' frames and their requests would wait for a collection
+            cancelled.__traceback__ = None
+            raise
+
+    async def wait_end(self) -> None:
+        """Returns when the request has ended."""
+        try:
+            if self.ended:
+                await trio.lowlevel.checkpoint()
+            else:
+                await _sleep(self._for_end)
+        except trio.Cancelled as cancelled:
+            cancelled.__traceback__ = None  # see `wait`
+            raise
+
+    async def give_way(self) -> None:
+        """Gives others their turn."""
+        try:
+            await trio.lowlevel.checkpoint()
+        except trio.Cancelled as cancelled:
+            cancelled.__traceback__ = None  # see `wait`
+            raise
+
+    def take_end(self) -> FinishReason:
+        """Why the request has ended, to be asked once.
+
+        Raises:
+            EngineError: the request failed, or the engine ended before it did (`EngineClosed`).
+        """
+        end, self._end = self._end, None
+        assert end is not None, "a request's end is read twice, or before it came"
+        match end:
+            case Finished(reason, _):
+                return reason
+            case Failed(error):
+                try:
+                    raise error
+                finally:
+                    del end, error  # a frame in its own error's traceback would be a reference cycle
+            case Aborted():
+                raise EngineClosed(
+                    "the request was aborted: its stream was left, or the engine's block ended and the time to drain "
+                    "was over, or the engine was asleep then; leave them later, raise "
+                    "EngineConfig(drain_seconds=...), or wake the engine before its block ends"
+                )
+
+
+@trio.lowlevel.enable_ki_protection
+async def _sleep(sleepers: list[trio.lowlevel.Task]) -> None:
+    """Until `_wake`. A frame of its own: what it names must not be in the traceback of a cancellation."""
+    task = trio.lowlevel.current_task()
+    sleepers.append(task)
+    await trio.lowlevel.wait_task_rescheduled(partial(_withdraw, sleepers, task))
+
+
+@trio.lowlevel.enable_ki_protection  # trio calls it, where a ^C would be an internal error
+def _withdraw(sleepers: list[trio.lowlevel.Task], task: trio.lowlevel.Task, _: object) -> trio.lowlevel.Abort:
+    sleepers.remove(task)
+    return trio.lowlevel.Abort.SUCCEEDED
+
+
+def _wake(sleepers: list[trio.lowlevel.Task]) -> None:
+    while sleepers:
+        trio.lowlevel.reschedule(sleepers.pop())
+
+
+class DeltaStream(Protocol):
+    """Async iterator of `Delta`, as ``async with engine.stream(...) as deltas`` gives it."""
+
+    @property
+    def timings(self) -> Timings | None:
+        """How long its request took, stage by stage; ``None`` until it has ended, and where it failed."""
+
+    def __aiter__(self) -> Self:
+        """Itself."""
+
+    async def __anext__(self) -> Delta:
+        """The next delta."""
+
+
+class Deltas:
+    """The `DeltaStream` of one request, whose ``mailbox`` or reader feeds ``output``."""
+
+    def __init__(self, mailbox: Mailbox, output: Output) -> None:
+        self._mailbox = mailbox
+        self._output = output
+        self._in_a_row = 0  # deltas since others last had a turn
+
+    @property
+    def timings(self) -> Timings | None:
+        """See `DeltaStream.timings`."""
+        return self._mailbox.timings
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = self.next_ready()
+        while delta is None:
+            if self._output.over:
+                raise StopAsyncIteration
+            if self._in_a_row >= FAIR:
+                await self._mailbox.give_way()
+            else:
+                await self._mailbox.wait()
+            self._in_a_row = 0
+            delta = self.next_ready()
+        return delta
+
+    def next_ready(self) -> Delta | None:
+        """The next delta, if it is there and others have had their turns. The last one comes when the request has
+        ended, which is at once after a stop string, so that `timings` are there with it."""
+        output = self._output
+        if self._in_a_row >= FAIR or not (output.ready or self._fill()):
+            return None
+        if output.ended and len(output.ready) == 1 and not self._mailbox.ended:
+            return None
+        self._in_a_row += 1
+        return output.ready.popleft()
+
+    def _fill(self) -> bool:
+        """Feeds the output until it has a delta, if it can."""
+        output, mailbox = self._output, self._mailbox
+        while not output.ready:
+            if output.fault is not None:
+                output.raise_fault()
+            if output.ended:
+                return False
+            if mailbox.unread:
+                output.take(mailbox.unread.popleft())
+            elif mailbox.ended:
+                output.ended = True  # whatever its end says, nothing else comes
+                output.end(mailbox.take_end())
+            else:
+                return False
+        return True
+
+
+Opened_co = TypeVar("Opened_co", covariant=True)
+
+
+class StreamBlock(AbstractAsyncContextManager[Opened_co]):
+    """The block of a stream, which says so to those who read it unopened."""
+
+    def __init__(self, block: AbstractAsyncContextManager[Opened_co], method: str) -> None:
+        self._block = block
+        self._method = method
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aenter__(self) -> Opened_co:
+        return await self._block.__aenter__()
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            return await self._block.__aexit__(kind, error, traceback)
+        finally:
+            del error, traceback
+
+    def __aiter__(self) -> NoReturn:
+        raise self._unopened()
+
+    def __await__(self) -> NoReturn:
+        raise self._unopened()
+
+    def _unopened(self) -> EngineStateError:
+        return EngineStateError(
+            f"engine.{self._method}(...) was read before it was opened; allowed: async with "
+            f"engine.{self._method}(...) as parts: async for part in parts: ... (leaving the block early withdraws "
+            "what still runs)"
+        )

@@ -1,0 +1,246 @@
+"""From sampled tokens to what callers see: text as it comes, its end at a stop string, deltas and completions.
+
+Pure: nothing here waits. `Deltas` in `triolet.api.outputs.streams` feeds it from a request's mailbox.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from attrs import define, field
+
+from ...core.errors import InvalidRequest
+from ...core.plan import SampledToken
+from ...core.request import FinishReason, Request
+from .results import Completion, Delta, Usage
+from .stops import StopStrings
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what decoders make of bytes that are no character (yet)
+
+
+@define(eq=False)
+class TextDeltas:
+    """Turns tokens into text as they come: bytes of an unfinished character are held back.
+
+    The text of some tokens depends on those before them: decoders drop the space at the beginning of a text, and join
+    bytes to characters. So a token is decoded behind those that gave text before it, and what these give alone is taken
+    off; more of the past would only cost time.
+
+    Args:
+        tokenizer: of the model.
+        special_ids: tokens that give no text.
+        alone: the text of each token that was decoded alone, which is the same for every request.
+    """
+
+    tokenizer: Any
+    special_ids: frozenset[int]
+    alone: dict[int, str] = field(factory=dict)
+    _window: list[int] = field(factory=list, init=False)  # the tokens that gave text last, and those since
+    _given: int = field(default=0, init=False)  # how many of them have given their text
+    _before: str = field(default="", init=False)  # that text, as these tokens give it alone
+
+    def add(self, token_id: int) -> str:
+        """The text that ``token_id`` completed."""
+        if token_id in self.special_ids:
+            return ""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        if text.endswith(_UNFINISHED) or len(text) <= len(self._before):
+            return ""
+        new = _behind(self._before, text)
+        del self._window[: self._given]
+        self._given, self._before = len(self._window), self._decode_given()
+        return new
+
+    def rest(self) -> str:
+        """What is still held back when the request has ended."""
+        text, self._window = self._decode(self._window), []
+        new, self._given, self._before = _behind(self._before, text), 0, ""
+        return new
+
+    def _decode_given(self) -> str:
+        """The text of the window. It is mostly one token."""
+        if len(self._window) > 1:
+            return self._decode(self._window)
+        token_id = self._window[0]
+        if token_id not in self.alone:
+            self.alone[token_id] = self._decode(self._window)
+        return self.alone[token_id]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True)) if token_ids else ""
+
+
+def _behind(before: str, text: str) -> str:
+    """What ``text`` has behind ``before``. A decoder that changes what it gave before (spaces before a full stop, bytes
+    that are no character after all) is followed from the first change on: nothing new is lost."""
+    if text.startswith(before):
+        return text[len(before) :]
+    pairs = zip(before, text, strict=False)
+    return text[next((place for place, (old, new) in enumerate(pairs) if old != new), min(len(before), len(text))) :]
+
+
+@define(eq=False)
+class Output:
+    """The output of one request as it grows, one `Delta` after another.
+
+    Args:
+        prompt_tokens: for the usage.
+        stop_ids: tokens that end the request and are no part of its output.
+        texts: ``None`` where nobody reads the text of a delta.
+        stops: the request's stop strings; they need ``texts``.
+        tops: whether ``top_logprobs`` were asked for.
+        seed: for the usage.
+        withdraw: called once, when a stop string or a fault ends the output before its request.
+    """
+
+    prompt_tokens: int
+    stop_ids: frozenset[int]
+    texts: TextDeltas | None
+    stops: StopStrings
+    tops: bool
+    withdraw: Callable[[], object] | None = None
+    seed: int | None = None
+    eager: bool = field(init=False)
+    """Whether it is to be fed when tokens come, not when they are read: else a slow reader would have its request
+    decode beyond a stop string."""
+    ready: deque[Delta] = field(factory=deque, init=False)
+    """What nobody has read yet."""
+    ended: bool = field(default=False, init=False)
+    """Nothing is added any more."""
+    fault: Exception | None = field(default=None, init=False)
+    """What ended the output before its request; see `raise_fault`."""
+    _sampled: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.eager = bool(self.stops.stops)
+
+    @property
+    def over(self) -> bool:
+        """Nothing comes any more."""
+        return self.ended and not self.ready and self.fault is None
+
+    def take(self, sampled: SampledToken) -> None:
+        """Adds ``sampled``. With the token that completes a stop string the output ends, and what comes after it is
+        nothing. Never raises: it may be called in a task that serves everybody; see `raise_fault`."""
+        if self.ended:
+            return
+        try:
+            delta = self._add(sampled)
+        except Exception as error:  # noqa: BLE001  (raised by `raise_fault`)
+            error.__traceback__ = None  # through that frame it would refer to itself
+            self.fault, self.ended, delta = error, True, None
+        if delta is not None:
+            self.ready.append(delta)
+        if self.ended and self.withdraw is not None:
+            self.withdraw()
+            self.withdraw = None
+
+    def raise_fault(self) -> None:
+        """Raises what ended the output, once.
+
+        Raises:
+            InvalidRequest: the request's structure could not be followed.
+        """
+        fault, self.fault = self.fault, None
+        try:
+            if fault is not None:
+                raise fault
+        finally:
+            del fault  # a frame in its own error's traceback would be a reference cycle
+
+    def _add(self, sampled: SampledToken) -> Delta | None:
+        if sampled.error:
+            raise InvalidRequest(sampled.error)
+        if sampled.token_id is None:
+            return None
+        self._sampled += 1
+        if sampled.token_id in self.stop_ids:
+            return None
+        text = "" if self.texts is None else self.texts.add(sampled.token_id)
+        if self.eager:
+            text = self.stops.feed(text)
+            self.ended = self.stops.stopped
+        return Delta(
+            text=text,
+            token_ids=(sampled.token_id,),
+            logprobs=(sampled.logprob,),
+            top_logprobs=(sampled.top,) if self.tops else None,
+            finish_reason=FinishReason.STOP if self.ended else None,
+            usage=self._usage() if self.ended else None,
+        )
+
+    def end(self, reason: FinishReason) -> None:
+        """Adds the last delta of a request that ended by itself: the text that was held back."""
+        self.ended = True
+        text = "" if self.texts is None else self.stops.feed(self.texts.rest()) + self.stops.rest()
+        last = Delta(
+            text=text,
+            token_ids=(),
+            top_logprobs=() if self.tops else None,
+            finish_reason=FinishReason.STOP if self.stops.stopped else reason,
+            usage=self._usage(),
+        )
+        self.ready.append(last)
+
+    def completion(
+        self, sampled: Iterable[SampledToken], reason: FinishReason, decode: Callable[[Sequence[int]], str]
+    ) -> Completion:
+        """All that a request without stop strings gave, read at once: without a delta and a piece of text per token.
+
+        Raises:
+            InvalidRequest: the request's structure could not be followed.
+        """
+        given = [one for one in sampled if one.token_id is not None or one.error]
+        for one in given:
+            if one.error:
+                raise InvalidRequest(one.error)
+        self._sampled, self.ended = len(given), True
+        kept = [one for one in given if one.token_id not in self.stop_ids]
+        token_ids = tuple(one.token_id for one in kept if one.token_id is not None)
+        return Completion(
+            text=decode(token_ids),
+            token_ids=token_ids,
+            finish_reason=reason,
+            logprobs=tuple(one.logprob for one in kept),
+            top_logprobs=tuple(one.top for one in kept) if self.tops else None,
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._sampled, seed=self.seed)
+
+
+def output_of(
+    request: Request, texts: TextDeltas | None, eos_ids: frozenset[int], withdraw: Callable[[], object]
+) -> Output:
+    """The output of ``request``; ``texts`` where its deltas are read or its text may end early."""
+    sampling = request.sampling
+    stops = frozenset(sampling.stop_token_ids)
+    return Output(
+        prompt_tokens=len(request.prompt_token_ids),
+        stop_ids=stops if sampling.ignore_eos else stops | eos_ids,
+        texts=texts,
+        stops=StopStrings(sampling.stop),
+        tops=sampling.logprobs is not None,
+        withdraw=withdraw,
+        seed=sampling.seed,
+    )
+
+
+def completion_of(deltas: Sequence[Delta]) -> Completion:
+    """All ``deltas`` of a request that ended well, as one value."""
+    last = deltas[-1]
+    assert last.finish_reason is not None, "a request ended without a reason"
+    assert last.usage is not None, "a request ended without its usage"
+    asked = last.top_logprobs is not None
+    return Completion(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        finish_reason=last.finish_reason,
+        logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
+        top_logprobs=tuple(top for delta in deltas for top in delta.top_logprobs or ()) if asked else None,
+        usage=last.usage,
+    )

@@ -1,0 +1,216 @@
+"""`Recipe`: a transcription's options resolved against one model. It makes the requests and reads their tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from attrs import field, frozen
+
+from ...core.errors import InvalidRequest
+from ...core.model import ModelDescription, WhisperTokens
+from ...core.request import EncoderItem, FinishReason, LogitRules, Probe, Request, SamplingParams, TimestampRules
+from .options import TranscribeOptions
+from .windows import Generated, Span, WindowCut, cut_window
+
+MIN_PROGRESS = 1.0  # seconds: a next window that starts sooner would cost a whole window's work for next to nothing
+
+
+def language_probabilities(language_ids: Mapping[str, int], logprobs: Sequence[float]) -> dict[str, float]:
+    """Probabilities among the languages alone, by code, from their log-probabilities in the same order."""
+    highest = max(logprobs)
+    weights = [math.exp(value - highest) for value in logprobs]
+    total = sum(weights)
+    return {code: weight / total for code, weight in zip(language_ids, weights, strict=True)}
+
+
+def whisper_tokens(description: ModelDescription) -> WhisperTokens:
+    """The special tokens of a model that transcribes.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    if description.whisper is None:
+        raise InvalidRequest(
+            f"{description.name} ({description.architecture}) cannot transcribe; allowed: Whisper models. "
+            "engine.generate asks models that read audio among their tokens"
+        )
+    return description.whisper
+
+
+def resolve_language(language: str | None, tokens: WhisperTokens) -> str | None:
+    """The language's code, ``None`` where it is to be detected; English-only models always give "en".
+
+    Raises:
+        InvalidRequest: a language that the model does not know.
+    """
+    known = tokens.language_ids or {"en": -1}
+    if language is None:
+        return None if tokens.language_ids else "en"
+    name = language.strip().lower()
+    name = name.removeprefix("<|").removesuffix("|>")
+    code = name if name in known else _language_names().get(name, name)
+    if code in known:
+        return code
+    if not tokens.language_ids:
+        raise InvalidRequest(
+            f"language={language!r}, but the model knows English only; allowed: None, 'en'. Use a multilingual model"
+        )
+    raise InvalidRequest(
+        f"language={language!r}; allowed: None (detect), an English name, or one of {', '.join(sorted(known))}"
+    )
+
+
+def _language_names() -> Mapping[str, str]:
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    names: Mapping[str, str] = TO_LANGUAGE_CODE
+    return names
+
+
+@frozen(kw_only=True)
+class Recipe:
+    """Options resolved against one model: makes the requests and reads their tokens.
+
+    Raises:
+        InvalidRequest: the model is not a speech model, or does not know the language, the task or prompts.
+    """
+
+    options: TranscribeOptions
+    description: ModelDescription
+    tokens: WhisperTokens = field(init=False)
+    language: str | None = field(init=False)  # None: to be detected
+    special: frozenset[int] = field(init=False)
+    previous: tuple[int, ...] = field(init=False)  # <|startofprev|> and the prompt's tokens
+
+    @tokens.default
+    def _tokens(self) -> WhisperTokens:
+        return whisper_tokens(self.description)
+
+    @language.default
+    def _language(self) -> str | None:
+        tasks = self.tokens.task_ids or ("transcribe",)
+        if self.options.task not in tasks:
+            raise InvalidRequest(
+                f"task={self.options.task!r}, but {self.description.name} knows only: {', '.join(map(repr, tasks))}"
+            )
+        return resolve_language(self.options.language, self.tokens)
+
+    @special.default
+    def _special(self) -> frozenset[int]:
+        """What is no text below the timestamps: every vocabulary of Whisper ends its text with <|endoftext|>, goes on
+        with <|startoftranscript|> and has only special tokens, <|startoflm|> too, from there to <|0.00|>."""
+        tokens = self.tokens
+        named = {tokens.no_timestamps_id, tokens.previous_id, tokens.no_speech_id}
+        ids = named | {*tokens.language_ids.values(), *tokens.task_ids.values(), *self.description.eos_token_ids}
+        layout = range(tokens.start_id, tokens.timestamp_begin_id)
+        return frozenset(token for token in ids if token is not None).union([tokens.start_id], layout)
+
+    @previous.default
+    def _previous(self) -> tuple[int, ...]:
+        prompt = (self.options.prompt or "").strip()
+        if not prompt:
+            return ()
+        if self.tokens.previous_id is None:
+            raise InvalidRequest(
+                f"prompt={prompt!r}, but {self.description.name} has no <|startofprev|> token; allowed: None"
+            )
+        encoded = tuple(self.description.tokenizer.encode(f" {prompt}", add_special_tokens=False))
+        if any(not self.is_text(token) for token in encoded):
+            raise InvalidRequest(f"prompt={prompt!r} holds a special token (<|...|>); allowed: plain text")
+        kept = max(self.description.max_positions // 2 - 1, 0)
+        last = encoded[max(len(encoded) - kept, 0) :]
+        return (self.tokens.previous_id, *last) if last else ()
+
+    @property
+    def timestamp_step(self) -> int:
+        """Samples of one timestamp step."""
+        return round(self.tokens.seconds_per_timestamp * self.description.sampling_rate)
+
+    @property
+    def with_timestamps(self) -> bool:
+        """The model writes timestamps."""
+        return self.options.timestamps == "segment"
+
+    def is_text(self, token: int) -> bool:
+        """Not a timestamp and not a special token."""
+        return token < self.tokens.timestamp_begin_id and token not in self.special
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ``token_ids`` without timestamps and special tokens."""
+        kept = [token for token in token_ids if self.is_text(token)]
+        return str(self.description.tokenizer.decode(kept, skip_special_tokens=True))
+
+    def detection(self, request_id: str, item: EncoderItem) -> Request:
+        """Asks for the language: one token after <|startoftranscript|>, and the probability of each language."""
+        languages = tuple(self.tokens.language_ids.values())
+        silence = () if self.tokens.no_speech_id is None else (self.tokens.no_speech_id,)
+        return Request(
+            id=request_id,
+            prompt_token_ids=(self.tokens.start_id,),
+            items=(item,),
+            sampling=SamplingParams(max_tokens=1),
+            rules=LogitRules(allowed=languages),
+            probe=Probe(position=0, token_ids=languages + silence),
+            max_tokens=1,
+        )
+
+    def detected(self, generated: Generated) -> tuple[str, float]:
+        """The likeliest language and its probability among all."""
+        assert generated.probe is not None, "the answer to a request with a probe has no probe"
+        languages = self.tokens.language_ids
+        found = language_probabilities(languages, generated.probe[: len(languages)])
+        best = max(found, key=found.__getitem__)
+        return best, found[best]
+
+    def request(self, request_id: str, item: EncoderItem, language: str, attempt: int, *, first: bool) -> Request:
+        """Asks for a window's text at the temperature of ``attempt``; the probe tells the probability of no speech."""
+        prompt = (*(self.previous if first else ()), *self._start(language))
+        most = self.description.max_positions - len(prompt)
+        silence = self.tokens.no_speech_id
+        assert self.options.seed is not None, "a fresh seed is chosen when the transcription is made"
+        start = prompt.index(self.tokens.start_id)
+        return Request(
+            id=request_id,
+            prompt_token_ids=prompt,
+            items=(item,),
+            sampling=SamplingParams(
+                max_tokens=most, temperature=self.options.temperature[attempt], seed=self.options.seed + attempt
+            ),
+            rules=self._rules(),
+            probe=None if silence is None else Probe(position=start, token_ids=(silence,)),
+            max_tokens=most,
+        )
+
+    def _start(self, language: str) -> tuple[int, ...]:
+        tokens = self.tokens
+        ids = [tokens.start_id]
+        if tokens.language_ids:
+            ids.append(tokens.language_ids[language])
+        if tokens.task_ids:
+            ids.append(tokens.task_ids[self.options.task])
+        if not self.with_timestamps:
+            ids.append(tokens.no_timestamps_id)
+        return tuple(ids)
+
+    def _rules(self) -> LogitRules:
+        tokens = self.tokens
+        timestamps = TimestampRules(
+            begin_id=tokens.timestamp_begin_id,
+            no_timestamps_id=tokens.no_timestamps_id,
+            max_initial=tokens.max_initial_timestamp,
+        )
+        return LogitRules(
+            suppress=self.description.suppress_token_ids,
+            begin_suppress=self.description.begin_suppress_token_ids,
+            timestamps=timestamps if self.with_timestamps else None,
+        )
+
+    def cut(self, generated: Generated) -> WindowCut:
+        """The spans of a window and where the next one starts."""
+        if self.with_timestamps:
+            finished = generated.finish_reason is FinishReason.STOP
+            least = math.ceil(MIN_PROGRESS / self.tokens.seconds_per_timestamp)
+            begin_id = self.tokens.timestamp_begin_id
+            return cut_window(generated.token_ids, begin_id, finished=finished, least=least)
+        return WindowCut((Span(0, None, generated.token_ids),), None)

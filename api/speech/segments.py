@@ -1,0 +1,77 @@
+"""What clients iterate over while a transcription runs: its segments."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from ...core.timings import Timings
+from ..outputs.results import Progress, Segment
+from .transcription import Transcription
+
+
+class Segments:
+    """Async iterator of `Segment` over one transcription."""
+
+    def __init__(self, transcription: Transcription) -> None:
+        self._transcription = transcription
+        self._pending: list[Segment] = []
+
+    def progress(self) -> Progress:
+        """Where the transcription is."""
+        return Progress(
+            language=self._transcription.language,
+            language_probability=self._transcription.language_probability,
+            duration=self._transcription.duration,
+            position=self._transcription.position,
+            timings=self._transcription.timings,
+        )
+
+    def __aiter__(self) -> AsyncIterator[Segment]:
+        return self
+
+    async def __anext__(self) -> Segment:
+        while not self._pending:
+            segments = await self._transcription.next_window()
+            if segments is None:
+                raise StopAsyncIteration
+            self._pending = segments
+        return self._pending.pop(0)
+
+
+class SegmentStream:
+    """Async iterator of `Segment`; ``language``, ``language_probability`` and ``duration`` are known from the start."""
+
+    def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[], Progress]) -> None:
+        self._segments = segments
+        self.progress = progress
+
+    @property
+    def language(self) -> str | None:
+        """The code of the spoken language."""
+        return self.progress().language
+
+    @property
+    def language_probability(self) -> float | None:
+        """The model's certainty, 0 to 1; ``None`` where the language was given."""
+        return self.progress().language_probability
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the audio."""
+        return self.progress().duration
+
+    @property
+    def position(self) -> float:
+        """Seconds that are done."""
+        return self.progress().position
+
+    @property
+    def timings(self) -> Timings | None:
+        """How long it took, stage by stage; ``None`` before the last window is done."""
+        return self.progress().timings
+
+    def __aiter__(self) -> AsyncIterator[Segment]:
+        return self
+
+    async def __anext__(self) -> Segment:
+        return await anext(self._segments)

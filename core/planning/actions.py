@@ -1,0 +1,101 @@
+"""What the planner decided and others must hear of: actions, which the scheduler turns into messages and events."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import frozen
+
+from ..plan import SampledToken
+from ..request import EncoderItem, FinishReason
+
+
+@frozen
+class Acquire:
+    """Ask the encoder cache for the item; `Planner.encoder_ready` or `encoder_refused` answers.
+
+    ``holder`` is new for every acquire, so that a late answer to a withdrawn one is recognised. ``order``: the smallest
+    is served first."""
+
+    holder: str
+    item: EncoderItem
+    order: int
+    request_id: str
+
+
+@frozen
+class Release:
+    """``holder`` no longer needs the entry (or no longer waits for it)."""
+
+    holder: str
+    key: str
+
+
+@frozen
+class HoldsAll:
+    """The request holds all encoder outputs that it has acquired."""
+
+    request_id: str
+
+
+@frozen
+class Start:
+    """The request has a place and pages, and is part of the next step."""
+
+    request_id: str
+
+
+@frozen
+class Preempt:
+    """The request gave way to another one and waits again."""
+
+    request_id: str
+
+
+@frozen
+class Suspect:
+    """The request was part of a failed step."""
+
+    request_id: str
+
+
+@frozen
+class Shrink:
+    """Steps feed at most ``tokens`` from now on: one did not fit the memory."""
+
+    tokens: int
+
+
+@frozen
+class Commit:
+    """All that a step gave to the request is final."""
+
+    request_id: str
+    sampled: tuple[SampledToken, ...]
+
+
+@frozen
+class Finish:
+    """The request ended well."""
+
+    request_id: str
+    reason: FinishReason
+
+
+@frozen
+class Fail:
+    """The request ended with an error."""
+
+    request_id: str
+    error: Exception
+
+
+@frozen
+class Abort:
+    """The request ended because somebody wished so."""
+
+    request_id: str
+
+
+Action: TypeAlias = Acquire | Release | HoldsAll | Start | Preempt | Suspect | Shrink | Commit | Finish | Fail | Abort
+"""Something that the scheduler must tell others."""

@@ -1,0 +1,300 @@
+"""How a step is planned: the acts over a `StepDraft`. They read the planner's state and write the draft alone.
+
+In this order: running sequences *give way* to a more urgent one that waits; those that decode have their token each;
+prompts that are being read *read on* with what is left; those that wait are *admitted*; tokens that nobody took *fill
+up* the prompts that wanted more; draft tokens are *proposed* with what nobody wants. Whom a step may run is one rule,
+`_eligible`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+
+from attrs import define, evolve
+
+from ..batch_size import BatchSize
+from ..request import EncoderItem
+from .acquirer import Acquirer
+from .draft import Part, StepDraft
+from .limits import PlannerLimits
+from .quarantine import Quarantine
+from .room import Room
+from .sequence import Phase, Sequence
+
+_MOST_WORK = 4096  # pages looked at to admit sequences in one step, a key that must be computed counting as several
+_KEY_WORK = 4
+_IN_ORDER = attrgetter("key")
+
+
+@define(eq=False)
+class Acts:
+    """``sequences``: all that are here, by request id."""
+
+    limits: PlannerLimits
+    sequences: Mapping[str, Sequence]
+    room: Room
+    acquirer: Acquirer
+    quarantine: Quarantine
+    step_size: BatchSize
+
+    def draft(self) -> StepDraft:
+        """The next step. Suspects run in steps of their own. Where none of them can, everybody else does, but nobody
+        starts who comes after a suspect that waits for room."""
+        lost: dict[Sequence, None] = {}
+        blocked: Sequence | None = None
+        for only in (*self._turns(), None):
+            draft = StepDraft(
+                tokens=self.step_size.budget,
+                pages=self.room.pages.free,
+                slots=self.room.slots.free,
+                places=self.room.places,
+                lost=lost,
+                blocked=blocked,
+            )
+            running, ready = self._eligible(only)
+            if only is None:
+                self._give_way(draft)
+            decoding, reading = self._split(running)
+            self._decode(draft, decoding)
+            self._read_on(draft, reading)
+            self._admit(draft, ready)
+            self._fill_up(draft)
+            self._propose(draft)
+            if draft.parts:  # a turn without any has moved nobody: whom it would have preempted stays for now
+                break
+            blocked = draft.blocked
+        return draft
+
+    # -- whom it may run ---------------------------------------------------------------------------------------------
+
+    def _turns(self) -> Iterable[frozenset[str]]:
+        if not self.quarantine:
+            return ()
+        suspects = [self.sequences[request_id] for request_id in self.quarantine]
+        may_run = [s for s in suspects if s.phase is Phase.RUNNING or s in self.acquirer.ready]
+        return self.quarantine.turns(s.request.id for s in sorted(may_run, key=_IN_ORDER))
+
+    def _eligible(self, only: frozenset[str] | None) -> tuple[list[Sequence], Iterable[Sequence]]:
+        """Whom a step may run, of those that run and of those that are ready: ``only`` these, or all but suspects."""
+        if only is not None:
+            chosen = sorted((self.sequences[request_id] for request_id in only), key=_IN_ORDER)
+            running = [sequence for sequence in chosen if sequence.phase is Phase.RUNNING]
+            return running, [sequence for sequence in chosen if sequence.phase is Phase.WAITING]
+        if not self.quarantine:
+            return self.room.running, self.acquirer.ready
+        free = [sequence for sequence in self.room.running if sequence.request.id not in self.quarantine]
+        return free, (sequence for sequence in self.acquirer.ready if sequence.request.id not in self.quarantine)
+
+    def _split(self, running: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Those that want one token and need no item for it, and those that read their prompt. A sequence with draft
+        tokens in flight wants nothing: how many it will have sampled is not known."""
+        decoding, reading = [], []
+        for sequence in running:
+            known = len(sequence.tokens) + sequence.sampling
+            wanted = known - sequence.dispatched
+            if wanted < 1 or known >= sequence.limit or sequence.drafting:
+                continue
+            if wanted == 1 and sequence.dispatched >= sequence.placeholders.stop:
+                decoding.append(sequence)
+            else:
+                reading.append(sequence)
+        return decoding, reading
+
+    # -- giving way --------------------------------------------------------------------------------------------------
+
+    def _give_way(self, draft: StepDraft) -> None:
+        """A waiting sequence that lacks nothing but room has that of running ones that are less urgent and come later:
+        of the last ones first, of as few as will do, and of none where all of them together would not do."""
+        urgent, running = self.acquirer.ready.first(), self.room.running
+        if urgent is None or self.room.leaving or not running or self.room.is_blocked(urgent):
+            return
+        if not _yields(running[-1], urgent) or not self.acquirer.has_what_it_needs(urgent):
+            return
+        cached = self.room.cached_pages(urgent)
+        trial = evolve(draft, growth={}, preempted={})
+        while not self._fits(trial, urgent, cached):
+            victim = running[-1 - len(trial.preempted)] if len(trial.preempted) < len(running) else None
+            if victim is None or not _yields(victim, urgent):
+                return
+            trial.preempted[victim] = None
+            self._grow(trial, victim, -1)
+            trial.places += 1
+            trial.pages += self.room.pages.exclusive(victim.pages)
+            if victim.slot is not None:
+                trial.slots += self.room.slots.exclusive((victim.slot,))
+        for victim in trial.preempted:
+            draft.preempt(victim, self.room.pages.exclusive(victim.pages))
+
+    # -- those that run ----------------------------------------------------------------------------------------------
+
+    def _decode(self, draft: StepDraft, decoding: list[Sequence]) -> None:
+        """One token for each; where a step may not feed as many, for those that have waited longest."""
+        if len(decoding) > draft.tokens:
+            longest = sorted(decoding, key=attrgetter("last_step"))[: draft.tokens]
+            decoding = sorted(longest, key=_IN_ORDER)
+        page_size = self.limits.page_size
+        for sequence in decoding:
+            start, has = sequence.dispatched, len(sequence.pages)
+            pages = 0 if start < has * page_size else self.room.pages_for(start + 1) - has
+            if sequence in draft.preempted or (pages > draft.pages and not self._make_room(draft, sequence, pages)):
+                continue
+            draft.add(Part(sequence, start, 1, 1, pages))
+
+    def _make_room(self, draft: StepDraft, wanting: Sequence, pages: int) -> bool:
+        """Has the latest running sequences, perhaps ``wanting`` itself, give way until ``pages`` are left. False: not
+        yet."""
+        while draft.pages < pages:
+            if self.room.leaving or draft.awaits:
+                return False  # pages are on their way back already
+            victim = self.room.running[-1 - len(draft.preempted)]  # at least as late as ``wanting``: no part yet
+            alone = victim is wanting and len(self.room.running) == 1
+            assert not alone, "one sequence alone does not fit the pages"
+            draft.preempt(victim, self.room.pages.exclusive(victim.pages))
+            if victim is wanting:
+                return False
+        return True
+
+    def _read_on(self, draft: StepDraft, reading: list[Sequence]) -> None:
+        """What decoding leaves of the step's tokens goes to the prompts that are being read, half of it to the first
+        one, half of the rest to the next one, and so on. They have had all their pages since they started."""
+        for index, sequence in enumerate(reading):
+            if draft.tokens <= 0:
+                return
+            wanted = self._wanted(sequence, sequence.dispatched)
+            others = index + 1 < len(reading) or bool(self.acquirer.ready)
+            length = draft.share(wanted, self.limits.page_size, others=others)
+            if length > 0 and sequence not in draft.preempted:
+                draft.add(Part(sequence, sequence.dispatched, length, wanted))
+
+    def _wanted(self, sequence: Sequence, start: int) -> int:
+        """Tokens that could be fed from ``start`` on: up to the first item that the sequence does not hold."""
+        stop = sequence.known
+        if start < sequence.placeholders.stop:
+            reach = sequence.placeholders.reach(start, self.acquirer.holds.held(sequence))
+            stop = stop if reach is None else min(stop, reach)
+        return stop - start
+
+    # -- those that wait ---------------------------------------------------------------------------------------------
+
+    def _admit(self, draft: StepDraft, ready: Iterable[Sequence]) -> None:
+        """Those that wait and lack nothing but room start, in order: nobody while one before it waits for room, nor in
+        a step that had to preempt. Who starts is part of that very step: a step that fails starts it anew."""
+        if draft.preempted:
+            return
+        for sequence in ready:
+            if draft.tokens <= 0 or draft.work > _MOST_WORK or draft.waits_before(sequence):
+                return
+            if self.room.is_blocked(sequence):
+                draft.blocked = sequence
+                return
+            if not self.acquirer.has_what_it_needs(sequence):
+                draft.lost[sequence] = None
+                continue
+            if not self._try_admit(draft, sequence):
+                return
+
+    def _try_admit(self, draft: StepDraft, sequence: Sequence) -> bool:
+        computed = len(sequence.page_keys)
+        cached = self.room.cached_pages(sequence)
+        draft.work += 1 + len(cached) + _KEY_WORK * (len(sequence.page_keys) - computed)
+        start = len(cached) * self.limits.page_size
+        wanted = self._wanted(sequence, start)
+        length = self._first_share(draft, wanted)
+        if not length:
+            return False
+        if not self._fits(draft, sequence, cached):
+            draft.blocked = sequence
+            return False
+        item = sequence.cross_item
+        if item is not None:
+            draft.slots -= self._slots_taken(draft, item)
+            draft.slot_keys.add(item.key)
+        draft.pages -= self._unused(draft, cached)
+        draft.joined.update(cached)
+        draft.places -= 1
+        draft.starts[sequence] = cached
+        self._grow(draft, sequence, 1)
+        draft.add(Part(sequence, start, length, wanted, self.room.pages_for(len(sequence.tokens)) - len(cached)))
+        return True
+
+    def _first_share(self, draft: StepDraft, wanted: int) -> int:
+        """The length of a newcomer's first chunk; 0: it had better wait for a step with more to give. A prompt that
+        cannot be divided runs alone where it is long."""
+        if self.limits.whole_prompts:
+            return wanted if wanted <= draft.tokens or not draft.parts else 0
+        others = len(self.acquirer.ready) > len(draft.starts) + 1
+        length = draft.share(wanted, self.limits.page_size, others=others)
+        return 0 if length < min(wanted, self.limits.page_size) and draft.parts else length
+
+    def _fits(self, draft: StepDraft, sequence: Sequence, cached: tuple[int, ...]) -> bool:
+        """Whether there is a place, a slot, pages for all tokens of ``sequence``, and some for those to come: for its
+        own, and for those of whoever runs beside it."""
+        item = sequence.cross_item
+        if draft.places < 1 or (item is not None and draft.slots < self._slots_taken(draft, item)):
+            return False
+        needed = self.room.pages_for(len(sequence.tokens)) - len(cached) + self._unused(draft, cached)
+        if needed > draft.pages or not (self.room.running or draft.starts) or self.limits.whole_prompts:
+            return needed <= draft.pages
+        tokens = self.limits.headroom * self.limits.page_size + len(sequence.tokens) // self.step_size.budget
+        return needed + self._growth(sequence, tokens) + self._growth_beside(draft, tokens) <= draft.pages
+
+    def _growth_beside(self, draft: StepDraft, tokens: int) -> int:
+        """Pages that those beside a newcomer will take for their next ``tokens`` tokens. Summed once for a step."""
+        if tokens not in draft.growth:
+            beside = (other for other in (*self.room.running, *draft.starts) if other not in draft.preempted)
+            draft.growth[tokens] = sum(self._growth(other, tokens) for other in beside)
+        return draft.growth[tokens]
+
+    def _grow(self, draft: StepDraft, sequence: Sequence, sign: int) -> None:
+        """``sequence`` is (1), or is no more (-1), one of those beside a newcomer."""
+        for tokens in draft.growth:
+            draft.growth[tokens] += sign * self._growth(sequence, tokens)
+
+    def _growth(self, sequence: Sequence, tokens: int) -> int:
+        """Pages that it will take for its next ``tokens`` tokens."""
+        has = max(len(sequence.pages), self.room.pages_for(len(sequence.tokens)))
+        return max(0, self.room.pages_for(min(sequence.known + tokens, sequence.limit)) - has)
+
+    def _unused(self, draft: StepDraft, cached: Iterable[int]) -> int:
+        """Pages that a start behind ``cached`` ones takes from those that are left: what nobody uses or joins yet."""
+        return self.room.pages.unused(page for page in cached if page not in draft.joined)
+
+    def _slots_taken(self, draft: StepDraft, item: EncoderItem) -> int:
+        """Slots that a start with ``item`` takes from those that are left: none where its cross KV is in use."""
+        return item.key not in draft.slot_keys and not self.room.slots.in_use(item.key)
+
+    # -- what is left over -------------------------------------------------------------------------------------------
+
+    def _fill_up(self, draft: StepDraft) -> None:
+        """Tokens that nobody has taken go to the prompts that wanted more than their share."""
+        for part in draft.parts:
+            if draft.tokens <= 0:
+                return
+            if part.wanted > part.length:
+                more = min(part.wanted - part.length, draft.tokens)
+                part.length += more
+                draft.tokens -= more
+
+    def _propose(self, draft: StepDraft) -> None:
+        """Draft tokens, from what is left when everybody has what it wants: they cost nobody a token or a page."""
+        if not self.limits.draft_tokens:
+            return
+        for part in draft.parts:
+            sequence = part.sequence
+            if draft.tokens <= 0:
+                return
+            if not part.samples or sequence.request.id in self.quarantine or sequence.request.pooling is not None:
+                continue
+            most = min(self.limits.draft_tokens, sequence.left - 1, draft.tokens)
+            had = part.pages + (len(draft.starts[sequence]) if sequence in draft.starts else len(sequence.pages))
+            pages = min(max(0, self.room.pages_for(part.stop + most) - had), draft.pages)
+            part.draft_tokens = max(0, min(most, (had + pages) * self.limits.page_size - part.stop))
+            part.pages += pages
+            draft.pages -= pages
+            draft.tokens -= part.draft_tokens
+
+
+def _yields(running: Sequence, urgent: Sequence) -> bool:
+    """Whether ``running`` gives way to ``urgent``: its priority is less urgent, and it comes later."""
+    return running.request.priority > urgent.request.priority and running.key > urgent.key

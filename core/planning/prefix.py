@@ -1,0 +1,97 @@
+"""Keys of KV pages by content: what must be equal for two sequences to share a page.
+
+A full page is keyed by the key of the page before it, its tokens, and the images or audio placed in it (their content
+keys and which of their embeddings), under a root that names the weights. So equal keys mean equal prefixes. Keys are
+computed from values alone: nothing here knows a request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
+
+from attrs import define, field
+
+from ..request import Placeholder, Request
+from .placeholders import Reading
+
+_BYTES = 16  # of a key: two different prefixes share one with a probability of 2**-64 in 2**32 pages
+
+
+def root_key(identity: str, cross_key: str | None = None) -> bytes:
+    """The key before the first page: of the model, and of what its decoder reads through cross-attention."""
+    return _digest(b"", repr((identity, cross_key)).encode())
+
+
+def page_key(parent: bytes, token_ids: Sequence[int], start: int, placeholders: Sequence[Placeholder]) -> bytes:
+    """The key of the page behind ``parent`` that holds ``token_ids`` from position ``start`` on."""
+    marks = _marks(placeholders, start, start + len(token_ids))
+    return _digest(parent, array("q", token_ids).tobytes() + (repr(marks).encode() if marks else b""))
+
+
+def _marks(placeholders: Sequence[Placeholder], start: int, stop: int) -> list[tuple[str, int, int, int]]:
+    """For each span in ``[start, stop)``: the item, where the span lies seen from ``start``, and how many of the item's
+    embeddings come before it."""
+    marks = []
+    for placeholder in placeholders:
+        if placeholder.stop <= start or stop <= placeholder.start:
+            continue  # most pages of a long prompt touch none of its spans, which may be hundreds
+        before = 0
+        for first, last in placeholder.spans:
+            if first < stop and start < last:
+                marks.append((placeholder.key, first - start, last - start, before))
+            before += last - first
+    return marks
+
+
+def _digest(parent: bytes, content: bytes) -> bytes:
+    return hashlib.blake2b(parent + content, digest_size=_BYTES).digest()
+
+
+def prompt_keys(request: Request, *, page_size: int, identity: str) -> tuple[bytes, ...]:
+    """The keys of all full pages of a request's prompt, for `Request.page_keys`. A long prompt takes milliseconds, so
+    this is for a thread."""
+    keys = PageKeys.of(request, page_size=page_size, identity=identity)
+    return tuple(keys.upto(request.prompt_token_ids, len(request.prompt_token_ids) // page_size))
+
+
+@define(eq=False)
+class PageKeys:
+    """The keys of a sequence's full pages, computed once each."""
+
+    page_size: int
+    placeholders: tuple[Placeholder, ...]
+    _root: bytes
+    _keys: list[bytes] = field(factory=list)
+    _reading: Reading = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._reading = Reading(self.placeholders)
+
+    def __len__(self) -> int:
+        """How many have been computed."""
+        return len(self._keys)
+
+    @classmethod
+    def of(cls, request: Request, *, page_size: int, identity: str) -> PageKeys:
+        """Those of ``request``, which may bring the keys of its prompt along."""
+        cross = next((item.key for item in request.items if not item.spans), None)
+        placeholders = tuple(item.placeholder for item in request.items if item.placeholder is not None)
+        return cls(page_size, placeholders, root_key(identity, cross), list(request.page_keys))
+
+    def upto(self, token_ids: Sequence[int], pages: int, *, first: int = 0) -> Iterator[bytes]:
+        """The keys of the pages ``first .. pages-1`` of ``token_ids``, which only ever grow. Each is computed when it
+        is asked for: all those of a long prompt take longer than others should have to wait."""
+        assert pages * self.page_size <= len(token_ids), "only full pages have keys"
+        for page in range(first, pages):
+            while len(self._keys) <= page:
+                self._compute_next(token_ids)
+            yield self._keys[page]
+
+    def _compute_next(self, token_ids: Sequence[int]) -> None:
+        start = len(self._keys) * self.page_size
+        parent = self._keys[-1] if self._keys else self._root
+        unread = self._reading.unread(start) if self.placeholders else ()
+        placeholders = [self.placeholders[index] for index in unread]
+        self._keys.append(page_key(parent, token_ids[start : start + self.page_size], start, placeholders))

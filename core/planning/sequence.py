@@ -1,0 +1,108 @@
+"""A request's progress through the planner."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from attrs import define
+
+from ..order import order_of
+from ..plan import SampledToken
+from ..request import EncoderItem, FinishReason, Request
+from .limits import PlannerLimits
+from .placeholders import PlaceholderItems
+from .prefix import PageKeys
+
+
+class Phase(enum.Enum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    LEAVING = "leaving"  # no further chunks; resources go back when no step mentions it
+
+
+@define(eq=False)
+class Sequence:
+    """A request's progress. ``tokens`` is the prompt and the committed tokens.
+
+    Of its positions, those before ``fed`` were fed by answered steps, and those before ``dispatched`` by dispatched
+    ones too; ``sampling`` tokens are sampled by steps in flight.
+    """
+
+    request: Request
+    key: tuple[int, int]  # its place in every queue: order, arrival
+    tokens: list[int]
+    page_keys: PageKeys
+    placeholders: PlaceholderItems
+    cross_item: EncoderItem | None  # what it reads through cross-attention
+    limit: int  # most tokens that it will have, its prompt among them
+    stops: frozenset[int]  # tokens that end it
+    phase: Phase = Phase.WAITING
+    shuns_cache: bool = False  # it starts without cached pages: those it relied on were gone
+    id: int | None = None  # the executor's name for it; a new one for each time it starts
+    pages: tuple[int, ...] = ()
+    slot: int | None = None
+    dispatched: int = 0
+    fed: int = 0
+    listed: int = 0  # pages that others may find
+    sampling: int = 0
+    drafting: int = 0  # steps in flight that feed draft tokens of it: how many tokens they sample is not known
+    in_flight: int = 0  # steps in flight that mention it
+    last_step: int = -1  # the latest one that mentions it
+    ended: bool = False  # its one end has been told
+
+    @classmethod
+    def of(cls, request: Request, arrival: int, limits: PlannerLimits) -> Sequence:
+        """A request that nothing has been done for yet."""
+        cross = next((item for item in request.items if not item.spans), None)
+        assert cross is None or len(request.items) == 1, "a request has one item for cross-attention, or placed ones"
+        sampling = request.sampling
+        return cls(
+            request=request,
+            key=(order_of(request.priority, arrival), arrival),
+            tokens=list(request.prompt_token_ids),
+            page_keys=PageKeys.of(request, page_size=limits.page_size, identity=limits.identity),
+            placeholders=PlaceholderItems.of(request),
+            cross_item=cross,
+            limit=len(request.prompt_token_ids) + request.max_tokens,
+            stops=(frozenset() if sampling.ignore_eos else limits.eos_token_ids).union(sampling.stop_token_ids),
+        )
+
+    @property
+    def known(self) -> int:
+        """Tokens it will have when the steps in flight are done."""
+        return len(self.tokens) + self.sampling
+
+    @property
+    def left(self) -> int:
+        """Tokens it may still sample."""
+        return self.limit - self.known
+
+    def extend(self, sampled: Iterable[SampledToken]) -> FinishReason | None:
+        """It has these tokens, up to one that ends it. Why that one does; ``None``: it goes on."""
+        for one in sampled:
+            assert one.token_id is not None, "a chunk that samples must answer with a token"
+            self.tokens.append(one.token_id)
+            if one.token_id in self.stops:
+                return FinishReason.STOP
+            if len(self.tokens) >= self.limit:
+                return FinishReason.LENGTH
+        return None
+
+    def most_cached(self) -> int:
+        """Pages of its tokens that need not be fed where their content is cached: its last token has to be, for the
+        logits, and so have those that it is asked about."""
+        most = len(self.tokens) - 1
+        if self.request.probe is not None:
+            most = min(most, self.request.probe.position)
+        if self.request.pooling is not None and self.request.pooling.kind in ("mean", "cls"):
+            most = 0
+        return most // self.page_keys.page_size
+
+    def rewind(self) -> None:
+        """It has lost its place: it will start anew, from its prompt and committed tokens."""
+        self.id = self.slot = None
+        self.pages = ()
+        self.dispatched = self.fed = self.listed = self.sampling = self.drafting = 0

@@ -1,0 +1,143 @@
+"""The family that reads audio among the tokens of a prompt: Qwen2-Audio (Chu et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from ...core.errors import CheckpointError, InvalidRequest
+from ...core.model import Preparer
+from ...core.request import Placeholder
+from ..checkpoints.loading import apart, load_module, load_part, place_of, processor_template
+from .prompts import MediaPreparer, Read
+
+
+@frozen
+class QwenAudio:
+    """Qwen2-Audio: a window of up to 30 seconds becomes one embedding for each 40 ms."""
+
+    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+        """See `Family`."""
+        return load_module("Qwen2AudioForConditionalGeneration", folder, dtype)
+
+    def text(self, module: nn.Module) -> nn.Module:
+        """See `Family`."""
+        part: nn.Module = module.get_submodule("model.language_model")
+        return part
+
+    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """See `Family`. One batch of whole windows; what lies behind the end of each is hidden from it and cut off."""
+        device, dtype = place_of(module)
+        features = torch.stack([payload["input_features"] for payload in payloads]).to(device, dtype)
+        frames = torch.stack([payload["frames"] for payload in payloads]).to(device)
+        model: Any = module.get_submodule("model")
+        with torch.no_grad():
+            heard, embeddings = model.audio_tower._get_feat_extract_output_lengths(frames)
+            mask = self._mask(model, heard, (features.shape[-1] - 2) // 2 + 1, dtype)
+            hidden = model.audio_tower(features, attention_mask=mask).last_hidden_state
+            rows = model.multi_modal_projector(hidden)
+        return apart([row[:length] for row, length in zip(rows, embeddings.tolist(), strict=True)])
+
+    def _mask(self, model: Any, heard: Tensor, length: int, dtype: torch.dtype) -> Any:
+        """Of each window's ``length`` positions, those that it hears see each other; as transformers' own forward."""
+        from transformers.masking_utils import create_bidirectional_mask
+
+        shown = torch.arange(length, device=heard.device) < heard[:, None]
+        shape = torch.zeros(len(heard), length, 1, dtype=dtype, device=heard.device)
+        mask: Any = create_bidirectional_mask(
+            config=model.audio_tower.config, inputs_embeds=shape, attention_mask=shown.long()
+        )
+        return mask
+
+    def positions(self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]) -> None:
+        """See `Family`: a position is the index."""
+
+    def preparer(
+        self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
+    ) -> Preparer:
+        """See `Family`."""
+        extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
+        wanted = 2 * config.audio_config.max_source_positions
+        if extractor.nb_max_frames != wanted:
+            raise CheckpointError(
+                f"the feature extractor of {folder} makes {extractor.nb_max_frames} frames; "
+                f"config.json asks for {wanted}"
+            )
+        reader = _WindowReader(
+            extractor=extractor,
+            sampling_rate=extractor.sampling_rate,
+            token=tokenizer.convert_ids_to_tokens(config.audio_token_id),
+        )
+        return MediaPreparer.of(
+            tokenizer,
+            reader,
+            placeholder_id=config.audio_token_id,
+            identity=(identity, config.model_type, str(dtype), extractor.to_json_string()),
+            embedding_bytes=hidden * dtype.itemsize,
+            chat_template=processor_template(folder) or self._template(extractor, tokenizer),
+            around=_around(tokenizer),
+        )
+
+    def _template(self, extractor: Any, tokenizer: Any) -> str | None:
+        """The template that transformers' processor has for checkpoints without one."""
+        from transformers import Qwen2AudioProcessor
+
+        if tokenizer.chat_template:
+            return None
+        make: Any = Qwen2AudioProcessor  # untyped there
+        template: str = make(extractor, tokenizer).chat_template
+        return template
+
+
+def _around(tokenizer: Any) -> tuple[str, str]:
+    """The tokens that its processor knows by these names alone."""
+    known = tokenizer.get_vocab()
+    begin, end = (text if text in known else "" for text in ("<|audio_bos|>", "<|audio_eos|>"))
+    return begin, end
+
+
+@frozen(kw_only=True)
+class _WindowReader:
+    extractor: Any = field(repr=False)  # transformers' feature extractor
+    token: str
+    sampling_rate: int
+    medium: str = "audio"
+
+    def read(self, item: Any) -> Read:
+        outputs = self.extractor(
+            [self._checked(item)],
+            sampling_rate=self.sampling_rate,
+            padding="max_length",
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        frames = outputs["attention_mask"][0].sum()
+        embeddings = ((int(frames) - 1) // 2 + 1 - 2) // 2 + 1  # a convolution of stride 2, then means of two
+        if embeddings < 1:
+            raise InvalidRequest(f"{len(item)} samples, too few for one embedding; allowed: 40 ms or more")
+        return Read(
+            payload={"input_features": outputs["input_features"][0], "frames": frames},
+            text=self.token * embeddings,
+            embeddings=embeddings,
+        )
+
+    def _checked(self, item: Any) -> np.ndarray[Any, Any]:
+        allowed = f"float32 samples at {self.sampling_rate} Hz, 1 to {self.extractor.n_samples} of them"
+        if not isinstance(item, np.ndarray) or item.ndim != 1 or item.dtype != np.float32:
+            kind = (
+                f"an array {list(item.shape)} of {item.dtype}"
+                if isinstance(item, np.ndarray)
+                else f"a {type(item).__name__}"
+            )
+            raise InvalidRequest(f"{kind}; allowed: {allowed}")
+        if not 1 <= len(item) <= self.extractor.n_samples:
+            raise InvalidRequest(f"{len(item)} samples; allowed: {allowed}. Cut it into windows, one placeholder each")
+        if not np.isfinite(item).all():
+            raise InvalidRequest("samples that are no numbers (NaN or infinite); mend or leave them out")
+        return item

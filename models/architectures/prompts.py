@@ -1,0 +1,366 @@
+"""Prompts as the model reads them: text becomes tokens, a conversation becomes text, and what stands in a prompt for an
+image or audio becomes as many tokens as the item has embeddings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from attrs import field, frozen
+from torch import Tensor
+
+from ...core.checks import check_characters
+from ...core.errors import CheckpointError, InvalidRequest
+from ...core.model import Prepared
+from ...core.request import EncoderItem
+
+
+class Rendered(str):
+    """A prompt that a chat template wrote. Its special tokens are in it already, and `TextPreparer` adds none.
+
+    Changing it gives a plain `str`, to which the tokenizer's own special tokens are added.
+    """
+
+    __slots__ = ()
+
+
+@frozen(kw_only=True)
+class TextPreparer:
+    """Prompts of models that read text alone."""
+
+    tokenizer: Any
+    media: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> TextPreparer:
+        """For a transformers tokenizer."""
+        return cls(tokenizer=settled(tokenizer))
+
+    @property
+    def converses(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return bool(self.tokenizer.chat_template)
+
+    def with_items(self, prompt: str, count: int) -> str:  # noqa: ARG002  (see `Preparer`)
+        """``prompt`` as it is: there is nothing to place in it."""
+        return prompt
+
+    def prepare(
+        self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
+    ) -> Prepared:
+        """Tokens of ``prompt``, as ``tokenizer(prompt)`` gives them; those of a rendered conversation as
+        ``tokenizer.apply_chat_template`` does.
+
+        Raises:
+            InvalidRequest: there are images or audio, which this model does not read.
+        """
+        _refuse("images", images, "reads text only")
+        _refuse("audio", audio, "reads text only")
+        if not isinstance(prompt, str):
+            return Prepared(token_ids=tuple(prompt))
+        return Prepared(token_ids=tokenize(self.tokenizer, prompt, special=not isinstance(prompt, Rendered)))
+
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """Tokens of two texts, as ``tokenizer(first, second)`` gives them, and where the token types become 1."""
+        return pair(self.tokenizer, first, second)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt of a conversation, by the tokenizer's chat template, up to where the assistant's turn begins.
+
+        Raises:
+            InvalidRequest: there is no template, or it refuses the messages.
+        """
+        return render(self.tokenizer, messages)
+
+
+@frozen(kw_only=True)
+class Read:
+    """One image or audio as the family reads it."""
+
+    payload: Mapping[str, Tensor] = field(repr=False)  # what `Family.encode` takes, on the CPU
+    text: str = field(repr=False)  # what stands for it in the prompt: ``embeddings`` placeholders, and what goes around
+    embeddings: int
+    grid: tuple[int, ...] = ()  # see `Placeholder`
+
+
+class Reader(Protocol):
+    """Turns one image or audio into what the encoder takes. Called in threads: it changes nothing of itself."""
+
+    @property
+    def medium(self) -> str:
+        """``"image"`` or ``"audio"``."""
+
+    @property
+    def sampling_rate(self) -> int:
+        """Of audio, in Hz; 0 for images."""
+
+    def read(self, item: Any) -> Read:
+        """Raises `InvalidRequest`, without saying which item it is, where ``item`` cannot be read."""
+
+
+@frozen(kw_only=True)
+class MediaPreparer:
+    """Prompts with images, or with audio, placed among the tokens."""
+
+    tokenizer: Any
+    media: frozenset[str]
+    sampling_rate: int  # at which audio is given, in Hz; 0 for images
+    placeholder: str  # stands for one item in a prompt
+    placeholder_id: int
+    written: str  # one item where a prompt does not say how: the placeholder, and what models know around it
+    identity: str  # of all that an encoding depends on beside the item itself
+    embedding_bytes: int
+    chat_template: str | None = field(repr=False)
+    unread: tuple[tuple[str, int], ...]  # tokens that stand for what is not read, such as videos, and their ids
+    _reader: Reader
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Any,
+        reader: Reader,
+        *,
+        placeholder_id: int,
+        identity: Sequence[str],
+        embedding_bytes: int,
+        chat_template: str | None = None,
+        unread_ids: Sequence[int] = (),
+        around: tuple[str, str] = ("", ""),
+    ) -> MediaPreparer:
+        """For a transformers tokenizer.
+
+        Args:
+            identity: names the weights, their dtype and the processor's settings.
+            embedding_bytes: of one embedding.
+            chat_template: goes before the tokenizer's own.
+            unread_ids: tokens that stand for what is not read, such as videos.
+            around: what the model knows before and after the placeholder of an item.
+
+        Raises:
+            CheckpointError: the tokenizer does not know the placeholder.
+        """
+        placeholder = tokenizer.convert_ids_to_tokens(placeholder_id)
+        if placeholder is None or tokenize(tokenizer, placeholder, special=False).count(placeholder_id) != 1:
+            raise CheckpointError(
+                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer, "
+                "or none that it finds in text; save the tokenizer with its special tokens"
+            )
+        return cls(
+            tokenizer=settled(tokenizer),
+            reader=reader,
+            media=frozenset({reader.medium}),
+            sampling_rate=reader.sampling_rate,
+            placeholder=placeholder,
+            placeholder_id=placeholder_id,
+            written=around[0] + placeholder + around[1],
+            identity=hashlib.blake2b("\0".join(identity).encode()).hexdigest(),
+            embedding_bytes=embedding_bytes,
+            chat_template=chat_template,
+            unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in unread_ids),
+        )
+
+    @property
+    def converses(self) -> bool:
+        """Whether the checkpoint has a chat template."""
+        return bool(self.chat_template or self.tokenizer.chat_template)
+
+    def with_items(self, prompt: str, count: int) -> str:
+        """``prompt`` with ``count`` items in front of it, unless it has a placeholder."""
+        return prompt if self.placeholder in prompt else self.written * count + prompt
+
+    def prepare(
+        self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
+    ) -> Prepared:
+        """Tokens and items, as the checkpoint's own processor gives them; see `Preparer`.
+
+        Raises:
+            InvalidRequest: placeholders and items do not match, or an item cannot be read.
+        """
+        medium = self._reader.medium
+        given, other = (images, ("audio", audio)) if medium == "image" else (audio, ("images", images))
+        _refuse(*other, f"reads text and {medium}")
+        if not isinstance(prompt, str):
+            return self._prepare_tokens(tuple(prompt), given)
+        self._check_unread([text for text, _ in self.unread if text in prompt])
+        self._check_count(prompt.count(self.placeholder), len(given))
+        read = self._read(given)
+        text = "".join(_interleave(prompt.split(self.placeholder), [item.text for item in read]))
+        return self._place(tokenize(self.tokenizer, text, special=self._adds_special(prompt)), read)
+
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """See `TextPreparer.prepare_pair`."""
+        return pair(self.tokenizer, first, second)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt of a conversation, by the checkpoint's chat template, up to where the assistant's turn begins.
+
+        Templates of these models may read a content that is plain text, or lists of parts alone, and leave out the
+        rest without a word: where a text is missing, it is given as a list with one part.
+
+        Raises:
+            InvalidRequest: there is no template, or it refuses the messages.
+        """
+        in_parts = list(map(_in_parts, messages))
+        try:
+            rendered = render(self.tokenizer, messages, template=self.chat_template)
+        except InvalidRequest:
+            return render(self.tokenizer, in_parts, template=self.chat_template)
+        texts = [message["content"].strip() for message in messages if isinstance(message.get("content"), str)]
+        if all(text in rendered for text in texts):
+            return rendered
+        return render(self.tokenizer, in_parts, template=self.chat_template)
+
+    def _prepare_tokens(self, token_ids: tuple[int, ...], given: Sequence[Any]) -> Prepared:
+        self._check_unread([text for text, token in self.unread if token in token_ids])
+        self._check_count(token_ids.count(self.placeholder_id), len(given))
+        read = self._read(given)
+        standing = iter([self._standing(item) for item in read])
+        expanded = [next(standing) if token == self.placeholder_id else (token,) for token in token_ids]
+        return self._place(tuple(token for part in expanded for token in part), read)
+
+    def _standing(self, item: Read) -> tuple[int, ...]:
+        """The tokens that stand for ``item``."""
+        if item.text == self.placeholder * item.embeddings:  # a run needs no tokenizer
+            return (self.placeholder_id,) * item.embeddings
+        return tokenize(self.tokenizer, item.text, special=False)
+
+    def _adds_special(self, prompt: str) -> bool:
+        """A processor adds special tokens to a rendered conversation too, if it does not begin with one."""
+        begin = self.tokenizer.bos_token
+        return not (isinstance(prompt, Rendered) and begin is not None and prompt.startswith(begin))
+
+    def _check_unread(self, found: list[str]) -> None:
+        if found:
+            raise InvalidRequest(
+                f"the prompt has {', '.join(found)}, but only {self._reader.medium} is read; leave it out"
+            )
+
+    def _check_count(self, placeholders: int, items: int) -> None:
+        if placeholders != items:
+            raise InvalidRequest(
+                f"the prompt has {placeholders} of {self.placeholder!r} (token {self.placeholder_id}), but "
+                f"{_counted(items, self._reader.medium)} given; write it once for each, where it belongs"
+            )
+
+    def _read(self, given: Sequence[Any]) -> list[Read]:
+        read = []
+        for number, item in enumerate(given, 1):
+            try:
+                read.append(self._reader.read(item))
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{self._reader.medium} {number} of {len(given)}: {error}") from error
+        return read
+
+    def _place(self, token_ids: tuple[int, ...], read: list[Read]) -> Prepared:
+        places = [index for index, token in enumerate(token_ids) if token == self.placeholder_id]
+        wanted = sum(item.embeddings for item in read)
+        assert len(places) == wanted, f"{len(places)} placeholders for {wanted} embeddings: they were counted wrong"
+        items, first = [], 0
+        for item in read:
+            items.append(self._item(item, places[first : first + item.embeddings]))
+            first += item.embeddings
+        return Prepared(token_ids=token_ids, items=tuple(items))
+
+    def _item(self, read: Read, places: list[int]) -> EncoderItem:
+        return EncoderItem(
+            key=content_key(self.identity, read.payload),
+            payload=read.payload,
+            embeddings=read.embeddings,
+            size=read.embeddings * self.embedding_bytes,
+            spans=_spans(places),
+            grid=read.grid,
+        )
+
+
+def settled(tokenizer: Any) -> Any:
+    """A tokenizer that can be called from several threads: it turns truncation and padding off on its first call, and
+    only reads on later ones."""
+    tokenizer("")
+    return tokenizer
+
+
+def tokenize(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
+    """The ids of ``text``; ``special``: with the tokens that the tokenizer puts around every text.
+
+    Raises:
+        InvalidRequest: it has lone surrogates, which are no characters.
+    """
+    check_characters(text)
+    return tuple(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+
+def pair(tokenizer: Any, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+    """The ids of two texts that are read together, and the first of token type 1, where the tokenizer says types.
+
+    Raises:
+        InvalidRequest: one has lone surrogates, which are no characters.
+    """
+    check_characters(first)
+    check_characters(second)
+    encoded = tokenizer(first, second, verbose=False)
+    types = encoded.get("token_type_ids") or []
+    return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, template: str | None = None) -> Rendered:
+    """What ``template``, or else the tokenizer's own chat template, makes of ``messages``.
+
+    Raises:
+        InvalidRequest: there is no template, or it refuses the messages.
+    """
+    if not (template or tokenizer.chat_template):
+        raise InvalidRequest("the checkpoint has no chat template; write the prompt as text")
+    if not messages:
+        raise InvalidRequest("no messages; a conversation has one or more")
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages), chat_template=template, tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # templates are programs of others, and raise what they like
+        raise InvalidRequest(
+            f"the checkpoint's chat template refuses the messages: {type(error).__name__}: {error}"
+        ) from error
+    return Rendered(text)
+
+
+def content_key(identity: str, payload: Mapping[str, Tensor]) -> str:
+    """A hash of ``identity`` and of each tensor's name, kind, shape and content."""
+    digest = hashlib.blake2b(identity.encode(), digest_size=32)
+    for name, tensor in sorted(payload.items()):
+        digest.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _refuse(name: str, given: Sequence[Any], reads: str) -> None:
+    if given:
+        raise InvalidRequest(f"{len(given)} {name} given, but the model {reads}; leave them out")
+
+
+def _counted(items: int, medium: str) -> str:
+    """ "1 image was", "2 images were"; audio is not counted."""
+    if medium == "audio":
+        return f"{items} of audio {'was' if items == 1 else 'were'}"
+    return f"{items} {medium} was" if items == 1 else f"{items} {medium}s were"
+
+
+def _interleave(texts: list[str], between: list[str]) -> list[str]:
+    return [part for pair in zip(texts, [*between, ""], strict=True) for part in pair]
+
+
+def _spans(places: list[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending positions as ranges: 3, 4, 5, 9 are (3, 6), (9, 10)."""
+    spans: list[tuple[int, int]] = []
+    for place in places:
+        if spans and spans[-1][1] == place:
+            spans[-1] = (spans[-1][0], place + 1)
+        else:
+            spans.append((place, place + 1))
+    return tuple(spans)

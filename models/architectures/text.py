@@ -1,0 +1,364 @@
+"""Reads a text model's checkpoint, all but the weights: what it is, its sizes, its special tokens; and refuses what the
+engine's attention would compute wrongly.
+
+What can be told from config.json is refused here, before the weights are read. The rest is found by `trial.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from ...core.errors import CheckpointError, UnsupportedModel
+from ...core.model import Kind
+from ...core.request import Pooling
+from ..checkpoints.files import changed_files, file_stamps, find_weights
+from ..checkpoints.settings import Settings, read_json
+from .families import Family, find_family
+
+_LAYERS = {"full_attention", "sliding_attention"}
+_ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
+_OFFSET_POSITIONS = {  # the first positions are of padding, so a text has fewer than the table
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "ibert",
+    "longformer",
+    "luke",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+}
+
+
+@frozen(kw_only=True)
+class TextShape:
+    """The sizes of a text model's layers."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    vocabulary: int
+    positions: int
+    windows: tuple[int | None, ...]  # of each layer: how many positions it sees; None: all
+
+
+@frozen(kw_only=True)
+class TextCheckpoint:
+    """What a text model's files say, apart from the weights."""
+
+    folder: Path
+    architecture: str
+    loader: str  # the class of transformers that loads it, where it has no family
+    family: Family | None = field(repr=False)  # of models that read images or audio
+    config: Any = field(repr=False, eq=False)
+    shape: TextShape
+    kind: Kind
+    causal: bool  # False: every position sees all others
+    tokenizer: Any = field(repr=False, eq=False)
+    eos_token_ids: tuple[int, ...]
+    suppress_token_ids: tuple[int, ...]
+    begin_suppress_token_ids: tuple[int, ...]
+    default_pooling: Pooling | None
+    labels: tuple[str, ...]
+    stamps: Mapping[str, str] = field(repr=False)
+
+    def changed_files(self) -> tuple[str, ...]:
+        """The files beside the weights that are not what they were when this was read."""
+        return changed_files(self.folder, self.stamps)
+
+    def identity(self, fingerprint: str, dtype: str) -> str:
+        """A hash of all that KV and encoder outputs depend on beside tokens, pixels and samples."""
+        settings = {"files": dict(self.stamps), "weights": fingerprint, "dtype": dtype}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def read_text_checkpoint(folder: Path) -> TextCheckpoint:
+    """Reads everything but the weights of the checkpoint in ``folder``.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+        UnsupportedModel: an architecture that the engine would compute wrongly, or that transformers does not know.
+    """
+    plain = Settings(folder / "config.json", read_json(folder / "config.json"))
+    stamps = file_stamps(folder)
+    config = _read_config(folder, plain)
+    architecture = _architecture(plain, config)
+    text = config.get_text_config()
+    _refuse(folder, plain, config, text)
+    family = find_family(config)
+    find_weights(folder)
+    generation = Settings.read_if_there(folder / "generation_config.json")
+    tokenizer = _read_tokenizer(folder)
+    shape = _shape(folder, text)
+    sentence = _sentence_pooling(folder)
+    classifies = architecture.endswith("ForSequenceClassification")
+    causal = _is_causal(text)
+    pools = classifies or sentence is not None or not causal or not architecture.endswith(_GENERATE)
+    return TextCheckpoint(
+        folder=folder,
+        architecture=architecture,
+        loader=architecture if classifies or not pools else "AutoModel",
+        family=family,
+        config=config,
+        shape=shape,
+        kind=Kind.POOLING if pools else Kind.DECODER,
+        causal=causal,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos(generation, plain, text, tokenizer, shape.vocabulary),
+        suppress_token_ids=_listed(generation, "suppress_tokens", shape.vocabulary),
+        begin_suppress_token_ids=_listed(generation, "begin_suppress_tokens", shape.vocabulary),
+        default_pooling=_default_pooling(sentence, classifies=classifies, causal=causal) if pools else None,
+        labels=_labels(config) if classifies else (),
+        stamps=stamps,
+    )
+
+
+_GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+def _read_config(folder: Path, plain: Settings) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    kind = plain.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise UnsupportedModel(
+            f"{folder} is of model_type {kind!r}, which this version of transformers does not know; allowed: "
+            "model_type 'whisper', or a decoder or encoder that transformers has, such as 'llama', 'qwen3' or 'bert'"
+        )
+    try:
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds: wrapped, not hidden
+        raise CheckpointError(f"{plain.path} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def _architecture(plain: Settings, config: Any) -> str:
+    """The class named in config.json, which must be one of transformers and of this model type."""
+    import transformers
+
+    found = plain.get("architectures") or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise plain.bad("architectures", "a list of names")
+    if not found:
+        raise UnsupportedModel(f"{plain.path} names no architectures; allowed: one, such as 'LlamaForCausalLM'")
+    loader = getattr(transformers, found[0], None)
+    if getattr(loader, "config_class", None) is not type(config):
+        raise UnsupportedModel(
+            f"{plain.path} names {found[0]!r} with model_type {plain.get('model_type')!r}; allowed: an architecture "
+            "of that model type that transformers has"
+        )
+    if not found[0].endswith((*_GENERATE, "ForSequenceClassification", "Model", "ForMaskedLM", "ForPreTraining")):
+        raise UnsupportedModel(
+            f"{plain.path} names {found[0]!r}; allowed: models that generate text, give vectors or classify texts "
+            "(...ForCausalLM, ...Model, ...ForMaskedLM, ...ForSequenceClassification)"
+        )
+    return str(found[0])
+
+
+def _refuse(folder: Path, plain: Settings, config: Any, text: Any) -> None:
+    """Raises `UnsupportedModel` for what the configuration tells that the engine does not compute."""
+    reason = _reason(config, text)
+    if reason:
+        raise UnsupportedModel(
+            f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders with one kind of causal attention, full "
+            "or within a sliding window, in every layer, and encoders of texts"
+        )
+
+
+def _reason(config: Any, text: Any) -> str | None:
+    layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
+    ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
+    if config.is_encoder_decoder or text.is_encoder_decoder:
+        return "is an encoder-decoder"
+    if getattr(config, "quantization_config", None) is not None:
+        return "has quantized weights"
+    if layers and _is_causal(text):
+        return f"has layers of type {', '.join(sorted(layers))}"
+    if getattr(text, "attention_chunk_size", None) is not None:
+        return f"attends within chunks of {text.attention_chunk_size} positions"
+    if ropes:
+        return f"has rotary positions of type {', '.join(map(str, sorted(ropes, key=str)))}, which depend on the batch"
+    if getattr(text, "num_kv_shared_layers", 0):
+        return "shares keys and values between layers"
+    return None
+
+
+def _ropes(text: Any) -> list[Mapping[str, Any]]:
+    """The rotary settings, one for each type of layer where they differ."""
+    settings = getattr(text, "rope_parameters", None) or {}
+    nested = [value for value in settings.values() if isinstance(value, Mapping)]
+    return nested or [settings]
+
+
+def _is_causal(text: Any) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    if getattr(text, "use_bidirectional_attention", None):
+        return False
+    return bool(getattr(text, "is_decoder", False)) or text.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def _shape(folder: Path, text: Any) -> TextShape:
+    heads = _whole(folder, text, "num_attention_heads")
+    hidden = _whole(folder, text, "hidden_size")
+    layers = _whole(folder, text, "num_hidden_layers")
+    kv_heads = (
+        heads if getattr(text, "num_key_value_heads", None) is None else _whole(folder, text, "num_key_value_heads")
+    )
+    head_dim = hidden // heads if getattr(text, "head_dim", None) is None else _whole(folder, text, "head_dim")
+    return TextShape(
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=hidden,
+        vocabulary=_whole(folder, text, "vocab_size"),
+        positions=_positions(folder, text),
+        windows=_windows(folder, text, layers),
+    )
+
+
+def _positions(folder: Path, text: Any) -> int:
+    """Positions of one sequence: those of which the rotary numbers do not depend on the others of the batch."""
+    positions = _whole(folder, text, "max_position_embeddings")
+    if text.model_type in _OFFSET_POSITIONS:
+        positions -= (text.pad_token_id or 0) + 1
+    for rope in _ropes(text):
+        if rope.get("rope_type") == "longrope":
+            positions = min(positions, int(rope.get("original_max_position_embeddings") or positions))
+    return positions
+
+
+def _windows(folder: Path, text: Any, layers: int) -> tuple[int | None, ...]:
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None:
+        kinds = ["full_attention" if window is None else "sliding_attention"] * layers
+    if "sliding_attention" not in kinds:
+        return (None,) * layers
+    window = _whole(folder, text, "sliding_window")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _whole(folder: Path, text: Any, name: str) -> int:
+    value = getattr(text, name, None)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModel(
+            f"{folder / 'config.json'} has {name}={value!r}; allowed: one number, 1 or more, for all layers"
+        )
+    return value
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds: wrapped, not hidden
+        if "custom code" in str(error):  # a ValueError like others
+            raise UnsupportedModel(
+                f"the tokenizer of {folder} is code of its own, which is never run; allowed: tokenizers that "
+                "transformers has. Save it as one, as a PreTrainedTokenizerFast"
+            ) from error
+        raise CheckpointError(
+            f"the tokenizer of {folder} cannot be used: {type(error).__name__}: {error}; download it again, or save it "
+            "beside the model"
+        ) from error
+
+
+def _eos(generation: Settings | None, plain: Settings, text: Any, tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
+    """The tokens that end a text: of generation_config.json, else of config.json, else of the tokenizer."""
+    for settings in (generation, plain):
+        value = None if settings is None else settings.get("eos_token_id")
+        if settings is not None and value is not None:
+            tokens = value if isinstance(value, list) else [value]
+            if not all(_is_token(token, vocabulary) for token in tokens):
+                raise settings.bad("eos_token_id", f"token ids from 0 to {vocabulary - 1}")
+            return tuple(tokens)
+    for value in (text.eos_token_id, tokenizer.eos_token_id):
+        if value is not None:
+            named = value if isinstance(value, list | tuple) else (value,)
+            return tuple(token for token in named if _is_token(token, vocabulary))
+    return ()
+
+
+def _is_token(token: object, vocabulary: int) -> bool:
+    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < vocabulary
+
+
+def _listed(generation: Settings | None, name: str, vocabulary: int) -> tuple[int, ...]:
+    value = None if generation is None else generation.get(name)
+    if value is None:
+        return ()
+    if generation is not None and not isinstance(value, list):
+        raise generation.bad(name, "null or a list of token ids")
+    return tuple(token for token in value if _is_token(token, vocabulary))
+
+
+def _sentence_pooling(folder: Path) -> Pooling | None:
+    """What sentence-transformers' files ask for; ``None`` where there are none."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    modules = _read_modules(path)
+    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
+    if not set(kinds) <= {"Transformer", "Pooling", "Normalize"}:
+        raise UnsupportedModel(
+            f"{path} names the modules {', '.join(kinds)}; allowed: Transformer, Pooling and Normalize"
+        )
+    normalize = "Normalize" in kinds
+    if "Pooling" not in kinds:
+        return Pooling(kind="mean", normalize=normalize)
+    settings = Settings.read_if_there(folder / modules[kinds.index("Pooling")].get("path", "") / "config.json")
+    if settings is None:
+        raise CheckpointError(f"{path} names a Pooling module, but there is no config.json in its folder")
+    return Pooling(kind=_pooling_kind(settings), normalize=normalize)
+
+
+def _read_modules(path: Path) -> list[dict[str, Any]]:
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; download it again") from error
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise CheckpointError(f"{path} is no list of modules; download it again")
+    return modules
+
+
+_POOLINGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
+
+
+def _pooling_kind(settings: Settings) -> str:
+    if settings.get("pooling_mode") is not None:
+        asked = [str(settings.get("pooling_mode"))]
+        asked = ["last" if kind == "lasttoken" else kind for kind in asked]
+    else:
+        asked = [
+            _POOLINGS.get(name, name)
+            for name in settings.values
+            if name.startswith("pooling_mode_") and settings.flag(name)
+        ]
+    if len(asked) != 1 or asked[0] not in _POOLINGS.values():
+        raise UnsupportedModel(
+            f"{settings.path} asks for the poolings {', '.join(asked) or 'none'}; allowed: one of cls, mean, lasttoken"
+        )
+    return asked[0]
+
+
+def _default_pooling(sentence: Pooling | None, *, classifies: bool, causal: bool) -> Pooling:
+    if classifies:
+        return Pooling(kind="classify")
+    return sentence or Pooling(kind="last" if causal else "mean")
+
+
+def _labels(config: Any) -> tuple[str, ...]:
+    names: Mapping[int, str] = config.id2label
+    return tuple(str(names[index]) for index in range(len(names)))

@@ -1,0 +1,151 @@
+"""The attention function that transformers' layers call in place of their own: paged, over a flattened batch.
+
+transformers looks an implementation up by name (`AttentionInterface`) and hands it what the layer has computed. What a
+layer asks for and we do not know must not be left out silently: it is refused, see `check_request`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from attrs import define, frozen
+from torch import Tensor, nn
+
+from ...core.errors import UnsupportedModel
+
+PAGED = "triolet_paged"
+"""Our name among transformers' attention implementations."""
+
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+"""Keywords of which the attention's numbers do not depend: they come along from the model's own call."""
+
+
+PAGED_APART = "triolet_paged_apart"
+"""The same, for layers that are compiled: it is left out of their code, and called between."""
+
+
+def register(name: str) -> None:
+    """Makes `PAGED` or `PAGED_APART` known to transformers; doing it again changes nothing."""
+    import torch
+    from transformers import AttentionInterface
+
+    disable: Any = torch.compiler.disable  # untyped there
+    AttentionInterface.register(name, disable(attend_paged) if name == PAGED_APART else attend_paged)
+
+
+@frozen(kw_only=True)
+class LayerRequest:
+    """What one layer asks of attention."""
+
+    layer: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None
+
+
+class Witness(Protocol):
+    """Hears what the layers ask for, before they are answered; see `trial.py`."""
+
+    def hear(self, request: LayerRequest) -> None:
+        """May raise `UnsupportedModel`."""
+
+
+class AnyStep(Protocol):
+    """A step's attention: `paged.PagedStep`, or what stands in for it."""
+
+    @property
+    def attend(self) -> Callable[..., Tensor]:
+        """See `paged.PagedStep.attend`."""
+
+
+@define(kw_only=True, eq=False)
+class PagedCall:
+    """What goes through the model's forward to every layer. When the forward has ended the step is to be forgotten:
+    compiled code keeps the call that it was made with."""
+
+    step: AnyStep | None
+    witness: Witness | None = None
+
+
+def attend_paged(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    triolet: PagedCall | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim];
+    returns [1, rows, heads, head_dim].
+
+    Raises:
+        UnsupportedModel: the layer asks for something else than causal attention with a window and a soft cap.
+    """
+    layer = getattr(module, "layer_idx", None)
+    if triolet is None or triolet.step is None or not isinstance(layer, int):
+        raise UnsupportedModel(
+            f"{type(module).__name__} of transformers does not hand the engine's keywords and its own number to the "
+            "attention function; allowed: decoders whose layers do, such as Llama, Mistral, Qwen, Gemma and Phi"
+        )
+    if triolet.witness is not None:
+        check_request(module, attention_mask=attention_mask, dropout=dropout, is_causal=is_causal, **others)
+        asked = LayerRequest(
+            layer=layer,
+            kv_heads=key.shape[1],
+            head_dim=key.shape[-1],
+            value_dim=value.shape[-1],
+            window=sliding_window,
+        )
+        triolet.witness.hear(asked)
+    attended = triolet.step.attend(
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scale=float(query.shape[-1]) ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return attended[None], None
+
+
+def check_request(
+    module: nn.Module, *, attention_mask: Tensor | None, dropout: float, is_causal: bool | None, **others: Any
+) -> None:
+    """Raises `UnsupportedModel` where a layer asks for what `attend_paged` does not do."""
+    asked = [
+        name for name, value in others.items() if name not in _HARMLESS and value is not None and value is not False
+    ]
+    if attention_mask is not None:
+        asked.append("a mask of its own")
+    if dropout:
+        asked.append("dropout")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        asked.append("attention in both directions")
+    if getattr(module, "sinks", None) is not None:
+        asked.append("attention sinks")
+    if asked:
+        raise UnsupportedModel(
+            f"{type(module).__name__} of transformers asks for {', '.join(sorted(asked))}; allowed: causal attention "
+            "with grouped heads, a sliding window and a soft cap"
+        )

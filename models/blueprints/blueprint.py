@@ -1,0 +1,107 @@
+"""`WhisperBlueprint`: what is found out once about a model and its device, and what is built from it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from attrs import frozen
+
+from ...core.config import EngineConfig
+from ...core.model import ModelDescription
+from ..architectures.text import TextCheckpoint
+from ..checkpoints.whisper import Checkpoint, WeightFiles
+from ..launch.pipeline import StagedKV
+from ..memory.budget import Budget, KVSizes
+from ..memory.kv import CrossKV, PagedKV
+from ..memory.module import ModuleFiles, TransformerModel
+from ..memory.resources import AnyHolder
+from ..networks.features import LogMel
+from ..networks.network import Network
+from ..networks.whisper import WhisperModel
+
+AnyModel = WhisperModel | TransformerModel
+
+
+class Own(Protocol):
+    """`ResourceStack.own`."""
+
+    def __call__(self, owner: str, holder: AnyHolder, /) -> AnyHolder:
+        """Takes over ``holder``, and returns it."""
+
+
+@frozen(kw_only=True, eq=False)
+class Parts:
+    """What an open executor's model is made of, each owned; what a kind of model has not is ``None``."""
+
+    network: Network
+    model: AnyModel
+    log_mel: LogMel | None
+    paged: PagedKV | StagedKV | None
+    cross: CrossKV | None
+
+
+class Blueprint(Protocol):
+    """What `TorchExecutor.open` finds out once, and builds from; so does `TorchExecutor.wake`. No tensors."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Of its stages; none where ``device`` is all."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights, when they have been read."""
+
+    @property
+    def checkpoint(self) -> Checkpoint | TextCheckpoint:
+        """What its files say."""
+
+    def files(self) -> WeightFiles | ModuleFiles:
+        """Its weights, to be loaded. Raises `CheckpointError` when they cannot be read."""
+
+    def load(self, files: Any) -> AnyModel:
+        """The model, with weights of `files`."""
+
+    def place(self, model: Any, *, copied: bool = False) -> AnyModel:
+        """``model`` on the device, or the devices: tensors that are there already are shared, unless they are to be
+        ``copied``."""
+
+    @property
+    def sizes(self) -> KVSizes:
+        """The units of its keys and values."""
+
+    def take(self, own: Own, model: Any) -> Parts:
+        """Takes all that the loaded ``model`` needs beside its weights, each thing in the name of its owner."""
+
+    def hasten(self, network: Network, own: Own) -> Network:
+        """``network`` with what makes it faster and refers to all the rest, so is taken after it and released
+        before."""
+
+    def prove(self, network: Network) -> None:
+        """Raises `UnsupportedModel` where the loaded model is not what was thought."""
+
+    def describe(self, name: str) -> ModelDescription:
+        """What the engine must know."""
+
+
+def chosen(budget: Budget | None) -> Budget:
+    assert budget is not None, "pages and slots are counted when the weights are loaded"
+    return budget
+
+
+def most_positions(config: EngineConfig, own: int) -> int:
+    """What a sequence may have, of a model with ``own`` positions."""
+    return min(own, config.max_positions or own)
+
+
+def name_devices(blueprint: Blueprint) -> str:
+    """As in `ModelDescription.device`: ``"cuda:0"``, or ``"cuda:0, cuda:1"``."""
+    return ", ".join(map(str, blueprint.devices or (blueprint.device,)))

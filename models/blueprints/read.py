@@ -1,0 +1,136 @@
+"""`WhisperBlueprint`: what is found out once about a model and its device, and what is built from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from attrs import evolve, frozen
+
+from ...core.config import EngineConfig
+from ...core.errors import InvalidRequest
+from ...core.model import Kind, ModelDescription
+from ..architectures.text import read_text_checkpoint
+from ..checkpoints.files import resolve
+from ..checkpoints.whisper import is_whisper, read_checkpoint
+from ..launch.pipeline import cut
+from ..machine.devices import find_device, find_devices, find_dtype
+from ..memory.budget import Budget, Room, check_sizes
+from .text import TextBlueprint
+from .whisper import WhisperBlueprint
+
+_AnyBlueprint = TypeVar("_AnyBlueprint", "WhisperBlueprint", "TextBlueprint")
+
+
+def read_blueprint(model: str | Path, config: EngineConfig) -> WhisperBlueprint | TextBlueprint:
+    """The blueprint of the checkpoint ``model``, a folder or hub id.
+
+    Raises:
+        CheckpointError: it is missing, incomplete or damaged.
+        UnsupportedModel: of an architecture that the engine cannot run.
+        InvalidRequest: a device that is not there, or sizes too small for one sequence.
+    """
+    devices = find_devices(config.devices)
+    device = devices[0] if devices else find_device(config.device)
+    dtype = find_dtype(config.dtype, device)
+    folder = resolve(model)
+    if is_whisper(folder):
+        _refuse(config, "Whisper")
+        checkpoint = read_checkpoint(folder)
+        return _checked(WhisperBlueprint(config=config, device=device, dtype=dtype, checkpoint=checkpoint))
+    text = read_text_checkpoint(folder)
+    if not text.causal:
+        _refuse(config, text.architecture)
+    stages = cut(text.shape.layers, devices) if devices else ()
+    return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))
+
+
+def _checked(blueprint: _AnyBlueprint) -> _AnyBlueprint:
+    """Raises `InvalidRequest` for sizes too small for one sequence, before anything is loaded."""
+    check_sizes(blueprint.config, blueprint.sizes)
+    return blueprint
+
+
+def _refuse(config: EngineConfig, kind: str) -> None:
+    if config.compile:
+        raise InvalidRequest(f"compile=True of {kind}; allowed: decoder-only models. Use compile=False")
+    if config.devices:
+        raise InvalidRequest(
+            f"devices={config.devices!r} of {kind}; allowed: decoder-only models. Use device={config.devices[0]!r}"
+        )
+
+
+@frozen(kw_only=True, eq=False)
+class Blueprints:
+    """Of the model, and of a smaller one that proposed for it if the configuration has one."""
+
+    main: WhisperBlueprint | TextBlueprint
+    draft: WhisperBlueprint | TextBlueprint | None
+
+    @classmethod
+    def read(cls, model: str | Path, config: EngineConfig) -> Blueprints:
+        """As `read_blueprint`.
+
+        Raises:
+            InvalidRequest: a draft model of another kind or vocabulary, too.
+        """
+        main = read_blueprint(model, config)
+        name = None if config.speculation is None else config.speculation.draft
+        if name is None:
+            return cls(main=main, draft=None)
+        device = config.devices[-1] if config.devices else config.device  # where the model's logits are
+        draft = read_blueprint(name, evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0))
+        _check_draft(main, draft)
+        return cls(main=main, draft=draft)
+
+    @property
+    def all(self) -> tuple[WhisperBlueprint | TextBlueprint, ...]:
+        """One or two."""
+        return (self.main,) if self.draft is None else (self.main, self.draft)
+
+    def sized(self, weights: int) -> Blueprints:
+        """With as many pages and slots as there is room for beside the ``weights`` (bytes), which are loaded; the draft
+        model has as many as the model: page for page, they hold the same tokens. What was chosen once stays.
+
+        Raises:
+            DeviceOutOfMemory: not even one sequence has room.
+        """
+        if self.main.budget is not None:
+            return self
+        main, draft = self.main, self.draft
+        together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
+        budget = Budget.choose(main.config, main.sizes, together, Room.of(main.devices or (main.device,), weights))
+        placed = None if draft is None else evolve(draft, budget=budget)
+        return Blueprints(main=evolve(main, budget=budget), draft=placed)
+
+    def with_fingerprints(self, fingerprints: Sequence[str]) -> Blueprints:
+        """With those of the weights."""
+        main, *rest = [evolve(one, fingerprint=new) for one, new in zip(self.all, fingerprints, strict=True)]
+        return Blueprints(main=main, draft=rest[0] if rest else None)
+
+    def describe(self, name: str) -> ModelDescription:
+        """What the engine must know: an encoder output takes the bytes of both encoders."""
+        sizes = [blueprint.describe(name).encoder_bytes for blueprint in self.all]
+        return evolve(self.main.describe(name), encoder_bytes=sum(sizes))
+
+
+def _check_draft(main: WhisperBlueprint | TextBlueprint, draft: WhisperBlueprint | TextBlueprint) -> None:
+    """Raises `InvalidRequest` where the draft cannot guess for this model."""
+    ours, its = main.checkpoint.shape.vocabulary, draft.checkpoint.shape.vocabulary
+    if ours != its:
+        raise InvalidRequest(f"the draft model has a vocabulary of {its} tokens; allowed: the model's own, of {ours}")
+    if isinstance(main, WhisperBlueprint) and isinstance(draft, WhisperBlueprint):
+        if main.checkpoint.features.window_samples != draft.checkpoint.features.window_samples:
+            raise InvalidRequest("the draft model reads windows of another length; allowed: one of the model's own")
+        return
+    if isinstance(main, TextBlueprint) and isinstance(draft, TextBlueprint):
+        if draft.checkpoint.kind is Kind.POOLING or draft.checkpoint.family is not None:
+            raise InvalidRequest(
+                f"the draft model is {draft.checkpoint.architecture}; allowed: a decoder that reads text and writes it"
+            )
+        return
+    raise InvalidRequest(
+        f"the draft model is {draft.checkpoint.architecture}, the model {main.checkpoint.architecture}; allowed: a "
+        "smaller Whisper for Whisper, a decoder of text for a decoder"
+    )

@@ -1,0 +1,214 @@
+"""The blueprint of decoder-only and pooling models."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import nn
+
+from ...core.config import EngineConfig
+from ...core.model import Kind, ModelDescription
+from ..architectures.prompts import MediaPreparer, TextPreparer
+from ..architectures.text import TextCheckpoint
+from ..checkpoints.files import is_mapped
+from ..checkpoints.loading import load_module
+from ..launch.compiled import CompiledLayers
+from ..launch.graphs import GraphManager, find_recorder
+from ..launch.pipeline import Buffers, Pipeline, Places, Stage, StagedKV
+from ..memory.budget import Budget, KVSizes
+from ..memory.kv import PagedKV
+from ..memory.module import ModuleFiles, TransformerModel
+from ..networks.causal import CausalDecode, CausalNetwork
+from ..networks.encoder import EncoderNetwork
+from ..networks.network import Network
+from .blueprint import Own, Parts, chosen, most_positions, name_devices
+from .trial import try_out, try_out_encoder
+
+
+@frozen(kw_only=True, eq=False)
+class TextBlueprint:
+    """Of decoder-only and pooling models."""
+
+    config: EngineConfig
+    device: torch.device
+    dtype: torch.dtype
+    checkpoint: TextCheckpoint
+    budget: Budget | None = None  # when the weights are loaded
+    stages: tuple[Stage, ...] = ()  # where the layers are, if on several devices
+    fingerprint: str = ""  # of the weights, when they have been read
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        return tuple(stage.device for stage in self.stages)
+
+    def files(self) -> ModuleFiles:
+        return ModuleFiles(self.checkpoint.folder)
+
+    def load(self, files: ModuleFiles) -> TransformerModel:
+        return files.read(self._read, partial(self.place, copied=is_mapped(self.checkpoint.folder)))
+
+    def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
+        whole: TransformerModel = model
+        if not self.stages:
+            return whole.to(self.device, copied=copied)
+        return whole.placed(self._places(whole).device, copied=copied)
+
+    def _places(self, model: TransformerModel) -> Places:
+        family = self.checkpoint.family
+        language = model.module if family is None else family.text(model.module)
+        return Places.find(model.module, language, self.stages)
+
+    def _read(self) -> nn.Module:
+        checkpoint = self.checkpoint
+        if checkpoint.family is not None:
+            return checkpoint.family.load(checkpoint.folder, self.dtype)
+        return load_module(checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler")
+
+    @property
+    def sizes(self) -> KVSizes:
+        shape, config = self.checkpoint.shape, self.config
+        position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.dtype.itemsize
+        return KVSizes(
+            page=position * config.page_size if self.checkpoint.causal else 0,
+            slot=0,
+            positions=most_positions(config, shape.positions),
+            page_size=config.page_size,
+        )
+
+    def take(self, own: Own, model: Any) -> Parts:
+        checkpoint, shape = self.checkpoint, self.checkpoint.shape
+        if not checkpoint.causal:
+            pads = (checkpoint.config.pad_token_id, checkpoint.tokenizer.pad_token_id, 0)
+            encoder = EncoderNetwork(
+                model=model,
+                positions=shape.positions,
+                pad=next(pad for pad in pads if pad is not None),
+                classifies=bool(checkpoint.labels),
+                device=self.device,
+            )
+            return Parts(network=encoder, model=model, log_mel=None, paged=None, cross=None)
+        paged = own("self_kv", self._allocate_pages())
+        pipeline = None
+        if self.stages:
+            buffers = own("pipeline_buffers", self._allocate_buffers())
+            pipeline = Pipeline.of(model, self._places(model), buffers)
+        network = CausalNetwork(
+            model=model,
+            paged=paged,
+            positions=shape.positions,
+            device=self.device,
+            generates=checkpoint.kind is not Kind.POOLING,
+            classifies=bool(checkpoint.labels),
+            family=checkpoint.family,
+            pipeline=pipeline,
+        )
+        network.attach()
+        return Parts(network=network, model=model, log_mel=None, paged=paged, cross=None)
+
+    def hasten(self, network: Network, own: Own) -> Network:
+        if not isinstance(network, CausalNetwork):
+            return network
+        if self.config.compile:
+            compiled = own("compiled", CompiledLayers.of(network.language, self.checkpoint.shape.layers))
+            network = evolve(network, compiled=compiled)
+            network.attach()
+        recorder = find_recorder(self.config.graphs, self.device)
+        if recorder is None or not network.generates or not isinstance(network.paged, PagedKV):
+            return network  # a graph is of one device
+        shape = self.checkpoint.shape
+        graphs = GraphManager.allocate(
+            decode=CausalDecode.of(network),
+            recorder=recorder,
+            paged=network.paged,
+            max_running=self.config.max_running,
+            positions=shape.positions,
+            vocabulary=shape.vocabulary,
+            device=self.device,
+        )
+        return evolve(network, graphs=own("graphs", graphs))
+
+    def prove(self, network: Network) -> None:
+        if isinstance(network, EncoderNetwork):
+            try_out_encoder(network, self.checkpoint, self.dtype)
+        if isinstance(network, CausalNetwork):
+            if network.family is not None:  # transformers imports this for the first image, while everybody waits
+                importlib.import_module("torch._dynamo")
+            try_out(network, self.checkpoint)
+            if network.graphs is not None:
+                network.graphs.prove()
+
+    def _allocate_buffers(self) -> Buffers:
+        rows, hidden = self.config.max_step_tokens, self.checkpoint.shape.hidden
+        return Buffers.allocate(self.stages, rows=rows, hidden=hidden, dtype=self.dtype)
+
+    def _allocate_pages(self) -> PagedKV | StagedKV:
+        shape = self.checkpoint.shape
+        if self.stages:
+            return StagedKV.allocate(
+                self.stages,
+                pages=chosen(self.budget).pages,
+                page_size=self.config.page_size,
+                heads=shape.kv_heads,
+                width=shape.kv_heads * shape.head_dim,
+                dtype=self.dtype,
+            )
+        return PagedKV.allocate(
+            layers=shape.layers,
+            pages=chosen(self.budget).pages,
+            page_size=self.config.page_size,
+            heads=shape.kv_heads,
+            width=shape.kv_heads * shape.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def describe(self, name: str) -> ModelDescription:
+        checkpoint, shape = self.checkpoint, self.checkpoint.shape
+        dtype_name = str(self.dtype).removeprefix("torch.")
+        identity = checkpoint.identity(self.fingerprint, dtype_name)
+        preparer = self._preparer(identity)
+        return ModelDescription(
+            name=name,
+            architecture=checkpoint.architecture,
+            device=name_devices(self),
+            dtype=dtype_name,
+            vocabulary_size=shape.vocabulary,
+            max_positions=most_positions(self.config, shape.positions),
+            eos_token_ids=checkpoint.eos_token_ids,
+            suppress_token_ids=checkpoint.suppress_token_ids,
+            begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
+            page_size=self.config.page_size,
+            pages=chosen(self.budget).pages,
+            cross_slots=0,
+            encoder_embeddings=0,
+            encoder_bytes=0,
+            sampling_rate=preparer.sampling_rate if isinstance(preparer, MediaPreparer) else 0,
+            window_samples=0,
+            processor_identity=identity,
+            whisper=None,
+            tokenizer=checkpoint.tokenizer,
+            kind=checkpoint.kind,
+            preparer=preparer,
+            whole_prompts=not checkpoint.causal,
+            default_pooling=checkpoint.default_pooling,
+            labels=checkpoint.labels,
+        )
+
+    def _preparer(self, identity: str) -> TextPreparer | MediaPreparer:
+        checkpoint = self.checkpoint
+        if checkpoint.family is None:
+            return TextPreparer.of(checkpoint.tokenizer)
+        preparer = checkpoint.family.preparer(
+            checkpoint.folder,
+            checkpoint.tokenizer,
+            checkpoint.config,
+            identity=identity,
+            hidden=checkpoint.shape.hidden,
+            dtype=self.dtype,
+        )
+        assert isinstance(preparer, MediaPreparer), "families read media"
+        return preparer

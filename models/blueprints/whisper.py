@@ -1,0 +1,136 @@
+"""The blueprint of Whisper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from ...core.config import EngineConfig
+from ...core.model import ModelDescription
+from ..checkpoints.whisper import Checkpoint, WeightFiles
+from ..memory.budget import Budget, KVSizes
+from ..memory.kv import CrossKV, PagedKV
+from ..networks.features import LogMel
+from ..networks.network import Network, WhisperNetwork
+from ..networks.whisper import WhisperModel
+from .blueprint import Own, Parts, chosen, most_positions
+
+
+@frozen(kw_only=True, eq=False)
+class WhisperBlueprint:
+    """Of Whisper."""
+
+    config: EngineConfig
+    device: torch.device
+    dtype: torch.dtype
+    checkpoint: Checkpoint
+    budget: Budget | None = None  # when the weights are loaded
+    fingerprint: str = ""  # of the weights, when they have been read
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        return ()
+
+    def place(self, model: Any, *, copied: bool = False) -> WhisperModel:
+        assert not copied, "weights are copied when they are read"
+        placed: WhisperModel = model.to(self.device)
+        return placed
+
+    def files(self) -> WeightFiles:
+        return WeightFiles.open(self.checkpoint.folder)
+
+    def load(self, files: WeightFiles) -> WhisperModel:
+        checkpoint = self.checkpoint
+        return WhisperModel.load(
+            files,
+            checkpoint.shape,
+            encoder_inner=checkpoint.encoder_inner,
+            decoder_inner=checkpoint.decoder_inner,
+            activation=checkpoint.activation,
+            tied=checkpoint.tied,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    @property
+    def sizes(self) -> KVSizes:
+        shape, config = self.checkpoint.shape, self.config
+        position = shape.decoder_layers * 2 * shape.width * self.dtype.itemsize
+        return KVSizes(
+            page=position * config.page_size,
+            slot=position * shape.embeddings,
+            positions=most_positions(config, shape.positions),
+            page_size=config.page_size,
+        )
+
+    def take(self, own: Own, model: Any) -> Parts:
+        log_mel = own("features", LogMel.build(self.checkpoint.features, self.device))
+        paged = own("self_kv", self._allocate_pages())
+        cross = own("cross_kv", self._allocate_slots())
+        network = WhisperNetwork(
+            model=model,
+            log_mel=log_mel,
+            paged=paged,
+            cross=cross,
+            window_samples=self.checkpoint.features.window_samples,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross)
+
+    def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
+        return network
+
+    def prove(self, network: Network) -> None:
+        """Whisper is computed by code of our own."""
+
+    def _allocate_pages(self) -> PagedKV:
+        shape = self.checkpoint.shape
+        return PagedKV.allocate(
+            layers=shape.decoder_layers,
+            pages=chosen(self.budget).pages,
+            page_size=self.config.page_size,
+            heads=shape.decoder_heads,
+            width=shape.width,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def _allocate_slots(self) -> CrossKV:
+        shape = self.checkpoint.shape
+        return CrossKV.allocate(
+            layers=shape.decoder_layers,
+            slots=chosen(self.budget).slots,
+            heads=shape.decoder_heads,
+            embeddings=shape.embeddings,
+            width=shape.width,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def describe(self, name: str) -> ModelDescription:
+        checkpoint, shape = self.checkpoint, self.checkpoint.shape
+        dtype_name = str(self.dtype).removeprefix("torch.")
+        return ModelDescription(
+            name=name,
+            architecture=checkpoint.architecture,
+            device=str(self.device),
+            dtype=dtype_name,
+            vocabulary_size=shape.vocabulary,
+            max_positions=most_positions(self.config, shape.positions),
+            eos_token_ids=checkpoint.eos_token_ids,
+            suppress_token_ids=checkpoint.suppress_token_ids,
+            begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
+            page_size=self.config.page_size,
+            pages=chosen(self.budget).pages,
+            cross_slots=chosen(self.budget).slots,
+            encoder_embeddings=shape.embeddings,
+            encoder_bytes=shape.embeddings * shape.width * self.dtype.itemsize,
+            sampling_rate=checkpoint.features.sampling_rate,
+            window_samples=checkpoint.features.window_samples,
+            processor_identity=checkpoint.identity(self.fingerprint, dtype_name),
+            whisper=checkpoint.tokens,
+            tokenizer=checkpoint.tokenizer,
+        )

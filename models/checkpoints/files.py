@@ -1,0 +1,143 @@
+"""The files of a checkpoint: where they lie, which of them hold the weights, and whether they have changed.
+
+Nothing here needs torch or transformers, so that a wrong folder is refused at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import CheckpointError, UnsupportedModel
+from .settings import read_json
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_SETTINGS = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "normalizer.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "modules.json",
+    "1_Pooling/config.json",
+)
+_SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
+
+
+def resolve(model: str | Path) -> Path:
+    """The folder of ``model``: itself, or the local copy of a hub id, downloaded where needed.
+
+    Raises:
+        CheckpointError: nothing is there, or the hub cannot be reached and has left no copy here.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(
+            f"{folder} is a file; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-tiny'"
+        )
+    if isinstance(model, Path) or not _may_be_hub_id(model):
+        raise CheckpointError(
+            f"there is no folder {folder}; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-tiny'"
+        )
+    return _from_hub(model)
+
+
+def _may_be_hub_id(model: str) -> bool:
+    return bool(model) and model.count("/") <= 1 and not model.startswith((".", "/", "~")) and "\\" not in model
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    def fetch(*patterns: str) -> Path:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+
+    try:
+        folder = fetch(*_SHARDS)
+        if not any((folder / weights).is_file() for weights in _WEIGHTS[:2]):
+            folder = fetch("pytorch_model*.bin", "pytorch_model.bin.index.json")
+    except Exception as error:  # the hub's client raises many kinds: wrapped, not hidden
+        raise CheckpointError(
+            f"there is no folder {name!r}, and it could not be had from the hub: {type(error).__name__}: {error}; "
+            "check the name and the network, or give the folder of a downloaded checkpoint"
+        ) from error
+    return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of the checkpoint in ``folder``.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+        UnsupportedModel: the folder holds an adapter.
+    """
+    path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file():  # beside a model it would be left out, and nobody told
+        raise UnsupportedModel(
+            f"{folder} holds an adapter (adapter_config.json), which is not applied; allowed: whole models. Merge it "
+            "into its model (merge_and_unload of peft) and save that"
+        )
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json, so it is no checkpoint; give a folder as save_pretrained writes it"
+        )
+    return read_json(path)
+
+
+def find_weights(folder: Path) -> tuple[Path, ...]:
+    """The weight files of a checkpoint, each shard once, safetensors before pickles.
+
+    Raises:
+        CheckpointError: there are none, or a shard that the index names is missing.
+    """
+    for name in _WEIGHTS:
+        path = folder / name
+        if path.is_file():
+            files = _shards(path) if name.endswith(".index.json") else (path,)
+            break
+    else:
+        raise CheckpointError(f"{folder} has a config.json but no weights; allowed: {', '.join(_WEIGHTS)}")
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks the shards {', '.join(missing)}, which {path.name} names; download them again"
+        )
+    return files
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    mapping = read_json(index).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping or not all(isinstance(name, str) for name in mapping.values()):
+        raise CheckpointError(f"{index} has no weight_map of file names; download or save the checkpoint again")
+    return tuple(index.parent / name for name in sorted(set(mapping.values())))
+
+
+def is_mapped(folder: Path) -> bool:
+    """True if the weights of the checkpoint are pickles, which torch maps: they are views of a file that may change.
+    Raises `CheckpointError` as `find_weights` does."""
+    return find_weights(folder)[0].suffix != ".safetensors"
+
+
+def file_stamps(folder: Path) -> dict[str, str]:
+    """A hash of each settings file there is in ``folder``."""
+    names = [name for name in _SETTINGS if (folder / name).is_file()]
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+
+
+def changed_files(folder: Path, stamps: Mapping[str, str]) -> tuple[str, ...]:
+    """The settings files that are not what they were when ``stamps`` were taken."""
+    now = file_stamps(folder)
+    return tuple(name for name in _SETTINGS if now.get(name) != stamps.get(name))

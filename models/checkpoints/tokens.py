@@ -1,0 +1,156 @@
+"""A checkpoint's special tokens: generation_config.json first, then config.json, then the tokenizer's vocabulary.
+
+A token that the model would index or wait for must lie in its vocabulary: another one is a `CheckpointError`, here and
+not in the middle of a step. One that is only suppressed may lie outside, where it suppresses nothing, as in
+transformers: config.json's default of ``begin_suppress_tokens`` names a token that small vocabularies do not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+from attrs import define
+
+from ...core.errors import CheckpointError
+from ...core.model import WhisperTokens
+from .settings import Settings
+
+_ENGLISH_ONLY_VOCABULARY = 51_864
+_MAX_INITIAL_TIMESTAMP = 50  # of checkpoints older than generation_config.json
+
+
+@define(kw_only=True, slots=False)
+class SpecialTokens:
+    """Finds the special tokens of one checkpoint.
+
+    Args:
+        config: config.json as it is written.
+        defaults: config.json with transformers' defaults.
+        generation: generation_config.json; ``None`` where the checkpoint has none.
+        tokenizer: transformers' tokenizer.
+        vocabulary: tokens that the model knows.
+    """
+
+    config: Settings
+    defaults: Settings
+    generation: Settings | None
+    tokenizer: Any
+    vocabulary: int
+
+    def whisper_tokens(self) -> WhisperTokens:
+        """All that has a name; raises `CheckpointError` for one that is missing or outside the vocabulary."""
+        no_timestamps = self.required("no_timestamps_token_id", "<|notimestamps|>")
+        begin = self._within(no_timestamps + 1, "<|0.00|>, which is no_timestamps_token_id + 1,")
+        return WhisperTokens(
+            start_id=self.required("decoder_start_token_id", "<|startoftranscript|>"),
+            no_timestamps_id=no_timestamps,
+            timestamp_begin_id=begin,
+            previous_id=self.optional("prev_sot_token_id", "<|startofprev|>"),
+            no_speech_id=self._by_text("<|nospeech|>", "<|nocaptions|>"),
+            language_ids=self._languages(),
+            task_ids=self._tasks(),
+            max_initial_timestamp=self._max_initial_timestamp(),
+        )
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text: one or more."""
+        name, text = "eos_token_id", "<|endoftext|>"
+        written = self._written(name)
+        if written is None:
+            return (self.required(name, text),)
+        value = written.get(name)
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            raise written.bad(name, "a token id, or a list with one or more")
+        return tuple(self._within(token, f"{name} of {written.path}") for token in values)
+
+    def suppressed(self, name: str) -> tuple[int, ...]:
+        """The tokens of ``suppress_tokens`` or ``begin_suppress_tokens`` that the vocabulary has. config.json counts
+        only where there is no generation_config.json."""
+        settings = self.defaults if self.generation is None else self.generation
+        value = settings.get(name)
+        values = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        if not all(_is_integer(token) for token in values):
+            raise settings.bad(name, "null or a list of token ids")
+        return tuple(token for token in values if 0 <= token < self.vocabulary)
+
+    def required(self, name: str, text: str) -> int:
+        """The token that the setting ``name`` gives, or else the vocabulary's ``text``."""
+        token = self.optional(name, text)
+        if token is None:
+            raise CheckpointError(
+                f"{self.config.path.parent} has neither {name} in generation_config.json or config.json nor a token "
+                f"{text} in its tokenizer; save the checkpoint again with one of them"
+            )
+        return token
+
+    def optional(self, name: str, text: str) -> int | None:
+        """As `required`, but ``None`` where there is neither."""
+        written = self._written(name)
+        if written is None:
+            return self._by_text(text)
+        return self._within(written.get(name), f"{name} of {written.path}")
+
+    def _written(self, name: str) -> Settings | None:
+        """The first file that has a value for ``name``."""
+        files = (self.generation, self.config)
+        return next((file for file in files if file is not None and file.get(name) is not None), None)
+
+    def _by_text(self, *texts: str) -> int | None:
+        """The id of the first of ``texts`` that the tokenizer has."""
+        text = next((text for text in texts if text in self._texts), None)
+        return None if text is None else self._within(self._texts[text], f"{text} of the tokenizer")
+
+    @cached_property
+    def _texts(self) -> dict[str, int]:
+        texts: dict[str, int] = self.tokenizer.get_vocab()
+        return texts
+
+    def _within(self, token: Any, what: str) -> int:
+        if not _is_integer(token) or not 0 <= token < self.vocabulary:
+            raise CheckpointError(
+                f"{what} is {token!r}; allowed: a token id from 0 to {self.vocabulary - 1}, the vocabulary "
+                f"(vocab_size={self.vocabulary}) of {self.config.path}. The files are not of one checkpoint, or damaged"
+            )
+        return int(token)
+
+    def _max_initial_timestamp(self) -> int | None:
+        name = "max_initial_timestamp_index"
+        if self.generation is None:
+            return _MAX_INITIAL_TIMESTAMP
+        return None if self.generation.get(name) is None else self.generation.whole(name, least=0)
+
+    @property
+    def _multilingual(self) -> bool:
+        """As it is written; or else a table of languages tells, or the vocabulary's size."""
+        known = None if self.generation is None else self.generation.flag("is_multilingual")
+        if known is not None:
+            return known
+        listed = self.generation is not None and "lang_to_id" in self.generation
+        return listed or self.vocabulary != _ENGLISH_ONLY_VOCABULARY
+
+    def _languages(self) -> dict[str, int]:
+        from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+        found = self._table("lang_to_id", LANGUAGES)
+        return {text.removeprefix("<|").removesuffix("|>"): token for text, token in found.items()}
+
+    def _tasks(self) -> dict[str, int]:
+        return self._table("task_to_id", ("transcribe", "translate"))
+
+    def _table(self, name: str, texts: Iterable[str]) -> dict[str, int]:
+        """Tokens by name, as the setting has them, or else those of ``texts`` that the tokenizer knows; none where the
+        checkpoint is English-only."""
+        if not self._multilingual:
+            return {}
+        if self.generation is not None and name in self.generation:
+            what = f"of {name} of {self.generation.path}"
+            return {text: self._within(token, f"{text} {what}") for text, token in self.generation.table(name).items()}
+        found = {text: self._by_text(f"<|{text}|>") for text in texts}
+        return {text: token for text, token in found.items() if token is not None}
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,318 @@
+"""Reads a Whisper checkpoint in transformers' layout: its sizes, features, weights and special tokens.
+
+Errors tell apart: no such folder, no checkpoint in it, a checkpoint without weights, another architecture, damaged or
+incomplete files. torch and transformers are imported where they are first needed: the light checks work without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, field, frozen, mutable
+
+from ...core.errors import CheckpointError, UnsupportedModel
+from ...core.model import WhisperTokens
+from .files import changed_files, file_stamps, find_weights, read_config
+from .settings import Settings
+from .tokens import SpecialTokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .stored import MappedTensor, StoredTensor
+
+ARCHITECTURES = ("WhisperForConditionalGeneration", "WhisperModel")
+"""The architectures with an adapter, as config.json names them."""
+
+_SAMPLE = 256  # values of each piece of a tensor that the fingerprint is made of
+
+
+def is_whisper(folder: Path) -> bool:
+    """Whether the checkpoint in ``folder`` is of Whisper. Raises `CheckpointError` when there is none."""
+    return read_config(folder).get("model_type") == "whisper"
+
+
+def check_architecture(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint of Whisper. Needs neither torch nor transformers.
+
+    Raises:
+        CheckpointError: no config.json.
+        UnsupportedModel: of another architecture.
+    """
+    config, path = read_config(folder), folder / "config.json"
+    found = config.get("architectures") or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise Settings(path, config).bad("architectures", "a list of names")
+    if config.get("model_type") != "whisper" or not (not found or set(found) & set(ARCHITECTURES)):
+        raise UnsupportedModel(
+            f"{folder} is of model_type {config.get('model_type')!r}, architectures {found}; "
+            f"allowed: model_type 'whisper', architectures {' or '.join(ARCHITECTURES)}"
+        )
+    return config
+
+
+Activation = Callable[["Tensor"], "Tensor"]
+
+
+@frozen(kw_only=True)
+class WhisperShape:
+    """The sizes of a Whisper model."""
+
+    width: int  # d_model
+    encoder_layers: int
+    encoder_heads: int
+    decoder_layers: int
+    decoder_heads: int
+    mels: int
+    embeddings: int  # max_source_positions: rows of the encoder's output
+    positions: int  # max_target_positions: decoder positions
+    vocabulary: int
+
+    @property
+    def frames(self) -> int:
+        """Feature frames of one window: the second convolution halves them."""
+        return 2 * self.embeddings
+
+
+@frozen(kw_only=True)
+class FeatureSettings:
+    """A feature extractor's settings, named and defaulted as in transformers.
+
+    ``dither`` is not among them: noise that differs on every call would give one audio many encodings.
+    """
+
+    feature_size: int = 80  # mel bands
+    sampling_rate: int = 16_000  # Hz
+    hop_length: int = 160  # samples between frames
+    chunk_length: int = 30  # seconds of a window
+    n_fft: int = 400  # samples of a frame
+
+    @classmethod
+    def read(cls, written: Settings, *, feature_size: int) -> FeatureSettings:
+        """Reads the keys of a preprocessor_config.json that matter here; the others are derived or unused.
+
+        Args:
+            feature_size: where it is not written.
+
+        Raises:
+            CheckpointError: a value that no extractor can work with.
+        """
+        least = {"feature_size": 1, "sampling_rate": 1, "hop_length": 1, "chunk_length": 1, "n_fft": 2}
+        found = {name: written.whole(name, least=low) for name, low in least.items() if name in written}
+        settings = cls(**{"feature_size": feature_size, **found})
+        if settings.n_fft > settings.window_samples:
+            raise written.bad("n_fft", f"2 to {settings.window_samples}, the samples of a window")
+        return settings
+
+    @property
+    def window_samples(self) -> int:
+        """Samples of a whole window."""
+        return self.chunk_length * self.sampling_rate
+
+    @property
+    def frames(self) -> int:
+        """Feature frames of a whole window."""
+        return self.window_samples // self.hop_length
+
+    def to_dict(self) -> dict[str, int]:
+        """The settings as plain values, for the processor's identity."""
+        return asdict(self)
+
+
+@mutable(eq=False)
+class WeightFiles:
+    """The tensors of a checkpoint by name, without the leading ``model.``; each is read when it is asked for.
+
+    ``fingerprint`` grows with every tensor read: a sample of each, enough that two trainings of one model differ.
+    """
+
+    folder: Path
+    _sources: dict[str, StoredTensor | MappedTensor] = field(repr=False)  # by short name
+    _digest: Any = field(init=False, factory=hashlib.sha256, repr=False)
+
+    @classmethod
+    def open(cls, folder: Path) -> WeightFiles:
+        """Opens every shard; raises `CheckpointError` when one cannot be read."""
+        from .stored import open_weights
+
+        sources: dict[str, StoredTensor | MappedTensor] = {}
+        for path in find_weights(folder):
+            sources.update((name.removeprefix("model."), stored) for name, stored in open_weights(path).items())
+        return cls(folder, sources)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources
+
+    def get(self, name: str, target: Tensor, *, scale: float = 1.0) -> None:
+        """Writes the tensor times ``scale`` to ``target``, in its dtype and on its device.
+
+        Raises:
+            CheckpointError: it is missing, of another shape, or cannot be read.
+        """
+        from .stored import fill
+
+        if name not in self._sources:
+            raise CheckpointError(
+                f"{self.folder} has no weight {name!r} among its {len(self._sources)}; the checkpoint is incomplete"
+            )
+        source, shape = self._sources[name], tuple(target.shape)
+        if source.shape != shape:
+            raise CheckpointError(f"weight {name!r} has shape {source.shape}; config.json asks for {shape}")
+        self._digest.update(f"{name}{shape}{source.dtype}".encode())
+        fill(target, self._sampled(source.pieces()), scale)
+
+    def _sampled(self, pieces: Generator[Tensor, None, None]) -> Generator[Tensor, None, None]:
+        """The pieces, of which the fingerprint takes notice."""
+        with closing(pieces):
+            for piece in pieces:
+                self._digest.update(piece[:: max(1, len(piece) // _SAMPLE)].float().numpy().tobytes())
+                yield piece
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the tensors read so far."""
+        return str(self._digest.hexdigest())
+
+
+@frozen(kw_only=True)
+class Checkpoint:
+    """What a checkpoint's files say, apart from the weights."""
+
+    folder: Path
+    shape: WhisperShape
+    encoder_inner: int
+    decoder_inner: int
+    activation: Activation = field(repr=False)
+    tied: bool  # the head is the token embedding where the weights have none of its own
+    features: FeatureSettings
+    tokens: WhisperTokens
+    eos_token_ids: tuple[int, ...]
+    suppress_token_ids: tuple[int, ...]
+    begin_suppress_token_ids: tuple[int, ...]
+    architecture: str
+    tokenizer: Any = field(repr=False, eq=False)
+    stamps: Mapping[str, str] = field(repr=False)  # a hash of each file that all this was read from
+
+    def changed_files(self) -> tuple[str, ...]:
+        """The files beside the weights that are not what they were when this was read."""
+        return changed_files(self.folder, self.stamps)
+
+    def identity(self, fingerprint: str, dtype: str) -> str:
+        """A hash of all that an encoder output depends on beside the samples."""
+        settings = {**self.features.to_dict(), "shape": repr(self.shape), "weights": fingerprint, "dtype": dtype}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Reads everything but the weights of the checkpoint in ``folder``.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or two of them disagree.
+        UnsupportedModel: an architecture, or an activation function, without an adapter.
+    """
+    plain = Settings(folder / "config.json", check_architecture(folder))
+    stamps = file_stamps(folder)
+    find_weights(folder)
+    config = Settings(plain.path, _load(folder, "config.json", "WhisperConfig").to_dict())
+    shape = _shape(config)
+    features = _features(folder, shape)
+    tokenizer = _lighter(_load(folder, "tokenizer.json", "AutoTokenizer"))
+    tokens = SpecialTokens(
+        config=plain,
+        defaults=config,
+        generation=Settings.read_if_there(folder / "generation_config.json"),
+        tokenizer=tokenizer,
+        vocabulary=shape.vocabulary,
+    )
+    return Checkpoint(
+        folder=folder,
+        shape=shape,
+        encoder_inner=config.whole("encoder_ffn_dim"),
+        decoder_inner=config.whole("decoder_ffn_dim"),
+        activation=_activation(config.get("activation_function")),
+        tied=config.flag("tie_word_embeddings") is not False,
+        features=features,
+        tokens=tokens.whisper_tokens(),
+        eos_token_ids=tokens.eos_token_ids(),
+        suppress_token_ids=tokens.suppressed("suppress_tokens"),
+        begin_suppress_token_ids=tokens.suppressed("begin_suppress_tokens"),
+        architecture=(plain.get("architectures") or ARCHITECTURES)[0],
+        tokenizer=tokenizer,
+        stamps=stamps,
+    )
+
+
+def _load(folder: Path, file: str, loader: str) -> Any:
+    """What transformers' ``loader`` makes of ``folder``."""
+    import transformers
+
+    try:
+        return getattr(transformers, loader).from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises many kinds: wrapped, not hidden
+        raise CheckpointError(
+            f"{folder / file} or a file beside it cannot be used: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _lighter(tokenizer: Any) -> Any:
+    """``tokenizer`` without the two lists that transformers' Whisper made it of, 20 MB of strings. They are kept for
+    `save_vocabulary` alone, which writes vocab.json; `save_pretrained` writes tokenizer.json and does without."""
+    for name in ("_vocab", "_merges"):
+        vars(tokenizer).pop(name, None)
+    return tokenizer
+
+
+def _shape(config: Settings) -> WhisperShape:
+    shape = WhisperShape(
+        width=config.whole("d_model"),
+        encoder_layers=config.whole("encoder_layers"),
+        encoder_heads=config.whole("encoder_attention_heads"),
+        decoder_layers=config.whole("decoder_layers"),
+        decoder_heads=config.whole("decoder_attention_heads"),
+        mels=config.whole("num_mel_bins"),
+        embeddings=config.whole("max_source_positions"),
+        positions=config.whole("max_target_positions"),
+        vocabulary=config.whole("vocab_size"),
+    )
+    for heads in (shape.encoder_heads, shape.decoder_heads):
+        if shape.width % heads:
+            raise CheckpointError(
+                f"{config.path} has d_model={shape.width} and {heads} heads; the heads must divide d_model"
+            )
+    return shape
+
+
+def _activation(name: str) -> Activation:
+    from torch.nn import functional
+    from transformers.activations import ACT2FN
+
+    if name == "gelu":
+        return functional.gelu
+    try:
+        activation: Activation = ACT2FN[name]
+    except KeyError:
+        raise UnsupportedModel(f"activation_function={name!r}; allowed: {', '.join(sorted(ACT2FN))}") from None
+    return activation
+
+
+def _features(folder: Path, shape: WhisperShape) -> FeatureSettings:
+    """The feature extractor's settings: from its own file, from the processor's, or else from the model's sizes."""
+    written = Settings.read_if_there(folder / "preprocessor_config.json")
+    if written is None or not written.values:
+        processor = Settings.read_if_there(folder / "processor_config.json")
+        there = processor is not None and "feature_extractor" in processor
+        written = Settings(processor.path, processor.table("feature_extractor")) if processor and there else None
+    settings = FeatureSettings.read(written or Settings(folder / "config.json", {}), feature_size=shape.mels)
+    if settings.feature_size != shape.mels or settings.frames != shape.frames:
+        raise CheckpointError(
+            f"the feature extractor of {folder} makes {settings.feature_size} mel bands by {settings.frames} frames; "
+            f"config.json asks for {shape.mels} by {shape.frames}"
+        )
+    return settings

@@ -1,0 +1,307 @@
+"""`GraphManager`: steps that only decode, recorded once for each shape and replayed.
+
+What a small step costs on a GPU is not the computing but the launching of some hundred kernels. A graph launches them
+at once. It can only do again what was recorded, with the same addresses; so steps come in the shapes of `Buckets`, and
+their numbers are written to static buffers before each replay.
+
+Who records is a `Recorder`: `CudaRecorder` captures graphs, `EagerRecorder` runs the function each time, with the same
+buffers, shapes and spare rows, on any device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from ..attention.fixed import Bucket, Buckets, FixedInputs, FixedRow, describe
+from ..memory.kv import PagedKV
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CAPACITY = 32
+"""Most graphs that are kept. Their intermediate results share one pool of memory, as large as the largest needs."""
+_GATHERED = 256 << 20  # bytes of one layer's keys and values that a recorded step gathers
+_WARM_UP = 2  # runs before a capture: libraries choose and load their kernels
+
+
+class Decode(Protocol):
+    """Computes a step. Run twice, it does the same: a capture runs it before."""
+
+    def __call__(self, inputs: FixedInputs) -> None:
+        """Writes the step's logits to ``inputs``."""
+
+    def rehearse(self, inputs: FixedInputs) -> None:
+        """Raises `RuntimeError` where it asks the device for something, so that no graph can do it."""
+
+
+class CannotCaptureError(Exception):
+    """The function does what no graph can, or there is no memory for one; the device is in order."""
+
+
+class Replayable(Protocol):
+    """A recorded step."""
+
+    def replay(self) -> None:
+        """Runs it on what the inputs hold now."""
+
+    def release(self) -> None:
+        """Forgets it. Idempotent."""
+
+
+class Recorder(Protocol):
+    """Makes steps replayable."""
+
+    def capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
+        """Records ``function(inputs)``.
+
+        Raises:
+            CannotCaptureError: it cannot be recorded.
+        """
+
+    def release(self) -> None:
+        """Forgets what the recorded steps share, when all of them are released."""
+
+
+@define(eq=False)
+class Run:
+    _function: Decode | None
+    _inputs: FixedInputs | None = field(repr=False)
+
+    def replay(self) -> None:
+        assert self._function is not None, "the step is released"
+        assert self._inputs is not None, "the step is released"
+        self._function(self._inputs)
+
+    def release(self) -> None:
+        self._function = self._inputs = None
+
+
+@frozen
+class EagerRecorder:
+    """Records nothing: the function runs each time."""
+
+    def capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
+        return Run(function, inputs)
+
+    def release(self) -> None:
+        """There is nothing."""
+
+
+@define(eq=False)
+class _CudaGraph:
+    _graph: Any
+
+    def replay(self) -> None:
+        assert self._graph is not None, "the graph is released"
+        self._graph.replay()
+
+    def release(self) -> None:
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            graph.reset()
+
+
+@define(eq=False)
+class CudaRecorder:
+    """Captures CUDA graphs on a stream of its own, from the thread that calls it."""
+
+    device: torch.device
+    _stream: Any = field(init=False, default=None)
+    _pool: Any = field(init=False, default=None)
+
+    def capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
+        stream = torch.cuda.current_stream(self.device)
+        try:
+            with torch.cuda.device(self.device):
+                self._warm_up(function, inputs)
+                return self._capture(function, inputs)
+        except RuntimeError as error:  # out of memory and errors of the device included
+            torch.cuda.set_stream(stream)  # torch stays on the capture's when that cannot be ended
+            torch.cuda.synchronize(self.device)  # where the device is lost, this raises that
+            raise CannotCaptureError(f"{type(error).__name__}: {error}") from error
+
+    def _warm_up(self, function: Decode, inputs: FixedInputs) -> None:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UP):
+                function(inputs)
+        current.wait_stream(self._stream)
+
+    def _capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )  # other threads, so other engines, may use the device meanwhile
+        with _workspaces_apart(), recording:
+            function(inputs)
+        return _CudaGraph(graph)
+
+    def release(self) -> None:
+        self._stream = self._pool = None
+
+
+@contextmanager
+def _workspaces_apart() -> Iterator[None]:
+    """cuBLAS keeps its workspaces for good. One that is taken in a capture must come from the graphs' pool, and go back
+    to it: else it would be somebody else's memory, or outlive the pool (as torch's own use of graphs has it)."""
+    clear: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+    try:
+        yield
+    finally:
+        if clear is not None:
+            clear()
+
+
+@frozen(kw_only=True)
+class GraphStatistics:
+    """What became of the steps."""
+
+    recorded: int  # shapes, those included that were recorded again
+    replayed: int  # steps
+    kept: int  # shapes that are there now
+    refused: str  # why nothing is recorded any more; empty: it is
+
+
+@define(eq=False, kw_only=True)
+class GraphManager:
+    """Records and replays steps. Made, used and released on one thread; the executor's stack owns it, and releases it
+    before the weights and pages, whose addresses are in the graphs.
+
+    Where a function turns out not to be recordable, the manager says why (a warning, and `statistics`), gives its
+    graphs back and takes no further step: it makes steps faster, and none possible that would not be without it.
+    """
+
+    decode: Decode = field(repr=False)
+    recorder: Recorder
+    paged: PagedKV = field(repr=False)
+    buckets: Buckets
+    capacity: int = CAPACITY
+    _numbers: Tensor = field(repr=False)
+    _logits: Tensor = field(repr=False)
+    _recorded: dict[Bucket, tuple[FixedInputs, Replayable]] = field(init=False, factory=dict, repr=False)
+    _captures: int = field(init=False, default=0)
+    _replays: int = field(init=False, default=0)
+    _refused: str = field(init=False, default="")
+
+    @classmethod
+    def allocate(
+        cls,
+        *,
+        decode: Decode,
+        recorder: Recorder,
+        paged: PagedKV,
+        max_running: int,
+        positions: int,
+        vocabulary: int,
+        device: torch.device,
+        capacity: int = CAPACITY,
+    ) -> GraphManager:
+        """Takes the static buffers, for steps of up to ``max_running`` sequences of up to ``positions`` tokens."""
+        pages = -(-positions // paged.page_size)
+        buckets = Buckets(rows=max_running, pages=pages, cells=max(1, _GATHERED // paged.page_bytes))
+        return cls(
+            decode=decode,
+            recorder=recorder,
+            paged=paged,
+            buckets=buckets,
+            capacity=capacity,
+            numbers=torch.zeros(buckets.numbers, dtype=torch.long, device=device),
+            logits=torch.zeros(max_running, vocabulary, dtype=paged.dtype, device=device),
+        )
+
+    @property
+    def statistics(self) -> GraphStatistics:
+        """Counts since it was made."""
+        return GraphStatistics(
+            recorded=self._captures, replayed=self._replays, kept=len(self._recorded), refused=self._refused
+        )
+
+    def run(self, rows: Sequence[FixedRow]) -> Tensor | None:
+        """Feeds one token of each of some sequences, whose pages are entered (`PagedKV.enter`).
+
+        Returns:
+            Logits [rows, vocabulary], in the model's dtype, valid until the next call; ``None``: nothing is done, since
+            the step is too large or steps cannot be recorded.
+        """
+        bucket = self.buckets.fit(rows, self.paged.page_size)
+        if bucket is None or self._refused:
+            return None
+        inputs = FixedInputs.of(bucket, self._numbers, self._logits)
+        numbers = describe(bucket, rows, self.paged.page_size, self.paged.pages)
+        self._numbers[: len(numbers)].copy_(numbers)
+        try:
+            self._find(bucket, inputs).replay()
+        except CannotCaptureError as error:
+            self._refuse(str(error))
+            return None
+        self._replays += 1
+        return inputs.logits[: len(rows)]
+
+    def prove(self) -> None:
+        """Records a step without sequences: what cannot be recorded is known before anybody waits for it."""
+        self.run(())
+
+    def _find(self, bucket: Bucket, inputs: FixedInputs) -> Replayable:
+        """The recorded step, the last used last. The new one is recorded before an old one goes: their pool of memory
+        would go with the last."""
+        found = self._recorded.pop(bucket, None)
+        if found is None:
+            self._rehearse(inputs)
+            found = inputs, self.recorder.capture(self.decode, inputs)
+            self._captures += 1
+        self._recorded[bucket] = found
+        while len(self._recorded) > self.capacity:
+            oldest = next(iter(self._recorded))
+            self._recorded.pop(oldest)[1].release()
+        return found[1]
+
+    def _rehearse(self, inputs: FixedInputs) -> None:
+        """Before the first capture: one that is broken off may leave torch's allocator in it."""
+        if self._captures:
+            return
+        try:
+            self.decode.rehearse(inputs)
+        except RuntimeError as error:
+            raise CannotCaptureError(f"{type(error).__name__}: {error}") from error
+
+    def _refuse(self, reason: str) -> None:
+        self._refused = reason
+        self._forget()
+        logging.getLogger(__name__).warning(
+            "steps are computed without graphs from now on, since one cannot be captured: %s", reason
+        )
+
+    def _forget(self) -> None:
+        while self._recorded:
+            self._recorded.popitem()[1][1].release()
+        self.recorder.release()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The static buffers. What the graphs share is memory of the allocator's, and no tensor."""
+        return (self._numbers, self._logits)
+
+    def release(self) -> None:
+        """Forgets the graphs, then the buffers."""
+        self._forget()
+        self._numbers = self._logits = torch.empty(0)
+
+
+def find_recorder(mode: str, device: torch.device) -> Recorder | None:
+    """Of ``EngineConfig.graphs``; ``None``: steps are not recorded."""
+    if mode == "eager":
+        return EagerRecorder()
+    return CudaRecorder(device) if mode == "auto" and device.type == "cuda" else None

@@ -1,0 +1,348 @@
+"""A decoder whose layers lie on several devices, one stage behind the other.
+
+The embedding, and whatever encodes images or audio, is on the first device; the last norm and the head are on the last;
+each layer's pages are where the layer is. The modules stay transformers' own. What they are called with is moved by a
+step before their ``forward``, which is there during a call and at no other time, so nothing of it stays in the modules.
+(torch's own forward pre-hooks would do, but their frames hold the arguments in closures: an error that comes through
+keeps them alive, see `core.frames`.) ::
+
+    first device    embedding, rotary, layer 0 .. layer 3 --+
+                                                            | hidden states, into a buffer [rows, hidden] there;
+    last device                      layer 4 .. layer 7  <--+ positions' embeddings and the like, moved once a call
+                                     norm, head -> logits
+
+One step runs through one stage after the other: this is for models that one device does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor, nn
+
+from ...core.errors import InvalidRequest, UnsupportedModel
+from ...core.plan import Chunk
+from ..attention.paged import PagedLayout, PagedStep
+from ..memory.kv import PagedKV
+from ..memory.module import TransformerModel, forwards
+
+_LEAST_ROWS = 64  # of a buffer: the trial's prompts
+
+
+@frozen(kw_only=True)
+class Stage:
+    """Layers ``first .. stop - 1`` on ``device``."""
+
+    device: torch.device
+    first: int
+    stop: int
+
+
+def cut(layers: int, devices: Sequence[torch.device]) -> tuple[Stage, ...]:
+    """As many stages as devices, the layers shared out evenly.
+
+    Raises:
+        InvalidRequest: there are fewer layers than devices.
+    """
+    count = len(devices)
+    if count > layers:
+        raise InvalidRequest(
+            f"devices of {count} stages; allowed: at most {layers}, since the model has {layers} layers"
+        )
+    borders = [layers * index // count for index in range(count + 1)]
+    return tuple(
+        Stage(device=device, first=borders[index], stop=borders[index + 1]) for index, device in enumerate(devices)
+    )
+
+
+@frozen(kw_only=True, eq=False)
+class Places:
+    """Where the parts of a module go."""
+
+    stages: tuple[Stage, ...]
+    layers: str  # name of the list of layers
+    last: tuple[str, ...]  # names of what comes behind the layers
+    before: tuple[str, ...]  # names of what stands before them
+
+    @classmethod
+    def find(cls, module: nn.Module, language: nn.Module, stages: tuple[Stage, ...]) -> Places:
+        """Raises `UnsupportedModel` where ``language``, a part of ``module``, has no list of its layers."""
+        layers = find_layers(module, language, stages[-1].stop)
+        before: list[str] = []
+        last: list[str] = []
+        for parent, inner in _ancestors(layers):
+            siblings = list(module.get_submodule(parent).named_children())
+            place = [name for name, _ in siblings].index(inner)
+            for index, (name, sibling) in enumerate(siblings):
+                if index != place and next(sibling.parameters(), None) is not None:
+                    (before if index < place else last).append(f"{parent}.{name}".lstrip("."))
+        return cls(stages=stages, layers=layers, last=tuple(last), before=tuple(before))
+
+    def device(self, name: str) -> torch.device:
+        """Of the module ``name``."""
+        if name.startswith(f"{self.layers}."):
+            index = int(name.removeprefix(f"{self.layers}.").split(".")[0])
+            return next(stage.device for stage in self.stages if index < stage.stop)
+        behind = any(name == each or name.startswith(f"{each}.") for each in self.last)
+        return self.stages[-1 if behind else 0].device
+
+
+def find_layers(module: nn.Module, language: nn.Module, count: int) -> str:
+    """The name in ``module`` of the list of ``count`` layers in ``language``, a part of it.
+
+    Raises:
+        UnsupportedModel: there is none, or there are several.
+    """
+    inside = {id(each) for each in language.modules()}
+    found: list[str] = [name for name, each in module.named_modules() if id(each) in inside and _is_layers(each, count)]
+    if len(found) != 1:
+        raise UnsupportedModel(
+            f"{type(module).__name__} has {len(found)} lists of {count} numbered layers; allowed with several devices, "
+            "or compiled: exactly one, as decoders of transformers have"
+        )
+    return found[0]
+
+
+def _is_layers(module: nn.Module, count: int) -> bool:
+    """Whether it is a list of ``count`` layers, each with an attention that knows its number."""
+    return (
+        isinstance(module, nn.ModuleList)
+        and len(module) == count
+        and all(
+            {each.layer_idx for each in layer.modules() if hasattr(each, "layer_idx")} == {index}
+            for index, layer in enumerate(module)
+        )
+    )
+
+
+def _ancestors(name: str) -> Iterator[tuple[str, str]]:
+    """Each ancestor of ``name`` with its child on the way there, the nearest first."""
+    while name:
+        parent, _, inner = name.rpartition(".")
+        yield parent, inner
+        name = parent
+
+
+@define(eq=False)
+class StagedKV:
+    """`PagedKV` of several stages: a page is one of each, with the stage's layers."""
+
+    parts: tuple[PagedKV, ...] = field(repr=False)
+
+    @classmethod
+    def allocate(
+        cls, stages: Sequence[Stage], *, pages: int, page_size: int, heads: int, width: int, dtype: torch.dtype
+    ) -> StagedKV:
+        """Takes the memory, each layer's on its device."""
+        return cls(
+            tuple(
+                PagedKV.allocate(
+                    layers=stage.stop - stage.first,
+                    pages=pages,
+                    page_size=page_size,
+                    heads=heads,
+                    width=width,
+                    dtype=dtype,
+                    device=stage.device,
+                )
+                for stage in stages
+            )
+        )
+
+    def another(self, *, pages: int, page_size: int) -> StagedKV:
+        """See `PagedKV.another`."""
+        return StagedKV(tuple(part.another(pages=pages, page_size=page_size) for part in self.parts))
+
+    @property
+    def pages(self) -> int:
+        """Pages that sequences can own."""
+        return self.parts[0].pages
+
+    @property
+    def page_size(self) -> int:
+        """Positions of a page."""
+        return self.parts[0].page_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is stored."""
+        return self.parts[0].dtype
+
+    def enter(self, chunks: Sequence[Chunk]) -> None:
+        """See `PagedKV.enter`."""
+        for part in self.parts:
+            part.enter(chunks)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The pools."""
+        return tuple(tensor for part in self.parts for tensor in part.tensors())
+
+    def release(self) -> None:
+        """Forgets the pools."""
+        for part in self.parts:
+            part.release()
+
+
+@define(eq=False)
+class Buffers:
+    """Where hidden states arrive: for each stage but the first, [rows, hidden] on its device."""
+
+    _buffers: list[Tensor] = field(repr=False)
+
+    @classmethod
+    def allocate(cls, stages: Sequence[Stage], *, rows: int, hidden: int, dtype: torch.dtype) -> Buffers:
+        """For steps of up to ``rows`` tokens."""
+        rows = max(rows, _LEAST_ROWS)
+        return cls([torch.zeros(rows, hidden, dtype=dtype, device=stage.device) for stage in stages[1:]])
+
+    def take(self, index: int, hidden: Tensor) -> Tensor:
+        """``hidden`` [1, rows, hidden] in buffer ``index``, valid until the next call.
+
+        Raises:
+            UnsupportedModel: layers hand on something else.
+        """
+        buffer = self._buffers[index]
+        if (
+            hidden.ndim != 3
+            or hidden.shape[0] != 1
+            or hidden.shape[2] != buffer.shape[1]
+            or hidden.dtype != buffer.dtype
+        ):
+            raise UnsupportedModel(
+                f"layers that hand on {tuple(hidden.shape)} of {hidden.dtype}; allowed with several devices: hidden "
+                f"states [1, rows, {buffer.shape[1]}] of {buffer.dtype}"
+            )
+        rows = hidden.shape[1]
+        assert rows <= len(buffer), f"a step of {rows} rows, where buffers have {len(buffer)}"
+        buffer[:rows].copy_(hidden[0])
+        return buffer[None, :rows]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The buffers."""
+        return tuple(self._buffers)
+
+    def release(self) -> None:
+        """Forgets the buffers."""
+        self._buffers.clear()
+
+
+_Moved = dict[tuple[int, torch.device], tuple[Tensor, Tensor]]
+"""What was moved in a call, by identity and device: the tensor (kept, so that the identity stays its own) and where it
+is now."""
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments and keywords."""
+_Before = Callable[[tuple[Any, ...], dict[str, Any]], _Call]
+"""Changes what a module is called with."""
+
+
+@frozen(kw_only=True, eq=False)
+class Pipeline:
+    """A placed model at work."""
+
+    stages: tuple[Stage, ...]
+    buffers: Buffers
+    _layers: tuple[nn.Module, ...] = field(repr=False)
+    _others: tuple[tuple[nn.Module, torch.device], ...] = field(repr=False)  # beside the layers, with their devices
+
+    @classmethod
+    def of(cls, model: TransformerModel, places: Places, buffers: Buffers) -> Pipeline:
+        """Of a model that lies as ``places`` say."""
+        module = model.module
+        return cls(
+            stages=places.stages,
+            buffers=buffers,
+            layers=tuple(module.get_submodule(places.layers)),
+            others=tuple((module.get_submodule(name), places.device(name)) for name in (*places.before, *places.last)),
+        )
+
+    @property
+    def answers_on(self) -> torch.device:
+        """Where logits and last hidden states are."""
+        return self.stages[-1].device
+
+    @contextmanager
+    def crossing(self) -> Iterator[None]:
+        """The model can be called within."""
+        moved: _Moved = {}
+        try:
+            with forwards(self._forwards(moved)):
+                yield
+        finally:
+            moved.clear()
+
+    def _forwards(self, moved: _Moved) -> list[tuple[nn.Module, Callable[..., Any]]]:
+        """What is called instead of each module's own: no comprehension, since that is a closure."""
+        found: list[tuple[nn.Module, Callable[..., Any]]] = []
+        for module, device in self._others:
+            move = partial(_move, moved, device)
+            found.append((module, partial(_forward, (move,), module.forward)))
+        for index, stage in enumerate(self.stages[1:]):
+            move = partial(_move, moved, stage.device)
+            for number in range(stage.first, stage.stop):
+                layer = self._layers[number]
+                arrive = (partial(_hand_over, self.buffers, index),) if number == stage.first else ()
+                found.append((layer, partial(_forward, (*arrive, move), layer.forward)))
+        return found
+
+    def step(self, paged: StagedKV, layout: PagedLayout) -> StagedStep:
+        """A step's attention; what the layout has on the device is moved to each stage's, once."""
+        layouts = [_moved_layout(layout, stage.device) for stage in self.stages]
+        return StagedStep(self.stages, tuple(map(PagedStep, paged.parts, layouts)))
+
+
+def _forward(befores: tuple[_Before, ...], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    for before in befores:
+        args, kwargs = before(args, kwargs)
+    return forward(*args, **kwargs)
+
+
+def _move(moved: _Moved, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    """What a module is called with comes to ``device``."""
+    there: tuple[Any, ...] = _on(device, args, moved)
+    return there, _on(device, kwargs, moved)
+
+
+def _on(device: torch.device, value: Any, moved: _Moved) -> Any:
+    """``value`` with its tensors on ``device``, each moved once."""
+    if isinstance(value, Tensor):
+        if value.device == device:
+            return value
+        key = id(value), device
+        if key not in moved:
+            moved[key] = value, value.to(device)
+        return moved[key][1]
+    if type(value) in {tuple, list}:
+        return type(value)(map(_on, repeat(device), value, repeat(moved)))  # no comprehension: a closure
+    if type(value) is dict:
+        return dict(zip(value, map(_on, repeat(device), value.values(), repeat(moved)), strict=True))
+    return value
+
+
+def _hand_over(buffers: Buffers, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    """Hidden states, a layer's first argument, come into their buffer."""
+    if args:
+        return (buffers.take(index, args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": buffers.take(index, kwargs["hidden_states"])}
+
+
+def _moved_layout(layout: PagedLayout, device: torch.device) -> PagedLayout:
+    return evolve(layout, positions=layout.positions.to(device), slot_mapping=layout.slot_mapping.to(device))
+
+
+@frozen(eq=False)
+class StagedStep:
+    """One step's attention, as `PagedStep` is: each layer by its stage's."""
+
+    stages: tuple[Stage, ...]
+    steps: tuple[PagedStep, ...]
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
+        """See `PagedStep.attend`."""
+        index = next(index for index, stage in enumerate(self.stages) if layer < stage.stop)
+        return self.steps[index].attend(layer - self.stages[index].first, queries, keys, values, **options)

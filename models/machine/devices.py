@@ -1,0 +1,40 @@
+"""Devices and dtypes by the names that users give them."""
+
+from __future__ import annotations
+
+import torch
+
+from ...core.errors import InvalidRequest
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def find_devices(names: tuple[str, ...]) -> tuple[torch.device, ...]:
+    """Of ``EngineConfig.devices``. Raises `InvalidRequest` where one is not there, or they are of different kinds."""
+    devices = tuple(map(find_device, names))
+    if len({device.type for device in devices}) > 1:
+        raise InvalidRequest(f"devices={names!r}; allowed: devices of one kind, as ('cuda:0', 'cuda:1')")
+    return devices
+
+
+def find_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidRequest(f"device={name!r}; allowed: 'auto', 'cpu', 'cuda', 'cuda:1' and so on") from None
+    if device.type == "cpu":
+        return torch.device("cpu")  # "cpu:0" is the same, but compares as another
+    if device.type != "cuda":
+        raise InvalidRequest(f"device={name!r}; allowed: 'auto', 'cpu', 'cuda', 'cuda:1' and so on")
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise InvalidRequest(f"device={name!r}, but torch sees {count} CUDA devices; use device='auto' or 'cpu'")
+    return device
+
+
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float16 if device.type == "cuda" else torch.float32
+    return _DTYPES[name]

@@ -1,0 +1,111 @@
+"""Encoder-only models (BERT and its kin; Devlin et al. 2019) behind `Network`: whole prompts in, vectors out, no pages.
+
+transformers' own modules and attention do all of it. Prompts of similar length share a batch; the shorter are filled up
+and masked, so whatever an architecture does beside attention (relative positions, types of tokens) is as it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ...core.plan import EncodeJob
+from ...core.request import Pooling
+from ..memory.module import TransformerModel
+from .network import Feed, Outputs, Record
+from .pooling import Sums, check_pooling, finish
+
+_FILLED = 0.25  # of a batch's rows, at most, are there to fill it up
+
+
+@frozen(kw_only=True, eq=False)
+class EncoderNetwork:
+    """An encoder of texts at work. ``pad`` fills prompts up: any token, since it is masked."""
+
+    model: TransformerModel
+    positions: int
+    pad: int
+    classifies: bool
+    device: torch.device
+
+    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+        raise AssertionError(f"{len(jobs)} items are to be encoded, but the model reads text only")
+
+    def write_cross(self, slot: int, output: Tensor) -> None:
+        raise AssertionError(
+            f"slot {slot} is to be written with {tuple(output.shape)}, but there is no cross-attention"
+        )
+
+    def start(self, record: Record) -> None:
+        assert record.start.pooling is not None, (
+            f"sequence {record.start.sequence_id} is to be generated, but the model gives vectors only"
+        )
+        check_pooling(record.start, classifies=self.classifies)
+
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+        raise AssertionError(f"{wanted} of {len(feeds)} chunks are to be logits besides {outputs}, of vectors only")
+
+    def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:  # noqa: ARG002
+        answers: list[tuple[float, ...] | None] = [None] * len(feeds)
+        for classify in (False, True):
+            chosen = [index for index, feed in enumerate(feeds) if (_pooling(feed).kind == "classify") is classify]
+            for batch in _batches(chosen, feeds):
+                for index, vector in zip(batch, self._run([feeds[index] for index in batch], classify), strict=True):
+                    answers[index] = vector
+        return answers
+
+    def _run(self, feeds: list[Feed], classify: bool) -> list[tuple[float, ...]]:
+        longest = max(feed.part.length for feed in feeds)
+        filled = [[*feed.tokens, *[self.pad] * (longest - feed.part.length)] for feed in feeds]
+        lengths = torch.tensor([feed.part.length for feed in feeds])
+        module = self.model.module if classify else self.model.module.base_model
+        pairs = any(_second(feed) is not None for feed in feeds)
+        types = {"token_type_ids": self._types(feeds, longest)} if pairs else {}
+        output = module(
+            input_ids=torch.tensor(filled, device=self.device),
+            attention_mask=(torch.arange(longest) < lengths[:, None]).long().to(self.device),
+            **types,
+        )
+        rows = output.logits[:, None] if classify else output.last_hidden_state
+        return [_answer(row, feed, classify) for row, feed in zip(rows, feeds, strict=True)]
+
+    def _types(self, feeds: list[Feed], longest: int) -> Tensor:
+        """Which of two texts each token is of, [prompts, longest]."""
+        seconds = [longest if _second(feed) is None else _second(feed) for feed in feeds]
+        return (torch.arange(longest) >= torch.tensor(seconds)[:, None]).long().to(self.device)
+
+
+def _second(feed: Feed) -> int | None:
+    return _pooling(feed).second
+
+
+def _answer(rows: Tensor, feed: Feed, classify: bool) -> tuple[float, ...]:
+    """Of the last hidden states of one prompt [longest, hidden], or its scores [1, labels]."""
+    pooling = _pooling(feed)
+    sums = Sums()
+    sums.add(rows if classify else rows[: feed.part.length], pooling)
+    return finish(sums.vector(pooling), pooling)
+
+
+def _pooling(feed: Feed) -> Pooling:
+    pooling = feed.record.start.pooling
+    assert pooling is not None, "only a sequence with a pooling is pooled"
+    return pooling
+
+
+def _batches(chosen: Sequence[int], feeds: Sequence[Feed]) -> Iterator[list[int]]:
+    """``chosen`` in batches of similar length."""
+    batch: list[int] = []
+    rows = 0
+    for index in sorted(chosen, key=lambda index: feeds[index].part.length):
+        length = feeds[index].part.length
+        if batch and (length * (len(batch) + 1) - rows - length) > _FILLED * length * (len(batch) + 1):
+            yield batch
+            batch, rows = [], 0
+        batch.append(index)
+        rows += length
+    if batch:
+        yield batch

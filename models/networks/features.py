@@ -1,0 +1,76 @@
+"""Log-mel features in torch, equal to transformers' `WhisperFeatureExtractor` (Radford et al. 2022, section 2.2)."""
+
+from __future__ import annotations
+
+import torch
+from attrs import field, mutable
+from torch import Tensor
+
+from ..checkpoints.whisper import FeatureSettings
+
+_FLOOR = 1e-10  # power below which log10 is cut: digital silence becomes -10
+
+
+@mutable(eq=False, kw_only=True)
+class LogMel:
+    """Turns samples into log-mel features. Holds the filters and the window, both float32 on one device."""
+
+    settings: FeatureSettings
+    _filters: Tensor = field(repr=False)  # [mels, n_fft // 2 + 1]
+    _window: Tensor = field(repr=False)  # [n_fft]
+
+    @classmethod
+    def build(cls, settings: FeatureSettings, device: torch.device) -> LogMel:
+        """Computes the filters as transformers does: Slaney's mel scale and norm, up to 8 kHz."""
+        from transformers.audio_utils import mel_filter_bank
+
+        bank = mel_filter_bank(
+            num_frequency_bins=1 + settings.n_fft // 2,
+            num_mel_filters=settings.feature_size,
+            min_frequency=0.0,
+            max_frequency=8000.0,
+            sampling_rate=settings.sampling_rate,
+            norm="slaney",
+            mel_scale="slaney",
+        )
+        filters = torch.from_numpy(bank).T.to(device, torch.float32).contiguous()
+        return cls(settings=settings, filters=filters, window=torch.hann_window(settings.n_fft, device=device).clone())
+
+    def pad(self, payloads: list[Tensor]) -> Tensor:
+        """One batch of windows of different lengths, [n, samples], padded by zeros and cut behind the last frame that
+        hears any of them: every later frame is silence, which needs no transform."""
+        settings = self.settings
+        hops = -(-(max(len(samples) for samples in payloads) + settings.n_fft) // settings.hop_length)
+        batch = torch.zeros(len(payloads), min(hops * settings.hop_length, settings.window_samples))
+        for row, samples in zip(batch, payloads, strict=True):
+            row[: len(samples)] = samples
+        return batch.to(self._filters.device)
+
+    def __call__(self, samples: Tensor) -> Tensor:
+        """Log-mel features of whole windows.
+
+        Args:
+            samples: float32, [n, samples], at most a window long; a shorter batch must end in ``n_fft`` zeros, as `pad`
+                leaves it.
+
+        Returns:
+            float32, [n, mels, frames], each item scaled by its own maximum.
+        """
+        settings = self.settings
+        spectrum = torch.stft(
+            samples, settings.n_fft, settings.hop_length, window=self._window, return_complex=True
+        )  # [n, bins, frames + 1]; the last frame is dropped as in the original
+        power = spectrum[..., :-1].abs().square()
+        heard = (self._filters @ power).clamp_(min=_FLOOR).log10_()
+        log_mel = heard.new_full((len(samples), settings.feature_size, settings.frames), -10.0)
+        log_mel[..., : heard.shape[-1]] = heard
+        loudest = log_mel.amax(dim=(1, 2), keepdim=True)
+        return torch.maximum(log_mel, loudest - 8.0).add_(4.0).div_(4.0)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The filters and the window."""
+        return self._filters, self._window
+
+    def release(self) -> None:
+        """Forgets the tensors."""
+        self._filters = self._window = torch.empty(0)

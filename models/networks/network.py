@@ -1,0 +1,179 @@
+"""`Network`: what `TorchExecutor` works with, whatever the architecture: tokens in, logits or vectors out.
+
+A network owns no tensor. It refers to what the executor's resource stack owns: the weights, the KV, the features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor
+
+from ...core.errors import InvalidRequest
+from ...core.plan import Chunk, EncodeJob, SequenceStart
+from ..memory.kv import CrossKV, PagedKV, lay_out
+from ..sampling.lookup import Lookup
+from ..sampling.structure import Guide
+from .features import LogMel
+from .whisper import WhisperModel
+
+
+@define(eq=False)
+class Record:
+    """A sequence as the executor knows it: all its tokens, sampled ones included.
+
+    ``notes`` is the network's own: what it has found out of the sequence, kept on the host (no tensor may hide here).
+    """
+
+    start: SequenceStart
+    tokens: list[int]
+    guide: Guide | None = None  # the way through its structure
+    lookup: Lookup | None = field(default=None, repr=False)  # of a proposer; see `triolet.models.speculation`
+    twin: Record | None = field(default=None, repr=False)  # the same sequence, as a draft model knows it
+    notes: Any = field(default=None, repr=False)
+    prompt: tuple[int, ...] = field(init=False)  # its tokens, each once; only where a penalty needs them
+
+    @prompt.default
+    def _distinct(self) -> tuple[int, ...]:
+        penalty = self.start.sampling.repetition_penalty
+        return tuple(set(self.start.token_ids[: self.start.prompt_length])) if penalty != 1.0 else ()
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens behind the prompt."""
+        return self.tokens[self.start.prompt_length :]
+
+
+@frozen(kw_only=True, eq=False)
+class Feed:
+    """One chunk of a step, and the sequence it is of. The last tokens of the chunk may be ``proposed``."""
+
+    part: Chunk
+    record: Record
+    proposed: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """What is fed."""
+        known = self.record.tokens[self.part.start : self.part.start + self.part.length]
+        return [*known, *self.proposed]
+
+    def with_proposed(self, proposed: tuple[int, ...]) -> Feed:
+        """The chunk with ``proposed`` behind it."""
+        if not proposed:
+            return self
+        longer = evolve(self.part, length=self.part.length + len(proposed))
+        return Feed(part=longer, record=self.record, proposed=proposed)
+
+
+class Outputs(Protocol):
+    """Where encoder outputs are read."""
+
+    def get(self, key: str) -> Tensor:
+        """The output of ``key``, [embeddings, width], which must be resident."""
+
+
+class Weights(Protocol):
+    """A model's tensors: a holder (see `resources.Holder`) that can be taken to another device."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
+
+    def tensors(self) -> Iterable[Tensor]:
+        """The weights."""
+
+    def release(self) -> None:
+        """Forgets every tensor."""
+
+
+class Network(Protocol):
+    """A model at work. Every method is for `torch.inference_mode`; chunks have been checked against pages and slots."""
+
+    @property
+    def positions(self) -> int:
+        """Decoder positions: prompt and generated tokens together."""
+
+    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+        """Encoder outputs, each [embeddings, width] in storage of its own.
+
+        Raises:
+            InvalidRequest: a payload is not what the model reads.
+        """
+
+    def write_cross(self, slot: int, output: Tensor) -> None:
+        """Writes the cross-attention KV of one encoder output."""
+
+    def start(self, record: Record) -> None:
+        """Hears of a sequence before its first chunk."""
+
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+        """Feeds at least one chunk.
+
+        Args:
+            wanted: (index of the chunk, offset in it) of each row whose logits are wanted.
+            outputs: encoder outputs that are placed among the tokens.
+
+        Returns:
+            Logits, float32 [wanted, vocabulary], to be written to by the caller.
+        """
+
+    def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
+        """Feeds chunks of sequences with a `Pooling`; the vector of each whose chunk ends its prompt (``draw``)."""
+
+
+@frozen(kw_only=True, eq=False)
+class WhisperNetwork:
+    """Whisper behind `Network`: items are windows of samples, read through cross-attention."""
+
+    model: WhisperModel
+    log_mel: LogMel
+    paged: PagedKV
+    cross: CrossKV
+    window_samples: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def positions(self) -> int:
+        return self.model.shape.positions
+
+    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+        samples = [_samples(job, self.window_samples) for job in jobs]
+        return [output.clone() for output in self.model.encode(self.log_mel(self.log_mel.pad(samples)))]
+
+    def write_cross(self, slot: int, output: Tensor) -> None:
+        self.cross.write(slot, self.model.cross_keys_values(output))
+
+    def start(self, record: Record) -> None:
+        assert not record.start.placeholders, (
+            f"sequence {record.start.sequence_id}: Whisper places no items in a prompt"
+        )
+        assert record.start.pooling is None, f"sequence {record.start.sequence_id}: Whisper pools nothing"
+
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
+        chunks = [feed.part for feed in feeds]
+        self.paged.enter(chunks)
+        layout = lay_out(chunks, self.paged, dtype=self.dtype, device=self.device)
+        fed = [token for index in layout.order for token in feeds[index].tokens]
+        hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, self.cross)
+        if not wanted:
+            return hidden.new_empty(0, self.model.shape.vocabulary, dtype=torch.float32)
+        first = dict(zip(layout.order, layout.starts, strict=True))
+        rows = [first[index] + offset for index, offset in wanted]
+        return self.model.logits(hidden[torch.tensor(rows, device=self.device)])
+
+    def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
+        raise AssertionError(f"{len(feeds)} chunks are to be pooled with {outputs}, but Whisper pools nothing")
+
+
+def _samples(job: EncodeJob, limit: int) -> Tensor:
+    """A job's payload as a float32 vector on the CPU."""
+    samples = torch.as_tensor(job.payload, dtype=torch.float32)
+    if samples.ndim != 1 or not 1 <= len(samples) <= limit:
+        raise InvalidRequest(
+            f"encoder item {job.key!r} has samples of shape {tuple(samples.shape)}; allowed: (1..{limit},)"
+        )
+    return samples

@@ -1,0 +1,72 @@
+"""One vector of a whole prompt, from the last hidden states as they come, chunk by chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from ...core.plan import SequenceStart
+from ...core.request import Pooling
+from ..memory.module import TransformerModel
+
+
+@define(eq=False)
+class Sums:
+    """What is kept of the chunks read so far, on the host: a record holds no tensor."""
+
+    count: int = 0
+    first: Any = None  # numpy float32 [hidden]
+    last: Any = None
+    total: Any = None  # numpy float64 [hidden]
+
+    def add(self, hidden: Tensor, pooling: Pooling) -> None:
+        """Takes in the hidden states [rows, hidden] of the next positions."""
+        if pooling.kind == "cls" and self.first is None:
+            self.first = _host(hidden[0])
+        if pooling.kind in {"last", "classify"}:
+            self.last = _host(hidden[-1])
+        if pooling.kind == "mean":
+            total = _host(hidden.sum(0, dtype=torch.float32)).astype(np.float64)
+            self.total = total if self.total is None else self.total + total
+        self.count += len(hidden)
+
+    def vector(self, pooling: Pooling) -> Any:
+        """Of all that was taken in, numpy float32 [hidden], before a head and before it is normalized."""
+        if pooling.kind == "cls":
+            return self.first
+        return self.last if self.total is None else (self.total / self.count).astype(np.float32)
+
+
+def _host(tensor: Tensor) -> Any:
+    return tensor.float().cpu().numpy().copy()
+
+
+@frozen(eq=False)
+class PooledHead:
+    """What comes behind pooling: a classification head, or a division by the length."""
+
+    model: TransformerModel
+
+    def answer(self, sums: Sums, pooling: Pooling) -> tuple[float, ...]:
+        vector = sums.vector(pooling)
+        if pooling.kind == "classify":
+            score = self.model.module.score
+            vector = _host(score(torch.from_numpy(vector).to(score.weight)))
+        return finish(vector, pooling)
+
+
+def check_pooling(start: SequenceStart, *, classifies: bool) -> None:
+    """What a model cannot give must not reach it."""
+    kind = None if start.pooling is None else start.pooling.kind
+    assert classifies or kind != "classify", f"sequence {start.sequence_id}: the model has no classification head"
+
+
+def finish(vector: Any, pooling: Pooling) -> tuple[float, ...]:
+    """The answer to ``pooling``, normalized if asked for."""
+    if pooling.normalize:
+        vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return tuple(vector.tolist())

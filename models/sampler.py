@@ -1,0 +1,131 @@
+"""From chunks to what they gave: whose logits a step needs, what is sampled from them, and which proposed were right.
+
+A chunk that draws gives the token behind its last one. Where tokens were guessed behind it, the rows of the proposed
+give one more each: proposed count as long as each is the very token that is sampled before it. So guessing changes no
+token, greedy or not: draws are keyed by their position (`triolet.models.sampling.logits`), and a sampled token depends on no
+wrong guess. The distribution is kept as in speculative sampling (Leviathan et al. 2023, section
+2.3), whose test of a guess is replaced by a draw that guess and model share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import repeat
+
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ..core.errors import EngineError
+from ..core.plan import SampledToken
+from .networks.network import Feed, Network, Outputs, Record
+from .sampling.logits import RuleMasks, SamplerInput, sample_tokens
+
+
+@frozen(kw_only=True)
+class _Wanted:
+    """The rows whose logits a step needs, as (index of the chunk, offset in it). ``draws`` of them come first: for each
+    chunk (by index) where its rows lie, one for each token that may be sampled. ``probes``: where its probe lies."""
+
+    rows: list[tuple[int, int]]
+    samples: dict[int, range]
+    probes: dict[int, int]
+
+
+@frozen(kw_only=True, eq=False)
+class Sampler:
+    """Draws tokens from a network's logits."""
+
+    network: Network
+    outputs: Outputs
+    masks: RuleMasks
+    eos_token_ids: tuple[int, ...]
+
+    def sample(self, feeds: Sequence[Feed]) -> list[SampledToken]:
+        """Feeds the chunks; what each gave. No record changes.
+
+        Raises:
+            EngineError: a sequence has no token to draw.
+        """
+        sampled = self.try_sample(feeds)
+        for feed, one in zip(feeds, sampled, strict=True):
+            if not all(map(is_token, (one, *one.accepted))):
+                raise EngineError(
+                    f"sequence {feed.part.sequence_id} has no token to draw: its logits are not finite, or its rules "
+                    "allow none"
+                )
+        return sampled
+
+    def try_sample(self, feeds: Sequence[Feed]) -> list[SampledToken]:
+        """As `draw`, but where a sequence has no token to draw, what it gave is none: see `is_token`."""
+        wanted = _wanted_rows(feeds)
+        logits = self.network.logits(feeds, wanted.rows, self.outputs)
+        asked = [feeds[index].record for index in wanted.probes]
+        answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), asked)
+        probes = dict(zip(wanted.probes, answers, strict=True))
+        sampled = self._sampled(logits, wanted.samples, feeds)
+        nothing = SampledToken(token_id=None)
+        return [evolve(sampled.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
+
+    def _sampled(self, logits: Tensor, rows: dict[int, range], feeds: Sequence[Feed]) -> dict[int, SampledToken]:
+        """What is sampled, by chunk. ``rows`` are the first of ``logits``, which are written to."""
+        if not rows:
+            return {}
+        inputs: list[SamplerInput] = []
+        for index, own in rows.items():
+            inputs += map(self._of, repeat(feeds[index]), range(len(own)))
+        found = sample_tokens(logits[: len(inputs)], inputs, self.eos_token_ids)
+        return {index: _accept(feeds[index], found[own.start : own.stop]) for index, own in rows.items()}
+
+    def _of(self, feed: Feed, proposed: int) -> SamplerInput:
+        """The draw behind the first ``proposed`` of its proposed."""
+        record = feed.record
+        return SamplerInput(
+            generated=[*record.generated, *feed.proposed[:proposed]] if proposed else record.generated,
+            sampling=record.start.sampling,
+            rules=record.start.rules,
+            never=self.masks.mask(record.start.rules),
+            prompt=record.prompt,
+            guide=record.guide,
+        )
+
+
+def is_token(sampled: SampledToken) -> bool:
+    """False where the model's numbers broke down, or the rules left no token."""
+    return not math.isnan(sampled.logprob)
+
+
+def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
+    """The first draw, and those behind the proposed that were right: each row's draw counts if its guess was sampled."""
+    kept = [sampled[0]]
+    for guess, behind in zip(feed.proposed, sampled[1:], strict=True):
+        if kept[-1].token_id != guess or kept[-1].error:
+            break
+        kept.append(behind)
+    return evolve(kept[0], accepted=tuple(kept[1:]))
+
+
+def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
+    """Draws first, so that they are one view of the logits; a probe at a sampled row shares it."""
+    wanted = _Wanted(rows=[], samples={}, probes={})
+    for index, feed in enumerate(feeds):
+        if feed.part.samples:
+            first, row = feed.part.length - len(feed.proposed) - 1, len(wanted.rows)
+            wanted.rows.extend((index, offset) for offset in range(first, feed.part.length))
+            wanted.samples[index] = range(row, len(wanted.rows))
+    for index, feed in enumerate(feeds):
+        part, probe = feed.part, feed.record.start.probe
+        if probe is None or not part.start <= probe.position < part.start + part.length - len(feed.proposed):
+            continue
+        place = (index, probe.position - part.start)
+        shared = index in wanted.samples and wanted.rows[wanted.samples[index][0]] == place
+        wanted.probes[index] = wanted.samples[index][0] if shared else len(wanted.rows)
+        if not shared:
+            wanted.rows.append(place)
+    return wanted
+
+
+def _probe(logits: Tensor, record: Record) -> tuple[float, ...]:
+    probe = record.start.probe
+    assert probe is not None, "only a sequence with a probe is probed"
+    return tuple(logits.log_softmax(-1)[list(probe.token_ids)].tolist())

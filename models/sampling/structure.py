@@ -1,0 +1,266 @@
+"""Structured output: which tokens may come next, so that the whole text follows a `Structure`. By llguidance, which
+parses grammars on tokens (https://github.com/guidance-ai/llguidance). It is imported when the first structure comes.
+
+::
+
+    Structure -> fault_of          (any thread, needs no model)   a bad one is its caller's InvalidRequest
+              -> Grammars.compile  (any thread)                   compiled once, and given to its request: `Compiled`
+              -> Grammars.guide    (the executor's thread)        copied for each sequence
+              -> Guide.allowed     (each draw)                    bits of the tokens that may come next
+
+A guide is asked with the tokens sampled so far, whatever it was asked before: it takes back what was only guessed, and
+reads what is new. So a sequence that is replayed, or several proposed in one step, need nothing else; `Guide.valid`
+tells beforehand how many proposed are worth the work.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from ...core.errors import InvalidRequest
+from ...core.request import Structure
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_SILENT = 0  # llguidance's log level
+_LATEST = 16  # states of a guide that are kept; to go back farther, all is read again
+
+
+def fault_of(structure: Structure) -> str:
+    """Why ``structure`` cannot be followed, as far as that can be told without a model; else nothing. Takes
+    milliseconds, for very large schemas up to a second. It raises nothing, since an error that comes out of a thread
+    of trio's is part of a reference cycle."""
+    from llguidance import LLMatcher
+
+    try:
+        failed, messages = LLMatcher.validate_grammar_with_warnings(_grammar(structure))
+    except InvalidRequest as error:
+        return str(error)
+    return str(_bad(structure, messages[0])) if failed else ""
+
+
+def _grammar(structure: Structure) -> str:
+    """The structure in llguidance's own terms."""
+    from llguidance import LLMatcher
+
+    match structure.kind:
+        case "regex":
+            return LLMatcher.grammar_from_regex(structure.text)
+        case "lark":
+            return LLMatcher.grammar_from_lark(structure.text)
+        case "json_schema":
+            try:
+                return LLMatcher.grammar_from_json_schema(structure.text)
+            except ValueError as error:
+                raise _bad(structure, str(error)) from None
+        case _:
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, _choices(structure))))
+
+
+def _choices(structure: Structure) -> list[str]:
+    try:
+        texts = json.loads(structure.text)
+    except ValueError as error:
+        raise _bad(structure, str(error)) from None
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise _bad(structure, "it is no JSON array of texts, one or more, none of them empty")
+    return texts
+
+
+def _quoted(text: str) -> str:
+    """As Lark writes strings; JSON does it alike."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _bad(structure: Structure, message: str) -> InvalidRequest:
+    return InvalidRequest(f"the structure ({structure.kind}) cannot be followed: {_message(message)}")
+
+
+def _message(message: str) -> str:
+    """Without the parser's own state, which comes behind it."""
+    return message.split("\n<state>", maxsplit=1)[0].strip()
+
+
+@define(eq=False)
+class Guide:
+    """One sequence's way through its structure.
+
+    It goes back by copies of its latest states. llguidance can roll a matcher back, but tokens that are read after
+    that, when a mask was computed before it, may leave a wrong state (1.9.1); and a copy costs no more than a mask.
+    """
+
+    _fresh: LLMatcher | None  # has read nothing, and never does: it is copied
+    error: str = ""
+    """Why it cannot be followed (any more); once set it stays. Without a matcher there is one from the start."""
+    _matcher: LLMatcher = field(init=False)
+    _read: list[int] = field(init=False, factory=list)  # what ``_matcher`` has read
+    _past: deque[tuple[int, LLMatcher]] = field(init=False, factory=lambda: deque(maxlen=_LATEST))
+
+    def __attrs_post_init__(self) -> None:
+        if self._fresh is not None:
+            self._matcher = self._fresh.deep_copy()
+
+    def start(self, committed: Sequence[int]) -> None:
+        """Reads what a sequence has already when it begins, anew perhaps."""
+        if not self.error and not self._go_to(committed):
+            self.error = self._told() or "tokens that were sampled before are none of its"
+
+    def allowed(self, generated: Sequence[int]) -> NDArray[np.uint8] | None:
+        """Which tokens may come after ``generated``, one bit each, the lowest first; where all is written, the ends of
+        text alone. ``None``: there is an `error`, or a token of ``generated`` was not allowed itself, or follows the
+        end. Such a token can only be a guess, or of a step that was on its way: its draws count for nothing."""
+        if self.error or not self._go_to(generated):
+            return None
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self.error = self._told()
+        return None if self.error else bits
+
+    def valid(self, generated: Sequence[int], proposed: Sequence[int]) -> int:
+        """How many of ``proposed``, from the first on, may come after ``generated``."""
+        if self.error or not self._go_to(generated):
+            return 0
+        return self._matcher.deep_copy().try_consume_tokens(list(proposed))
+
+    def _go_to(self, tokens: Sequence[int]) -> bool:
+        """Takes back what is not of ``tokens`` and reads what is new. Whether all of it could be read."""
+        same = _common(self._read, tokens)
+        if same < len(self._read):
+            self._go_back(same)
+        new = list(tokens[len(self._read) :])
+        if not new:
+            return True
+        if not self._past or self._past[-1][0] < len(self._read):
+            self._past.append((len(self._read), self._matcher.deep_copy()))
+        read = self._matcher.try_consume_tokens(new)
+        self._read += new[:read]
+        self.error = self._told()
+        return read == len(new) and not self.error
+
+    def _go_back(self, length: int) -> None:
+        """To the latest state that has read ``length`` tokens or fewer."""
+        assert self._fresh is not None, "a guide without a matcher has an error"
+        while self._past and self._past[-1][0] > length:
+            self._past.pop()
+        length, matcher = self._past[-1] if self._past else (0, self._fresh)
+        self._matcher = matcher.deep_copy()
+        del self._read[length:]
+
+    def _told(self) -> str:
+        return _message(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common beginning."""
+    length = min(len(first), len(second))
+    if list(first[:length]) == list(second[:length]):
+        return length
+    return next(place for place in range(length) if first[place] != second[place])
+
+
+@frozen(kw_only=True)
+class Compiled(Structure):
+    """A structure with its grammar, compiled for one model. It travels with its request and ends with it."""
+
+    matcher: LLMatcher = field(eq=False, repr=False)  # has read nothing, and never does: it is copied
+
+
+@define(eq=False)
+class Grammars:
+    """The structures of one model: its tokenizer in llguidance's terms, made with the first structure, and the latest
+    ``capacity`` compiled grammars. It holds no tensors.
+
+    `compile` is called in threads, `guide` in the executor's: what is made is made once, by one thread at a time. A
+    thread that nobody waits for any more may end after `close`, and leaves nothing here. llguidance holds the
+    interpreter's lock while it makes a tokenizer, so this is done in two halves: steps go on between them.
+    """
+
+    tokenizer: Any = field(repr=False)  # transformers'
+    vocabulary: int
+    eos_token_ids: tuple[int, ...]
+    capacity: int = 32
+    _translated: LLTokenizer | None = field(init=False, default=None, repr=False)
+    _compiled: dict[Structure, Compiled] = field(init=False, factory=dict, repr=False)
+    _making: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # for as long as it takes
+    _keeping: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # of what is kept; never for long
+    _closed: bool = field(init=False, default=False, repr=False)
+
+    def guide(self, structure: Structure | None, committed: Sequence[int] = ()) -> Guide | None:
+        """A new sequence's guide, that has read ``committed``; ``None`` where there is no structure. Never raises for a
+        structure that cannot be followed: the guide has the error, so that its request alone hears of it."""
+        if structure is None:
+            return None
+        try:
+            guide = Guide(self.compile(structure).matcher)
+        except InvalidRequest as error:
+            return Guide(None, str(error))
+        guide.start(committed)
+        return guide
+
+    def compile(self, structure: Structure) -> Compiled:
+        """``structure`` with its grammar: its own, one that is kept, or made now. One with an error is not kept.
+
+        Raises:
+            InvalidRequest: the structure cannot be followed, or the checkpoint's tokenizer can follow none.
+        """
+        if isinstance(structure, Compiled):
+            return structure
+        with self._making:
+            found = self._compiled.get(structure) or self._compile(structure)
+            self._keep(structure, found)
+        return found
+
+    def _compile(self, structure: Structure) -> Compiled:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokens(), _grammar(structure), log_level=_SILENT)
+        if matcher.is_error():
+            raise _bad(structure, matcher.get_error())
+        return Compiled(kind=structure.kind, text=structure.text, matcher=matcher)
+
+    def _keep(self, structure: Structure, found: Compiled) -> None:
+        with self._keeping:
+            if self._closed:
+                return
+            self._compiled.pop(structure, None)
+            self._compiled[structure] = found  # the last used is the last to go
+            if len(self._compiled) > self.capacity:
+                del self._compiled[next(iter(self._compiled))]
+
+    def _tokens(self) -> LLTokenizer:
+        if not self.eos_token_ids:
+            raise InvalidRequest("a structure ends with an end of text, and this checkpoint names none; leave it out")
+        made = self._translated or self._translate()
+        with self._keeping:
+            self._translated = None if self._closed else made
+        return made
+
+    def _translate(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+        from llguidance.hf import from_tokenizer
+
+        size = max(self.vocabulary, len(self.tokenizer))  # a tokenizer may have more than the model draws
+        try:
+            plain = from_tokenizer(self.tokenizer, n_vocab=size, eos_token=list(self.eos_token_ids), slices=[])
+        except ValueError as error:
+            raise InvalidRequest(f"this checkpoint's tokenizer cannot follow a structure: {error}") from error
+        return plain.with_slices(LLTokenizer.general_slices())
+
+    def release(self) -> None:
+        """Forgets the grammars and the tokenizer."""
+        with self._keeping:
+            self._compiled.clear()
+            self._translated = None
+
+    def close(self) -> None:
+        """`release`, for ever: what is still being made is not kept."""
+        self._closed = True
+        self.release()

@@ -1,0 +1,163 @@
+"""What goes wrong in a simulation, and when: faults and their injector."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from ..actors.worker import Job
+from ..core.errors import (
+    DeviceLost,
+)
+from .trio_hooks import leaves_a_nursery, throw_into
+
+
+class FaultKind(enum.Enum):
+    """What goes wrong."""
+
+    CANCEL = "the surroundings are cancelled"
+    CANCEL_RELEASE_FAILS = "the surroundings are cancelled, and a release raises"
+    INTERRUPT = "^C"
+    CRASH = "the actor raises"
+    CLIENT_RAISES = "a client raises"
+    OBSERVER_FAILS = "the observer raises"
+    STALL = "a client stops reading"
+    OPEN_FAILS = "the load raises"
+    RELEASE_FAILS = "a release raises"
+    ENCODE_FAILS = "an encode batch raises"
+    STEP_FAILS = "a step raises"
+    FREE_FAILS = "a free raises, and the runner starts anew"
+    OUT_OF_MEMORY = "a call of the device runs out of memory"
+    DEVICE_LOST = "a call of the device finds it lost"
+    SLEEP_FAILS = "a sleep finds no room for the weights"
+    WAKE_FAILS = "a wake runs out of memory"
+    STEP_HANGS = "a step never returns"
+
+    def __repr__(self) -> str:
+        return f"FaultKind.{self.name}"
+
+
+class Injected(Exception):
+    """Raised where a fault has something raise."""
+
+
+ACTORS = {  # and the names of the channels that lead to them; a runner that crashes reads no more
+    "triolet scheduler": "_to_scheduler",
+    "triolet encoder cache": "_to_encoder_cache",
+    "triolet runner": None,
+    "triolet step lane": None,
+    "triolet encode lane": None,
+}
+
+
+@frozen
+class Fault:
+    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1; a crash of a task that is
+    leaving a nursery then, at its next step. A kind of `OCCASIONS` happens on the ``step``-th of those instead;
+    ``task`` is their name."""
+
+    kind: FaultKind
+    task: str
+    step: int
+
+
+def role(task: trio.lowlevel.Task) -> str:
+    """A task's name without the module and the class it comes from; trio's own begin with ``<``."""
+    return task.name if task.name.startswith("<") else task.name.rsplit(".", 1)[-1]
+
+
+DEVICE_FAULTS: Mapping[FaultKind, tuple[set[Job], type[Exception]]] = {
+    FaultKind.ENCODE_FAILS: ({Job.ENCODE}, RuntimeError),
+    FaultKind.STEP_FAILS: ({Job.STEP}, RuntimeError),
+    FaultKind.FREE_FAILS: ({Job.FREE}, RuntimeError),
+    FaultKind.OUT_OF_MEMORY: ({Job.ENCODE, Job.STEP}, MemoryError),
+    FaultKind.OPEN_FAILS: ({Job.OPEN}, RuntimeError),
+    FaultKind.RELEASE_FAILS: ({Job.CLOSE}, RuntimeError),
+    FaultKind.SLEEP_FAILS: ({Job.SLEEP}, MemoryError),
+    FaultKind.WAKE_FAILS: ({Job.WAKE}, MemoryError),
+    FaultKind.DEVICE_LOST: ({Job.ENCODE, Job.STEP, Job.FREE}, DeviceLost),
+}
+
+
+OCCASIONS: Mapping[FaultKind, str] = {
+    FaultKind.CLIENT_RAISES: "reads of clients",
+    FaultKind.STALL: "reads of clients",
+    FaultKind.OBSERVER_FAILS: "events",
+    FaultKind.STEP_HANGS: "calls of step",
+    **{kind: f"calls of {', '.join(sorted(job.value for job in jobs))}" for kind, (jobs, _) in DEVICE_FAULTS.items()},
+}
+"""The faults that happen to something, and what they are counted in. The others happen at a step of a task."""
+
+
+@define(eq=False)
+class Injector(trio.abc.Instrument):
+    """Counts the steps of every task, and makes the fault happen."""
+
+    fault: Fault | None
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    steps: Counter[str] = field(factory=Counter)
+    met: bool = False
+    over: bool = False
+    put_back: Callable[[str, object], None] = lambda *_: None  # a message that an actor was about to read
+    release_failed: bool = False
+    _releases_fail: bool = False
+    _occasions: int = 0
+    _roles: dict[str, str] = field(factory=dict)  # by the name of the task
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Called by trio."""
+        if self.over:
+            return
+        name = self._roles.get(task.name) or self._roles.setdefault(task.name, role(task))
+        self.steps[name] += 1
+        fault = self.fault
+        if fault is not None and name == fault.task and self.steps[name] == fault.step:
+            self._fire(task, fault)
+
+    def _fire(self, task: trio.lowlevel.Task, fault: Fault) -> None:
+        kind = fault.kind
+        if kind in {FaultKind.CANCEL, FaultKind.CANCEL_RELEASE_FAILS}:
+            self.met, self._releases_fail = True, kind is FaultKind.CANCEL_RELEASE_FAILS
+            self.scope.cancel()
+        elif kind is FaultKind.INTERRUPT:
+            self.met = True
+            signal.raise_signal(signal.SIGINT)
+        elif role(task) in ACTORS and leaves_a_nursery(task):
+            self.fault = evolve(fault, step=fault.step + 1)
+        elif role(task) in ACTORS:
+            self.met = True
+            unread = throw_into(task, Injected(f"in {role(task)}"))
+            if unread is not None:
+                self.put_back(role(task), unread)
+
+    def happens(self, kind: FaultKind) -> bool:
+        """Another occasion for ``kind``. Whether it happens now."""
+        fault = self.fault
+        if fault is None or fault.kind is not kind:
+            return False
+        self._occasions += 1
+        if self._occasions != fault.step:
+            return False
+        self.met = True
+        return True
+
+    def on_device(self, job: Job, _: object) -> BaseException | None:
+        """See `SimExecutor.fault`."""
+        if self.fault is not None and self.fault.kind in DEVICE_FAULTS:
+            jobs, error = DEVICE_FAULTS[self.fault.kind]
+            if job in jobs and self.happens(self.fault.kind):
+                self.release_failed = job is Job.CLOSE
+                return error(f"injected into {job.value}")
+        if job is Job.CLOSE and self._releases_fail:
+            self.release_failed = True
+            return Injected("into close")
+        return None
+
+    def hangs(self, job: Job) -> bool:
+        """See `SimWorker.hangs`."""
+        return job is Job.STEP and self.happens(FaultKind.STEP_HANGS)

@@ -1,0 +1,238 @@
+"""One run of a scenario: its clients, its operator and the engine between them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+import trio
+from attrs import define, field
+
+from ..actors.supervisor import EngineStatistics
+from ..api.engine import Engine
+from ..api.outputs.streams import Deltas, DeltaStream
+from ..core import events
+from ..core.config import EngineConfig
+from ..core.errors import (
+    EngineAsleep,
+    EngineClosed,
+    EngineError,
+    InvariantViolation,
+    TrioletError,
+)
+from ..core.model import Kind
+from ..core.request import LogitRules, Request
+from ..core.trace import TraceChecker
+from .clients import Client, Scenario, audio, prepared, true_tokens, true_vector
+from .faults import ACTORS, FaultKind, Injected, Injector
+from .sim import SimExecutor, SimWorker, sim_engine
+
+PATIENCE = 60.0
+"""Virtual seconds after which a scenario's body leaves the block, whatever its clients still wait for."""
+
+
+@define(eq=False)
+class Run:
+    """One simulated run."""
+
+    scenario: Scenario
+    injector: Injector
+    executor: SimExecutor = field(init=False)
+    worker: SimWorker = field(init=False)
+    engine: Engine = field(init=False)
+    trace: list[events.Event] = field(factory=list)
+    ends: list[str] = field(init=False)
+    error: BaseException | None = None
+    violation: InvariantViolation | None = None
+    blind: bool = False  # the observer has raised: what happened afterwards is not known
+    seconds: float = 0.0
+    checker: TraceChecker = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        scenario = self.scenario
+        self.ends = ["not started"] * len(scenario.clients)
+        self.executor = SimExecutor(scenario.model, fault=self.injector.on_device)
+        settings: dict[str, object] = {"drain_seconds": 1.0, "stage_seconds": 2.0, **scenario.config}
+        config = EngineConfig(observer=self._observe, **settings)  # type: ignore[arg-type]
+        self.checker = TraceChecker(capacity=config.encoder_cache_bytes, steps_in_flight=config.steps_in_flight)
+        self.injector.put_back = self._put_back
+        self.worker = SimWorker(hangs=self.injector.hangs)
+        self.engine = sim_engine(self.executor, config=config, worker=self.worker)
+
+    def _put_back(self, actor: str, message: object) -> None:
+        if (channel := ACTORS[actor]) is not None:
+            getattr(self.engine.inside.supervisor, channel).send_nowait(message)
+
+    def _observe(self, event: events.Event) -> None:
+        self.trace.append(event)
+        if self.injector.happens(FaultKind.OBSERVER_FAILS):
+            self.blind = True
+            raise Injected("into the observer")
+        if self.violation is not None:
+            return
+        try:
+            self.checker(event)
+            self._compare_with_device(event)
+        except InvariantViolation as violation:
+            self.violation = violation
+
+    def _compare_with_device(self, event: events.Event) -> None:
+        """Books balance: what the engine says is on the device is there, and nothing else."""
+        if not (self.checker.orderly and isinstance(event, events.EncodeDone | events.EntryFreed)):
+            return
+        if self.executor.generation != self.checker.generation:
+            return  # the encoder cache has not heard of the restart yet
+        outputs = self.executor.outputs.keys()
+        if self.checker.resident <= outputs <= self.checker.on_device:
+            return
+        lost, kept = sorted(self.checker.resident - outputs), sorted(outputs - self.checker.on_device)
+        what = f"not on the device: {lost}; on the device, and in no book: {kept}"
+        raise InvariantViolation("books balance", what, tuple(self.trace[-8:]))
+
+    async def main(self) -> None:
+        begun = trio.current_time()
+        with self.injector.scope:
+            async with trio.open_nursery() as outside:
+                try:
+                    async with self.engine:
+                        await self._body(outside)
+                except Exception as error:  # noqa: BLE001  (judged afterwards)
+                    self.error = error
+                finally:
+                    self.injector.over = True
+                    self.seconds = trio.current_time() - begun
+
+    async def _body(self, outside: trio.Nursery) -> None:
+        with trio.move_on_after(min(PATIENCE, self.scenario.leaves)) as scope:
+            if self.scenario.outside:
+                self._start_clients(outside)
+                await trio.sleep(self.scenario.leaves)
+                return
+            async with trio.open_nursery() as nursery:
+                self._start_clients(nursery)
+                if self.scenario.naps:
+                    nursery.start_soon(self._operate, name="operator")
+        if scope.cancelled_caught and self.scenario.leaves > PATIENCE and not self._may_wait_for_ever():
+            unfinished = [number for number, end in enumerate(self.ends) if end in {"not started", "cancelled"}]
+            raise InvariantViolation("terminal once", f"clients {unfinished} wait for ever", tuple(self.trace[-20:]))
+
+    @property
+    def books(self) -> EngineStatistics | None:
+        """Of the engine, once its block was entered."""
+        supervisor = self.engine.inside.supervisor
+        opened = events.StageReached("accepting") in self.trace
+        return supervisor.statistics() if opened and supervisor is not None else None
+
+    def _start_clients(self, nursery: trio.Nursery) -> None:
+        for number, client in enumerate(self.scenario.clients):
+            nursery.start_soon(self._client, number, client, name=f"client {number}")
+
+    def _may_wait_for_ever(self) -> bool:
+        return self._kind is FaultKind.STEP_HANGS
+
+    async def _operate(self) -> None:
+        asleep, begun = False, trio.current_time()
+        for after in self.scenario.naps:
+            await trio.sleep_until(begun + after)
+            asleep = not asleep
+            try:
+                await (self._sleep() if asleep else self._wake())
+            except EngineClosed:
+                return
+            assert self.executor.is_asleep is asleep, f"{'sleep' if asleep else 'wake'}() returned, and it did not"
+
+    async def _sleep(self) -> None:
+        try:
+            await self.engine.sleep()
+        except EngineClosed:
+            raise
+        except EngineError:
+            assert self._kind is FaultKind.SLEEP_FAILS, "the device could not be given back, and nobody held it"
+            await self.engine.sleep()
+
+    async def _wake(self) -> None:
+        try:
+            await self.engine.wake()
+        except EngineAsleep:
+            assert self._kind is FaultKind.WAKE_FAILS, "the device could not be taken, and nobody had taken it"
+            await self.engine.wake()
+
+    @property
+    def _kind(self) -> FaultKind | None:
+        return None if self.injector.fault is None else self.injector.fault.kind
+
+    async def _client(self, number: int, client: Client) -> None:
+        try:
+            await self._ask(number, client)
+        except Injected:
+            self.ends[number] = "crashed"
+            if not self.scenario.outside:
+                raise
+
+    async def _ask(self, number: int, client: Client) -> None:
+        if client.arrives:
+            await trio.sleep(client.arrives)
+        self.ends[number] = "cancelled"
+        try:
+            with trio.move_on_after(client.patience) as scope:
+                await (self._read(client) if client.pooling is None else self._read_vector(client))
+            self.ends[number] = "left" if scope.cancelled_caught else "finished"
+        except TrioletError as error:
+            self.ends[number] = type(error).__name__
+
+    async def _read(self, client: Client) -> None:
+        true = true_tokens(client, self.scenario.model)
+        got: tuple[int, ...] = ()
+        async with self._stream(client) as deltas:
+            async for delta in deltas:
+                got += delta.token_ids
+                assert got == true[: len(got)], f"{client} got the tokens {got}, not {true}"
+                if await self._stalls():
+                    return
+                if client.pause:
+                    await trio.sleep(client.pause)
+            told = deltas.timings
+        assert got == true, f"{client} finished with the tokens {got}, not {true}"
+        assert told is not None, f"{client} was not told how long it took"
+        assert 0 <= told.encoder_wait <= told.queued <= told.total, f"{client} took {told}"
+
+    async def _read_vector(self, client: Client) -> None:
+        async with self.engine.inside._submitted(self._request(client), wait=True) as mailbox:
+            await mailbox.wait_end()
+            mailbox.take_end()
+            if await self._stalls():
+                return
+        got = [part.vector for part in mailbox.unread]
+        true = true_vector(client, self.scenario.model)
+        assert got == [true], f"{client} finished with the vectors {got}, not {true}"
+
+    async def _stalls(self) -> bool:
+        """A client has read something. Whether it has stopped reading; it may raise."""
+        if self.injector.happens(FaultKind.CLIENT_RAISES):
+            raise Injected("in a client")
+        if self.injector.happens(FaultKind.STALL):
+            await trio.sleep(PATIENCE / 2)
+            return True
+        return False
+
+    def _stream(self, client: Client) -> AbstractAsyncContextManager[Deltas | DeltaStream]:
+        """Images are prepared here: `Engine.stream` would do it in a thread, whose turn no schedule decides."""
+        if self.scenario.model.kind is not Kind.ENCODER_DECODER:
+            return self.engine.inside._deltas(self._request(client), wait=True, texts=None)
+        return self.engine.stream(
+            prompt_token_ids=client.prompt,
+            audio=audio(client.audio),
+            sampling=client.sampling,
+            priority=client.priority,
+        )
+
+    def _request(self, client: Client) -> Request:
+        prompt = prepared(client, self.scenario.model)
+        return Request(
+            id=self.engine.inside._new_id(None),
+            prompt_token_ids=prompt.token_ids,
+            items=prompt.items,
+            rules=LogitRules(),
+            max_tokens=client.max_tokens if client.pooling is None else 1,
+            pooling=client.pooling,
+            priority=client.priority,
+        )

@@ -1,0 +1,211 @@
+"""The simulated model: its sizes, its tokens, and what a request must get from it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import field, frozen
+
+from ..core.errors import InvalidRequest
+from ..core.model import Kind, ModelDescription, Prepared, WhisperTokens
+from ..core.request import EncoderItem, Placeholder, Pooling
+
+EOS, START = 0, 1
+
+
+IMAGE = 61  # stands in a prompt for an image
+
+
+MOST_IMAGE = 4  # embeddings
+
+
+class SimTokenizer:
+    """Token n is the character with code point 97 + n."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """One token a character."""
+        del add_special_tokens
+        return [ord(character) - 97 for character in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """One character a token."""
+        del skip_special_tokens
+        return "".join(chr(97 + token_id) for token_id in token_ids)
+
+
+@frozen(kw_only=True)
+class SimPreparer:
+    """Prompts with images, which are numbers here (of a real image, the red of its first pixel): image n has
+    ``1 + n % 4`` embeddings, each of as many bytes as an embedding of the model has. `IMAGE` stands for each image in
+    the prompt."""
+
+    model: SimModel
+    media: frozenset[str] = frozenset({"image"})
+    converses: bool = False
+
+    def with_items(self, prompt: str, count: int) -> str:
+        """See `triolet.core.model.Preparer`."""
+        return prompt if chr(97 + IMAGE) in prompt else chr(97 + IMAGE) * count + prompt
+
+    def prepare(
+        self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
+    ) -> Prepared:
+        """See `triolet.core.model.Preparer`.
+
+        Raises:
+            InvalidRequest: there is audio, or there are not as many images as stand in the prompt.
+        """
+        if audio:
+            raise InvalidRequest(f"{len(audio)} audio; allowed: images, this simulated model reads no audio")
+        written = SimTokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if written.count(IMAGE) != len(images):
+            places = written.count(IMAGE)
+            raise InvalidRequest(f"{len(images)} images; allowed: {places}, one for each token {IMAGE} of the prompt")
+        token_ids: list[int] = []
+        items: list[EncoderItem] = []
+        for token_id in written:
+            if token_id == IMAGE:
+                items.append(self._item(images[len(items)], len(token_ids)))
+                token_ids += [IMAGE] * items[-1].embeddings
+            else:
+                token_ids.append(token_id)
+        return Prepared(token_ids=tuple(token_ids), items=tuple(items))
+
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """See `triolet.core.model.Preparer`."""
+        tokenizer = SimTokenizer()
+        return (*tokenizer.encode(first), *tokenizer.encode(second)), len(first)
+
+    def _item(self, image: Any, start: int) -> EncoderItem:
+        number = image if isinstance(image, int) else image.getpixel((0, 0))[0]
+        count = 1 + number % MOST_IMAGE
+        return EncoderItem(
+            key=f"image {number}",
+            payload=number,
+            embeddings=count,
+            size=count * self.model.encoder_bytes // self.model.encoder_embeddings,
+            spans=((start, start + count),),
+        )
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """See `triolet.core.model.Preparer`.
+
+        Raises:
+            InvalidRequest: always.
+        """
+        raise InvalidRequest(f"{len(messages)} messages; allowed: prompts, this simulated model has no chat template")
+
+
+@frozen(kw_only=True)
+class SimModel:
+    """Sizes of a simulated model. One that is no encoder-decoder reads images; one that pools has whole prompts."""
+
+    vocabulary_size: int = 64
+    max_positions: int = 64
+    page_size: int = 4
+    pages: int = 64
+    cross_slots: int = 4
+    encoder_embeddings: int = 10
+    encoder_bytes: int = 100
+    kind: Kind = field(default=Kind.ENCODER_DECODER, repr=str)  # as Python says it
+    whole_prompts: bool = False
+
+    def describe(self) -> ModelDescription:
+        """What the engine is told of it."""
+        windows = self.kind is Kind.ENCODER_DECODER
+        return ModelDescription(
+            name="sim",
+            architecture="SimForConditionalGeneration",
+            device="sim",
+            dtype="float32",
+            vocabulary_size=self.vocabulary_size,
+            max_positions=self.max_positions,
+            eos_token_ids=(EOS,),
+            suppress_token_ids=(),
+            begin_suppress_token_ids=(),
+            page_size=self.page_size,
+            pages=self.pages,
+            cross_slots=self.cross_slots if windows else 0,
+            encoder_embeddings=self.encoder_embeddings if windows else 0,
+            encoder_bytes=self.encoder_bytes if windows else 0,
+            sampling_rate=16_000,
+            window_samples=480_000 if windows else 0,
+            processor_identity="sim",
+            whisper=self._whisper() if windows else None,
+            tokenizer=SimTokenizer(),
+            kind=self.kind,
+            preparer=None if windows else SimPreparer(model=self),
+            whole_prompts=self.whole_prompts,
+            default_pooling=Pooling(kind="last") if self.kind is Kind.POOLING else None,
+        )
+
+    def _whisper(self) -> WhisperTokens:
+        return WhisperTokens(
+            start_id=START,
+            no_timestamps_id=self.vocabulary_size - 1,
+            timestamp_begin_id=self.vocabulary_size,
+            previous_id=None,
+            no_speech_id=None,
+            language_ids={},
+            task_ids={},
+            max_initial_timestamp=None,
+        )
+
+
+def _chain(before: int, token_id: int, seen: str | None) -> int:
+    """The fingerprint of a position, given that of the position before it and what else it sees."""
+    return zlib.crc32(f"{before}/{token_id}/{seen}".encode())
+
+
+def _placed(placeholders: Sequence[Placeholder]) -> dict[int, tuple[str, int]]:
+    """Key and row of the embedding at each position that has one."""
+    found = {}
+    for placeholder in placeholders:
+        positions = [position for start, stop in placeholder.spans for position in range(start, stop)]
+        found.update({position: (placeholder.key, row) for row, position in enumerate(positions)})
+    return found
+
+
+def _seen(placed: Mapping[int, tuple[str, int]], position: int, cross_key: str | None) -> str | None:
+    here = placed.get(position)
+    return cross_key if here is None else f"{here[0]}[{here[1]}]"
+
+
+def expected_tokens(
+    prompt_token_ids: Sequence[int],
+    key: str | None,
+    max_tokens: int,
+    model: SimModel | None = None,
+    placeholders: Sequence[Placeholder] = (),
+) -> tuple[int, ...]:
+    """The tokens that a request must get, end-of-text included, whatever else the engine does meanwhile."""
+    model = model or SimModel()
+    fingerprint = _read(prompt_token_ids, key, placeholders)
+    sampled: list[int] = []
+    while len(sampled) < max_tokens:
+        sampled.append(fingerprint % model.vocabulary_size)
+        if sampled[-1] == EOS:
+            break
+        fingerprint = _chain(fingerprint, sampled[-1], key)
+    return tuple(sampled)
+
+
+def expected_vector(
+    prompt_token_ids: Sequence[int], key: str | None = None, placeholders: Sequence[Placeholder] = ()
+) -> tuple[float, ...]:
+    """The vector that a request with a `Pooling` must get."""
+    return (float(_read(prompt_token_ids, key, placeholders)),)
+
+
+def _read(prompt_token_ids: Sequence[int], key: str | None, placeholders: Sequence[Placeholder]) -> int:
+    """The fingerprint of a prompt's last position."""
+    placed = _placed(placeholders)
+    fingerprint = 0
+    for position, token_id in enumerate(prompt_token_ids):
+        fingerprint = _chain(fingerprint, token_id, _seen(placed, position, key))
+    return fingerprint
+
+
+READ_WHOLE = ("mean", "cls")  # poolings that need what every position of the prompt gives
