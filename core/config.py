@@ -24,12 +24,12 @@ _SPECULATION = {
 
 @frozen(kw_only=True)
 class Speculation:
-    """How tokens are guessed ahead (speculative decoding; Leviathan et al. 2023, "Fast inference from transformers via
+    """How draft tokens are proposed (speculative decoding; Leviathan et al. 2023, "Fast inference from transformers via
     speculative decoding"; Saxena 2023, "Prompt lookup decoding").
 
     Args:
-        tokens: most tokens guessed in one step, 1 to 64.
-        draft: a smaller checkpoint with the same vocabulary that guesses, a folder or a hub id; ``None``: the tokens
+        tokens: most draft tokens in one step, 1 to 64. draft: a smaller checkpoint with the same vocabulary that
+        proposes them, a folder or a hub id; ``None``: the tokens
             that followed the last ones where they occurred before.
         match: (without ``draft``) most of the last tokens that must occur before, 1 to 32; fewer are tried after.
 
@@ -122,7 +122,7 @@ class EngineConfig:
             (`EngineAsleep`).
         prefix_caching: keep the KV of full pages after their request has ended, and share it with requests whose prompt
             begins alike (the same tokens, images and audio).
-        speculation: guess several tokens ahead and check them in one step; the tokens stay the same. ``None``: off.
+        speculation: propose several draft tokens and check them in one step; the tokens stay the same. ``None``: off.
         graphs: the steps in which all sequences of a decoder-only model decode are recorded and replayed, which saves
             most of a small step's time on a GPU. ``"auto"``: as CUDA graphs on CUDA, unless the model does what no
             graph can (a warning tells, and the engine goes on without); nothing on the CPU. ``"off"``. ``"eager"``: in

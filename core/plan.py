@@ -11,7 +11,7 @@ from .request import LogitRules, Placeholder, Pooling, Probe, SamplingParams
 
 @frozen(kw_only=True)
 class SequenceStart:
-    """What the executor must know of a sequence before its first chunk: its tokens so far and how to draw more.
+    """What the executor must know of a sequence before its first chunk: its tokens so far and how to sample more.
 
     ``token_ids`` is the prompt and, when a sequence is replayed, the tokens already committed; ``prompt_length`` tells
     them apart (begin-suppression and the sampling position count generated tokens only).

@@ -165,8 +165,9 @@ class SamplingParams:
         frequency_penalty: taken from the logit of a token as often as the output has it, -2 to 2; 0 is off.
         logit_bias: what is added to the logits of tokens, as a mapping from token id to number, up to a million either
             way; inside, pairs.
-        seed: draws are keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. With
-            ``None`` each request draws afresh, with a seed that is chosen when it is made, and told in ``Usage.seed``.
+        seed: sampling is keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. With
+            ``None`` each request samples afresh, with a seed that is chosen when it is made, and told in
+            ``Usage.seed``.
         stop: strings that end the text; the text ends before the first of them. One string, or up to 64, each of up to
             1,024 characters.
         stop_token_ids: tokens that end the request beside the model's own end-of-text.

@@ -3,7 +3,7 @@
 One step, in order::
 
     StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the chunks (network.py, causal.py)
-             -> rules and draws (sampling.py) -> records grow -> StepResult
+             -> logit rules, sampling (sampler.py) -> records grow -> StepResult
 
 What is known of the architecture lies behind `Network`, and what is taken for it behind a blueprint (blueprint.py).
 """
@@ -104,7 +104,7 @@ class _Open:
     """
 
     main: Parts
-    draft: Parts | None  # a smaller model that proposed
+    draft: Parts | None  # a smaller model that proposes
     outputs: EncoderOutputs
     draft_outputs: EncoderOutputs  # of its encoder, where it has one
     masks: RuleMasks
@@ -417,7 +417,7 @@ class TorchExecutor:
         return [SampledToken(token_id=None, vector=vector) for vector in now.main.network.vectors(feeds, now.outputs)]
 
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
-        """Tokens, and what was guessed right behind them; the records grow when all has gone well."""
+        """Tokens, and the draft tokens behind them that were right; the records grow when all has gone well."""
         if now.proposer is not None:
             feeds = list(map(Feed.with_proposed, feeds, now.proposer.propose(feeds)))
         sampled = now.sampler.sample(feeds)

@@ -1,10 +1,10 @@
-"""From chunks to what they gave: whose logits a step needs, what is sampled from them, and which proposed were right.
+"""`Sampler`: whose logits a step needs, what is sampled from them, and which draft tokens were right.
 
-A chunk that draws gives the token behind its last one. Where tokens were guessed behind it, the rows of the proposed
-give one more each: proposed count as long as each is the very token that is sampled before it. So guessing changes no
-token, greedy or not: draws are keyed by their position (`triolet.models.sampling.logits`), and a sampled token depends on no
-wrong guess. The distribution is kept as in speculative sampling (Leviathan et al. 2023, section
-2.3), whose test of a guess is replaced by a draw that guess and model share.
+A chunk that samples gives the token behind its last one. Where draft tokens were proposed behind it, the row of each
+draft token gives one more: a draft token is accepted if it is the very token that is sampled before it. So speculation
+changes no token, greedy or not: sampling is keyed by position (`triolet.models.sampling.logits`), and a sampled token
+depends on no draft token that was rejected. The distribution is that of speculative sampling (Leviathan et al. 2023,
+section 2.3), whose acceptance test is replaced by random numbers that proposer and model share.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from .sampling.logits import RuleMasks, SamplerInput, sample_tokens
 
 @frozen(kw_only=True)
 class _Wanted:
-    """The rows whose logits a step needs, as (index of the chunk, offset in it). ``draws`` of them come first: for each
-    chunk (by index) where its rows lie, one for each token that may be sampled. ``probes``: where its probe lies."""
+    """The rows whose logits a step needs, as (index of the chunk, offset in it). ``samples`` of them come first: for
+    each chunk (by index) where its rows lie, one for each token that may be sampled. ``probes``: where its probe
+    lies."""
 
     rows: list[tuple[int, int]]
     samples: dict[int, range]
@@ -34,7 +35,7 @@ class _Wanted:
 
 @frozen(kw_only=True, eq=False)
 class Sampler:
-    """Draws tokens from a network's logits."""
+    """Samples tokens from a network's logits."""
 
     network: Network
     outputs: Outputs
@@ -45,19 +46,19 @@ class Sampler:
         """Feeds the chunks; what each gave. No record changes.
 
         Raises:
-            EngineError: a sequence has no token to draw.
+            EngineError: a sequence has no token to sample.
         """
         sampled = self.try_sample(feeds)
         for feed, one in zip(feeds, sampled, strict=True):
             if not all(map(is_token, (one, *one.accepted))):
                 raise EngineError(
-                    f"sequence {feed.part.sequence_id} has no token to draw: its logits are not finite, or its rules "
+                    f"sequence {feed.part.sequence_id} has no token to sample: its logits are not finite, or its rules "
                     "allow none"
                 )
         return sampled
 
     def try_sample(self, feeds: Sequence[Feed]) -> list[SampledToken]:
-        """As `draw`, but where a sequence has no token to draw, what it gave is none: see `is_token`."""
+        """As `sample`, but where a sequence has no token to sample, what it gave is none: see `is_token`."""
         wanted = _wanted_rows(feeds)
         logits = self.network.logits(feeds, wanted.rows, self.outputs)
         asked = [feeds[index].record for index in wanted.probes]
@@ -77,11 +78,11 @@ class Sampler:
         found = sample_tokens(logits[: len(inputs)], inputs, self.eos_token_ids)
         return {index: _accept(feeds[index], found[own.start : own.stop]) for index, own in rows.items()}
 
-    def _of(self, feed: Feed, proposed: int) -> SamplerInput:
-        """The draw behind the first ``proposed`` of its proposed."""
+    def _of(self, feed: Feed, behind: int) -> SamplerInput:
+        """Of the token that follows the first ``behind`` draft tokens of ``feed``."""
         record = feed.record
         return SamplerInput(
-            generated=[*record.generated, *feed.proposed[:proposed]] if proposed else record.generated,
+            generated=[*record.generated, *feed.proposed[:behind]] if behind else record.generated,
             sampling=record.start.sampling,
             rules=record.start.rules,
             never=self.masks.mask(record.start.rules),
@@ -96,17 +97,18 @@ def is_token(sampled: SampledToken) -> bool:
 
 
 def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
-    """The first draw, and those behind the proposed that were right: each row's draw counts if its guess was sampled."""
+    """The first sampled token, and those behind the draft tokens that were right: a row counts if the draft token that
+    it fed was sampled in the row before."""
     kept = [sampled[0]]
-    for guess, behind in zip(feed.proposed, sampled[1:], strict=True):
-        if kept[-1].token_id != guess or kept[-1].error:
+    for draft, behind in zip(feed.proposed, sampled[1:], strict=True):
+        if kept[-1].token_id != draft or kept[-1].error:
             break
         kept.append(behind)
     return evolve(kept[0], accepted=tuple(kept[1:]))
 
 
 def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
-    """Draws first, so that they are one view of the logits; a probe at a sampled row shares it."""
+    """Rows that are sampled come first, so that they are one view of the logits; a probe at a sampled row shares it."""
     wanted = _Wanted(rows=[], samples={}, probes={})
     for index, feed in enumerate(feeds):
         if feed.part.samples:

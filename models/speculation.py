@@ -1,9 +1,8 @@
-"""Who proposed tokens ahead: the text itself, or a smaller model that reads along.
+"""Who proposes draft tokens: the text itself, or a smaller model that reads along.
 
-A proposer sees every chunk of every step, also those that draw nothing, so that a draft model's KV is always as long as
-the model's own. It lies in the same pages, by number, of a pool of its own: what the planner knows of a page, its
-content included, is true of both.
-"""
+A proposer sees every chunk of every step, also those that sample nothing, so that a draft model's KV is always as long
+as the model's own. It lies in the same pages, by number, of a pool of its own: what the planner knows of a page, its
+content included, is true of both."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from .sampling.lookup import Lookup
 
 
 class Proposer(Protocol):
-    """Guesses tokens."""
+    """Proposes draft tokens."""
 
     def start(self, record: Record) -> None:
         """Hears of a sequence before its first chunk."""
@@ -30,11 +29,11 @@ class Proposer(Protocol):
 
 @frozen(kw_only=True)
 class LookupProposer:
-    """Guesses what followed the last tokens where they occurred before.
+    """Proposes what followed the last tokens where they occurred before.
 
-    It learns a long prompt over several steps, also those that read the prompt and draw nothing: no step learns more
-    than ``pace`` tokens, or ``least`` of each sequence where there are many. Until a prompt is learned, proposed come
-    from its beginning.
+    It learns a long prompt over several steps, also those that read the prompt and sample nothing: no step learns more
+    than ``pace`` tokens, or ``least`` of each sequence where there are many. Until a prompt is learned, draft
+    tokens come from its beginning.
     """
 
     match: int
@@ -61,8 +60,8 @@ class LookupProposer:
 
 @frozen(kw_only=True, eq=False)
 class DraftModelProposer:
-    """Guesses what a smaller model with the same vocabulary draws, by the sequence's own rules and chance: the closer
-    the two models, the more proposed are right, sampled ones too."""
+    """Proposes what a smaller model with the same vocabulary samples, by the sequence's own rules and random numbers:
+    the closer the two models, the more draft tokens are right, at temperatures above 0 too."""
 
     sampler: Sampler
 
@@ -82,7 +81,7 @@ class DraftModelProposer:
         while now:
             sampled = self.sampler.try_sample(list(now.values()))
             for index, one in zip(now, sampled, strict=True):
-                if one.token_id is not None and is_token(one):  # where its numbers break down, it proposed nothing
+                if one.token_id is not None and is_token(one):  # where its numbers break down, it proposes nothing
                     proposed[index] = clipped(feeds[index].record, (*proposed[index], one.token_id))
             unread = [index for index, last in now.items() if _read(feeds[index], last) < len(proposed[index])]
             now = {index: _next(feeds[index], proposed[index]) for index in unread}
@@ -94,12 +93,12 @@ class DraftModelProposer:
 
 
 def _read(feed: Feed, last: Feed) -> int:
-    """How many proposed the smaller model has read when it has read ``last``. It reads all of them, the last one too."""
+    """How many draft tokens the smaller model has read when it has read ``last``. It reads all, the last one too."""
     return last.part.start + last.part.length - feed.part.start - feed.part.length
 
 
 def _twin(feed: Feed) -> Feed:
-    """The chunk, as the smaller model reads it; it draws where there is something to guess."""
+    """The chunk, as the smaller model reads it; it samples where draft tokens are wanted."""
     assert feed.record.twin is not None, "a sequence that has been started has a twin"
     return Feed(part=evolve(feed.part, samples=feed.part.draft_tokens > 0), record=feed.record.twin)
 

@@ -215,7 +215,7 @@ class SimExecutor:
         token_id = fingerprint % self.model.vocabulary_size
         record.tokens.append(token_id)
         return SampledToken(
-            token_id=token_id, logprob=-1.0, probe=answer, accepted=self._guess(record, part, fingerprint)
+            token_id=token_id, logprob=-1.0, probe=answer, accepted=self._accepted(record, part, fingerprint)
         )
 
     def _record(self, part: Chunk) -> _Record:
@@ -226,7 +226,9 @@ class SimExecutor:
             record.key, record.first = key, part.start
         assert record.key == key, f"cross slot {part.cross_slot} held {record.key}, now it holds {key}"
         assert part.start + part.length <= len(record.tokens), "a chunk beyond the tokens that are known"
-        assert not part.samples or part.start + part.length == len(record.tokens), "a draw before the last token"
+        assert not part.samples or part.start + part.length == len(record.tokens), (
+            "a token is sampled before the last one is fed"
+        )
         return record
 
     def _feed(self, record: _Record, part: Chunk) -> int:
@@ -257,16 +259,16 @@ class SimExecutor:
             held = self._pages.get(part.page_table[begin // size], ())
             assert [*held[: len(true)]] == true, f"a page of positions {begin} on holds another sequence's KV"
 
-    def _guess(self, record: _Record, part: Chunk, fingerprint: int) -> tuple[SampledToken, ...]:
-        """Guesses of which some are right: the first wrong one ends them, as do those that the model would not follow.
-        All are written, since a device feeds them before it knows."""
+    def _accepted(self, record: _Record, part: Chunk, fingerprint: int) -> tuple[SampledToken, ...]:
+        """Draft tokens of which some are right: the first wrong one ends them, as do those that the model would not
+        follow. All are written, since a device feeds them before it knows."""
         accepted: list[SampledToken] = []
         right, end = True, part.start + part.length
         for position in range(end, end + part.draft_tokens):
             token_id = record.tokens[-1] if right else -1
             wrong = fingerprint % 3 == 0
-            guess = token_id + 1 if wrong or not right else token_id
-            self._write(part, position, _chain(fingerprint, guess, record.key))
+            draft = token_id + 1 if wrong or not right else token_id
+            self._write(part, position, _chain(fingerprint, draft, record.key))
             right = right and not wrong
             if not right:
                 continue

@@ -71,7 +71,9 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *ran
 @click.option("--json-schema", "schema", metavar="FILE", help="The output is JSON that follows the schema in FILE.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: text, tokens, finish_reason, usage.")
 @model_options
-@click.option("--speculate", type=int, metavar="N", help="Guess up to N tokens ahead; the text stays the same.")
+@click.option(
+    "--speculate", type=int, metavar="N", help="Propose up to N draft tokens a step; the text stays the same."
+)
 @click.pass_obj
 def generate(
     open_engine: OpenEngine,
@@ -363,7 +365,7 @@ def _statistics_lines(engine: Any, parts: Sequence[Delta], times: _Times) -> Ite
     )
     requests = statistics.requests
     if requests.tokens_drafted:
-        yield f"{requests.tokens_drafted} tokens guessed, {requests.tokens_accepted} of them right"
+        yield f"{requests.tokens_drafted} draft tokens, {requests.tokens_accepted} of them right"
     if statistics.encoder_cache.encoded:
         yield f"images and sounds encoded: {statistics.encoder_cache.encoded}"
     held = ", ".join(f"{owner} {count / 2**20:.1f}" for owner, count in statistics.device.by_owner.items() if count)

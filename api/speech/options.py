@@ -65,10 +65,12 @@ class TranscribeOptions:
         temperature: one or several (a list, a tuple, an array), tried in order until a window's text is good enough by
             the two thresholds; 0 is greedy.
         compression_ratio_threshold: text that compresses better repeats itself: next temperature. ``None``: off.
-        logprob_threshold: a lower average log-probability is a guess: next temperature. ``None``: off.
-        no_speech_threshold: a window whose probability of no speech is higher, and whose text is a guess or empty, is
+        logprob_threshold: a lower average log-probability is improbable text: next temperature. ``None``: off.
+        no_speech_threshold: a window whose probability of no speech is higher, and whose text is improbable or empty,
+        is
             silent. ``None``: off.
-        seed: of the draws at temperatures above 0; each further temperature takes the next seed. ``None``: a fresh one.
+        seed: of the sampling at temperatures above 0; each further temperature takes the next seed. ``None``: a fresh
+        one.
 
     Raises:
         InvalidRequest: a value that no model allows. What a model does not allow is refused by `Recipe`.

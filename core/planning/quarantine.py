@@ -17,13 +17,13 @@ from attrs import define, field
 from ..errors import PoisonRequest
 
 _WINDOW = 64  # steps that are remembered
-_CHANCE = 1e-4  # a request is to blame when chance would do the same to an innocent one less often than this
+_CHANCE = 1e-4  # a request is poison when chance would do the same to an innocent one less often than this
 _MOST = 8
 
 
 @define(eq=False)
 class StepHistory:
-    """The latest steps, and whom their failures accuse."""
+    """The latest steps, and who was part of those that failed."""
 
     _steps: deque[set[str] | None] = field(factory=lambda: deque(maxlen=_WINDOW), init=False)
 
@@ -36,19 +36,19 @@ class StepHistory:
         self._steps.append(set(request_ids))
 
     def cleared(self, request_id: str) -> None:
-        """The request has run well since, or is gone: the failures that it was part of are not laid at its door."""
+        """The request has run well since, or is gone: the failures that it was part of no longer count against it."""
         for accused in self._steps:
             if accused is not None:
                 accused.discard(request_id)
 
     def condemned(self, request_id: str) -> None:
-        """The request was to blame: the failures that it was part of say nothing of the device."""
+        """The request is poison: the failures that it was part of say nothing of the device."""
         self._steps = deque(
             (None if accused is not None and request_id in accused else accused for accused in self._steps), _WINDOW
         )
 
     def crashes_needed(self, request_id: str, least: int, *, steps: int = 1) -> int:
-        """Crashes alone, with no token sampled between them, that make it guilty: ``least`` on a device that fails
+        """Crashes alone, with no token sampled between them, that make it poison: ``least`` on a device that fails
         nobody else, more on one that does, where little is known of the device, and where the request takes several
         ``steps`` to its next token, each of which may fail; `_MOST` for each step at most."""
         others = [accused for accused in self._steps if accused is None or request_id not in accused]

@@ -63,7 +63,7 @@ def _refuse(config: EngineConfig, kind: str) -> None:
 
 @frozen(kw_only=True, eq=False)
 class Blueprints:
-    """Of the model, and of a smaller one that proposed for it if the configuration has one."""
+    """Of the model, and of a smaller one that proposes draft tokens for it if the configuration has one."""
 
     main: WhisperBlueprint | TextBlueprint
     draft: WhisperBlueprint | TextBlueprint | None
@@ -116,7 +116,7 @@ class Blueprints:
 
 
 def _check_draft(main: WhisperBlueprint | TextBlueprint, draft: WhisperBlueprint | TextBlueprint) -> None:
-    """Raises `InvalidRequest` where the draft cannot guess for this model."""
+    """Raises `InvalidRequest` where the draft cannot propose for this model."""
     ours, its = main.checkpoint.shape.vocabulary, draft.checkpoint.shape.vocabulary
     if ours != its:
         raise InvalidRequest(f"the draft model has a vocabulary of {its} tokens; allowed: the model's own, of {ours}")

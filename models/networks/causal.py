@@ -238,7 +238,7 @@ def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
         part, start, notes = feed.part, feed.part.start, feed.record.notes
         placed = any(one.touches(start, start + 1) for one in feed.record.start.placeholders)
         bent = notes.positions is not None and start < notes.positions.shape[1]  # among items, three numbers differ
-        if part.length != 1 or placed or bent:  # proposed that were found lengthen the chunk
+        if part.length != 1 or placed or bent:  # draft tokens lengthen the chunk
             return None
         token, position = feed.record.tokens[start], start + notes.delta
         rows.append(FixedRow(token=token, start=start, position=position, page_table=part.page_table))

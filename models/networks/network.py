@@ -49,7 +49,8 @@ class Record:
 
 @frozen(kw_only=True, eq=False)
 class Feed:
-    """One chunk of a step, and the sequence it is of. The last tokens of the chunk may be ``proposed``."""
+    """One chunk of a step, and the sequence it is of. The last tokens of the chunk may be draft tokens,
+    ``proposed``."""
 
     part: Chunk
     record: Record
@@ -121,7 +122,7 @@ class Network(Protocol):
         """
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
-        """Feeds chunks of sequences with a `Pooling`; the vector of each whose chunk ends its prompt (``draw``)."""
+        """Feeds chunks of sequences with a `Pooling`; the vector of each whose chunk ends its prompt."""
 
 
 @frozen(kw_only=True, eq=False)

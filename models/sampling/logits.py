@@ -27,7 +27,7 @@ _STEEP = 1_024  # tokens that usually hold all of top-p
 
 @frozen(kw_only=True, eq=False)
 class SamplerInput:
-    """What is needed to draw one token: the sequence's tokens so far, its sampling and its rules."""
+    """What is needed to sample one token: the sequence's tokens so far, its sampling and its rules."""
 
     generated: Sequence[int]  # tokens sampled so far, the prompt excluded
     sampling: SamplingParams
@@ -77,10 +77,10 @@ class RuleMasks:
 
 
 def sample_tokens(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids: tuple[int, ...]) -> list[SampledToken]:
-    """Draws one token per row of ``logits`` (float32 [rows, vocabulary], written to), with all that is told of it.
+    """Samples one token per row of ``logits`` (float32 [rows, vocabulary], written to), with all that is told of it.
 
     A log-probability is NaN where nothing could be sampled, unless it is the structure that leaves nothing: that is
-    told as the draw's ``error``, with an end-of-text as token, or any where there is none.
+    told as the token's ``error``, with an end-of-text as token, or any where there is none.
     """
     apply_rules(logits, inputs, eos_token_ids)
     tokens, logprobs = choose(logits, inputs)
@@ -96,14 +96,16 @@ def sample_tokens(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids:
 def _structure_error(one: SamplerInput, logits: Tensor, logprob: float) -> str:
     if one.guide is None:
         return ""
-    if not one.guide.error and math.isnan(logprob) and not logits.isnan().any():  # not kept: perhaps a guess led here
-        return "the structure leaves no token that the model may draw; ask for another one"
+    if (
+        not one.guide.error and math.isnan(logprob) and not logits.isnan().any()
+    ):  # not kept: perhaps a draft token led here
+        return "the structure leaves no token that the model may sample; ask for another one"
     return one.guide.error
 
 
 def apply_rules(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids: tuple[int, ...]) -> None:
     """Bias and penalties, then what may not be sampled becomes -inf, in place. ``logits``: float32 [rows, vocabulary],
-    one row per one."""
+    one row for each of ``inputs``."""
     _apply_bias(logits, inputs)
     _penalise_repetition(logits, inputs)
     _penalise_counts(logits, inputs)
@@ -240,7 +242,7 @@ def _force_likely_timestamps(logits: Tensor, begin: int, rows: list[int]) -> Non
 
 
 def choose(logits: Tensor, inputs: Sequence[SamplerInput]) -> tuple[list[int], list[float]]:
-    """Draws one token per row of ``logits`` (float32 [rows, vocabulary], after `apply_rules`).
+    """Samples one token per row of ``logits`` (float32 [rows, vocabulary], after `apply_rules`).
 
     Returns:
         The tokens and their log-probabilities. The latter are NaN where nothing could be sampled.
@@ -268,7 +270,7 @@ def likeliest(logits: Tensor, inputs: Sequence[SamplerInput]) -> list[tuple[tupl
 def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
     """One token from ``logits`` [vocabulary] by inverse CDF at ``uniform(seed, position)``; a scalar tensor.
 
-    The draw depends on the row, the seed and the position only: batching, chunking and replay leave it as it is.
+    The token depends on the row, the seed and the position only: batching, chunking and replay leave it as it is.
     """
     # From the maximum, so that nothing overflows upwards: it stays 0 and a suppressed token -inf, however small the
     # temperature. CUDA divides by multiplying with the reciprocal, which is finite from the least normal number on.
@@ -282,7 +284,7 @@ def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
     if sampling.min_p > 0.0:
         probabilities = probabilities.masked_fill(probabilities < sampling.min_p * probabilities.max(), 0.0)
     assert sampling.seed is not None, (
-        "a fresh seed is chosen when a request is built, so that a replay repeats its draws"
+        "a fresh seed is chosen when a request is built, so that a replay samples the same tokens"
     )
     index = _inverse_cdf(probabilities, uniform(sampling.seed, position))
     return index if tokens is None else tokens[index]

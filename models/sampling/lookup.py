@@ -1,4 +1,5 @@
-"""Guesses from the text itself: what followed the last tokens where they occurred before (prompt lookup decoding)."""
+"""Draft tokens from the text itself: what followed the last tokens where they occurred before (prompt lookup
+decoding)."""
 
 from __future__ import annotations
 

@@ -6,12 +6,11 @@ parses grammars on tokens (https://github.com/guidance-ai/llguidance). It is imp
     Structure -> fault_of          (any thread, needs no model)   a bad one is its caller's InvalidRequest
               -> Grammars.compile  (any thread)                   compiled once, and given to its request: `Compiled`
               -> Grammars.guide    (the executor's thread)        copied for each sequence
-              -> Guide.allowed     (each draw)                    bits of the tokens that may come next
+              -> Guide.allowed     (each token)                   bits of the tokens that may come next
 
-A guide is asked with the tokens sampled so far, whatever it was asked before: it takes back what was only guessed, and
-reads what is new. So a sequence that is replayed, or several proposed in one step, need nothing else; `Guide.valid`
-tells beforehand how many proposed are worth the work.
-"""
+A guide is asked with the tokens sampled so far, whatever it was asked before: it takes back draft tokens that were
+rejected, and reads what is new. So a sequence that is replayed, or several draft tokens in one step, need nothing else;
+`Guide.valid` tells beforehand how many draft tokens are worth the work."""
 
 from __future__ import annotations
 
@@ -117,7 +116,8 @@ class Guide:
     def allowed(self, generated: Sequence[int]) -> NDArray[np.uint8] | None:
         """Which tokens may come after ``generated``, one bit each, the lowest first; where all is written, the ends of
         text alone. ``None``: there is an `error`, or a token of ``generated`` was not allowed itself, or follows the
-        end. Such a token can only be a guess, or of a step that was on its way: its draws count for nothing."""
+        end. Such a token can only be a draft token, or of a step that was on its way: what is sampled behind it counts
+        for nothing."""
         if self.error or not self._go_to(generated):
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -247,7 +247,7 @@ class Grammars:
         from llguidance import LLTokenizer
         from llguidance.hf import from_tokenizer
 
-        size = max(self.vocabulary, len(self.tokenizer))  # a tokenizer may have more than the model draws
+        size = max(self.vocabulary, len(self.tokenizer))  # a tokenizer may have more than the model samples
         try:
             plain = from_tokenizer(self.tokenizer, n_vocab=size, eos_token=list(self.eos_token_ids), slices=[])
         except ValueError as error:

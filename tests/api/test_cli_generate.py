@@ -562,7 +562,7 @@ def test_guessing_ahead_changes_no_token(checkpoint: Callable[[str], str], capsy
     assert run([*words, "--speculate", "4", "-v"]) == 0
     out, err = capsys.readouterr()
     assert out == plain
-    assert " tokens guessed, " in err
+    assert " draft tokens, " in err
 
 
 @pytest.mark.parametrize("text", ["one", "two"])

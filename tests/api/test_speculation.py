@@ -1,4 +1,4 @@
-"""Guessing ahead changes how many steps a text takes, and nothing else."""
+"""Speculation changes how many steps a text takes, and nothing else."""
 
 from __future__ import annotations
 

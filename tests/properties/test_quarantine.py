@@ -15,13 +15,13 @@ LEAST, MOST = 2, 8
 
 def crashes_needed(steps: str, request_id: str = "r") -> int:
     """After ``steps``: "." went well, "x" failed with others, "r" failed with the request."""
-    evidence = StepHistory()
+    history = StepHistory()
     for step in steps:
         if step == ".":
-            evidence.step_done()
+            history.step_done()
         else:
-            evidence.step_failed(["other"] if step == "x" else [request_id])
-    return evidence.crashes_needed(request_id, LEAST)
+            history.step_failed(["other"] if step == "x" else [request_id])
+    return history.crashes_needed(request_id, LEAST)
 
 
 @given(steps=st.text(".xr", max_size=200))
@@ -44,41 +44,41 @@ def test_of_a_device_that_is_new_little_is_known():
 
 
 def test_a_failure_that_the_request_survives_counts_as_chance():
-    evidence = StepHistory()
+    history = StepHistory()
     for _ in range(60):
-        evidence.step_done()
+        history.step_done()
     for _ in range(4):
-        evidence.step_failed(["r"])
-        evidence.cleared("r")
-    assert evidence.crashes_needed("r", LEAST) > LEAST
+        history.step_failed(["r"])
+        history.cleared("r")
+    assert history.crashes_needed("r", LEAST) > LEAST
 
 
 def test_what_a_poisonous_request_did_does_not_excuse_the_next_one():
-    evidence = StepHistory()
+    history = StepHistory()
     for _ in range(50):
-        evidence.step_done()
+        history.step_done()
     for _ in range(10):
-        evidence.step_failed(["poison"])
-    evidence.condemned("poison")
-    assert evidence.crashes_needed("next", LEAST) == LEAST
+        history.step_failed(["poison"])
+    history.condemned("poison")
+    assert history.crashes_needed("next", LEAST) == LEAST
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.05, 0.2])
 @pytest.mark.parametrize("together", [1, 4])
 def test_chance_condemns_next_to_nobody(rate: float, together: int):
     """100,000 steps of innocents; a request that crashed runs alone until it draws."""
-    dice, evidence, condemned = random.Random(0), StepHistory(), 0
+    dice, history, condemned = random.Random(0), StepHistory(), 0
     for step in range(100_000):
         names = [f"r{(step // 40 + n) % 50}" for n in range(together)]
         if dice.random() >= rate:
-            evidence.step_done()
+            history.step_done()
             continue
-        evidence.step_failed(names)
+        history.step_failed(names)
         for name in names:
             crashes = 0
             while dice.random() < rate and crashes < MOST:
                 crashes += 1
-                evidence.step_failed([name])
-            condemned += crashes >= evidence.crashes_needed(name, LEAST)
-            evidence.cleared(name)
+                history.step_failed([name])
+            condemned += crashes >= history.crashes_needed(name, LEAST)
+            history.cleared(name)
     assert condemned <= 10
