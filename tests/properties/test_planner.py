@@ -274,6 +274,18 @@ def test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once():
     assert released == ["joins/1"], "the one who writes holds it until its step is done, the other one no more"
 
 
+def test_after_a_failed_step_its_cross_kv_is_written_again():
+    planner, _ = opened()
+    planner.submit(request("r", items=(item("a"),)))
+    (ask,) = asks(planner)
+    planner.encoder_ready(ask.holder)
+    first = planner.next_step()
+    planner.step_failed(first.step_id, RuntimeError("boom"))
+    again = planner.next_step()
+    written = [[write.key for write in plan.cross_writes] for plan in (first, again)]
+    assert written == [["a"], ["a"]], "a slot whose write failed holds nothing that one could join"
+
+
 def test_after_a_restart_nobody_reads_an_encoder_output_before_it_is_encoded_again():
     planner, _ = opened()
     planner.submit(request("r", items=(item("a"),)))
