@@ -53,8 +53,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.planning.planner:Planner._doom",
         fragment="        self._room.slots.write_failed(write.key, write.slot)\n",
         mistake="        pass\n",
-        killer=PLANNER,
-        reason=("self._slots[part.cross_slot]", "now it holds", "self.true_tokens("),
+        killer=test_planner.test_after_a_failed_step_its_cross_kv_is_written_again,
+        reason="a slot whose write failed holds nothing",
     ),
     Mutant(
         name="what a step in flight uses is given back",

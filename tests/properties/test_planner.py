@@ -275,6 +275,29 @@ def test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once():
     assert released == ["joins/1"], "the one who writes holds it until its step is done, the other one no more"
 
 
+def test_after_a_failed_step_its_cross_kv_is_written_again():
+    planner, _ = opened()
+    planner.submit(request("r", items=(item("a"),)))
+    (ask,) = asks(planner)
+    planner.encoder_ready(ask.holder)
+    first = planner.next_step()
+    planner.step_failed(first.step_id, RuntimeError("boom"))
+    again = planner.next_step()
+    written = [[write.key for write in plan.cross_writes] for plan in (first, again)]
+    assert written == [["a"], ["a"]], "a slot whose write failed holds nothing that one could join"
+
+
+def test_after_a_restart_nobody_reads_an_encoder_output_before_it_is_encoded_again():
+    planner, _ = opened()
+    planner.submit(request("r", items=(item("a"),)))
+    (ask,) = asks(planner)
+    planner.encoder_ready(ask.holder)
+    planner.generation_lost()
+    assert planner.next_step() is None, "no use before ready"
+    planner.encoder_ready(ask.holder)
+    assert planner.next_step() is not None, "it starts when it is ready again"
+
+
 def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back():
     """They held its first image, so that it had asked for the second one alone. If it changed its mind with every page
     that comes or goes it might never start."""
