@@ -8,19 +8,23 @@ SOURCES = core models actors api testing src demo tests benchmarks examples
 
 .PHONY: demo test lint types soak bench load memory clean
 
+# torch first and by its exact version, so that a CPU build is taken where the machine offers one.
+# setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
+# here there is none, and nothing else is left unsaid.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	# torch first and by its exact version, so that a CPU build is taken where the machine offers one
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(STAMP)
+	@echo "setting up $(VENV) with the versions of constraints.txt, which takes some minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@PYTHONWARNINGS="ignore:Editable installation" \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
 
 demo: $(STAMP)  ## transcribe the shipped recordings with the shipped checkpoint
-	$(BIN)/triolet transcribe demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
+	@$(BIN)/triolet transcribe demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
