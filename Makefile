@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 SEED ?= 1
+WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
 SOURCES = core models actors api testing src demo tests benchmarks examples
 
@@ -23,8 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## transcribe the shipped recordings with the shipped checkpoint
 	@$(BIN)/triolet transcribe demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
 
-test: $(STAMP)
-	@$(BIN)/python -m pytest
+test: $(STAMP)  ## all tests, in as many processes as there are cores; idle ones take over from busy ones
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
