@@ -247,7 +247,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the encode lane ends with the step lane",
         function="actors.gpu_runner:GpuRunner._run_lanes",
-        fragment='nursery.start_soon(self._step_lane, name="triolet step lane")\n            await self._encode_lane()\n',
+        fragment='nursery.start_soon(self._step_lane, name="triolet step lane")\n'
+        "            await self._encode_lane()\n",
         mistake="nursery.start_soon(self._encode_lane)\n            await self._step_lane()\n"
         "            nursery.cancel_scope.cancel()\n",
         killer=SIMULATION,
