@@ -147,15 +147,15 @@ def test_search_ranks_the_nearest_texts(run, checkpoint):
     assert len({match[2] for match in found} & set(texts)) == 5
 
 
-@pytest.fixture
-def serve(tmp_path):
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory):
     """Starts an example that serves, on a free port; interrupts it at the end, and it must end well."""
 
     @contextmanager
     def serve(example: str, announcement: str) -> Iterator[int]:
         process = subprocess.Popen(
             [sys.executable, ROOT / "examples" / example, "0"],
-            cwd=tmp_path,
+            cwd=tmp_path_factory.mktemp("elsewhere"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
@@ -185,6 +185,13 @@ def serve(tmp_path):
     return serve
 
 
+@pytest.fixture(scope="module")
+def fastapi_port(serve):
+    """Of one server for all that is sent to it."""
+    with serve("fastapi_app.py", r"running on http://127\.0\.0\.1:(\d+)") as port:
+        yield port
+
+
 def post(port: int, body: bytes) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/transcribe", body)
     try:
@@ -195,29 +202,27 @@ def post(port: int, body: bytes) -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error)
 
 
-def test_fastapi_app_transcribes_and_answers_errors_with_their_status(serve):
+def test_fastapi_app_transcribes_and_answers_errors_with_their_status(fastapi_port):
     sample = demo.samples()[0]
     audio = sample.path.read_bytes()
-    with serve("fastapi_app.py", r"running on http://127\.0\.0\.1:(\d+)") as port:
-        status, found = post(port, audio)
-        assert status == 200
-        assert (found["language"], round(found["duration"], 1)) == (sample.language, round(sample.duration, 1))
-        assert found["text"] == "".join(segment["text"] for segment in found["segments"]).strip()
-        status, found = post(port, b"no audio at all, " * 20)
-        assert (status, found["error"]) == (415, "UnsupportedAudio")
-        for sent in (audio, audio[:1000]):  # the second one hangs up in its upload
-            with socket.create_connection(("127.0.0.1", port)) as client:
-                head = f"POST /transcribe HTTP/1.1\r\nHost: a\r\nContent-Length: {len(audio)}\r\n\r\n"
-                client.sendall(head.encode() + sent)
-        assert post(port, audio)[0] == 200
+    status, found = post(fastapi_port, audio)
+    assert status == 200
+    assert (found["language"], round(found["duration"], 1)) == (sample.language, round(sample.duration, 1))
+    assert found["text"] == "".join(segment["text"] for segment in found["segments"]).strip()
+    status, found = post(fastapi_port, b"no audio at all, " * 20)
+    assert (status, found["error"]) == (415, "UnsupportedAudio")
+    for sent in (audio, audio[:1000]):  # the second one hangs up in its upload
+        with socket.create_connection(("127.0.0.1", fastapi_port)) as client:
+            head = f"POST /transcribe HTTP/1.1\r\nHost: a\r\nContent-Length: {len(audio)}\r\n\r\n"
+            client.sendall(head.encode() + sent)
+    assert post(fastapi_port, audio)[0] == 200
 
 
-def test_fastapi_app_answers_a_client_that_sends_too_much(serve):
+def test_fastapi_app_answers_a_client_that_sends_too_much(fastapi_port):
     """One that listens only when it has sent all, too; the next one is served."""
-    with serve("fastapi_app.py", r"running on http://127\.0\.0\.1:(\d+)") as port:
-        status, found = post(port, bytes(TOO_MUCH))
-        assert (status, found["error"]) == (413, "RequestTooLarge")
-        assert post(port, demo.samples()[0].path.read_bytes())[0] == 200
+    status, found = post(fastapi_port, bytes(TOO_MUCH))
+    assert (status, found["error"]) == (413, "RequestTooLarge")
+    assert post(fastapi_port, demo.samples()[0].path.read_bytes())[0] == 200
 
 
 @pytest.mark.parametrize(("end", "status"), [("the client hangs up", 499), ("the server is forced to stop", 503)])
