@@ -35,6 +35,23 @@ class _Client:
     started: float | None = None
     first_token: float | None = None
 
+    def acquires(self, now: float) -> None:
+        """It waits for encoder outputs. Only the time before its first start counts as `Timings.encoder_wait`."""
+        if self.started is None and self.waits_since is None:
+            self.waits_since = now
+
+    def waits_no_more(self, now: float) -> None:
+        """It holds what it waited for, or needs it no longer."""
+        if self.waits_since is not None:
+            self.encoder_wait += now - self.waits_since
+            self.waits_since = None
+
+    def starts(self, now: float) -> None:
+        """It has a place."""
+        self.waits_no_more(now)
+        if self.started is None:
+            self.started = now
+
     def timings(self, now: float) -> Timings:
         """Of a request that ends now."""
         return Timings(
@@ -235,10 +252,7 @@ class Scheduler:
 
     def _publish(self) -> None:
         for action in self.planner.take_actions():
-            if isinstance(action, a.Commit):
-                self._commit(action)
-            else:
-                self._act(action)
+            self._act(action)
 
     def _commit(self, commit: a.Commit) -> None:
         client, sampled = self._clients[commit.request_id], commit.sampled
@@ -249,23 +263,18 @@ class Scheduler:
 
     def _act(self, action: a.Action) -> None:
         match action:
+            case a.Commit():
+                self._commit(action)
             case a.Acquire(holder, item, order, request_id):
-                client = self._clients[request_id]
-                if client.waits_since is None:
-                    client.waits_since = trio.current_time()
+                self._clients[request_id].acquires(trio.current_time())
                 self.to_encoder_cache.send_nowait(m.Acquire(holder, item, order))
             case a.HoldsAll(request_id):
-                client = self._clients[request_id]
-                if client.waits_since is not None:
-                    client.encoder_wait += trio.current_time() - client.waits_since
-                    client.waits_since = None
+                self._clients[request_id].waits_no_more(trio.current_time())
                 self.emit(events.EncoderWaitOver(request_id))
             case a.Release(holder, key):
                 self.to_encoder_cache.send_nowait(m.Release(holder, key))
             case a.Start(request_id):
-                client = self._clients[request_id]
-                if client.started is None:
-                    client.started = trio.current_time()
+                self._clients[request_id].starts(trio.current_time())
                 self.emit(events.RequestStarted(request_id))
             case a.Preempt(request_id):
                 self.emit(events.RequestPreempted(request_id))
@@ -281,6 +290,8 @@ class Scheduler:
             case a.Abort(request_id):
                 timings = self._clients[request_id].timings(trio.current_time())
                 self._end(request_id, m.Aborted(timings), "aborted")
+            case _:
+                assert_never(action)
 
     def _end(self, request_id: str, end: m.End, outcome: str, error: str = "") -> None:
         self._clients.pop(request_id).stream.end(end)

@@ -24,7 +24,7 @@ class Acquirer:
     room: Room
     holds: EncoderHolds
     ready: Ordered[Sequence] = field(factory=Ordered, init=False)
-    _seeking: Ordered[Sequence] = field(factory=Ordered, init=False)  # whose items nobody has looked at yet
+    _seeking: Ordered[Sequence] = field(factory=Ordered, init=False)  # they wait, and have not acquired what they need
     _ahead: Ordered[Sequence] = field(factory=Ordered, init=False)  # that have acquired, and wait
     _wanting: Ordered[Sequence] = field(factory=Ordered, init=False)  # running, in need of their next items
     _stale: bool = field(default=False, init=False)  # something happened by which somebody may acquire
@@ -80,7 +80,7 @@ class Acquirer:
         self._stale = True
 
     def has_read(self, sequence: Sequence) -> None:
-        """Answered steps have fed more of its positions: it gives back the items that they have read."""
+        """More of its positions are fed, or found in cached pages: it gives back the items that lie there."""
         if self.holds.release_read(sequence) and sequence.phase is Phase.RUNNING:
             self._wanting.put(sequence, sequence.key)
         self._stale = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from attrs import frozen
 
 from .plan import SampledToken
@@ -9,12 +11,7 @@ from .request import EncoderItem, FinishReason
 
 
 @frozen
-class Action:
-    """Something that the scheduler must tell others."""
-
-
-@frozen
-class Acquire(Action):
+class Acquire:
     """Ask the encoder cache for the item; `Planner.encoder_ready` or `encoder_refused` answers.
 
     ``holder`` is new for every acquire, so that a late answer to a withdrawn one is recognised. ``order``: the smallest
@@ -27,7 +24,7 @@ class Acquire(Action):
 
 
 @frozen
-class Release(Action):
+class Release:
     """``holder`` no longer needs the entry (or no longer waits for it)."""
 
     holder: str
@@ -35,42 +32,42 @@ class Release(Action):
 
 
 @frozen
-class HoldsAll(Action):
+class HoldsAll:
     """The request holds all encoder outputs that it has acquired."""
 
     request_id: str
 
 
 @frozen
-class Start(Action):
+class Start:
     """The request has a place and pages, and is part of the next step."""
 
     request_id: str
 
 
 @frozen
-class Preempt(Action):
+class Preempt:
     """The request gave way to another one and waits again."""
 
     request_id: str
 
 
 @frozen
-class Suspect(Action):
+class Suspect:
     """The request was part of a failed step."""
 
     request_id: str
 
 
 @frozen
-class Shrink(Action):
+class Shrink:
     """Steps feed at most ``tokens`` from now on: one did not fit the memory."""
 
     tokens: int
 
 
 @frozen
-class Commit(Action):
+class Commit:
     """All that a step gave to the request is final."""
 
     request_id: str
@@ -78,7 +75,7 @@ class Commit(Action):
 
 
 @frozen
-class Finish(Action):
+class Finish:
     """The request ended well."""
 
     request_id: str
@@ -86,7 +83,7 @@ class Finish(Action):
 
 
 @frozen
-class Fail(Action):
+class Fail:
     """The request ended with an error."""
 
     request_id: str
@@ -94,7 +91,11 @@ class Fail(Action):
 
 
 @frozen
-class Abort(Action):
+class Abort:
     """The request ended because somebody wished so."""
 
     request_id: str
+
+
+Action: TypeAlias = Acquire | Release | HoldsAll | Start | Preempt | Suspect | Shrink | Commit | Finish | Fail | Abort
+"""Something that the scheduler must tell others."""

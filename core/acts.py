@@ -8,7 +8,7 @@ up* the prompts that wanted more; draft tokens are *proposed* with what nobody w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from attrs import define, evolve
@@ -39,8 +39,10 @@ class Acts:
     step_size: BatchSize
 
     def draft(self) -> StepDraft:
-        """The next step. Suspects run in steps of their own; where none of them can run, everybody else does."""
+        """The next step. Suspects run in steps of their own. Where none of them can, everybody else does, but nobody
+        starts who comes after a suspect that waits for room."""
         lost: dict[Sequence, None] = {}
+        blocked: Sequence | None = None
         for only in (*self._turns(), None):
             draft = StepDraft(
                 tokens=self.step_size.budget,
@@ -48,6 +50,7 @@ class Acts:
                 slots=self.room.slots.free,
                 places=self.room.places,
                 lost=lost,
+                blocked=blocked,
             )
             running, ready = self._eligible(only)
             if only is None:
@@ -58,8 +61,9 @@ class Acts:
             self._admit(draft, ready)
             self._fill_up(draft)
             self._propose(draft)
-            if draft.parts:
+            if draft.parts:  # a turn without any has moved nobody: whom it would have preempted stays for now
                 break
+            blocked = draft.blocked
         return draft
 
     # -- whom it may run ---------------------------------------------------------------------------------------------
@@ -107,18 +111,19 @@ class Acts:
             return
         if not _yields(running[-1], urgent) or not self.acquirer.has_what_it_needs(urgent):
             return
-        trial = evolve(draft, starts={}, joined=set(), slot_keys=set())
-        victims: list[Sequence] = []
-        while not self._fits(trial, urgent, self.room.cached_pages(urgent), without=victims):
-            victim = running[-1 - len(victims)] if len(victims) < len(running) else None
+        cached = self.room.cached_pages(urgent)
+        trial = evolve(draft, growth={}, preempted={})
+        while not self._fits(trial, urgent, cached):
+            victim = running[-1 - len(trial.preempted)] if len(trial.preempted) < len(running) else None
             if victim is None or not _yields(victim, urgent):
                 return
-            victims.append(victim)
+            trial.preempted[victim] = None
+            self._grow(trial, victim, -1)
             trial.places += 1
             trial.pages += self.room.pages.exclusive(victim.pages)
             if victim.slot is not None:
                 trial.slots += self.room.slots.exclusive((victim.slot,))
-        for victim in victims:
+        for victim in trial.preempted:
             draft.preempt(victim, self.room.pages.exclusive(victim.pages))
 
     # -- those that run ----------------------------------------------------------------------------------------------
@@ -137,7 +142,8 @@ class Acts:
             draft.add(Part(sequence, start, 1, 1, pages))
 
     def _make_room(self, draft: StepDraft, wanting: Sequence, pages: int) -> bool:
-        """Whether ``pages`` are left once the latest running sequences, perhaps ``wanting`` itself, have given way."""
+        """Has the latest running sequences, perhaps ``wanting`` itself, give way until ``pages`` are left. False: not
+        yet."""
         while draft.pages < pages:
             if self.room.leaving or draft.awaits:
                 return False  # pages are on their way back already
@@ -177,7 +183,10 @@ class Acts:
         if draft.preempted:
             return
         for sequence in ready:
-            if draft.tokens <= 0 or draft.work > _MOST_WORK or self.room.is_blocked(sequence):
+            if draft.tokens <= 0 or draft.work > _MOST_WORK or draft.waits_before(sequence):
+                return
+            if self.room.is_blocked(sequence):
+                draft.blocked = sequence
                 return
             if not self.acquirer.has_what_it_needs(sequence):
                 draft.lost[sequence] = None
@@ -205,6 +214,7 @@ class Acts:
         draft.joined.update(cached)
         draft.places -= 1
         draft.starts[sequence] = cached
+        self._grow(draft, sequence, 1)
         draft.add(Part(sequence, start, length, wanted, self.room.pages_for(len(sequence.tokens)) - len(cached)))
         return True
 
@@ -217,20 +227,29 @@ class Acts:
         length = draft.share(wanted, self.limits.page_size, others=others)
         return 0 if length < min(wanted, self.limits.page_size) and draft.parts else length
 
-    def _fits(
-        self, draft: StepDraft, sequence: Sequence, cached: tuple[int, ...], without: Collection[Sequence] = ()
-    ) -> bool:
+    def _fits(self, draft: StepDraft, sequence: Sequence, cached: tuple[int, ...]) -> bool:
         """Whether there is a place, a slot, pages for all tokens of ``sequence``, and some for those to come: for its
-        own, and for those of whoever runs beside it, except ``without``."""
-        item, running = sequence.cross_item, self.room.running
+        own, and for those of whoever runs beside it."""
+        item = sequence.cross_item
         if draft.places < 1 or (item is not None and draft.slots < self._slots_taken(draft, item)):
             return False
         needed = self.room.pages_for(len(sequence.tokens)) - len(cached) + self._unused(draft, cached)
-        if needed > draft.pages or not (running or draft.starts) or self.limits.whole_prompts:
+        if needed > draft.pages or not (self.room.running or draft.starts) or self.limits.whole_prompts:
             return needed <= draft.pages
-        steps = self.limits.headroom * self.limits.page_size + len(sequence.tokens) // self.step_size.budget
-        beside = sum(self._growth(other, steps) for other in (*running, *draft.starts) if other not in without)
-        return needed + self._growth(sequence, steps) + beside <= draft.pages
+        tokens = self.limits.headroom * self.limits.page_size + len(sequence.tokens) // self.step_size.budget
+        return needed + self._growth(sequence, tokens) + self._growth_beside(draft, tokens) <= draft.pages
+
+    def _growth_beside(self, draft: StepDraft, tokens: int) -> int:
+        """Pages that those beside a newcomer will take for their next ``tokens`` tokens. Summed once for a step."""
+        if tokens not in draft.growth:
+            beside = (other for other in (*self.room.running, *draft.starts) if other not in draft.preempted)
+            draft.growth[tokens] = sum(self._growth(other, tokens) for other in beside)
+        return draft.growth[tokens]
+
+    def _grow(self, draft: StepDraft, sequence: Sequence, sign: int) -> None:
+        """``sequence`` is (1), or is no more (-1), one of those beside a newcomer."""
+        for tokens in draft.growth:
+            draft.growth[tokens] += sign * self._growth(sequence, tokens)
 
     def _growth(self, sequence: Sequence, tokens: int) -> int:
         """Pages that it will take for its next ``tokens`` tokens."""

@@ -161,11 +161,6 @@ def as_number(value: Any) -> float:
     return float(_tried(float)(value))
 
 
-def check_integer(name: str, value: object) -> None:
-    """Raises `InvalidRequest` where ``value`` is not an integer."""
-    Check(as_integer, "an integer").of(name, value)
-
-
 def check_characters(text: str) -> None:
     """Raises `InvalidRequest` where ``text`` has lone surrogates, as file names and arguments that are no text have."""
     try:

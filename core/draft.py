@@ -41,17 +41,22 @@ class StepDraft:
     starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # and the cached pages that they begin with
     preempted: dict[Sequence, None] = field(factory=dict)  # the last ones of those that run
     lost: dict[Sequence, None] = field(factory=dict)  # what they relied on is gone: they must acquire anew
-    blocked: Sequence | None = None  # it could start, if there were room
+    blocked: Sequence | None = None  # the first one that could start, if there were room
     awaits: bool = False  # room is on its way back
     work: int = 0  # pages looked at to admit somebody
     joined: set[int] = field(factory=set)  # unused pages that those who start would join
     slot_keys: set[str] = field(factory=set)  # whose cross KV those who start would join or write
+    growth: dict[int, int] = field(factory=dict)  # pages that those beside a newcomer take for so many tokens more
 
     def add(self, part: Part) -> None:
         """``part`` is in the step."""
         self.parts.append(part)
         self.tokens -= part.length
         self.pages -= part.pages
+
+    def waits_before(self, sequence: Sequence) -> bool:
+        """True if one that comes before ``sequence`` waits for room."""
+        return self.blocked is not None and self.blocked.key < sequence.key
 
     def preempt(self, victim: Sequence, pages: int) -> None:
         """``victim`` gives way; ``pages`` come back, at once where no step in flight mentions it."""

@@ -93,13 +93,13 @@ class EncoderHolds:
             self.actions.append(Acquire(hold.holder, item, sequence.key[0], name))
 
     def ready(self, holder: str) -> Sequence | None:
-        """``holder`` may read its output. The sequence that holds all of its outputs now; ``None``: it still waits, or
-        has withdrawn meanwhile."""
+        """``holder`` may read its output. The sequence that holds all of its outputs now; ``None``: it still waits, has
+        withdrawn meanwhile, or has ended and waits for a step in flight before it releases them."""
         hold = self._holders.get(holder)
         if hold is None:
             return None
         hold.ready = True
-        if not self.holds_all(hold.sequence):
+        if hold.sequence.ended or not self.holds_all(hold.sequence):
             return None
         self.actions.append(HoldsAll(hold.sequence.request.id))
         return hold.sequence

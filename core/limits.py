@@ -19,10 +19,10 @@ class PlannerLimits:
     eos_token_ids: frozenset[int]
     steps_in_flight: int = 2
     crashes_alone: int = 2  # a request whose step fails this often, alone, is poison; more where the device is flaky
-    encoder_cache_bytes: int = 1 << 62  # what a request asks for together must fit
+    encoder_cache_bytes: int = 1 << 62  # each item, and those that one acquires together, must fit
     identity: str = ""  # of the weights: goes into the keys of pages
     prefix_caching: bool = False
-    draft_tokens: int = 0  # most tokens guessed in a step
+    draft_tokens: int = 0  # most draft tokens of a step, for one sequence
     whole_prompts: bool = False  # a prompt is one chunk, and holds no pages
     headroom: int = 4  # pages that everybody who runs must find free when another one starts: a newcomer that is
     # preempted after a few tokens is read for nothing

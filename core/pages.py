@@ -58,7 +58,7 @@ class PageAllocator:
 
     def find(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """The listed pages of the longest beginning of ``keys``, which are read no further."""
-        return tuple(page for key in takewhile(self._listed.__contains__, keys) for page in (self._listed[key],))
+        return tuple(self._listed[key] for key in takewhile(self._listed.__contains__, keys))
 
     def unused(self, pages: Iterable[int]) -> int:
         """How many of these listed pages nobody uses: whoever joins them takes them from those that are free."""
@@ -103,10 +103,6 @@ class PageAllocator:
         self._cached.clear()
         self._keys.clear()
         self._listed.clear()
-
-
-def _is_page(page: int | None) -> bool:
-    return page is not None
 
 
 @define(eq=False)

@@ -71,7 +71,7 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens fed by this step, guesses included."""
+        """Tokens fed by this step, draft tokens included."""
         return sum([part.length + part.draft_tokens for part in self.chunks])
 
 
@@ -84,8 +84,7 @@ class SampledToken:
     ``top`` are the likeliest tokens and their log-probabilities, as many as `SamplingParams.logprobs` asks for.
     ``vector`` answers a `Pooling`. ``error`` tells why the sequence cannot go on, for a fault of its request alone (a
     structure that cannot be followed): the token is then an end-of-text, and the caller gets `InvalidRequest`.
-    ``accepted`` are the tokens sampled behind this one, where guesses proved right;
-    theirs is empty.
+    ``accepted`` are the tokens sampled behind this one, where draft tokens proved right; theirs is empty.
     """
 
     token_id: int | None

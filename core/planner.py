@@ -13,8 +13,8 @@ Up to ``steps_in_flight`` steps are dispatched and not yet answered. The planner
 know yet (the executor does), and *free follows completion*: pages, slots and encoder entries of a sequence are given
 back only when no dispatched step mentions it any more.
 
-Who has places, pages and slots is the books of `Room`; who acquires encoder outputs next is decided by `Acquirer`; a
-step is drafted by `Acts`. Nothing changes before the draft is committed here.
+`Room` keeps the books of places, pages and slots, `Acquirer` decides who acquires encoder outputs next, and `Acts`
+drafts a step. Nothing changes before the draft is committed here.
 """
 
 from __future__ import annotations
@@ -298,7 +298,8 @@ class Planner:
     # -- committing it -----------------------------------------------------------------------------------------------
 
     def _move(self, draft: StepDraft) -> None:
-        """Those that must leave their places do, and who found no room is remembered."""
+        """Those that must leave their places do. Those that lost what they relied on acquire anew. Who found no room is
+        remembered."""
         for victim in draft.preempted:
             self._counters.preemptions += 1
             self._actions.append(Preempt(victim.request.id))
@@ -330,7 +331,8 @@ class Planner:
         return plan
 
     def _start(self, draft: StepDraft) -> tuple[list[Sequence], list[Hold]]:
-        """Those that start have their places; which of them write cross KV, and the encoder outputs that they read."""
+        """Gives those that start their places. Returns which of them write cross KV, and the encoder outputs that they
+        read."""
         for sequence, cached in draft.starts.items():  # what is there is joined before anything new may take its place
             self._room.join(sequence, cached)
         written, reads = [], []
@@ -339,7 +341,7 @@ class Planner:
             item = sequence.cross_item
             if item is None:
                 self._acquirer.has_read(sequence)
-            elif self._find_slot(sequence, item):
+            elif self._take_slot(sequence, item):
                 written.append(sequence)
                 reads.append(Hold(self._holds.holder(sequence, item.key), item.key))
         return written, reads
@@ -354,8 +356,9 @@ class Planner:
         self._counters.tokens_cached += sequence.fed
         self._actions.append(Start(sequence.request.id))
 
-    def _find_slot(self, sequence: Sequence, item: EncoderItem) -> bool:
-        """Whether the step must write the sequence's cross KV. One that is there needs no encoder output."""
+    def _take_slot(self, sequence: Sequence, item: EncoderItem) -> bool:
+        """Gives the sequence a slot. True if the step must write its cross KV. One that is there needs no encoder
+        output."""
         slots = self._room.slots
         if sequence.slot is None and slots.resident(item.key):  # another one that starts now writes it
             sequence.slot = slots.share(item.key)

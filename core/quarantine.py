@@ -119,7 +119,8 @@ class Quarantine:
         """Who of these suspects may run, in a step of their own: the first turn in which somebody has something to run.
 
         Half of those that were part of the most failed steps come first: a half that fails again is then the most
-        suspicious. Where these wait for room, the other half may run, and then the less suspicious: they may have it.
+        suspicious. Where these wait for room, the other half may run, and then the less suspicious: their end makes
+        room.
         """
         levels: dict[int, list[str]] = {}
         for request_id in request_ids:

@@ -52,7 +52,7 @@ class Room:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def found_none(self, sequence: Sequence) -> None:
-        """It could start, if there were room."""
+        """``sequence`` could start, if there were room for it."""
         self._blocked = (sequence.request.id, self._came)
 
     def join(self, sequence: Sequence, cached: tuple[int, ...]) -> None:

@@ -12,10 +12,10 @@ class Counters:
     cross_written: int = 0
     cross_shared: int = 0  # starts that found their cross-attention KV resident
     steps: int = 0
-    tokens_fed: int = 0  # guesses included
+    tokens_fed: int = 0  # draft tokens included
     tokens_cached: int = 0  # that need not be fed, since their KV was cached
     tokens_drafted: int = 0  # by speculation
-    tokens_accepted: int = 0  # guesses that proved right
+    tokens_accepted: int = 0  # draft tokens that proved right
     tokens_committed: int = 0
     preemptions: int = 0
     failed_steps: int = 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,11 +209,12 @@ class WeightFiles:
         self._digest.update(f"{name}{shape}{source.dtype}".encode())
         fill(target, self._sampled(source.pieces()), scale)
 
-    def _sampled(self, pieces: Iterator[Tensor]) -> Iterator[Tensor]:
+    def _sampled(self, pieces: Generator[Tensor, None, None]) -> Generator[Tensor, None, None]:
         """The pieces, of which the fingerprint takes notice."""
-        for piece in pieces:
-            self._digest.update(piece[:: max(1, len(piece) // _SAMPLE)].float().numpy().tobytes())
-            yield piece
+        with closing(pieces):
+            for piece in pieces:
+                self._digest.update(piece[:: max(1, len(piece) // _SAMPLE)].float().numpy().tobytes())
+                yield piece
 
     @property
     def fingerprint(self) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
+from io import BufferedReader
 from math import prod
 from mmap import mmap
 from pathlib import Path
@@ -63,8 +65,9 @@ class StoredTensor:
             )
         return _DTYPES[self.kind]
 
-    def pieces(self) -> Iterator[Tensor]:
-        """The values in their order, as stored; each piece is overwritten by the next.
+    def pieces(self) -> Generator[Tensor, None, None]:
+        """The values in their order, as stored; each piece is overwritten by the next. The file is open from the first
+        piece on, until the last was read or the generator is closed.
 
         Raises:
             CheckpointError: the file cannot be read, or has become shorter.
@@ -73,23 +76,20 @@ class StoredTensor:
         if not left:
             return
         buffer = mmap(-1, min(left * dtype.itemsize, _PIECE))  # not of the C library, which keeps what is freed
-        values, room, position = torch.frombuffer(buffer, dtype=dtype), memoryview(buffer), self.begin
-        while left:
-            count = min(left, len(values))
-            wanted = room[: count * dtype.itemsize]
-            self._read(position, wanted)
-            yield values[:count]
-            left -= count
-            position += len(wanted)
-
-    def _read(self, position: int, room: memoryview) -> None:
+        values, room = torch.frombuffer(buffer, dtype=dtype), memoryview(buffer)
         try:
             with self.path.open("rb") as file:
-                file.seek(position)
-                read = file.readinto(room)
+                file.seek(self.begin)
+                while left:
+                    piece = values[:left]
+                    self._read(file, room[: piece.nbytes])
+                    yield piece
+                    left -= len(piece)
         except OSError as error:
             raise CheckpointError(f"weight {self.name!r} of {self.path} cannot be read: {error}") from error
-        if read != len(room):
+
+    def _read(self, file: BufferedReader, room: memoryview) -> None:
+        if file.readinto(room) != len(room):
             raise CheckpointError(f"weight {self.name!r} of {self.path} cannot be read: the file ends within it")
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -127,20 +127,22 @@ class MappedTensor:
         """Of the values."""
         return self._tensor.dtype
 
-    def pieces(self) -> Iterator[Tensor]:
+    def pieces(self) -> Generator[Tensor, None, None]:
         """As `StoredTensor.pieces`."""
         flat, count = self._tensor.flatten(), _PIECE // self.dtype.itemsize
         for begin in range(0, len(flat), count):
             yield flat[begin : begin + count]
 
 
-def fill(target: Tensor, pieces: Iterator[Tensor], scale: float = 1.0) -> None:
-    """Writes all the values times ``scale`` to ``target``, which is contiguous and has room for exactly these."""
+def fill(target: Tensor, pieces: Generator[Tensor, None, None], scale: float = 1.0) -> None:
+    """Writes all the values times ``scale`` to ``target``, which is contiguous and has room for exactly these. Closes
+    ``pieces`` however it ends: whoever keeps an error would keep the file open."""
     flat, position = target.view(-1), 0
-    for piece in pieces:
-        stop = position + len(piece)
-        flat[position:stop] = piece if scale == 1.0 else piece.float() * scale
-        position = stop
+    with closing(pieces):
+        for piece in pieces:
+            stop = position + len(piece)
+            flat[position:stop] = piece if scale == 1.0 else piece.float() * scale
+            position = stop
 
 
 def open_weights(path: Path) -> dict[str, StoredTensor | MappedTensor]:

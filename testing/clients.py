@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,7 +13,7 @@ from attrs import field, frozen
 from ..api.audio import Samples, content_key
 from ..core.config import Speculation
 from ..core.model import Kind, Prepared
-from ..core.request import Placement, Pooling
+from ..core.request import Placement, Pooling, SamplingParams
 from .sim import EOS, IMAGE, START, SimModel, SimPreparer, expected_tokens, expected_vector
 
 FOREVER = 1e9
@@ -38,6 +37,11 @@ class Client:
     arrives: float = 0.0
     patience: float = FOREVER
     pause: float = 0.0
+    sampling: SamplingParams = field(init=False, eq=False, repr=False)  # made once: checking it takes time in every run
+
+    @sampling.default
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.max_tokens)
 
 
 @frozen(kw_only=True)
@@ -59,19 +63,16 @@ class Scenario:
     naps: tuple[float, ...] = ()
 
 
-@functools.lru_cache(maxsize=1024)
 def audio(number: int) -> Samples:
     """The samples of a client's audio: short, and different for every number."""
     return np.full(1600, number / 100, np.float32)
 
 
-@functools.lru_cache(maxsize=1024)
 def prepared(client: Client, model: SimModel) -> Prepared:
     """What a client that has no audio asks for."""
     return SimPreparer(model=model).prepare(client.prompt, images=client.images)
 
 
-@functools.lru_cache(maxsize=1024)
 def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     """The tokens that a client must get, without end-of-text."""
     if model.kind is Kind.ENCODER_DECODER:
@@ -83,7 +84,6 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     return tokens[:-1] if tokens[-1] == EOS else tokens
 
 
-@functools.lru_cache(maxsize=1024)
 def true_vector(client: Client, model: SimModel) -> tuple[float, ...]:
     """The vector that a client must get who asks for one."""
     prompt = prepared(client, model)
@@ -195,6 +195,15 @@ _ALL = (
         ),
         model=_READS_IMAGES,
         config={"encoder_cache_bytes": 60, "encode_batch_embeddings": 4, "max_step_tokens": 8},
+    ),
+    Scenario(
+        name="text between images",  # the first leaves while its text is fed and its second image is encoded
+        clients=(
+            Client(images=(3, 2), prompt=(START, IMAGE, *range(2, 50), IMAGE, 5), max_tokens=2, patience=0.6),
+            Client(images=(7, 6), prompt=(START, IMAGE, *range(2, 20), IMAGE), arrives=0.6, max_tokens=2),
+        ),
+        model=SimModel(kind=Kind.DECODER, pages=24),
+        config={"encoder_cache_bytes": 90, "max_step_tokens": 5},
     ),
     Scenario(
         name="shared prefix",  # the third comes when the second has ended, and finds its pages

@@ -12,10 +12,9 @@ wrong token or no end, a page or a byte that does not come back, an exception th
 from __future__ import annotations
 
 import enum
-import functools
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -24,7 +23,7 @@ from attrs import define, evolve, field, frozen
 from ..actors.supervisor import EngineStatistics
 from ..actors.worker import Job
 from ..api.engine import Engine
-from ..api.results import Delta
+from ..api.streams import Deltas, DeltaStream
 from ..core import events
 from ..core.config import EngineConfig
 from ..core.errors import (
@@ -40,7 +39,7 @@ from ..core.errors import (
     TrioletError,
 )
 from ..core.model import Kind
-from ..core.request import LogitRules, Request, SamplingParams
+from ..core.request import LogitRules, Request
 from ..core.statistics import PlannerStatistics
 from ..core.trace import TEARDOWN, TraceChecker
 from .clients import FOREVER, SCENARIOS, Client, Scenario, audio, prepared, true_tokens, true_vector
@@ -372,7 +371,10 @@ class _Run:
                     return
                 if client.pause:
                     await trio.sleep(client.pause)
+            told = deltas.timings
         assert got == true, f"{client} finished with the tokens {got}, not {true}"
+        assert told is not None, f"{client} was not told how long it took"
+        assert 0 <= told.encoder_wait <= told.queued <= told.total, f"{client} took {told}"
 
     async def _read_vector(self, client: Client) -> None:
         async with self.engine.inside._submitted(self._request(client), wait=True) as mailbox:
@@ -393,14 +395,14 @@ class _Run:
             return True
         return False
 
-    def _stream(self, client: Client) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+    def _stream(self, client: Client) -> AbstractAsyncContextManager[Deltas | DeltaStream]:
         """Images are prepared here: `Engine.stream` would do it in a thread, whose turn no schedule decides."""
         if self.scenario.model.kind is not Kind.ENCODER_DECODER:
             return self.engine.inside._deltas(self._request(client), wait=True, texts=None)
         return self.engine.stream(
             prompt_token_ids=client.prompt,
             audio=audio(client.audio),
-            sampling=_sampling(client.max_tokens),
+            sampling=client.sampling,
             priority=client.priority,
         )
 
@@ -415,11 +417,6 @@ class _Run:
             pooling=client.pooling,
             priority=client.priority,
         )
-
-
-@functools.lru_cache(maxsize=64)
-def _sampling(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens)
 
 
 def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault | None = None) -> Outcome:

@@ -194,7 +194,8 @@ def _leads_on(found: object) -> bool:
 
 
 def kept(*roots: object) -> int:
-    """How many elements the containers hold that can be reached from ``roots``."""
+    """How many elements the containers hold that can be reached from ``roots``. Those of a deque with a bound do not
+    count: it is a diary of the latest, cannot grow for ever, and is as long as the schedule had it."""
     seen: set[int] = set()
     pending: list[object] = list(roots)
     total = 0
@@ -203,7 +204,7 @@ def kept(*roots: object) -> int:
         if id(found) in seen:
             continue
         seen.add(id(found))
-        if isinstance(found, list | dict | set | deque | OrderedDict):
+        if isinstance(found, list | dict | set | deque | OrderedDict) and getattr(found, "maxlen", None) is None:
             total += len(found)
         if isinstance(found, types.MethodType):
             pending.append(found.__self__)

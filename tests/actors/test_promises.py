@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from triolet import (
     Engine,
@@ -147,10 +148,16 @@ async def test_a_more_patient_stop_does_not_prolong_an_impatient_one():
 
 @virtual_time
 async def test_an_abort_after_the_end_is_no_error():
-    """`Supervisor.abort` never raises: it is called while leaving, also long after the engine has gone."""
-    async with sim_engine(SimExecutor()) as engine:
+    """`Supervisor.abort` never raises: it is called while leaving, also long after the engine has gone. Then nobody is
+    told of it."""
+    told: list[events.Event] = []
+    async with sim_engine(SimExecutor(), config=EngineConfig(observer=told.append)) as engine:
         supervisor = engine.inside.supervisor
+    assert told[-1] == events.StageReached("channels closed"), "the engine has gone"
+    before = len(told)
     supervisor.abort("no such request")
+    await trio.testing.wait_all_tasks_blocked()
+    assert told[before:] == [], "somebody was told of an abort after the end"
 
 
 class Reader:

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from attrs import evolve
 
 import triolet
+from triolet.core import events
 from triolet.testing.families import make_checkpoint
 
 from ..properties.mutants import planted, verdict
@@ -96,9 +98,18 @@ def picture(number: int) -> np.ndarray:
 async def serve(folder: Path, config: triolet.EngineConfig) -> Tokens:
     """The tokens of every request. Nothing may be held when all have ended."""
     answers: Tokens = {}
-    async with triolet.Engine(folder, config=config) as engine, trio.open_nursery() as nursery:
+    stepped = trio.Event()
+
+    def observe(event: triolet.Event) -> None:
+        if isinstance(event, events.StepEnded):
+            stepped.set()
+
+    async with (
+        triolet.Engine(folder, config=evolve(config, observer=observe)) as engine,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(watch, engine, answers)
-        await ask_and_leave(engine, LEAVES)
+        await ask_and_leave(engine, LEAVES, stepped)
         async with trio.open_nursery() as clients:
             for index in range(len(ASKS)):
                 clients.start_soon(ask, engine, index, answers)
@@ -133,11 +144,10 @@ async def ask(engine: triolet.Engine, index: int, answers: Tokens) -> None:
     answers[index] = (await engine.generate(**given(index))).token_ids
 
 
-async def ask_and_leave(engine: triolet.Engine, index: int) -> None:
-    """When a first step of it has been run: two are in flight at most."""
+async def ask_and_leave(engine: triolet.Engine, index: int, stepped: trio.Event) -> None:
+    """When a first step of it has been run: its prompt is longer than that."""
     async with engine.stream(**given(index)):
-        while engine.statistics().requests.steps < 2:  # noqa: ASYNC110
-            await trio.sleep(0.001)  # a loop that spins would keep the interpreter from the encoder's thread
+        await stepped.wait()
 
 
 def scarce() -> triolet.EngineConfig:

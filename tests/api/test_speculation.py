@@ -15,6 +15,7 @@ import trio
 
 import triolet
 import triolet.demo
+from triolet.core import events
 from triolet.testing.families import make_checkpoint
 
 from .test_families import Reference, scarce
@@ -33,9 +34,14 @@ def near(folder: Path, target: Path, *, noise: float) -> str:
 
 
 async def ask_all(
-    engine: triolet.Engine, prompts: list[str], sampling: list[triolet.SamplingParams], *, urgent: int = 0
+    engine: triolet.Engine,
+    prompts: list[str],
+    sampling: list[triolet.SamplingParams],
+    *,
+    urgent: int = 0,
+    after: trio.Event | None = None,
 ) -> list[Any]:
-    """The last ``urgent`` of them come when the others run already, and are more urgent."""
+    """The last ``urgent`` of them are more urgent, and come ``after`` that."""
     results: dict[int, triolet.Completion] = {}
 
     async def ask(index: int, priority: int) -> None:
@@ -44,8 +50,8 @@ async def ask_all(
     async with trio.open_nursery() as nursery:
         for index in range(len(prompts) - urgent):
             nursery.start_soon(ask, index, 0)
-        while urgent and not engine.statistics().requests.tokens_committed:  # noqa: ASYNC110
-            await trio.sleep(0.001)
+        if after is not None:
+            await after.wait()
         for index in range(len(prompts) - urgent, len(prompts)):
             nursery.start_soon(ask, index, -1)
     return [results[index] for index in range(len(prompts))]
@@ -59,10 +65,16 @@ async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_st
     drafts = {"lookup": None, "itself": str(tmp_path / "model")}
     name = near(tmp_path / "model", tmp_path / "near", noise=0.02) if draft == "near" else drafts[draft]
     asks = reference.asks(24)
-    config = scarce(reference, asks, speculation=triolet.Speculation(tokens=3, draft=name))
+    begun = trio.Event()
+
+    def observe(event: triolet.Event) -> None:
+        if isinstance(event, events.FirstToken):
+            begun.set()
+
+    config = scarce(reference, asks, speculation=triolet.Speculation(tokens=3, draft=name), observer=observe)
     async with triolet.Engine(reference.folder, config=config) as engine:
         sampling = [triolet.SamplingParams(max_tokens=ask.tokens) for ask in asks]
-        results = await ask_all(engine, [ask.prompt for ask in asks], sampling, urgent=8)
+        results = await ask_all(engine, [ask.prompt for ask in asks], sampling, urgent=8, after=begun)
         statistics = engine.statistics().requests
     for ask, result in zip(asks, results, strict=True):
         assert result.token_ids == reference.generate(ask)

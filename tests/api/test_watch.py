@@ -246,15 +246,24 @@ def opened() -> Callable[..., Any]:
     return lambda model, config: sim_engine(SimExecutor(SimModel()), config=config)
 
 
-@pytest.mark.parametrize("command", [["transcribe", "x.wav"], ["generate", "m", "hi"], ["embed", "m", "hi"]])
+@pytest.mark.parametrize(
+    ("command", "status", "refusal"),
+    [
+        (["transcribe", "x.wav"], 1, "x.wav: no such file"),
+        (["generate", "m", "hi"], 2, "reads audio; give audio="),
+        (["embed", "m", "hi"], 2, "vectors come from embedding models"),
+    ],
+)
 def test_without_a_terminal_there_is_nothing_to_watch_and_it_goes_on(
-    command: list[str], opened: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    command: list[str], status: int, refusal: str, opened: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The device of paper has no tokenizer and no file: only that it came so far is looked at."""
-    with pytest.raises((SystemExit, BaseException)):
+    """As far as a device of paper goes: it has no file and reads nothing but audio, and the command says so."""
+    with pytest.raises(SystemExit) as left:
         main([*command, "--watch"], opened)
-    first = capsys.readouterr().err.splitlines()[0]
+    first, second = capsys.readouterr().err.splitlines()
     assert first == "triolet: --watch: standard error is no terminal, there is nothing to watch with; going on without"
+    assert refusal in second
+    assert left.value.code == status
 
 
 def test_who_transcribes_at_a_terminal_sees_the_files_as_lanes() -> None:

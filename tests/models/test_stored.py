@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 import torch
@@ -52,6 +53,41 @@ def test_a_tensor_of_several_pieces_is_whole_and_scaled(large: tuple[Path, torch
     fill(target, stored.pieces(), 0.5)
     assert torch.equal(target, tensor * 0.5)
     assert torch.equal(stored[1:3, 7], tensor[1:3, 7])
+
+
+class WatchedPath(type(Path())):
+    """A path that remembers the files which it opened."""
+
+    @property
+    def files(self) -> list[IO[bytes]]:
+        return self.__dict__.setdefault("_files", [])
+
+    def open(self, *args: Any, **kwargs: Any) -> IO[bytes]:
+        self.files.append(super().open(*args, **kwargs))
+        return self.files[-1]
+
+
+def test_the_file_is_opened_once_for_all_pieces_and_closed_with_the_last(large: tuple[Path, torch.Tensor]) -> None:
+    path = WatchedPath(large[0])
+    stored = evolve(stored_tensors(large[0])["large"], path=path)
+    stored.to()
+    assert [file.closed for file in path.files] == [True]
+
+
+def test_a_file_that_is_not_read_to_its_end_is_closed_too(large: tuple[Path, torch.Tensor]) -> None:
+    """Where the reader leaves, where the target has no room and where the file ends early, though the error is kept."""
+    path, tensor = WatchedPath(large[0]), large[1]
+    stored = evolve(stored_tensors(large[0])["large"], path=path)
+    left = stored.pieces()
+    next(left)
+    assert not path.files[-1].closed
+    left.close()
+    with pytest.raises(RuntimeError, match="expanded size") as no_room:
+        fill(tensor[:2].clone(), stored.pieces())
+    large[0].write_bytes(large[0].read_bytes()[:-4])
+    with pytest.raises(CheckpointError, match="the file ends within it") as too_short:
+        stored.to()
+    assert [file.closed for file in path.files] == [True] * 3, f"{no_room} and {too_short} are kept"
 
 
 def test_a_pickle_is_read_in_pieces_too(tmp_path: Path, large: tuple[Path, torch.Tensor]) -> None:

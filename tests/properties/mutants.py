@@ -37,7 +37,7 @@ from ..actors import shared
 from ..actors.test_promises import SCHEDULES
 from .test_ledger import LedgerMachine
 from .test_pages import PagesMachine, SlotsMachine
-from .test_planner import PlannerMachine, SharingMachine, WholePromptsMachine
+from .test_planner_machines import PlannerMachine, SharingMachine, WholePromptsMachine
 
 Killer = Callable[[], object]
 
@@ -201,6 +201,7 @@ def engine_test(test: Callable[..., Any], *, seeds: int = 2, **parameters: objec
 def without_collector() -> Iterator[None]:
     """Memory dies by reference count or not at all."""
     gc.collect()
+    gc.freeze()  # what is there now stays, and need not be looked at for the next mutant
     gc.disable()
     try:
         yield

@@ -53,8 +53,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.planner:Planner._doom",
         fragment="        self._room.slots.write_failed(write.key, write.slot)\n",
         mistake="        pass\n",
-        killer=PLANNER,
-        reason=("self._slots[part.cross_slot]", "now it holds", "self.true_tokens("),
+        killer=test_planner.test_after_a_failed_step_its_cross_kv_is_written_again,
+        reason="a slot whose write failed holds nothing",
     ),
     Mutant(
         name="what a step in flight uses is given back",
@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="who finds its cross KV resident keeps its entry",
-        function="core.planner:Planner._find_slot",
+        function="core.planner:Planner._take_slot",
         fragment="        self._acquirer.release(sequence)\n",
         mistake="",
         killer=test_planner.test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once,
@@ -269,8 +269,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an urgent request takes the room of others where there is enough",
         function="core.acts:Acts._give_way",
-        fragment="    victims: list[Sequence] = []\n",
-        mistake="    victims = [running[-1]]\n",
+        fragment="trial = evolve(draft, growth={}, preempted={})",
+        mistake="trial = evolve(draft, growth={}, preempted={running[-1]: None})",
         killer=test_planner.test_nobody_gives_way_where_there_is_room,
         reason="where there is room",
     ),
@@ -318,7 +318,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a newcomer starts where those who run will need the pages",
         function="core.acts:Acts._fits",
-        fragment="needed + self._growth(sequence, steps) + beside <= draft.pages",
+        fragment="needed + self._growth(sequence, tokens) + self._growth_beside(draft, tokens) <= draft.pages",
         mistake="needed <= draft.pages",
         killer=test_planner.test_a_newcomer_is_not_started_where_those_who_run_will_need_the_pages,
         reason="was read for nothing",

@@ -314,8 +314,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.holds:EncoderHolds.generation_lost",
         fragment="hold.ready = False",
         mistake="pass",
-        killer=PLANNER,
-        reason=("no use before ready", "it is not resident"),
+        killer=test_planner.test_after_a_restart_nobody_reads_an_encoder_output_before_it_is_encoded_again,
+        reason="no use before ready",
     ),
     Mutant(
         name="who waits for a place keeps the room that a running one waits for",

@@ -20,7 +20,8 @@ from triolet.testing.simulation import simulate
 
 from .mutants import SHARING, Killer
 from .test_known_bugs import Step, assert_caught, encodes, shrunk, step
-from .test_planner import SharingMachine, asks, opened, request
+from .test_planner import asks, opened, request
+from .test_planner_machines import SharingMachine
 
 
 def images(*steps: Step, capacity: int = 1, budget: int = 10, draft_tokens: int = 0) -> Killer:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from triolet.core.actions import Commit, Finish
+from triolet.core.actions import Commit, Finish, Start
 from triolet.core.ledger import EncoderLedger
 from triolet.core.limits import PlannerLimits
+from triolet.core.plan import SampledToken, StepPlan, StepResult
 from triolet.core.planner import Planner
 from triolet.core.request import Request
 from triolet.testing.sim import SimExecutor, SimModel, expected_tokens
@@ -148,3 +150,37 @@ def test_steps_are_whole_again_after_every_episode_of_too_little_memory():
         for _ in range(2_000):
             step(room=1_000)
         assert planner.statistics().step_tokens == 512
+
+
+def test_nobody_takes_the_room_that_a_suspect_waits_for():
+    """A large request is suspected of what a small one beside it survived; it waits until that one has ended, and small
+    ones that come later wait behind it, though a page is left for them."""
+    limits = PlannerLimits(
+        max_running=4, max_step_tokens=64, page_size=1, pages=20, cross_slots=0, eos_token_ids=frozenset(), headroom=0
+    )
+    planner, started = Planner(limits), []
+
+    def submit(name: str, prompt: int, max_tokens: int) -> None:
+        planner.submit(Request(id=name, prompt_token_ids=(1,) * prompt, max_tokens=max_tokens))
+
+    def plan() -> StepPlan:
+        step = planner.next_step()
+        assert step is not None, "nothing is run"
+        started.extend(action.request_id for action in planner.take_actions() if isinstance(action, Start))
+        return step
+
+    def run_well(step: StepPlan) -> None:
+        sampled = tuple(SampledToken(token_id=7 if chunk.samples else None) for chunk in step.chunks)
+        planner.step_done(StepResult(step_id=step.step_id, sampled=sampled))
+
+    submit("small", 5, 6)
+    submit("large", 15, 3)
+    planner.step_failed(plan().step_id, RuntimeError("a cosmic ray"))
+    in_flight = deque([plan(), plan()])  # the small one alone, which takes a page of those that the large one needs
+    submit("late", 1, 3)
+    while not planner.idle:
+        run_well(in_flight.popleft())
+        while (step := planner.next_step()) is not None:
+            in_flight.append(step)
+        started.extend(action.request_id for action in planner.take_actions() if isinstance(action, Start))
+    assert started == ["small", "large", "small", "large", "late"]

@@ -1,0 +1,503 @@
+"""The promises of the planner, over a simulated device that refuses every misuse and draws wrong tokens for the rest.
+
+The machine plays client, encoder cache and device: it submits, aborts, encodes, runs steps, lets them fail, and checks
+that every request that ends well has exactly the tokens it would have had alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import hypothesis.strategies as st
+from attrs import evolve
+from hypothesis import settings
+from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from triolet.core.actions import (
+    Abort,
+    Acquire,
+    Action,
+    Commit,
+    Fail,
+    Finish,
+    HoldsAll,
+    Preempt,
+    Release,
+    Start,
+    Suspect,
+)
+from triolet.core.ledger import Decisions, EncoderLedger, State
+from triolet.core.limits import PlannerLimits
+from triolet.core.plan import Chunk, StepPlan
+from triolet.core.planner import Planner
+from triolet.core.request import EncoderItem, Pooling, Probe, Request
+from triolet.core.sequence import Phase, Sequence
+from triolet.testing.sim import EOS, SimExecutor, SimModel, expected_tokens, expected_vector
+
+from .machines import Machine
+
+KEYS = ("a", "b", "c")
+PLACED = {"p": 1, "q": 3, "r": 5}  # embeddings of each
+UNITS = {"p": 1, "q": 1, "r": 2}  # and its bytes, in those of a cross-attention item
+POOLINGS = tuple(Pooling(kind=kind) for kind in ("last", "mean", "cls"))
+
+
+class PlannerMachine(Machine):
+    """A planner and a ledger as the actors drive them, one message at a time, in any order.
+
+    Liveness is checked in `teardown`. It assumes fairness, and only this: from then on the device works, but for steps
+    that a poison request is in, and answers every call it was given, in order.
+    """
+
+    @initialize(
+        pages=st.integers(6, 14),
+        slots=st.integers(1, 3),
+        running=st.integers(1, 4),
+        budget=st.integers(2, 12),
+        capacity=st.integers(1, 3),
+        depth=st.integers(1, 2),
+        caching=st.booleans(),
+        draft_tokens=st.sampled_from((0, 0, 1, 3)),
+        headroom=st.sampled_from((0, 1, 4)),
+    )
+    def open(
+        self,
+        pages: int,
+        slots: int,
+        running: int,
+        budget: int,
+        capacity: int,
+        depth: int,
+        caching: bool = False,
+        draft_tokens: int = 0,
+        whole: bool = False,
+        headroom: int = 0,
+    ) -> None:
+        self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots, whole_prompts=whole)
+        self.limits = PlannerLimits.of(
+            self.model.describe(),
+            max_running=running,
+            max_step_tokens=budget,
+            steps_in_flight=depth,
+            encoder_cache_bytes=capacity * self.model.encoder_bytes,
+            prefix_caching=caching,
+            draft_tokens=draft_tokens,
+        )
+        self.limits = evolve(self.limits, headroom=headroom)
+        self.planner = Planner(self.limits)
+        self.ledger = EncoderLedger(capacity * self.model.encoder_bytes)
+        self.executor = SimExecutor(self.model)
+        self.executor.open()
+        self.requests: dict[str, Request] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.vectors: dict[str, list[tuple[float, ...]]] = {}
+        self.probed: dict[str, list[tuple[float, ...]]] = {}
+        self.ends: dict[str, object] = {}
+        self.flights: deque[StepPlan] = deque()
+        self.broken_epoch = -1
+        self.crashing: set[int] = set()  # ids of steps that a poison request is in
+        self.reached: dict[int, int] = {}  # the position that each sequence has been fed up to, by its id
+        self.answered: dict[int, int] = {}  # and the one that steps have been answered up to
+        self.cached = 0  # tokens that need not be fed
+
+    # -- the actors' part --------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        while actions := self.planner.take_actions():  # a refusal makes new ones
+            self.act(actions)
+
+    def act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Acquire(holder, item):
+                    assert holder.partition("/")[0] not in self.ends, "nothing is acquired after the end"
+                    self.obey(
+                        self.ledger.acquire(
+                            holder, item.key, size=item.size, embeddings=item.embeddings, payload=item.payload
+                        )
+                    )
+                case Release(holder, key):
+                    self.obey(self.ledger.release(holder, key, now=0.0))
+                case Commit(request_id, sampled):
+                    assert request_id not in self.ends, "terminal once: nothing is committed after the end"
+                    self.vectors[request_id] += [one.vector for one in sampled if one.vector is not None]
+                    self.probed[request_id] += [one.probe for one in sampled if one.probe is not None]
+                    self.tokens[request_id] += [one.token_id for one in sampled if one.token_id is not None]
+                case HoldsAll(request_id) | Start(request_id) | Preempt(request_id) | Suspect(request_id):
+                    assert request_id not in self.ends, f"terminal once: {action} after the end"
+                case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
+                    assert request_id not in self.ends, f"terminal once: {request_id} ended twice"
+                    self.ends[request_id] = action
+
+    def obey(self, decisions: Decisions) -> None:
+        for hold in decisions.ready:
+            self.planner.encoder_ready(hold.holder)
+        for refusal in decisions.refused:
+            self.planner.encoder_refused(refusal.holder, refusal.error)
+        if decisions.free:
+            self.executor.free(decisions.free)
+            self.obey(self.ledger.freed(decisions.free))
+
+    # -- rules -------------------------------------------------------------------------------------------------------
+
+    @rule(
+        length=st.integers(1, 8),
+        key=st.sampled_from((*KEYS, None)),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(0, 1),
+        poison=st.sampled_from((False, False, False, False, False, True)),
+        begins=st.sampled_from((0, 0, 1)),
+        probe=st.sampled_from((None, None, 0, 1)),
+        pooling=st.sampled_from(POOLINGS),
+    )
+    def submit(
+        self,
+        length: int,
+        key: str | None,
+        max_tokens: int,
+        priority: int,
+        poison: bool,
+        begins: int = 0,
+        probe: int | None = None,
+        pooling: Pooling = POOLINGS[0],
+    ) -> None:
+        """A prompt that begins as others do. A model with whole prompts pools them, and reads nothing beside them."""
+        text = tuple(1 + (len(self.requests) // 4 + begins + i) % 60 for i in range(length))
+        if self.limits.whole_prompts:
+            self.ask(text, (), priority=priority, poison=poison, pooling=pooling)
+            return
+        items = () if key is None else (self.item(key, self.model.encoder_embeddings, ()),)
+        asked = None if probe is None else Probe(position=probe * (length - 1), token_ids=(3, 1))
+        self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison, probe=asked)
+
+    @precondition(lambda self: not self.limits.whole_prompts)
+    @rule(
+        before=st.integers(0, 4),
+        keys=st.lists(st.sampled_from(sorted(PLACED)), min_size=1, max_size=3),
+        max_tokens=st.integers(1, 6),
+        priority=st.integers(0, 1),
+        poison=st.sampled_from((False, False, False, False, False, True)),
+        pooling=st.sampled_from((None, None, None, *POOLINGS)),
+    )
+    def submit_placed(
+        self,
+        before: int,
+        keys: list[str],
+        max_tokens: int,
+        priority: int = 0,
+        poison: bool = False,
+        pooling: Pooling | None = None,
+    ) -> None:
+        """Images among the tokens: also one that comes twice, one that is larger than the encoder cache, and more than
+        fit it together."""
+        prompt = [7] * before
+        items = []
+        for key in keys:
+            stop = len(prompt) + PLACED[key]
+            if stop > 15:
+                break
+            items.append(self.item(key, PLACED[key], ((len(prompt), stop),), units=UNITS[key]))
+            prompt += [61] * PLACED[key] + [8]
+        tokens = max_tokens if pooling is None else 1
+        self.ask(tuple(prompt), tuple(items), max_tokens=tokens, priority=priority, poison=poison, pooling=pooling)
+
+    @precondition(lambda self: self.requests and not self.limits.whole_prompts)
+    @rule(data=st.data(), more=st.integers(0, 2), pooling=st.sampled_from((None, None, *POOLINGS)))
+    def go_on(self, data: st.DataObject, more: int, pooling: Pooling | None) -> None:
+        """Another turn of a conversation: a prompt that goes on from where another request has come."""
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        request = self.requests[name]
+        prompt = (*request.prompt_token_ids, *self.tokens[name], *range(2, 2 + more))
+        placed = all(item.spans for item in request.items)
+        if len(prompt) <= 16:
+            tokens, pooled = (1, pooling) if pooling is not None and placed else (3, None)
+            self.ask(prompt, request.items, max_tokens=tokens, poison=False, pooling=pooled)
+
+    def item(self, key: str, embeddings: int, spans: tuple[tuple[int, int], ...], *, units: int = 1) -> EncoderItem:
+        size = units * self.model.encoder_bytes
+        return EncoderItem(key=key, payload=key, embeddings=embeddings, size=size, spans=spans)
+
+    def ask(self, prompt: tuple[int, ...], items: tuple[EncoderItem, ...], *, poison: bool, **more: object) -> None:
+        name = f"poison{len(self.requests)}" if poison else f"r{len(self.requests)}"
+        request = Request(id=name, prompt_token_ids=prompt, items=items, **more)
+        self.requests[name] = request
+        self.tokens[name] = []
+        self.vectors[name], self.probed[name] = [], []
+        self.planner.submit(request)
+        self.publish()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.planner.abort(data.draw(st.sampled_from(sorted(self.requests))))
+        self.publish()
+
+    @rule()
+    def plan(self) -> None:
+        ready = [s for s in self.planner._waiting if self.needs_only_room(s)]
+        plan = self.planner.next_step()
+        if plan is None and not self.flights:
+            self.nothing_happens_without_news()
+        self.first_come_first_served(plan, ready)
+        self.publish()
+        if plan is None:
+            return
+        names = self.planner.requests_of(plan.step_id)
+        if any(self.crashes(name, part) for name, part in zip(names, plan.chunks, strict=True)):
+            self.crashing.add(plan.step_id)
+        alone = self.limits.whole_prompts and len(plan.chunks) == 1  # cannot be divided
+        assert alone or plan.tokens <= self.limits.max_step_tokens, "the token budget is kept, guesses included"
+        for name, part in zip(names, plan.chunks, strict=True):
+            self.everything_is_fed_once(part)
+            assert not self.limits.whole_prompts or (part.start == 0 and part.samples), "a whole prompt is one chunk"
+            sampled = len(self.tokens[name]) + 1 + part.draft_tokens
+            assert not part.samples or sampled <= self.requests[name].max_tokens, (
+                "no guess beyond the last token wanted"
+            )
+        assert self.planner.statistics().tokens_cached == self.cached, "every position is fed once, or cached"
+        for hold in self.planner.reads_of(plan.step_id):
+            state, holders, _ = self.ledger.entries().get(hold.key, (State.ABSENT, (), 0))
+            assert state is State.READY, "no use before ready"
+            assert hold.holder in holders, "no use before ready: it is not held"
+        assert len(plan.chunks) <= self.limits.max_running, "no more sequences than places"
+        assert len({part.sequence_id for part in plan.chunks}) == len(plan.chunks)
+        self.flights.append(plan)
+        assert len(self.flights) <= self.limits.steps_in_flight, "steps in order: no more in flight than allowed"
+
+    def everything_is_fed_once(self, part: Chunk) -> None:
+        """A sequence's chunks lie end to end, the first one behind the pages that it has found."""
+        if part.sequence_id not in self.reached:
+            self.cached += part.start
+            self.answered[part.sequence_id] = part.start
+        assert part.start == self.reached.get(part.sequence_id, part.start), "every position is fed once"
+        self.reached[part.sequence_id] = part.start + part.length
+
+    def first_come_first_served(self, plan: StepPlan | None, ready: list[Sequence]) -> None:
+        """FIFO within a priority: nobody starts before an earlier one that needs nothing but room. (Suspects run in
+        turns: one may start before an earlier request, but nobody who is none starts before a suspect that waits.)"""
+        if plan is None:
+            return
+        started = {start.sequence_id for start in plan.started}
+        sequences = [s for s in self.planner._sequences.values() if s.id in started]
+        innocent = [s for s in sequences if s.request.id not in self.planner._quarantine]
+        latest = max((sequence.key for sequence in innocent), default=(0, -1))
+        for sequence in ready:
+            waits = sequence.phase is Phase.WAITING and self.needs_only_room(sequence)
+            overtaken = waits and sequence.key < latest
+            assert not overtaken, f"FIFO within a priority: {sequence.request.id} was overtaken"
+
+    def nothing_happens_without_news(self) -> None:
+        """Nobody will ask again before something happens: what can be planned must be planned now, and what is told now
+        must not be told once more, since the answer would be the only thing that happens, for ever."""
+        told = len(self.planner._actions)
+        assert self.planner.next_step() is None, "what can be planned is planned at once"
+        assert len(self.planner._actions) == told, "without news there is nothing to tell"
+
+    def needs_only_room(self, sequence: Sequence) -> bool:
+        """It is ready, and has not lost what made it so."""
+        return sequence in self.planner._acquirer.ready and self.planner._acquirer.has_what_it_needs(sequence)
+
+    def crashes(self, name: str, part: Chunk) -> bool:
+        """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's."""
+        return name.startswith("poison") and part.start + part.length > len(self.requests[name].prompt_token_ids) // 2
+
+    @rule(broken=st.sampled_from((False, False, False, True)))
+    def device_steps(self, broken: bool) -> None:
+        if not self.flights:
+            return
+        plan = self.flights.popleft()
+        if plan.epoch == self.broken_epoch:
+            self.planner.step_failed(plan.step_id, RuntimeError("skipped"), skipped=True)
+        elif broken or plan.step_id in self.crashing:
+            self.broken_epoch = plan.epoch
+            self.executor.fault = lambda *_: RuntimeError("boom")
+            try:
+                self.executor.step(plan)
+            except RuntimeError as error:
+                self.planner.step_failed(plan.step_id, error)
+            self.executor.fault = None
+        else:
+            result = self.executor.step(plan)
+            for part, sampled in zip(plan.chunks, result.sampled, strict=True):
+                self.reached[part.sequence_id] += len(sampled.accepted)
+                self.answered[part.sequence_id] = part.start + part.length + len(sampled.accepted)
+            self.planner.step_done(result)
+        self.publish()
+
+    @rule(really=st.sampled_from((False, False, False, True)))
+    def runner_restarts(self, really: bool) -> None:
+        """A new generation: nothing is in flight, nothing computed; whoever waits or runs loses no token by it."""
+        if not really:
+            return
+        self.flights.clear()
+        self.executor.reset()
+        self.planner.generation_lost()
+        self.obey(self.ledger.generation_lost())
+        self.publish()
+
+    @rule(broken=st.sampled_from((False, False, False, True)))
+    def device_encodes(self, broken: bool) -> None:
+        jobs = self.ledger.take_encode_batch(2 * self.model.encoder_embeddings)
+        if not jobs:
+            return
+        keys = tuple(job.key for job in jobs)
+        if broken:
+            self.obey(self.ledger.encode_failed(keys, RuntimeError("boom")))
+        else:
+            self.executor.encode(jobs)
+            self.obey(self.ledger.encoded(keys, now=0.0))
+        self.publish()
+
+    # -- promises ----------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def pages_balance(self) -> None:
+        """Every page is free or used, and only what is full and written is used by several."""
+        uses = Counter(page for sequence in self.planner._sequences.values() for page in sequence.pages)
+        assert uses == self.planner._room.pages._users, "books balance: a page has as many users as sequences have it"
+        assert not (uses and self.limits.whole_prompts), "a whole prompt holds no pages"
+        free = self.planner.statistics().pages_free
+        assert len(uses) + free == self.limits.pages, "books balance: a page is free or taken"
+        for sequence in self.planner._sequences.values():
+            own = sequence.pages[sequence.fed // self.limits.page_size :]
+            assert all(uses[page] == 1 for page in own), "a page that is still written belongs to one sequence"
+
+    @invariant()
+    def nobody_holds_what_another_one_waits_for(self) -> None:
+        """No hold-and-wait (E4): of all who wait for room in the encoder cache, only the first may hold anything."""
+        waiting = [hold.holder.partition("/")[0] for hold in self.ledger.waiting()]
+        held = {holder.partition("/")[0] for _, holders, _ in self.ledger.entries().values() for holder in holders}
+        assert not held & {name for name in waiting if name != waiting[0]}, (
+            "a request holds one item and waits for another"
+        )
+
+    @invariant()
+    def what_is_acquired_fits_the_encoder_cache(self) -> None:
+        """So no acquire waits for another one's release."""
+        holds = [hold for of_one in self.planner._holds._holds.values() for hold in of_one.values()]
+        sizes = {hold.item.key: hold.item.size for hold in holds}
+        assert sum(sizes.values()) <= self.limits.encoder_cache_bytes, "all that is acquired fits the encoder cache"
+
+    @invariant()
+    def what_is_found_was_fed(self) -> None:
+        """Nobody finds a page before a step that was answered has filled it."""
+        for sequence in self.planner._sequences.values():
+            if sequence.id is not None:
+                assert sequence.id in self.answered, "who starts has a chunk in that very step"
+                filled = self.answered[sequence.id] // self.limits.page_size
+                assert sequence.listed <= filled, "a page can be found once answered steps have filled it"
+
+    @invariant()
+    def what_has_been_read_is_given_back(self) -> None:
+        for sequence in self.planner._sequences.values():
+            if sequence.phase is Phase.RUNNING and sequence.placed:
+                needed = {placement.key for placement in sequence.placed.placements if placement.stop > sequence.fed}
+                assert self.planner._holds.keys(sequence) <= needed, "an image that has been read is given back"
+
+    @invariant()
+    def a_waiting_request_holds_no_pages(self) -> None:
+        """No hold-and-wait: whoever waits for a place has given back what it had."""
+        for sequence in self.planner._sequences.values():
+            if sequence.phase is Phase.WAITING:
+                assert not sequence.pages, "a waiting request holds no pages"
+                assert sequence.slot is None, "a waiting request holds no cross slot"
+                taken = (sequence.dispatched, sequence.fed, sequence.listed, sequence.sampling, sequence.drafting)
+                assert (sequence.id, sequence.in_flight, *taken) == (None, 0, 0, 0, 0, 0, 0), (
+                    "preemption rolls back all that the sequence had taken"
+                )
+
+    @invariant()
+    def committed_tokens_are_a_prefix_of_the_true_ones(self) -> None:
+        """Whatever failed, was preempted or replayed: a client sees a prefix, never a gap or a duplicate."""
+        for name, request in self.requests.items():
+            assert tuple(self.tokens[name]) == self.true_tokens(request)[: len(self.tokens[name])]
+
+    def true_tokens(self, request: Request) -> tuple[int, ...]:
+        if request.pooling is not None:
+            return ()
+        placements = [item.placement for item in request.items if item.placement is not None]
+        key = request.items[0].key if request.items and not placements else None
+        return expected_tokens(request.prompt_token_ids, key, request.max_tokens, self.model, placements)
+
+    def true_vector(self, request: Request) -> tuple[float, ...]:
+        placements = [item.placement for item in request.items if item.placement is not None]
+        return expected_vector(request.prompt_token_ids, None, placements)
+
+    def teardown(self) -> None:
+        """Nobody starves: once the device works again, every request ends, and everything is given back."""
+        if self.failed:
+            return
+        for _ in range(3000):
+            if self.planner.idle:
+                break
+            for _ in range(self.limits.steps_in_flight):
+                self.plan()
+            self.device_encodes(broken=False)
+            self.device_steps(broken=False)
+            self.what_is_found_was_fed()
+            self.what_has_been_read_is_given_back()
+        assert self.planner.idle, "terminal once: a request never ended"
+        assert set(self.ends) == set(self.requests), "terminal once: a request was forgotten"
+        for name, end in self.ends.items():
+            if isinstance(end, Finish):
+                self.ended_well(name, self.requests[name], end)
+        self.everything_is_given_back()
+
+    def ended_well(self, name: str, request: Request, end: Finish) -> None:
+        assert not name.startswith("poison"), "a crash counted as a success"
+        if request.pooling is not None:
+            assert self.vectors[name] == [self.true_vector(request)], "one vector for a prompt, and the true one"
+            assert end.reason.value == "pooled", "a wrong reason for the end"
+            return
+        assert tuple(self.tokens[name]) == self.true_tokens(request), "tokens are missing"
+        assert (self.tokens[name][-1] == EOS) == (end.reason.value == "stop"), "a wrong reason for the end"
+        if request.probe is not None:  # again, where it was replayed
+            assert set(self.probed[name]) == {(-4.0, -2.0)}, "what a request asks about its prompt is answered"
+
+    def everything_is_given_back(self) -> None:
+        statistics = self.planner.statistics()
+        assert statistics.pages_free == self.limits.pages, "always freed eventually: pages are left"
+        assert statistics.cross_slots_used == 0, "always freed eventually: cross slots are left"
+        assert self.ledger.statistics().held == 0, "always freed eventually: encoder entries are left"
+        assert not self.ledger.waiting(), "every acquire is answered: somebody waits for nobody"
+        for _ in range(4):  # the news of ended sequences travels with a step of its own
+            self.plan()
+            self.device_steps(broken=False)
+        assert not self.executor._records, "the executor remembers a sequence that has ended"
+        assert not self.planner._holds._holders, "the planner remembers a holder that has released"
+        assert self.planner.next_step() is None, "steps without end for nobody"
+
+
+class WholePromptsMachine(PlannerMachine):
+    """Models that read a prompt at once: each is one chunk, and holds no pages."""
+
+    @initialize(running=st.integers(1, 4), budget=st.integers(2, 12), depth=st.integers(1, 2))
+    def open(self, running: int, budget: int, depth: int) -> None:
+        super().open(pages=1, slots=1, running=running, budget=budget, capacity=1, depth=depth, whole=True)
+
+
+class SharingMachine(PlannerMachine):
+    """Always with prefix caching and little room: more is shared, and evicted, in as many examples."""
+
+    @initialize(
+        pages=st.integers(6, 9),
+        running=st.integers(1, 3),
+        budget=st.integers(4, 10),
+        capacity=st.integers(1, 2),
+        depth=st.integers(1, 2),
+        draft_tokens=st.sampled_from((0, 3)),
+        headroom=st.sampled_from((0, 1)),
+    )
+    def open(
+        self, pages: int, running: int, budget: int, capacity: int, depth: int, draft_tokens: int, headroom: int = 0
+    ) -> None:
+        sizes = {"pages": pages, "running": running, "budget": budget, "capacity": capacity, "depth": depth}
+        super().open(**sizes, slots=1, caching=True, draft_tokens=draft_tokens, headroom=headroom)
+
+
+TestPlanner = PlannerMachine.TestCase
+TestPlanner.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples * 5 // 8)
+TestWholePrompts = WholePromptsMachine.TestCase
+TestWholePrompts.settings = settings(stateful_step_count=30, max_examples=settings.default.max_examples // 4)
+TestSharing = SharingMachine.TestCase
+TestSharing.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 2)
