@@ -19,7 +19,7 @@ from ..outputs.streams import Deltas, DeltaStream
 from ..speech.segments import SegmentStream
 from .host import foreign
 from .portal import Portal, may_wait
-from .portal_stream import PortalStream, PortalBlock
+from .portal_stream import PortalBlock, PortalStream
 from .trio_engine import TrioEngine
 
 T = TypeVar("T")
