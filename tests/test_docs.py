@@ -81,6 +81,14 @@ def test_every_name_beside_a_file_is_defined_there(document):
     assert [pair for pair in beside if pair[0] not in definitions(pair[1])] == []
 
 
+def test_an_entry_of_the_map_for_newcomers_names_a_file_and_has_five_lines_at_most():
+    _, _, after = read("CONTRIBUTING.md").partition("## What to change where\n\n")
+    entries = after.partition("\n\n## ")[0].split("\n\n")
+    assert len(entries) >= 10
+    assert [entry for entry in entries if len(entry.splitlines()) > 5] == []
+    assert [entry for entry in entries if not (any(map(is_path, code_spans(entry))) or "](" in entry)] == []
+
+
 def test_the_documents_name_something_of_each_kind():
     """The checks above would pass on documents that name nothing."""
     spans = {span for document in DOCUMENTS for span in code_spans(read(document))}
