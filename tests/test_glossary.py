@@ -16,7 +16,19 @@ from .test_docs import code_spans, definitions, is_path, read
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("core", "models", "actors", "api", "testing", "src")
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "CHANGELOG.md", "docs/*.md")
-UNAMBIGUOUS = {"blame", "block_table", "evidence", "guess", "guessed", "guesser", "guesses", "pen", "pens", "placement"}
+UNAMBIGUOUS = {
+    "blame",
+    "block_table",
+    "evidence",
+    "guess",
+    "guessed",
+    "guesser",
+    "guesses",
+    "pen",
+    "pens",
+    "placement",
+    "placements",
+}
 """Words that have no other sense in this project, so that prose must not use them either."""
 FINE = {
     ("drawn", "api/command_line"),  # of a picture in the terminal
