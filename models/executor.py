@@ -2,10 +2,10 @@
 
 One step, in order::
 
-    StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the chunks (network.py, causal.py)
+    StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the chunks (networks/)
              -> logit rules, sampling (sampler.py) -> records grow -> StepResult
 
-What is known of the architecture lies behind `Network`, and what is taken for it behind a blueprint (blueprint.py).
+What is known of the architecture lies behind `Network`, and what is taken for it behind a blueprint (blueprints/).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Open:
 
 @define(eq=False)
 class TorchExecutor:
-    """Runs one checkpoint; implements `core.model.Executor`.
+    """Runs one checkpoint; implements `core.executor.Executor`.
 
     Args:
         model: a checkpoint's folder or a hub id.

@@ -62,7 +62,7 @@ DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...]
 
 @define(eq=False)
 class SimExecutor:
-    """Implements `triolet.core.model.Executor`. ``fault`` is asked before each call and may give an error to raise.
+    """Implements `triolet.core.executor.Executor`. ``fault`` is asked before each call and may give an error to raise.
 
     A misuse raises, as a real device might; since the engine may take that for a fault of the device and try again,
     ``misuses`` remembers it.

@@ -13,7 +13,7 @@ from ..request import EncoderItem, Placeholder, Request
 
 @define(eq=False)
 class Reading:
-    """Placements in the order of their first positions, and which of them lie wholly before a position."""
+    """Placeholders in the order of their first positions, and which of them lie wholly before a position."""
 
     placeholders: Sequence[Placeholder]
     _stops: list[int] = field(init=False)  # the furthest stop up to each
