@@ -25,8 +25,8 @@ class Client:
     """What one client of a scenario does: ask for ``max_tokens`` tokens on audio number ``audio``, from ``arrives`` on,
     and leave after ``patience`` seconds; ``pause`` seconds pass between two reads.
 
-    Where the model is no encoder-decoder there is no audio, but ``images``, one for each `triolet.testing.sim_model.IMAGE` of
-    the prompt, and a ``pooling`` asks for a vector instead of tokens."""
+    Where the model is no encoder-decoder there is no audio, but ``images``, one for each
+    `triolet.testing.sim_model.IMAGE` of the prompt, and a ``pooling`` asks for a vector instead of tokens."""
 
     audio: int = 0
     images: tuple[int, ...] = ()
