@@ -52,7 +52,8 @@ class Reference:
         module = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
         return cls(name=name, folder=folder, module=module, tokenizer=tokenizer)
 
-    def asks(self, count: int) -> list[Ask]:
+    def asks(self, count: int, *, tokens: tuple[int, int] = (6, 16)) -> list[Ask]:
+        """``tokens``: how many each wants, at least, and fewer than."""
         numbers = np.random.default_rng(5)
         asks = []
         for index in range(count):
@@ -61,8 +62,8 @@ class Reference:
             begin = "Look at this. " * 3 if index % 3 else ""
             shown = " ".join(PLACEHOLDERS[self.name] for _ in items) if items else ""
             text = (WORDS * 3)[length // 2 : length + length // 2]
-            tokens, priority = int(numbers.integers(6, 16)), int(numbers.integers(0, 3))
-            asks.append(Ask(prompt=begin + shown + text, items=items, tokens=tokens, priority=priority))
+            wanted, priority = int(numbers.integers(*tokens)), int(numbers.integers(0, 3))
+            asks.append(Ask(prompt=begin + shown + text, items=items, tokens=wanted, priority=priority))
         return asks
 
     def items(self, ask: Ask) -> list[Any]:

@@ -37,22 +37,19 @@ async def ask_all(
     engine: triolet.Engine,
     prompts: list[str],
     sampling: list[triolet.SamplingParams],
-    *,
-    urgent: int = 0,
-    after: trio.Event | None = None,
+    after: tuple[trio.Event, ...] = (),
 ) -> list[Any]:
-    """The last ``urgent`` of them are more urgent, and come ``after`` that."""
+    """The last of them, as many as ``after`` has, are more urgent, and come one after each of these events."""
     results: dict[int, triolet.Completion] = {}
 
     async def ask(index: int, priority: int) -> None:
         results[index] = await engine.generate(prompts[index], sampling=sampling[index], priority=priority)
 
     async with trio.open_nursery() as nursery:
-        for index in range(len(prompts) - urgent):
+        for index in range(len(prompts) - len(after)):
             nursery.start_soon(ask, index, 0)
-        if after is not None:
-            await after.wait()
-        for index in range(len(prompts) - urgent, len(prompts)):
+        for index, event in enumerate(after, len(prompts) - len(after)):
+            await event.wait()
             nursery.start_soon(ask, index, -1)
     return [results[index] for index in range(len(prompts))]
 
@@ -64,17 +61,17 @@ async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_st
     reference = Reference.of("llama", tmp_path / "model")
     drafts = {"lookup": None, "itself": str(tmp_path / "model")}
     name = near(tmp_path / "model", tmp_path / "near", noise=0.02) if draft == "near" else drafts[draft]
-    asks = reference.asks(24)
-    begun = trio.Event()
+    asks = reference.asks(24, tokens=(10, 32))  # long enough that some run when the urgent ones come
+    firsts = tuple(trio.Event() for _ in range(8))  # of the first tokens of eight requests
 
     def observe(event: triolet.Event) -> None:
-        if isinstance(event, events.FirstToken):
-            begun.set()
+        if isinstance(event, events.FirstToken) and not firsts[-1].is_set():
+            next(first for first in firsts if not first.is_set()).set()
 
     config = scarce(reference, asks, speculation=triolet.Speculation(tokens=3, draft=name), observer=observe)
     async with triolet.Engine(reference.folder, config=config) as engine:
         sampling = [triolet.SamplingParams(max_tokens=ask.tokens) for ask in asks]
-        results = await ask_all(engine, [ask.prompt for ask in asks], sampling, urgent=8, after=begun)
+        results = await ask_all(engine, [ask.prompt for ask in asks], sampling, firsts)
         statistics = engine.statistics().requests
     for ask, result in zip(asks, results, strict=True):
         assert result.token_ids == reference.generate(ask)
