@@ -149,9 +149,7 @@ class EncoderLedger:
     _waits: dict[Hold, _Wait] = field(factory=dict)
     _waiting: Ordered[Hold] = field(factory=Ordered)  # in the order in which they will be served
     _awaited: Counter[str] = field(factory=Counter)  # how many acquires wait for each key
-    _lacking: dict[str, int] = field(
-        factory=dict
-    )  # bytes of the awaited keys that are absent or being freed
+    _lacking: dict[str, int] = field(factory=dict)  # bytes of the awaited keys that are absent or being freed
     _lacking_bytes: int = 0
     _now: float = 0.0  # the time of the last fact that had one
     _draft: _Draft = field(factory=_Draft)
