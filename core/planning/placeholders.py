@@ -1,4 +1,4 @@
-"""Where a request's items lie among its tokens, by position. The placements already read cost a question nothing."""
+"""Where a request's items lie among its tokens, by position. Placeholders that were read cost a question nothing."""
 
 from __future__ import annotations
 
