@@ -3,24 +3,29 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 SEED ?= 1
+WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
 SOURCES = core models actors api testing src demo tests benchmarks examples
 
 .PHONY: demo test lint types soak bench load memory clean
 
+# torch first and by its exact version, so that a CPU build is taken where the machine offers one.
+# setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
+# here there is none, and nothing else is left unsaid.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	# torch first and by its exact version, so that a CPU build is taken where the machine offers one
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(STAMP)
+	@echo "setting up $(VENV) with the versions of constraints.txt, which takes some minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@PYTHONWARNINGS="ignore:Editable installation" \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
 
 demo: $(STAMP)  ## transcribe the shipped recordings with the shipped checkpoint
-	$(BIN)/triolet transcribe demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
+	@$(BIN)/triolet transcribe demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
 
-test: $(STAMP)
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## all tests, in as many processes as there are cores; idle ones take over from busy ones
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
@@ -33,7 +38,8 @@ types: $(STAMP)  ## strict, of the package as it is installed
 
 soak: $(STAMP)  ## new random examples and a million faults; what fails prints how to run it again
 	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
-	$(BIN)/python -m pytest tests/properties --hypothesis-profile=soak
+	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
+		--hypothesis-profile=soak
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'

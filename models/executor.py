@@ -2,10 +2,10 @@
 
 One step, in order::
 
-    StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the chunks (network.py, causal.py)
+    StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the chunks (networks/)
              -> logit rules, sampling (sampler.py) -> records grow -> StepResult
 
-`Network` hides the architecture, and a blueprint (blueprint.py) hides the memory that is taken for it.
+`Network` hides the architecture, and a blueprint (blueprints/) hides the memory that is taken for it.
 """
 
 from __future__ import annotations

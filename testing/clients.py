@@ -25,8 +25,8 @@ class Client:
     """What one client of a scenario does: request ``max_tokens`` tokens on audio number ``audio`` at ``arrives`` (s),
     and leave after ``patience`` seconds; ``pause`` seconds pass between two reads.
 
-    For a model that is no encoder-decoder there is no audio, but ``images``, one for each `triolet.testing.sim.IMAGE`
-    of the prompt; a ``pooling`` requests a vector instead of tokens."""
+    For a model that is no encoder-decoder there is no audio, but ``images``, one for each
+    `triolet.testing.sim_model.IMAGE` of the prompt; a ``pooling`` requests a vector instead of tokens."""
 
     audio: int = 0
     images: tuple[int, ...] = ()

@@ -62,8 +62,7 @@ DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...]
 
 @define(eq=False)
 class SimExecutor:
-    """Implements `triolet.core.executor.Executor`. ``fault`` is called before each call and may return an error to
-    raise.
+    """Implements `triolet.core.executor.Executor`. ``fault`` is called before each call and may return an error.
 
     A misuse raises, as on a real device. ``misuses`` keeps it, since the engine may take the error for a fault of the
     device and try again.

@@ -82,11 +82,11 @@ def _operations(holders: int, keys: int) -> st.SearchStrategy[Operation]:
     """The simplest first: what is drawn shrinks towards the front. Operations on the device are as likely together as
     those of a client."""
     some_holders, some_keys = HOLDERS[:holders], KEYS[:keys]
-    asks = [Ask(holder, key) for holder in some_holders for key in some_keys]
+    acquires = [Ask(holder, key) for holder in some_holders for key in some_keys]
     releases = [Release(holder, key) for holder in some_holders for key in some_keys]
     endings = [Encoded(key) for key in some_keys]
     failures = [Encoded(key, stored=False) for key in some_keys]
-    chosen: list[Operation] = [*(Free() for _ in some_keys), *asks, *endings, *releases, *failures]
+    chosen: list[Operation] = [*(Free() for _ in some_keys), *acquires, *endings, *releases, *failures]
     return st.sampled_from(chosen)
 
 

@@ -28,6 +28,13 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now stays. Set apart, it need not be looked at by every collection and every count of live
+    tensors, which would otherwise take up most of the time of the tests of memory."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """What dies in the test dies by reference count."""

@@ -45,7 +45,8 @@ def without_collector() -> Iterator[None]:
 @contextmanager
 def garbage() -> Iterator[list[object]]:
     """The collector is off in the block; after it the list holds all that was made there and that only the collector
-    could have freed. What there was before is set apart, so that the search is short."""
+    could have freed. What there was before is set apart, so that the search is short, and stays so: the next one need
+    not look at it either."""
     found: list[object] = []
     with without_collector():
         gc.freeze()
@@ -57,7 +58,6 @@ def garbage() -> Iterator[list[object]]:
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
-            gc.unfreeze()
 
 
 def assert_none(found: list[object]) -> None:

@@ -1,17 +1,21 @@
-"""The benchmarks run, each at its smallest size in a process of its own. What they measure is not asserted here."""
+"""The benchmarks run, each at its smallest size, and those that look at their process in one of their own. What they
+measure is not asserted here."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 NEEDS_PSUTIL = {"memory.py", "open_close.py"}
+OF_THE_PROCESS = {*NEEDS_PSUTIL, "teardown.py"}
 SECONDS = 300
 CLAIM = r"(?:holds|FAILS): "  # of a size or of a time, which says little at this size
 
@@ -55,14 +59,27 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("command", PRINTED, ids=lambda command: command.split(" ")[0])
-def test_a_benchmark_ends_with_its_table_and_its_claims(command, tmp_path):
+def test_a_benchmark_ends_with_its_table_and_its_claims(command, tmp_path, monkeypatch, capfd):
     """With 0, or with 1 where a claim fails that needs the full size."""
     name, *arguments = command.split(" ")
     if name in NEEDS_PSUTIL:
         pytest.importorskip("psutil", reason=f"{name} asks psutil for the resident size; pip install 'triolet[bench]'")
+    monkeypatch.chdir(tmp_path)
+    if name in OF_THE_PROCESS:
+        status, printed = in_a_process_of_its_own(BENCHMARKS / name, arguments)
+    else:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.syspath_prepend(BENCHMARKS)  # as for a script
+        status, printed = here(BENCHMARKS / name), capfd.readouterr().out
+    assert status == (1 if re.search("^FAILS: ", printed, re.MULTILINE) else 0)
+    lines = iter(printed.splitlines())
+    for expected in PRINTED[command]:  # in this order
+        assert any(re.match(expected, line) for line in lines), f"{expected!r} is missing:\n{printed}"
+
+
+def in_a_process_of_its_own(path: Path, arguments: list[str]) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / name, *arguments],
-        cwd=tmp_path,
+        [sys.executable, path, *arguments],
         capture_output=True,
         encoding="utf-8",
         timeout=SECONDS,
@@ -70,7 +87,16 @@ def test_a_benchmark_ends_with_its_table_and_its_claims(command, tmp_path):
         env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that compete for a busy machine's cores spin
     )
     assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode == (1 if re.search("^FAILS: ", done.stdout, re.MULTILINE) else 0), done.stderr
-    lines = iter(done.stdout.splitlines())
-    for expected in PRINTED[command]:  # in this order
-        assert any(re.match(expected, line) for line in lines), f"{expected!r} is missing:\n{done.stdout}"
+    return done.returncode, done.stdout
+
+
+def here(path: Path) -> int:
+    """Without another import of torch; as many threads as before afterwards."""
+    before = torch.get_num_threads()
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        torch.set_num_threads(before)
+    return 0

@@ -19,6 +19,13 @@ from triolet.testing.sim import sim_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ("core", "models", "actors", "api", "testing", "src/triolet", "tests")
+DOCUMENTS = (
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+)
 
 
 @cache
@@ -41,52 +48,96 @@ def test_the_ledger_table_is_the_one_in_the_code():
     assert table == transition_table()
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/verification.md"])
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
 def test_every_file_that_is_named_exists(document):
+    """The changelog tells of files as they were."""
     text = read(document)
-    named = {span for span in code_spans(text) if re.fullmatch(r"[\w.-]+(/[\w.-]+)*(/|\.py|\.toml|\.txt|\.md)", span)}
+    named = {span for span in code_spans(text) if is_path(span)}
     linked = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
     assert named | linked
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
     assert [link for link in sorted(linked) if not (ROOT / document).parent.joinpath(link).exists()] == []
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_test_that_is_named_exists(document):
     named = {span for span in code_spans(read(document)) if re.fullmatch(r"test_\w+", span)}
-    assert named
     assert named <= {name for name in definitions() if name.startswith("test_")}
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CHANGELOG.md", "README.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_member_that_is_named_exists(document):
     """`Class.member`, of the package or of the tests."""
-    named = {span for span in code_spans(read(document)) if re.fullmatch(r"[A-Z]\w+\.\w+", span)}
-    named |= {f"EngineConfig.{name}" for name in re.findall(r"`EngineConfig\((\w+)=", read(document))}
-    assert named
+    text = read(document)
+    named = {span for span in code_spans(text) if re.fullmatch(r"[A-Z]\w+\.\w+", span)}
+    named |= {f"EngineConfig.{name}" for name in re.findall(r"`EngineConfig\((\w+)=", text)}
     assert named - definitions() == set()
 
 
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/reliability.md"])
+def test_every_name_beside_a_file_is_defined_there(document):
+    """`name` in `path`, or `name` (`path`): a class, a function, a member or a constant."""
+    beside = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)?)`(?: in |\s+\()`([\w/-]+\.py)`", read(document))
+    assert [pair for pair in beside if pair[0] not in definitions(pair[1])] == []
+
+
+def test_an_entry_of_the_map_for_newcomers_names_a_file_and_has_five_lines_at_most():
+    _, _, after = read("CONTRIBUTING.md").partition("## What to change where\n\n")
+    entries = after.partition("\n\n## ")[0].split("\n\n")
+    assert len(entries) >= 10
+    assert [entry for entry in entries if len(entry.splitlines()) > 5] == []
+    assert [entry for entry in entries if not (any(map(is_path, code_spans(entry))) or "](" in entry)] == []
+
+
+def test_the_documents_name_something_of_each_kind():
+    """The checks above would pass on documents that name nothing."""
+    spans = {span for document in DOCUMENTS for span in code_spans(read(document))}
+    assert {
+        "core/planning/planner.py",
+        "Planner.next_step",
+        "test_whatever_ends_a_request_nothing_of_it_stays",
+    } <= spans
+    assert {"Planner.next_step", "Door", "order_of", "TRANSITIONS", "Chunk.page_table"} <= definitions()
+    assert "Door" not in definitions("core/order.py")
+
+
+def is_path(span: str) -> bool:
+    """Whether what stands in backticks is the name of a file or folder of the repository."""
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)*(/|\.py|\.toml|\.txt|\.md)", span) is not None
+
+
 @cache
-def definitions() -> frozenset[str]:
-    """Every function as ``name`` and every member of a class as ``Class.member``."""
+def definitions(path: str = "") -> frozenset[str]:
+    """What the file ``path``, or the whole package with its tests, defines: classes, functions, constants and other
+    names of a module, as ``name``, and every member of a class as ``Class.member``."""
+    paths = [ROOT / path] if path else [found for room in PACKAGE for found in (ROOT / room).rglob("*.py")]
     found: set[str] = set()
-    for room in PACKAGE:
-        for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    found |= {f"{node.name}.{member}" for member in _members(node)}
-                elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    found.add(node.name)
+    for one in paths:
+        tree = ast.parse(one.read_text(encoding="utf-8"))
+        found |= set(_names(tree.body))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found |= {f"{node.name}.{member}" for member in (*_names(node.body), *_attributes(node))}
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(node.name)
     return frozenset(found)
 
 
-def _members(node: ast.ClassDef) -> Iterator[str]:
-    for statement in node.body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+def _names(body: list[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             yield statement.target.id
+        elif isinstance(statement, ast.Assign):
+            yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
+
+
+def _attributes(cls: ast.ClassDef) -> Iterator[str]:
+    """What its methods assign to ``self``."""
+    for node in ast.walk(cls):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
 
 
 async def test_the_stages_are_those_of_an_engine_that_lives_and_ends(autojump_clock):
@@ -103,3 +154,11 @@ def test_every_error_has_a_place_in_the_tree_and_is_exported():
     tree = re.findall(r"^ +[│├└─ ]*([A-Z]\w+)", errors.__doc__, re.MULTILINE)
     assert sorted(tree) == sorted(classes)
     assert classes <= set(triolet.__all__)
+
+
+def test_every_error_has_a_row_that_says_what_becomes_of_it():
+    """But the roots of the tree, which nothing raises."""
+    _, _, rest = read("docs/reliability.md").partition("## What each error becomes")
+    told, _, _ = rest.partition("\n## ")
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert classes - {"TrioletError", "CallerError"} <= set(re.findall(r"\w+", told))

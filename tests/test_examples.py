@@ -1,9 +1,12 @@
-"""The examples and the README's example run as a user would run them: in a process of their own, from elsewhere."""
+"""The examples and the README's example run as a user would run them, from elsewhere; the services and the README's
+example in a process of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import os
 import re
 import runpy
@@ -32,28 +35,31 @@ TOO_MUCH = 80 * 2**20  # bytes; the services take 64 MiB
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs python with some arguments and returns the lines of standard output and of standard error."""
+def run(tmp_path, monkeypatch, capsys, caplog):
+    """Runs an example with some arguments and returns the lines of standard output and of standard error, where Python
+    would write warnings of the log too. Here and not in a process of its own, which would import torch each time."""
 
-    def run(*arguments: str | Path, status: int = 0, typed: str = "") -> tuple[list[str], list[str]]:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            input=typed,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=SECONDS,
-            check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that compete for a busy machine's cores spin
-        )
-        assert done.returncode == status, done.stderr
-        return done.stdout.splitlines(), done.stderr.splitlines()
+    def run(example: str, *arguments: str | Path, status: int = 0, typed: str = "") -> tuple[list[str], list[str]]:
+        monkeypatch.setattr(sys, "argv", [example, *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        monkeypatch.chdir(tmp_path)
+        ended: object = None
+        capsys.readouterr()  # what making a checkpoint wrote
+        with caplog.at_level(logging.WARNING):
+            try:
+                runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
+            except SystemExit as end:
+                ended = end.code
+        written = capsys.readouterr()
+        errors = [*written.err.splitlines(), *caplog.messages, *([ended] if isinstance(ended, str) else [])]
+        assert (isinstance(ended, str) or ended or 0) == status, errors
+        return written.out.splitlines(), errors
 
     return run
 
 
 def test_transcribe_many_gives_a_line_for_each_sample(run):
-    lines, errors = run(ROOT / "examples" / "transcribe_many.py")
+    lines, errors = run("transcribe_many.py")
     assert not errors
     found = [re.fullmatch(r"(\S+) \[([a-z]{2}), (\d+\.\d) s\]: .*", line) for line in lines]
     assert all(found), lines
@@ -64,14 +70,14 @@ def test_transcribe_many_gives_a_line_for_each_sample(run):
 
 def test_transcribe_many_goes_on_after_a_file_that_fails_and_ends_with_1(run):
     good = demo.samples()[0].path
-    lines, errors = run(ROOT / "examples" / "transcribe_many.py", ROOT / "README.md", good, status=1)
+    lines, errors = run("transcribe_many.py", ROOT / "README.md", good, status=1)
     assert [line.split(" ")[0] for line in lines] == [good.name]
     assert len(errors) == 1
     assert errors[0].startswith("README.md: ")
 
 
 def test_stream_tokens_writes_the_text_and_what_was_held(run):
-    lines, errors = run(ROOT / "examples" / "stream_tokens.py")
+    lines, errors = run("stream_tokens.py")
     assert not errors
     *text, summary = lines
     assert "".join(text).strip()
@@ -84,13 +90,13 @@ def test_stream_tokens_writes_the_text_and_what_was_held(run):
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_anyio_group_gives_a_line_for_each_file_on_either_backend(run, backend):
     samples = demo.samples()[:3]
-    lines, errors = run(ROOT / "examples" / "anyio_group.py", backend, *(sample.path for sample in samples))
+    lines, errors = run("anyio_group.py", backend, *(sample.path for sample in samples))
     assert not errors
     assert sorted(line.split(" ")[0] for line in lines) == sorted(sample.path.name for sample in samples)
 
 
 def test_anyio_group_tells_its_usage_when_a_file_stands_where_the_event_loop_belongs(run):
-    lines, errors = run(ROOT / "examples" / "anyio_group.py", demo.samples()[0].path, status=1)
+    lines, errors = run("anyio_group.py", demo.samples()[0].path, status=1)
     assert not lines
     assert len(errors) == 1
     assert errors[0].endswith("usage: anyio_group.py [asyncio|trio [FILE...]]")
@@ -104,7 +110,7 @@ def checkpoint(tmp_path_factory):
 
 def test_chat_answers_each_line_and_finds_what_was_said_before_computed(run, checkpoint):
     """Two lines in: their answers on standard output, prompts and counts beside it."""
-    lines, errors = run(ROOT / "examples" / "chat.py", checkpoint("qwen3"), "20", typed="hi there\nand now?\n")
+    lines, errors = run("chat.py", checkpoint("qwen3"), "20", typed="hi there\nand now?\n")
     assert len("".join(lines)) > 20
     counts = re.fullmatch(r"(?:> ){3}(\d+) tokens computed, (\d+) found computed", "".join(errors))
     assert counts, errors
@@ -115,14 +121,14 @@ def test_describe_image_answers_every_question_and_encodes_once(run, checkpoint,
     picture = tmp_path / "red.png"
     Image.new("RGB", (40, 60), (200, 30, 30)).save(picture)
     questions = ["What is it?", "Why?"]
-    lines, errors = run(ROOT / "examples" / "describe_image.py", checkpoint("qwen2_5_vl"), picture, *questions)
+    lines, errors = run("describe_image.py", checkpoint("qwen2_5_vl"), picture, *questions)
     assert not errors
     assert sorted(line for line in lines if not line.startswith("  ")) == [*questions, "images encoded: 1"]
     assert len(lines) == 5
 
 
 def test_describe_image_tells_what_is_no_image_in_one_line(run, checkpoint):
-    lines, errors = run(ROOT / "examples" / "describe_image.py", checkpoint("llava"), ROOT / "README.md", status=1)
+    lines, errors = run("describe_image.py", checkpoint("llava"), ROOT / "README.md", status=1)
     assert not lines
     assert len(errors) == 1
     assert "README.md is not an image that can be read" in errors[0]
@@ -132,7 +138,7 @@ def test_search_ranks_the_nearest_texts(run, checkpoint):
     """Of six texts the reranker reads five; the best comes first."""
     texts = ["a cat", "two dogs", "three hats", "the mat", "on and on", "in the hat"]
     models = (checkpoint("bert"), checkpoint("bert_reranker"))
-    lines, errors = run(ROOT / "examples" / "search.py", *models, "a cat?", typed="\n".join(texts))
+    lines, errors = run("search.py", *models, "a cat?", typed="\n".join(texts))
     assert not errors
     found = [re.fullmatch(r" *(-?\d+\.\d{3})  (.*)", line) for line in lines]
     assert all(found), lines
@@ -141,15 +147,15 @@ def test_search_ranks_the_nearest_texts(run, checkpoint):
     assert len({match[2] for match in found} & set(texts)) == 5
 
 
-@pytest.fixture
-def serve(tmp_path):
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory):
     """Starts an example that serves, on a free port; interrupts it at the end, and it must end well."""
 
     @contextmanager
     def serve(example: str, announcement: str) -> Iterator[int]:
         process = subprocess.Popen(
             [sys.executable, ROOT / "examples" / example, "0"],
-            cwd=tmp_path,
+            cwd=tmp_path_factory.mktemp("elsewhere"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
@@ -179,6 +185,13 @@ def serve(tmp_path):
     return serve
 
 
+@pytest.fixture(scope="module")
+def fastapi_port(serve):
+    """Of one server for all that is sent to it."""
+    with serve("fastapi_app.py", r"running on http://127\.0\.0\.1:(\d+)") as port:
+        yield port
+
+
 def post(port: int, body: bytes) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/transcribe", body)
     try:
@@ -189,29 +202,27 @@ def post(port: int, body: bytes) -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error)
 
 
-def test_fastapi_app_transcribes_and_answers_errors_with_their_status(serve):
+def test_fastapi_app_transcribes_and_answers_errors_with_their_status(fastapi_port):
     sample = demo.samples()[0]
     audio = sample.path.read_bytes()
-    with serve("fastapi_app.py", r"running on http://127\.0\.0\.1:(\d+)") as port:
-        status, found = post(port, audio)
-        assert status == 200
-        assert (found["language"], round(found["duration"], 1)) == (sample.language, round(sample.duration, 1))
-        assert found["text"] == "".join(segment["text"] for segment in found["segments"]).strip()
-        status, found = post(port, b"no audio at all, " * 20)
-        assert (status, found["error"]) == (415, "UnsupportedAudio")
-        for sent in (audio, audio[:1000]):  # the second one hangs up in its upload
-            with socket.create_connection(("127.0.0.1", port)) as client:
-                head = f"POST /transcribe HTTP/1.1\r\nHost: a\r\nContent-Length: {len(audio)}\r\n\r\n"
-                client.sendall(head.encode() + sent)
-        assert post(port, audio)[0] == 200
+    status, found = post(fastapi_port, audio)
+    assert status == 200
+    assert (found["language"], round(found["duration"], 1)) == (sample.language, round(sample.duration, 1))
+    assert found["text"] == "".join(segment["text"] for segment in found["segments"]).strip()
+    status, found = post(fastapi_port, b"no audio at all, " * 20)
+    assert (status, found["error"]) == (415, "UnsupportedAudio")
+    for sent in (audio, audio[:1000]):  # the second one hangs up in its upload
+        with socket.create_connection(("127.0.0.1", fastapi_port)) as client:
+            head = f"POST /transcribe HTTP/1.1\r\nHost: a\r\nContent-Length: {len(audio)}\r\n\r\n"
+            client.sendall(head.encode() + sent)
+    assert post(fastapi_port, audio)[0] == 200
 
 
-def test_fastapi_app_answers_a_client_that_sends_too_much(serve):
+def test_fastapi_app_answers_a_client_that_sends_too_much(fastapi_port):
     """One that listens only when it has sent all, too; the next one is served."""
-    with serve("fastapi_app.py", r"running on http://127\.0\.0\.1:(\d+)") as port:
-        status, found = post(port, bytes(TOO_MUCH))
-        assert (status, found["error"]) == (413, "RequestTooLarge")
-        assert post(port, demo.samples()[0].path.read_bytes())[0] == 200
+    status, found = post(fastapi_port, bytes(TOO_MUCH))
+    assert (status, found["error"]) == (413, "RequestTooLarge")
+    assert post(fastapi_port, demo.samples()[0].path.read_bytes())[0] == 200
 
 
 @pytest.mark.parametrize(("end", "status"), [("the client hangs up", 499), ("the server is forced to stop", 503)])
@@ -273,12 +284,21 @@ def test_trio_service_answers_what_it_is_sent_too_much_too(serve):
         assert ask(port, sample.path.read_bytes())["language"] == sample.language
 
 
-def test_the_example_of_the_readme_runs(run):
-    """One line for each sample: its language, then its text."""
+def test_the_example_of_the_readme_runs(tmp_path):
+    """In a process of its own, from elsewhere. One line for each sample: its language, then its text."""
     example, *_ = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
-    lines, errors = run("-c", example)
-    assert not errors
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=SECONDS,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that compete for a busy machine's cores spin
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
     assert len(lines) == len(demo.samples())
     assert all(re.match(r"[a-z]{2} ", line) for line in lines), lines

@@ -19,7 +19,7 @@ from ..outputs.streams import Deltas, DeltaStream
 from ..speech.segments import SegmentStream
 from .host import foreign
 from .portal import Portal, may_wait
-from .portal_stream import PortalStream, StreamBlock
+from .portal_stream import PortalBlock, PortalStream
 from .trio_engine import TrioEngine
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class AsyncioHost:
         """See `triolet.api.hosts.host.Host.deltas`."""
         self._portal.check()
         stream: PortalStream[Delta, Timings | None] = PortalStream(self._portal, _timings, _next_ready)
-        return StreamBlock(stream, open_block, _PortalDeltas)
+        return PortalBlock(stream, open_block, _PortalDeltas)
 
     def segments(
         self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
@@ -143,7 +143,7 @@ class AsyncioHost:
         """See `triolet.api.hosts.host.Host.segments`."""
         self._portal.check()
         stream: PortalStream[Segment, Progress] = PortalStream(self._portal, _progress, _windows_are_asked_for)
-        return StreamBlock(stream, open_block, _segments)
+        return PortalBlock(stream, open_block, _segments)
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:

@@ -160,7 +160,7 @@ class PortalStream(Generic[T, View]):
         return None if found is None else outcome.Value(found)
 
 
-class StreamBlock(AbstractAsyncContextManager[Presented], Generic[T, View, Presented]):
+class PortalBlock(AbstractAsyncContextManager[Presented], Generic[T, View, Presented]):
     """The block of a `PortalStream`; ``present`` makes of the stream what users get."""
 
     def __init__(

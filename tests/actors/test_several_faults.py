@@ -124,7 +124,7 @@ class Chaos:
         assert not engine.inside.pending
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings.default.max_examples * 3 // 8)
 @given(seed=st.integers(0, 10**9), uniform=st.booleans())
 def test_whatever_meets_nobody_hangs_and_no_token_is_wrong(seed: int, uniform: bool):
     run_scheduled(Chaos(random.Random(seed)).main, schedule=Uniform(seed) if uniform else Batches(seed))

@@ -1,7 +1,8 @@
 """The engine's tokens are transformers' own: the same weights, prompt and suppressed tokens, fp32, greedy.
 
 Twenty-four requests of mixed lengths and arrival times go through one engine together; the reference answers them one
-by one with the base `GenerationMixin.generate`.
+by one with the base `GenerationMixin.generate`. A checkpoint of the size "base", which takes most of a minute, is asked
+by ``make soak`` only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import trio
 from attrs import frozen
+from hypothesis import settings
 
 import triolet.demo
 from triolet import Engine, EngineConfig, SamplingParams
@@ -23,6 +25,7 @@ from triolet.core.model import ModelDescription
 from triolet.testing.checkpoints import random_whisper
 
 REQUESTS = 24
+SIZES = ("tiny", "base", "demo") if settings.get_current_profile_name() == "soak" else ("tiny", "demo")
 
 
 @frozen
@@ -33,7 +36,7 @@ class Case:
     delay: float
 
 
-@pytest.fixture(scope="module", params=["tiny", "base", "demo"])
+@pytest.fixture(scope="module", params=SIZES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "demo":
         return triolet.demo.checkpoint()

@@ -61,7 +61,7 @@ class Reference:
             begin = "Look at this. " * 3 if index % 3 else ""
             shown = " ".join(PLACEHOLDERS[self.name] for _ in items) if items else ""
             text = (WORDS * 3)[length // 2 : length + length // 2]
-            tokens, priority = int(numbers.integers(10, 32)), int(numbers.integers(0, 3))
+            tokens, priority = int(numbers.integers(6, 16)), int(numbers.integers(0, 3))
             asks.append(Ask(prompt=begin + shown + text, items=items, tokens=tokens, priority=priority))
         return asks
 
