@@ -1,4 +1,4 @@
-"""`Emit`: the one place that every event passes, on its way to the checker, the user's observer and the log."""
+"""`Emit`: every event passes it, on the way to the checker, the user's observer and the log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from ..core.trace import TraceChecker
 
 @define(eq=False)
 class Emit:
-    """Tells the checker, the observer and the log of events. An observer that raises is told no more, and its error
-    leaves the engine's block: a stage of the teardown must not end with it. A broken promise stops the engine."""
+    """Hands events to the checker, the observer and the log. An observer that raises gets no more events. Its error
+    leaves the engine's block at the end, so that it cannot end a stage of the teardown. A broken promise stops the
+    engine."""
 
     observer: Callable[[events.Event], None] | None
     checker: TraceChecker | None
@@ -30,14 +31,14 @@ class Emit:
 
     @property
     def is_followed(self) -> bool:
-        """Whether anybody but the log is told of events."""
+        """True if a checker or an observer gets the events."""
         return self.observer is not None or self.checker is not None
 
     def __call__(self, event: events.Event) -> None:
         line_of = LINES.get(type(event))
         if line_of is None and not self.is_followed:
             return
-        # in place: it was made for this call, and nobody has seen it yet
+        # in place: the event was made for this call, and nothing else has read it yet
         object.__setattr__(event, "time", trio.current_time())
         if self.checker is not None:
             self._check(lambda checker: checker(event))
@@ -49,7 +50,7 @@ class Emit:
             self.ended[event.outcome] += 1
 
     def write(self, line: Line | None) -> None:
-        """A line of the log. A handler of the user's that raises is treated as an observer that does."""
+        """Writes a line to the log. A user's log handler that raises is treated as an observer that raises."""
         if line is None or self._log is None:
             return
         try:
@@ -59,7 +60,7 @@ class Emit:
             self.error, self._log = self.error or error, None
 
     def end(self) -> None:
-        """The last event was emitted."""
+        """Has the checker check the end."""
         if self.checker is not None:
             self._check(TraceChecker.end)
 
@@ -75,6 +76,6 @@ class Emit:
         try:
             check(self.checker)
         except InvariantViolation as violation:
-            self.error, self.checker = violation, None  # what follows is no news
+            self.error, self.checker = violation, None  # further violations would follow from this one
             self.stop.set()
             self.body.cancel()

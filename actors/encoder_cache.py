@@ -1,4 +1,4 @@
-"""The encoder-cache actor: owns the ledger of encoder outputs, which lives in core, and moves its messages."""
+"""The encoder-cache actor: owns the ledger of encoder outputs (`core.ledger`), and moves its messages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .inbox import take_all
 
 @define(eq=False)
 class EncoderCache:
-    """Answers acquires, sends encode batches and frees, and knows which bytes are taken.
+    """Answers acquires, and sends encode batches and frees.
 
-    One encode batch is in flight at a time: what arrives meanwhile makes the next one. It ends when the scheduler has
-    closed and the runner has dropped everything, so that after it nothing is resident.
+    One encode batch is in flight at a time: acquires that arrive meanwhile make the next batch. The actor ends when the
+    scheduler has closed and the runner has dropped every entry, so that nothing stays resident.
     """
 
     inbox: trio.MemoryReceiveChannel[m.EncoderCacheMessage]
@@ -29,16 +29,16 @@ class EncoderCache:
     ledger: EncoderLedger
     idle_seconds: float
     emit: Emit
-    _to_free: list[str] = field(factory=list, init=False)  # decided, and not yet sent
+    _to_free: list[str] = field(factory=list, init=False)  # keys to free, not yet sent
     _encoding: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
-    _asleep: bool = field(default=False, init=False)  # the runner, as far as is known
+    _asleep: bool = field(default=False, init=False)  # the runner, as last reported
     _runner_gone: bool = field(default=False, init=False)
-    _generation: int = field(default=0, init=False)  # of the runner, as far as is known
+    _generation: int = field(default=0, init=False)  # of the runner, as last reported
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serves until the scheduler has closed and nothing is resident."""
+        """Serves until the scheduler has closed and no entry is left, or the runner is gone."""
         task_status.started()
         while not self._finished():
             await self._take_messages()
@@ -74,7 +74,7 @@ class EncoderCache:
                     )
                 )
             case m.Release(holder, key) if not self.ledger.holds(holder, key):
-                pass  # it was refused while this was on its way; a holder acquires once, so no other is meant
+                pass  # the acquire was refused while its release was on the way
             case m.Release(holder, key):
                 self.emit(events.EntryReleased(key, holder))
                 self._decide(self.ledger.release(holder, key, now=trio.current_time()))
@@ -128,7 +128,7 @@ class EncoderCache:
         self._to_free += decisions.free
 
     def _send_frees(self) -> None:
-        """All that one batch of messages decided, in one message: their room comes back together."""
+        """Sends the keys to free of one batch of messages in one message: their room comes back together."""
         keys, self._to_free = tuple(self._to_free), []
         if keys and not self._runner_gone:
             self.emit(events.FreeSent(keys))

@@ -1,4 +1,4 @@
-"""The runner actor: owns the executor, the worker it runs on, and through it every tensor."""
+"""The runner actor: owns the worker, the executor that runs on it, and so every tensor."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .emit import Emit
 from .worker import Call, Ended, Job, Worker
 
 ANSWERED_WITHIN = 4
-"""Turns of the trio loop until a step or encode batch that ended has led to the next step: through the encoder cache,
-the scheduler and the step lane."""
+"""Turns of the trio loop from the end of a step or encode batch to the next step: through the encoder cache, the
+scheduler and the step lane."""
 
 
 def torch_executor(model: str | Path, config: EngineConfig) -> Executor:
-    """The executor for a checkpoint. Imports torch, so call it on the worker."""
+    """The executor for a checkpoint. Call it on the worker, since it imports torch."""
     from ..models.machine.openmp import prepare_openmp
 
     prepare_openmp()
@@ -41,25 +41,26 @@ def torch_executor(model: str | Path, config: EngineConfig) -> Executor:
 
 
 class StepSkipped(Exception):
-    """The step was not run: the one before it failed, or the runner is stopping."""
+    """The step was not run: an earlier step failed, or the runner is stopping."""
 
 
 class _NotGivenBack(Exception):
-    """The device could not be given back whole: nobody knows what it still holds, and no restart can help."""
+    """A sleep gave the device back only in part: its state is unknown, and no restart can help."""
 
 
 @define(eq=False)
 class GpuRunner:
     """Two lanes onto one worker.
 
-    The step lane passes on at once what the scheduler sends, at most ``steps_in_flight`` steps, so that the device has
-    the next one when it ends one. The encode lane waits until it is its turn (`TimeShare`). The worker serves in order
-    of arrival: the next call that ends is the oldest of ``_begun``, and the ends are reported in that order.
+    The step lane passes the scheduler's messages on at once, at most ``steps_in_flight`` steps, so that the device has
+    the next step when it ends one. The encode lane waits for its turn (`TimeShare`). The worker serves in order of
+    arrival: the next call to end is the oldest of ``_begun``, and the runner reports the ends in that order.
 
-    A restart ends the lanes, waits for the calls that run, resets the executor and starts the lanes anew, in the next
-    generation. ``make_executor`` runs on the worker, as does every call of the executor it makes.
+    A restart ends the lanes, waits for the calls in flight, resets the executor and starts the lanes anew, in the next
+    generation. ``make_executor`` runs on the worker, and so does every call of the executor.
 
-    Asleep it has given the device back: nobody sends steps or encode batches, and waking is a call like any other.
+    A runner that is asleep has given the device back: it gets no steps or encode batches, and waking is an ordinary
+    call.
     """
 
     steps: trio.MemoryReceiveChannel[m.StepLaneMessage]
@@ -76,11 +77,11 @@ class GpuRunner:
     _executor: Executor | None = field(default=None, init=False)
     _ended: trio.MemorySendChannel[Ended | None] = field(init=False)  # ``None``: the lanes are over
     _ends: trio.MemoryReceiveChannel[Ended | None] = field(init=False)
-    _begun: deque[m.RunnerMessage] = field(factory=deque, init=False)  # what the worker was given, the oldest first
+    _begun: deque[m.RunnerMessage] = field(factory=deque, init=False)  # messages with calls in flight, oldest first
     _share: TimeShare = field(factory=TimeShare, init=False)
     _turns: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)  # woken when a call ends
     _lanes: trio.CancelScope = field(factory=trio.CancelScope, init=False)
-    _failure: BaseException | None = field(default=None, init=False)  # ended the lanes, and belongs to no request
+    _failure: BaseException | None = field(default=None, init=False)  # ended the lanes; no request's error
     _broken_epoch: int = field(default=-1, init=False)  # read and written on the worker only
     _stopping: bool = field(default=False, init=False)
     _generation: int = field(default=0, init=False)
@@ -93,9 +94,9 @@ class GpuRunner:
     async def run(
         self, nursery: trio.Nursery, task_status: trio.TaskStatus[ModelDescription] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Opens the executor, serves until both lanes are closed, then gives the device back, however it ends.
+        """Opens the executor, serves until both lanes are closed, and gives the device back on every path out.
 
-        Raises `EngineTeardownError` where a call hangs or a release fails; the worker is then abandoned.
+        Raises `EngineTeardownError` where a release fails or a call hangs; the hung worker is abandoned.
         """
         self.worker.start(nursery, partial(_deliver, self._ended))
         try:
@@ -109,7 +110,7 @@ class GpuRunner:
         await self._close()
 
     async def _close_after(self, error: BaseException) -> None:
-        """What goes wrong in closing is told by the error that led to it; a cancellation tells nothing."""
+        """Closes the executor. Its teardown error becomes a note of ``error``, unless that is only a cancellation."""
         try:
             await self._close()
         except EngineTeardownError as further:
@@ -121,7 +122,7 @@ class GpuRunner:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _run(self, job: Job, call: Call) -> Ended:
-        """For when no lane is served: runs it after the calls that run already, whose ends nobody waits for."""
+        """Runs ``call`` after the calls in flight, whose ends it drops. Only while no lane is served."""
         self.worker.submit(job, call)
         while True:
             ended = await self._ends.receive()
@@ -143,10 +144,10 @@ class GpuRunner:
         return description
 
     async def _close(self) -> None:
-        """Waits for the calls that run, closes the executor and ends the worker, all within ``close_seconds``.
+        """Waits for the calls in flight, closes the executor and ends the worker, all within ``close_seconds``.
 
-        Past that the worker is abandoned. A load that is abandoned because its caller was cancelled is no error: the
-        worker closes the executor as soon as the load returns.
+        A worker that takes longer is abandoned. An abandoned load is no error: the worker closes the executor as soon
+        as the load returns.
         """
         self._stopping = True
         ended: Ended | None = None
@@ -154,12 +155,12 @@ class GpuRunner:
             with trio.move_on_after(self.close_seconds, shield=True):
                 ended = await self._run(Job.CLOSE, self._close_executor)
         finally:
-            if ended is None:  # it hangs, or we failed: the device is given back whatever becomes of us
+            if ended is None:  # a call hangs, or this task failed: the worker gives the device back without it
                 self.worker.abandon(self._close_executor)
         if ended is None:
             self.emit(events.StageReached("device call abandoned"))
             if self.memory.device == "":
-                return  # it hangs in its load
+                return  # the load hangs
             raise EngineTeardownError(
                 f"a call on the device did not end within {self.close_seconds} s; its thread is abandoned and will "
                 f"release the device if the call ever returns; a new process is the safe way on"
@@ -187,16 +188,16 @@ class GpuRunner:
     # -- restart -----------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        """For an error that is no request's. The lanes end; a further one is healed by the same restart, or by none."""
+        """Ends the lanes, for an error that is no request's. One restart heals all errors, or none of them."""
         if self._failure is None or _beyond_help(error):
             self._failure = error
         self._lanes.cancel()
 
     async def _start_anew(self) -> None:
-        """In place: the weights stay, everything else the device holds is forgotten, and so is what is asked in
-        ignorance of it. Raises the error that led to it where that cannot help any more."""
+        """Restarts in place: the weights stay, the executor forgets everything else, and messages of older generations
+        are dropped. Raises the error that led to the restart where no restart can help."""
         error, self._failure = self._failure, None
-        if error is not None:  # else a sleep failed, and began a generation already
+        if error is not None:  # else a sleep failed, which has begun a generation already
             pause = None if _beyond_help(error) else self.restarts.try_restart(trio.current_time())
             if pause is None:
                 raise error
@@ -215,7 +216,7 @@ class GpuRunner:
     # -- the lanes ---------------------------------------------------------------------------------------------------
 
     async def _serve_lanes(self) -> bool:
-        """Until both are over and every call has ended. True if they were ended, and are to start anew."""
+        """Serves until both lanes are over and every call has ended. True if the lanes must start anew."""
         self._lanes = trio.CancelScope()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_lanes, name="triolet encode lane")
@@ -234,7 +235,7 @@ class GpuRunner:
     async def _step_lane(self) -> None:
         async for message in self.steps:
             if isinstance(message, m.Sleep):
-                self._generation += 1  # what is asked of the device from here on is asked in ignorance of its sleep
+                self._generation += 1  # older messages are dropped: they do not know of the sleep
             self._begin(message)
 
     async def _encode_lane(self) -> None:
@@ -242,7 +243,7 @@ class GpuRunner:
             if isinstance(message, m.Encode):
                 await self._turn()
             self._begin(message)
-            del message  # it would keep the batch's payloads until the next one comes
+            del message  # else the batch's payloads live until the next message
 
     async def _turn(self) -> None:
         """Waits until an encode launch may begin."""
@@ -251,7 +252,7 @@ class GpuRunner:
         self._share.encode_sent(trio.current_time())
 
     async def _steps_come(self) -> bool:
-        """True if a step is in flight, or comes in answer to what has ended."""
+        """True if a step is in flight, or comes as the answer to a call that ended."""
         for _ in range(ANSWERED_WITHIN):
             if any(isinstance(message, m.Step) for message in self._begun):
                 return True
@@ -261,7 +262,7 @@ class GpuRunner:
     def _begin(self, message: m.RunnerMessage) -> None:
         match message:
             case m.Step() | m.Encode() | m.Free() if message.generation != self._generation:
-                return  # whoever sent it will hear of the restart, and asks again for what is still wanted
+                return  # its sender will learn of the restart, and sends again what it still needs
             case m.Step(plan):
                 self.worker.submit(Job.STEP, self._step, plan)
             case m.Encode(jobs):
@@ -288,7 +289,7 @@ class GpuRunner:
             message = self._begun.popleft()
             self._count(message)
             self._report(message, ended)
-            del message, ended  # they would keep what failed until the next call ends
+            del message, ended  # else a failed call's objects live until the next call ends
             self._turns.unpark_all()
 
     def _count(self, message: m.RunnerMessage) -> None:
@@ -325,7 +326,7 @@ class GpuRunner:
             failure.__cause__ = error
             self._fail(failure)
             return
-        if error is not None:  # what was asked meanwhile was dropped: all begin anew
+        if error is not None:  # messages since were dropped: the lanes start anew
             self.to_scheduler.send_nowait(m.SleepFailed(error))
             self._lanes.cancel()
             return
@@ -360,7 +361,7 @@ class GpuRunner:
             raise
 
     def _call(self, job: Job, *args: object) -> None:
-        """The method of the executor that ``job`` is named after; it changes what is on the device."""
+        """Calls the executor's method of ``job``'s name, which changes the memory on the device."""
         executor = self._ready_executor()
         getattr(executor, job.value)(*args)
         self.memory = executor.memory()
@@ -374,13 +375,13 @@ class GpuRunner:
 
 
 def _deliver(ended_calls: trio.MemorySendChannel[Ended | None], ended: Ended) -> None:
-    """Tells the runner of a call's end. A call that was abandoned may end long after the runner."""
+    """Tells the runner of a call's end. An abandoned call may end long after the runner."""
     with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
         ended_calls.send_nowait(ended)
 
 
 def _told(error: BaseException) -> str:
-    """Each failed release and, from its notes, whose it was."""
+    """The text of each failed release, with its notes, which name the owner."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_told, error.exceptions))
     notes = ", ".join(getattr(error, "__notes__", ["a release failed"]))
@@ -395,5 +396,5 @@ def _step_report(step_id: int, value: object, error: Exception | None) -> m.Step
 
 
 def _beyond_help(error: BaseException | None) -> bool:
-    """True if a restart cannot help. What is no `Exception` (an exit, an interrupt on the worker) ends the runner."""
+    """True if a restart cannot help: after any error but an `Exception` (an exit, an interrupt on the worker) too."""
     return error is not None and (not isinstance(error, Exception) or isinstance(error, DeviceLost | _NotGivenBack))

@@ -10,7 +10,7 @@ Message = TypeVar("Message")
 
 
 def drain(inbox: trio.MemoryReceiveChannel[Message]) -> list[Message]:
-    """Every message that is there now."""
+    """Takes every message that is there now."""
     batch: list[Message] = []
     while True:
         try:
@@ -20,8 +20,8 @@ def drain(inbox: trio.MemoryReceiveChannel[Message]) -> list[Message]:
 
 
 async def take_all(inbox: trio.MemoryReceiveChannel[Message]) -> list[Message]:
-    """Waits for one message and takes every further one that is there: what arrived together is decided together.
+    """Waits for one message and takes all others that are there: messages that arrive together are decided together.
 
-    Nothing is lost under cancellation: after the first message there is no further checkpoint.
+    Cancellation loses no message: after the first one there is no checkpoint.
     """
     return [await inbox.receive(), *drain(inbox)]

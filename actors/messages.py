@@ -1,7 +1,7 @@
 """Every message between actors, grouped by the channel it travels on. Commands are imperative, facts past tense.
 
 Frozen, slotted, tuples inside; keys, never tensors. Inboxes are unbounded, so that clean-up under cancellation can use
-``send_nowait``; what is bounded is admission, in the engine.
+``send_nowait``; the engine bounds the admission instead.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Failed:
 
 @frozen
 class Aborted:
-    """Last message of a request that its client, or the end of the engine, withdrew. A stop string ends a request that
-    way too, so ``timings`` count here as well."""
+    """Last message of a request that its client, or the end of the engine, aborted. A stop string also ends a request
+    by an abort, so this message has ``timings`` too."""
 
     timings: Timings | None = None
 
@@ -45,21 +45,21 @@ End = Finished | Failed | Aborted
 
 
 class Stream(Protocol):
-    """Where the scheduler puts what a request gives. Neither method waits or raises; a reader that has gone away is
-    not the scheduler's business."""
+    """Where the scheduler puts a request's tokens and its end. Neither method waits or raises, even where the reader
+    has gone away."""
 
     def put(self, sampled: tuple[SampledToken, ...]) -> None:
-        """Hands over all that one step gave to the request, in order; at least one token."""
+        """Hands over one step's results for the request, in order; at least one."""
 
     def end(self, end: End) -> None:
         """Hands over the request's one end. Nothing comes after it."""
 
 
 class Reply(Protocol):
-    """Where the answer to an order is put, once."""
+    """Where the scheduler puts the answer to an order, once."""
 
     def put(self, error: Exception | None) -> None:
-        """Done, or why not. Never waits, never raises."""
+        """Done (``None``), or the error. Never waits, never raises."""
 
 
 # -- to the scheduler ------------------------------------------------------------------------------------------------
@@ -75,21 +75,21 @@ class Submit:
 
 @frozen
 class AbortRequest:
-    """From the engine: the client no longer wants it."""
+    """From the engine: the client no longer wants the request."""
 
     request_id: str
 
 
 @frozen
 class Drain:
-    """From the supervisor: no more submits come. Finish what is here until ``deadline`` (trio time), abort the rest."""
+    """From the supervisor: no submits follow. Finish requests until ``deadline`` (trio time), then abort the others."""
 
     deadline: float
 
 
 @frozen
 class EncoderReady:
-    """From the encoder cache: ``holder`` may read its entry until it releases it, or the runner starts anew."""
+    """From the encoder cache: ``holder`` may read its entry until it releases the entry, or the runner restarts."""
 
     holder: str
 
@@ -104,14 +104,14 @@ class EncoderRefused:
 
 @frozen
 class StepDone:
-    """From the runner: the oldest step in flight has been run."""
+    """From the runner: the oldest step in flight went well."""
 
     result: StepResult
 
 
 @frozen
 class StepFailed:
-    """From the runner: the oldest step in flight raised, or was skipped because the one before it did."""
+    """From the runner: the oldest step in flight raised, or was skipped because an earlier step had raised."""
 
     step_id: int
     error: Exception
@@ -120,9 +120,9 @@ class StepFailed:
 
 @frozen
 class GenerationLost:
-    """From the encoder cache, to which the runner said it: the runner has started anew as ``generation``, or has given
-    the device back (``asleep``). What was computed and what was in flight is gone. It comes this way so that no
-    `EncoderReady` overtakes it."""
+    """From the encoder cache, on the runner's behalf: the runner has restarted as ``generation``, or has given the
+    device back (``asleep``). All KV, encoder outputs and steps in flight are lost. The message takes this way to keep
+    its order among the `EncoderReady` ones."""
 
     generation: int
     asleep: bool
@@ -130,19 +130,19 @@ class GenerationLost:
 
 @frozen
 class Woke:
-    """From the encoder cache, to which the runner said it: the device is taken again."""
+    """From the encoder cache, on the runner's behalf: the runner has taken the device again."""
 
 
 @frozen
 class WakeFailed:
-    """From the runner: the device could not be taken; it sleeps on."""
+    """From the runner: it could not take the device, and sleeps on."""
 
     error: Exception
 
 
 @frozen
 class SleepFailed:
-    """From the runner: the weights could not be parked; it is awake."""
+    """From the runner: it could not park the weights, and is awake."""
 
     error: Exception
 
@@ -163,7 +163,7 @@ class OrderWake:
 
 @frozen
 class RunnerStopped:
-    """From the supervisor: the runner is gone and will answer nothing any more."""
+    """From the supervisor: the runner is gone and sends no more answers."""
 
     error: RunnerCrashed
 
@@ -190,7 +190,7 @@ SchedulerMessage = (
 
 @frozen
 class Acquire:
-    """From the scheduler: ``holder``, a name that is new for every acquire, is to hold ``item``. Smaller ``order``
+    """From the scheduler: ``holder``, a name that is new for every acquire, acquires ``item``. The smallest ``order``
     comes first. `EncoderReady` or `EncoderRefused` answers, unless `Release` comes before."""
 
     holder: str
@@ -200,7 +200,7 @@ class Acquire:
 
 @frozen
 class Release:
-    """From the scheduler: ``holder`` gives its hold of ``key`` back, or withdraws its acquire."""
+    """From the scheduler: ``holder`` releases ``key``, or withdraws its acquire."""
 
     holder: str
     key: str
@@ -223,20 +223,20 @@ class EncodeBroken:
 
 @frozen
 class Freed:
-    """From the runner: the outputs of ``keys`` are dropped."""
+    """From the runner: it has dropped the outputs of ``keys``."""
 
     keys: tuple[str, ...]
 
 
 @frozen
 class SchedulerClosed:
-    """From the scheduler, its last: nothing is held any more and nothing will be acquired."""
+    """From the scheduler, its last message: all holds are void, and no acquire follows."""
 
 
 @frozen
 class RunnerRestarted:
-    """From the runner: it has started anew as ``generation``, or has given the device back (``asleep``); every encoder
-    output is gone, and what is asked of it in the name of an older generation is dropped."""
+    """From the runner: it has restarted as ``generation``, or has given the device back (``asleep``). Every encoder
+    output is gone. The runner drops messages of older generations."""
 
     generation: int
     asleep: bool
@@ -261,7 +261,7 @@ EncoderCacheMessage = (
 
 @frozen
 class Encode:
-    """From the encoder cache, on the encode lane: one batch. A runner that has started anew since drops it."""
+    """From the encoder cache, on the encode lane: encode one batch. A runner that has restarted since drops it."""
 
     jobs: tuple[EncodeJob, ...]
     generation: int
@@ -277,7 +277,7 @@ class Free:
 
 @frozen
 class Step:
-    """From the scheduler, on the step lane. A runner that has started anew since drops it."""
+    """From the scheduler, on the step lane. A runner that has restarted since drops the step."""
 
     plan: StepPlan
     generation: int
@@ -285,7 +285,7 @@ class Step:
 
 @frozen
 class Sleep:
-    """From the scheduler, on the step lane: give the device back, after what runs."""
+    """From the scheduler, on the step lane: give the device back, after the calls in flight."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""The scheduler actor: owns the queue and the KV pages, which live in core's planner, and the requests' streams."""
+"""The scheduler actor: owns the planner, with the queue and the KV pages, and the requests' streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .inbox import drain, take_all
 
 @define(eq=False)
 class _Client:
-    """A request's stream, and when it went through its stages, in trio's time."""
+    """A request's stream, and the times of the request's stages, in trio's time."""
 
     stream: m.Stream
     queued: float
@@ -36,24 +36,24 @@ class _Client:
     first_token: float | None = None
 
     def acquires(self, now: float) -> None:
-        """It waits for encoder outputs. Only the time before its first start counts as `Timings.encoder_wait`."""
+        """The request waits for encoder outputs. Waits after its first start do not count (`Timings.encoder_wait`)."""
         if self.started is None and self.waits_since is None:
             self.waits_since = now
 
     def waits_no_more(self, now: float) -> None:
-        """It holds what it waited for, or needs it no longer."""
+        """The request holds its encoder outputs, or needs none any more."""
         if self.waits_since is not None:
             self.encoder_wait += now - self.waits_since
             self.waits_since = None
 
     def starts(self, now: float) -> None:
-        """It has a place."""
+        """The request has a place."""
         self.waits_no_more(now)
         if self.started is None:
             self.started = now
 
     def timings(self, now: float) -> Timings:
-        """Of a request that ends now."""
+        """The timings of a request that ends now."""
         return Timings(
             queued=(now if self.started is None else self.started) - self.queued,
             encoder_wait=self.encoder_wait,
@@ -64,10 +64,10 @@ class _Client:
 
 @define(eq=False)
 class Scheduler:
-    """Moves messages between the planner and the others.
+    """Moves messages between the planner and the other actors.
 
-    After every batch of messages the planner's actions go out, then as many steps as may be in flight. It ends when it
-    was told to drain and nothing is left, or when the runner is gone.
+    After every batch of messages it sends out the planner's actions, then as many steps as may be in flight. The actor
+    ends when it was told to drain and no request is left, or when the runner is gone.
     """
 
     inbox: trio.MemoryReceiveChannel[m.SchedulerMessage]
@@ -81,15 +81,15 @@ class Scheduler:
     _wait_for_sleep: list[m.Reply] = field(factory=list, init=False)
     _wait_for_wake: list[m.Reply] = field(factory=list, init=False)
     _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
-    _unread: deque[m.SchedulerMessage] = field(factory=deque, init=False)  # taken from the inbox
+    _unread: deque[m.SchedulerMessage] = field(factory=deque, init=False)  # taken from the inbox, not yet handled
     _deadline: float = field(default=math.inf, init=False)
     _draining: bool = field(default=False, init=False)
     _runner_gone: bool = field(default=False, init=False)
-    _generation: int = field(default=0, init=False)  # of the runner, as far as is known
+    _generation: int = field(default=0, init=False)  # of the runner, as last reported
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serves until drained. Whatever ends it: every stream is told, every entry released."""
+        """Serves until drained. On every path out it ends every stream and releases every entry."""
         try:
             task_status.started()
             while not self._finished():
@@ -103,7 +103,7 @@ class Scheduler:
 
     async def _take_messages(self) -> None:
         dozes_at = self._dozes_at()
-        if self._deadline == dozes_at == math.inf:  # no scope for every token
+        if self._deadline == dozes_at == math.inf:  # a cancel scope for every token would cost time
             self._unread.extend(await take_all(self.inbox))
         else:
             await self._take_until(dozes_at)
@@ -124,7 +124,7 @@ class Scheduler:
         self.emit(events.StageReached("drain deadline"))
 
     def _dozes_at(self) -> float:
-        """When there will have been nothing to do for long enough."""
+        """When the engine will have been idle for ``idle_sleep``."""
         idle = self.planner.idle and self.power.power is Power.AWAKE and not self._draining
         return trio.current_time() + self.idle_sleep if idle else math.inf
 
@@ -205,7 +205,7 @@ class Scheduler:
 
     def _order_sleep(self, reply: m.Reply) -> None:
         self.power.order_sleep()
-        if self.power.power is not Power.WAKING:  # there the wish to wake is being fulfilled, and will be answered
+        if self.power.power is not Power.WAKING:  # the end of that waking answers the wish
             _answer(self._wait_for_wake, partial(EngineStateError, "the engine was put to sleep again before it woke"))
         self._wait_for_sleep.append(reply)
         if self.power.power is Power.ASLEEP:
@@ -228,7 +228,7 @@ class Scheduler:
         self._give_up_what_nobody_will_run()
 
     def _wake_failed(self, error: Exception) -> None:
-        """Requests that woke it up fail; those that wait for the end of an ordered sleep wait on."""
+        """Requests that woke the engine fail; those that wait for the end of an ordered sleep wait on."""
         self.power.wake_failed()
         _answer(self._wait_for_wake, partial(_cannot_wake, error))
         _answer(self._wait_for_sleep)
@@ -244,7 +244,7 @@ class Scheduler:
                 self.to_runner.send_nowait(m.Wake())
 
     def _give_up_what_nobody_will_run(self) -> None:
-        """A drain while the device is given back, and no order to wake can come any more."""
+        """Aborts the requests of a drain while asleep, since no order to wake can come any more."""
         if self._draining and not self.power.will_wake:
             self.planner.abort_all()
 
@@ -299,7 +299,7 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         while not self._runner_gone and self.power.may_work and (plan := self.planner.next_step()) is not None:
-            self._publish()  # planning may have asked for entries or released some
+            self._publish()  # planning may have acquired or released encoder outputs
             if self.emit.is_followed:
                 self.emit(self._step_begun(plan))
             self.to_runner.send_nowait(m.Step(plan, self._generation))
@@ -316,8 +316,8 @@ class Scheduler:
         )
 
     def _wind_up(self) -> None:
-        """What the requests hold of the encoder cache goes back with its last message. After a crash or a hard
-        cancel there are streams that the planner can no longer end, and submits that were never read: they are told."""
+        """Ends, after a crash or a hard cancel, the streams that the planner can no longer end, and the submits that
+        were never read. The last message, `SchedulerClosed`, gives back all that the requests hold."""
         for request_id in list(self._clients):
             self._end(request_id, m.Failed(_stopped()), "failed", events.error_text(_stopped()))
         _answer(self._wait_for_sleep, _stopped)
@@ -331,7 +331,7 @@ class Scheduler:
 
 
 def _answer(replies: list[m.Reply], error: Callable[[], Exception | None] = lambda: None) -> None:
-    """Each gets an error of its own: two tasks must not raise the same object."""
+    """Answers each reply with an error of its own: two tasks must not raise the same object."""
     while replies:
         replies.pop().put(error())
 

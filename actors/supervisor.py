@@ -7,8 +7,8 @@ The order comes from data flow::
                   -> the runner finishes its calls and gives the device back
                   -> channels close
 
-Each stage is bounded in time; one that overruns is cancelled hard. The teardown runs in a task of its own, since a
-KeyboardInterrupt goes through shields in the main task.
+Each stage is bounded in time; an actor that overruns is cancelled hard. The teardown runs in a task of its own, since
+a KeyboardInterrupt goes through shields in the main task.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ Started = TypeVar("Started")
 
 
 class Run(Protocol):
-    """An actor's life."""
+    """An actor's ``run``."""
 
     def __call__(self, *, task_status: trio.TaskStatus[Any]) -> Awaitable[None]: ...
 
 
 @define(eq=False)
 class _Child:
-    """One supervised actor: stoppable through ``scope``, over when ``done`` is set, and then with its ``error``."""
+    """One supervised actor. Cancelling ``scope`` stops it; ``done`` is set when it is over; ``error`` ended it."""
 
     name: str
     scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -67,8 +67,8 @@ class _Child:
 class _Status:
     """Hands ``started()`` on and shields the child from then on: only the supervisor stops a running actor.
 
-    Where the parent is cancelled already, trio leaves the child in ``start``'s own nursery, to be cancelled with it:
-    then there is nothing to shield.
+    Where the parent is cancelled already, trio leaves the child in ``start``'s own nursery and cancels both: then the
+    child is not shielded.
     """
 
     child: _Child
@@ -84,8 +84,8 @@ class _Status:
 
 @frozen(kw_only=True)
 class EngineStatistics:
-    """A snapshot of a running engine: whether it has its device, the queue and the pages, the encoder ledger, the
-    device's bytes by owner."""
+    """A snapshot of a running engine: its power state, the queue and the pages, the encoder ledger, the device's bytes
+    by owner."""
 
     power: Power
     requests: PlannerStatistics
@@ -120,7 +120,7 @@ class Supervisor:
     _held: int = field(default=0, init=False)  # bytes on the device when the teardown began
     _ledger: EncoderLedger | None = field(default=None, init=False)
     _runner: GpuRunner = field(init=False)
-    _children: dict[str, _Child] = field(factory=dict, init=False)  # in the order they started
+    _children: dict[str, _Child] = field(factory=dict, init=False)  # in the order of their starts
     _fault: BaseException | None = field(default=None, init=False)
     _teardown_errors: list[Exception] = field(factory=list, init=False)
     _drain_seconds: float = field(default=0.0, init=False)
@@ -164,7 +164,7 @@ class Supervisor:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection  # ^C comes at the body's and the nursery's checkpoints, not between our lines
     async def running(self) -> AsyncIterator[ModelDescription]:
-        """The engine's block. The body's own exception leaves it unchanged, never wrapped in a group.
+        """The engine's block. The body's own exception leaves the block unchanged, never wrapped in a group.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -182,7 +182,7 @@ class Supervisor:
                         description = await self._start(nursery)
                         with self._body:
                             yield description
-                        if not (self._stop.is_set() or self._hurried):  # after a fault there is nothing to wait for
+                        if not (self._stop.is_set() or self._hurried):  # after a fault no request can finish
                             self._drain_seconds = self.config.drain_seconds
                     except BaseException as error:  # noqa: BLE001  (raised again below, outside the nursery)
                         body_error = error
@@ -195,7 +195,7 @@ class Supervisor:
             del body_error
 
     async def stop(self, drain_seconds: float) -> None:
-        """Stops the engine before its block ends: running requests have ``drain_seconds``, then they are aborted."""
+        """Stops the engine before its block ends. Aborts requests that run longer than ``drain_seconds``."""
         if not self._stop.is_set():
             self._drain_seconds = drain_seconds
         self._stop.set()
@@ -209,16 +209,16 @@ class Supervisor:
         self._to_scheduler.send_nowait(m.Submit(request, stream))
 
     def abort(self, request_id: str) -> None:
-        """The client no longer wants the request. Works while cancelled and while the engine stops; never raises."""
+        """Aborts a request. Works under cancellation and while the engine stops; never raises."""
         if not self._stopped.is_set():
             self._to_scheduler.send_nowait(m.AbortRequest(request_id))
 
     async def sleep(self) -> None:
-        """Gives the device back; returns when it is."""
+        """Gives the device back; returns when that is done."""
         await self._order(m.OrderSleep)
 
     async def wake(self) -> None:
-        """Takes the device again; returns when it is taken."""
+        """Takes the device again; returns when that is done."""
         await self._order(m.OrderWake)
 
     async def _order(self, order: type[m.OrderSleep | m.OrderWake]) -> None:
@@ -302,9 +302,9 @@ class Supervisor:
             with child.scope:
                 await run(task_status=_Status(child, task_status))
         except BaseException as error:
-            frames.clear_frames(error)  # what the actor held must not live as long as the error
+            frames.clear_frames(error)  # else the actor's locals live as long as the error
             if not child.started:
-                self._stop.set()  # at once: others may end at its last messages, and that is no fault of theirs
+                self._stop.set()  # at once: its last messages may end other actors, which is no fault of theirs
                 raise
             child.error = frames.without(error, trio.Cancelled) or error
         finally:
@@ -313,7 +313,7 @@ class Supervisor:
             self._child_ended(child)
 
     def _child_ended(self, child: _Child) -> None:
-        """An actor's end is a fault unless it was asked to end. The others must not wait for what it owed them."""
+        """An actor's end out of turn is a fault. The other actors must not wait for a runner that is gone."""
         error, child.error = child.error, None  # the child is in a frame of its error's traceback
         if error is None and self._stop.is_set():
             return
@@ -339,13 +339,13 @@ class Supervisor:
     # -- stop --------------------------------------------------------------------------------------------------------
 
     def _drain_within(self, seconds: float) -> None:
-        """Tells the scheduler to drain; where it does already, the earlier deadline holds."""
+        """Tells the scheduler to drain. If it drains already, the earlier deadline holds."""
         if not self._stopped.is_set():
             self._to_scheduler.send_nowait(m.Drain(trio.current_time() + seconds))
 
     async def _hasten(self) -> None:
-        """Whoever cancels the engine's surroundings does not want to wait for a drain. While the body still runs it is
-        cancelled itself, and must not hear `EngineClosed` instead."""
+        """Ends the drain where the engine's surroundings are cancelled. A body that still runs is cancelled too, so
+        the engine stays open until the body ends: else the body would get `EngineClosed` instead."""
         try:
             await self._stopped.wait()
         except trio.Cancelled:
@@ -357,7 +357,7 @@ class Supervisor:
 
     @trio.lowlevel.enable_ki_protection
     async def _supervise(self) -> None:
-        """Waits for the order to stop, then takes the stages in turn. Shielded: nothing outside ends it half-way."""
+        """Waits for the order to stop, then runs the teardown's stages. Shielded: no cancellation ends it half-way."""
         with trio.CancelScope(shield=True):
             await self._stop.wait()
             self._emit(events.StageReached("intake closed"))
@@ -365,7 +365,7 @@ class Supervisor:
             self._drain_within(self._drain_seconds)
             await self._stop_child("scheduler", self._drain_seconds + self.config.stage_seconds)
             self._to_step_lane.close()
-            # the scheduler's own last message; said again here for the one that never started
+            # the scheduler's own last message, sent here too in case the scheduler never started
             self._to_encoder_cache.send_nowait(m.SchedulerClosed())
             await self._stop_child("encoder cache", self.config.stage_seconds)
             self._to_encode_lane.close()
@@ -382,7 +382,7 @@ class Supervisor:
 
     def _write_closed(self) -> None:
         if self._planner is None or not self._accepting:
-            return  # it never opened
+            return  # the engine never opened
         done, left = self._planner.statistics(), self._runner.memory.total
         seconds = trio.current_time() - self._opened_at
         self._emit.write(
@@ -390,7 +390,7 @@ class Supervisor:
         )
 
     async def _stop_child(self, name: str, seconds: float) -> None:
-        """Waits for an actor that has been asked to end; past its time it is cancelled hard."""
+        """Waits ``seconds`` for an actor that has been asked to end, then cancels it hard."""
         child = self._children.get(name)
         if child is None:
             return
@@ -403,7 +403,7 @@ class Supervisor:
         self._emit(events.StageReached(f"{name} stopped"))
 
     def _raise_end(self, body_error: BaseException | None) -> None:
-        """Raises what leaves the block."""
+        """Raises the error that leaves the block."""
         error = leaving(body_error, self._our_error(), trio.Cancelled)
         try:
             if error is not None:
@@ -412,7 +412,7 @@ class Supervisor:
             del error, body_error  # a frame in its own error's traceback would be a reference cycle
 
     def _our_error(self) -> Exception | None:
-        """What went wrong in the engine itself, and no longer kept here."""
+        """The error of the engine itself. The supervisor keeps no reference to it."""
         fault, self._fault = self._fault, None
         teardown_errors, self._teardown_errors = self._teardown_errors, []
         self._children.clear()
@@ -432,8 +432,8 @@ class Supervisor:
 
 
 def _more_urgent(body_error: BaseException | None, nursery_error: BaseException) -> BaseException:
-    """What leaves the block where the nursery raised too: a cancellation of the surroundings says nothing new, a ^C
-    goes before everything."""
+    """The error that leaves the block where the nursery raised too. A cancellation of the surroundings is dropped for
+    the body's error; a ^C goes before it."""
     rest = frames.without(nursery_error, trio.Cancelled)
     if rest is None:
         return body_error or nursery_error
@@ -445,9 +445,9 @@ def _more_urgent(body_error: BaseException | None, nursery_error: BaseException)
 def leaving(
     body_error: BaseException | None, ours: BaseException | None, cancelled: type[BaseException]
 ) -> BaseException | None:
-    """The one exception that leaves an engine's block, the others told in its notes: the body's own, else ours. A
-    broken promise goes before an error of the body, which may well come of it. ``cancelled`` is how the host's library
-    cancels: a cancelled body does not hide what went wrong in the engine."""
+    """The one exception that leaves an engine's block: the body's error, with the engine's error (``ours``) in a note,
+    or else ``ours``. A broken promise goes before an error of the body, which may follow from it. ``cancelled`` is the
+    cancellation class of the host's library: a cancelled body does not hide the engine's error."""
     try:
         if ours is None:
             return body_error
@@ -465,7 +465,7 @@ def leaving(
 
 
 def is_cancellation(error: BaseException, cancelled: type[BaseException]) -> bool:
-    """A group of nothing but ``cancelled`` counts as one."""
+    """True if ``error`` is ``cancelled``, or a group of nothing else."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(cancelled)[1] is None
     return isinstance(error, cancelled)

@@ -1,7 +1,7 @@
 """Workers run the executor's calls, one after another, away from the trio loop.
 
-`ThreadWorker` is the real one. Its thread lives as long as the engine, since device, stream and inference mode belong
-to a thread. A simulated one for deterministic tests is ``triolet.testing.SimWorker``.
+`ThreadWorker` is the real worker. Its thread lives as long as the engine, since device, stream and inference mode
+belong to a thread. ``triolet.testing.SimWorker`` is a simulated worker for deterministic tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Job(enum.Enum):
 
 @frozen
 class Ended:
-    """A call is over: what it returned, or what it raised, without the locals of the frames that came through."""
+    """A call is over: the value that it returned, or the error that it raised, without the locals of its frames."""
 
     job: Job
     value: object
@@ -46,11 +46,11 @@ Deliver = Callable[[Ended], None]
 
 
 class Worker(Protocol):
-    """Runs calls in the order they are submitted, and delivers one `Ended` for each, in that order: the next that ends
-    is always the oldest that has not. A call that has begun cannot be cancelled."""
+    """Runs calls in the order of their submission, and delivers one `Ended` for each in that order. A call that has
+    begun cannot be cancelled."""
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
-        """Begins to serve; ``deliver`` is called in the trio loop."""
+        """Begins to serve; the worker calls ``deliver`` in the trio loop."""
 
     def submit(self, job: Job, call: Call, *args: Any) -> None:
         """Queues ``call(*args)``; never waits."""
@@ -59,7 +59,7 @@ class Worker(Protocol):
         """Ends the worker, whose calls have all been delivered."""
 
     def abandon(self, last: Call) -> None:
-        """Gives up on a call that hangs. Should it ever return, ``last`` is still run and the worker ends."""
+        """Gives up on a call that hangs. If the call ever returns, the worker still runs ``last`` and ends."""
 
 
 @define(eq=False)
@@ -94,20 +94,20 @@ class ThreadWorker:
 
 
 def _serve(calls: queue.SimpleQueue[tuple[Any, ...] | None], token: trio.lowlevel.TrioToken, deliver: Deliver) -> None:
-    """The thread's life. No name here may outlive its call: it would pin device tensors until the next call."""
+    """Runs the thread. No name here may outlive its call: it would keep device tensors alive until the next call."""
     while (submitted := calls.get()) is not None:
         ended = run_call(*submitted)
         del submitted
-        with contextlib.suppress(trio.RunFinishedError):  # abandoned, and the loop has ended since: nobody to tell
+        with contextlib.suppress(trio.RunFinishedError):  # abandoned, and the loop has ended since
             token.run_sync_soon(deliver, ended)
         del ended
 
 
 def run_call(job: Job, call: Call, *args: Any) -> Ended:
-    """Runs one call; what it raises comes back without the locals of the frames it came through."""
+    """Runs one call. An error comes back without the locals of the frames that it came through."""
     try:
         return Ended(job, call(*args), None)
     except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)
-        del call, args  # this frame is in the traceback too, and is still running: nobody else can clear it
+        del call, args  # this frame is in the traceback too, and `clear_frames` cannot clear a running frame
         frames.clear_frames(error)
         return Ended(job, None, error)

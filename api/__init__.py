@@ -1,5 +1,5 @@
-"""What users meet: `Engine`, and how what they bring becomes requests and what comes back becomes results.
+"""The users' side: `Engine`, the way from callers' inputs to requests, and the way from sampled tokens to results.
 
-The rooms are inputs, outputs, speech, hosts and the command line. The folder imports `actors`, `models` and `core`. It
+Its folders are inputs, outputs, speech, hosts and the command line. It imports `actors`, `models` and `core`. Its code
 never decides when a request runs, and imports torch only inside functions, so that ``import triolet`` is quick.
 """

@@ -1,4 +1,4 @@
-"""`Engine`: what users open, ask and close, on every host. The engine itself is in `triolet.api.hosts.trio_engine`."""
+"""`Engine`: the users' class, on every host. The engine itself is in `triolet.api.hosts.trio_engine`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DRAIN = number(0, math.inf, "; 0 aborts at once")
 
 
 class TranscribeArguments(TypedDict, total=False):
-    """The keywords of `Engine.transcribe`: the fields of `TranscribeOptions`, which tells what they mean."""
+    """The keywords of `Engine.transcribe`: the fields of `TranscribeOptions`, which explains them."""
 
     language: str | None
     task: str
@@ -59,26 +59,26 @@ class Engine:
         async with Engine("path-or-hub-id") as engine:
             transcript = await engine.transcribe("speech.wav")
 
-    On trio, and on anyio over trio, it runs in the caller's loop. On asyncio, and on anyio over asyncio, its trio loop
-    runs in a thread of its own, and is asked from the event loop that entered the block. Everything else is the same.
+    On trio, and on anyio over trio, the engine runs in the caller's loop. On asyncio, and on anyio over asyncio, its
+    trio loop runs in a thread of its own, and serves the event loop that entered the block. All else is the same.
 
-    Many tasks may ask at once; their requests are batched. Cancelling a task withdraws its request. When the block
-    ends, however it ends, running requests are drained or aborted, every page and cache entry comes back and the device
-    is released, in that order. What drains are requests: a transcription asks anew for each of its windows, and is
-    refused once the block has ended.
+    Many tasks may call at once; their requests are batched. Cancelling a task aborts its request. When the block ends,
+    however it ends, the engine drains or aborts running requests, gives every page and cache entry back and releases
+    the device, in that order. A drain lasts for requests: a transcription makes a new request for each of its windows,
+    which is refused once the block has ended.
 
     Args:
         model: a folder with a transformers checkpoint, or a hub id.
         config: settings; see `EngineConfig`.
 
     Raises (on making one):
-        InvalidRequest: ``config`` is none.
+        InvalidRequest: ``model`` or ``config`` is of another type.
 
     Raises (on entering):
         CheckpointError: no checkpoint there, or one that cannot be loaded.
         EngineStateError: entered twice, or in no task of trio or asyncio.
 
-    Raises (on leaving, beside what the block raises):
+    Raises (on leaving, beside the block's own error):
         RunnerCrashed: an actor failed; the block was cancelled.
         EngineTeardownError: something could not be given back in time, or a release failed.
         InvariantViolation: with ``EngineConfig(verify=True)``, the engine broke one of its promises.
@@ -149,18 +149,17 @@ class Engine:
             del error, traceback
 
     async def aclose(self, drain: float | None = None) -> None:
-        """Stops the engine before its block ends. Running requests have ``drain`` seconds (default:
-        ``EngineConfig.drain_seconds``; 0 aborts at once); returns when the device is released."""
+        """Stops the engine before its block ends; returns when the device is released. Running requests have ``drain``
+        seconds (default: ``EngineConfig.drain_seconds``; 0 aborts at once)."""
         seconds = self.inside.config.drain_seconds if drain is None else _DRAIN.of("drain", drain)
         if self.inside.state is not State.CLOSED:
             await self._reached().call(partial(self.inside.aclose, seconds))
 
     async def sleep(self) -> None:
-        """Gives the device back, until `wake`; returns when it is. The weights are parked in the host's memory or
-        dropped (``EngineConfig.sleep_keeps_weights``). Requests that run stop within a step and go on after `wake`
-        where they were; new ones wait as well, or are refused (``EngineConfig.while_asleep``). A caller that is
-        cancelled no longer waits; the order stands. A release that fails ends the engine, since nobody knows what is
-        still held.
+        """Gives the device back, until `wake`; returns when that is done. The weights are parked in the host's memory
+        or dropped (``EngineConfig.sleep_keeps_weights``). Running requests stop within a step and go on after `wake`
+        where they were. New requests wait as well, or are refused (``EngineConfig.while_asleep``). A cancelled caller
+        no longer waits; the order stands. A release that fails ends the engine, since the device's state is unknown.
 
         Raises:
             EngineClosed: the engine ends meanwhile.
@@ -170,10 +169,11 @@ class Engine:
         await self._reached().call(self.inside.sleep)
 
     async def wake(self) -> None:
-        """Takes the device again after `sleep`; returns when it is taken.
+        """Takes the device again after `sleep`; returns when that is done.
 
         Raises:
-            EngineAsleep: the device could not be taken, for want of memory say (the cause is attached); it sleeps on.
+            EngineAsleep: the device could not be taken, for want of memory say (the cause is attached). The engine
+                sleeps on.
             EngineClosed: the engine ends meanwhile.
             EngineStateError: not in its block, or put to sleep before it woke.
         """
@@ -189,7 +189,7 @@ class Engine:
         return self._reached().read(self.inside.statistics)
 
     def _reached(self) -> Host:
-        """The host, while the engine is open or opening. It checks the event loop itself."""
+        """The host, while the engine is open or opening. The host itself checks the event loop."""
         if self._host is None or self.inside.state is State.CLOSED:
             raise self.inside.not_open()
         return self._host
@@ -223,14 +223,14 @@ class Engine:
             audio: path, bytes, binary file or mono float array at the model's rate. Whisper reads one, of at most one
                 window; decoders that read audio take a list, in the order of their placeholders.
             sampling: how tokens are sampled; greedy by default.
-            priority: -100 to 100, smaller runs first, wherever requests wait: at the door, for encoder outputs and for
-                a place. One level is worth 1,024 arrivals, so that nobody waits for ever. A waiting request preempts
-                running ones only where it lacks nothing but room (a place, pages or a cross slot) and its priority is
-                strictly more urgent than theirs; the least urgent and latest gives way, keeps its tokens, and runs
-                again when there is room.
+            priority: -100 to 100, the smallest runs first, wherever requests wait: at the door, for encoder outputs and
+                for a place. One level is worth 1,024 arrivals, so that no request waits for ever. A waiting request
+                preempts running ones only where it lacks nothing but room (a place, pages or a cross slot) and its
+                priority is strictly more urgent than theirs. The request that comes last gives way, keeps its tokens,
+                and runs again when there is room.
             request_id: a name for the trace and for errors; it need not be unique.
-            wait: wait where the queue is full, in the order of `priority` and arrival, or raise `Overloaded` at once;
-                who does not wait never overtakes those who do.
+            wait: wait where the queue is full, in the order of `priority` and arrival, or raise `Overloaded` at once.
+                A request that does not wait never overtakes one that does.
 
         Raises:
             InvalidRequest: an argument that cannot work; `UnsupportedAudio`, `UnsupportedImage` and `RequestTooLarge`
@@ -265,7 +265,7 @@ class Engine:
     ) -> AbstractAsyncContextManager[DeltaStream]:
         """Like `generate`, token by token: ``async with engine.stream(...) as deltas: async for delta in deltas``.
 
-        Leaving the block early withdraws the request. ``deltas.timings`` tell at the end how long each stage took.
+        Leaving the block early aborts the request. ``deltas.timings`` tell at the end how long each stage took.
         """
         query = Query(
             prompt=prompt,
@@ -294,10 +294,10 @@ class Engine:
 
         Args:
             texts: one text or many; each is a request of its own.
-            pooling: ``"mean"``, ``"cls"`` or ``"last"``; by default what the checkpoint says (sentence-transformers'
+            pooling: ``"mean"``, ``"cls"`` or ``"last"``; by default as the checkpoint says (sentence-transformers'
                 files), or else the mean for encoders and the last token for decoders.
-            normalize: divide each by its Euclidean length; by default what the checkpoint says.
-            priority: smaller runs first, see `generate`.
+            normalize: divide each vector by its Euclidean length; by default as the checkpoint says.
+            priority: the smallest runs first, see `generate`.
             wait: wait where the queue is full, or raise `Overloaded` at once.
 
         Returns:
@@ -314,14 +314,14 @@ class Engine:
     async def score(
         self, query: str, documents: str | Sequence[str], *, priority: int = 0, wait: bool = True
     ) -> tuple[float, ...]:
-        """How well each document answers ``query``, by a reranker (a sequence classifier with one label that reads both
-        texts together): its raw score, larger is better. Arguments and errors are those of `embed`."""
+        """How well each document answers ``query``: the raw score of a reranker (a sequence classifier with one label
+        that reads both texts together), larger is better. Arguments and errors are those of `embed`."""
         return await self._reached().call(partial(self.inside.score, query, documents, priority, wait=wait))
 
     async def classify(
         self, texts: str | Sequence[str], *, priority: int = 0, wait: bool = True
     ) -> tuple[dict[str, float], ...]:
-        """For each text the probability of each label, by a sequence classifier (softmax of its scores). Arguments and
+        """The probability of each label for each text, by a sequence classifier (softmax of its scores). Arguments and
         errors are those of `embed`."""
         return await self._reached().call(partial(self.inside.classify, texts, priority, wait=wait))
 
@@ -340,7 +340,7 @@ class Engine:
 
         Args:
             audio: path, bytes, binary file or mono float array at the model's rate.
-            priority: of all its windows; smaller runs first, see `generate`.
+            priority: of all windows; the smallest runs first, see `generate`.
             request_id: a name for the trace and for errors; it need not be unique.
             wait: wait where the queue is full, or raise `Overloaded` at once.
             options: ``language``, ``task``, ``prompt``, ``timestamps``, ``temperature`` and the other fields of

@@ -1,7 +1,7 @@
-"""Checks of what callers write, where it enters: a value as its field declares it, or `InvalidRequest`.
+"""Checks of the values that callers pass: a value as its field declares it, or `InvalidRequest`.
 
-A class lists the `Check` of each of its fields; `settle` goes by the list. Numbers of other libraries (numpy's, say)
-become plain ones, so that what is kept is of the declared type, can be compared and can be a key.
+A class lists the `Check` of each of its fields; `settle` applies the list. Numbers of other libraries (numpy's, say)
+become plain ones, so that the kept value is of the declared type, can be compared and can be a key.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _MOST_SHOWN = 300  # characters of a value in a message: it may be a whole image
 
 
 class Refused(Exception):
-    """A value is none of those that are allowed. `Check.of` tells it as `InvalidRequest`."""
+    """A value is not allowed. `Check.of` raises `InvalidRequest` for it."""
 
 
 @frozen
 class Check:
-    """What a field may be. ``read`` gives the value as it is kept, or raises `Refused`; ``allowed`` says which do."""
+    """What a field may be. ``read`` gives the value to keep, or raises `Refused`; ``allowed`` describes the values."""
 
     read: Callable[[Any], Any]
     allowed: str
 
     def of(self, name: str, value: object) -> Any:
-        """``value`` as it is kept.
+        """The value to keep for ``value``.
 
         Raises:
-            InvalidRequest: it is not allowed.
+            InvalidRequest: ``value`` is not allowed.
         """
         try:
             return self.read(value)
@@ -45,7 +45,7 @@ class Check:
             raise InvalidRequest(f"{name}={shown(value)}; allowed: {self.allowed}") from None
 
     def or_none(self, meaning: str) -> Check:
-        """The same, or ``None``, which means ``meaning``."""
+        """The same check, or ``None``, which means ``meaning``."""
         return Check(lambda value: None if value is None else self.read(value), f"{self.allowed}; None: {meaning}")
 
 
@@ -53,14 +53,14 @@ def settle(values: object, checks: Mapping[str, Check], *, named: str = "{}") ->
     """Puts each field of a frozen attrs object that is being made through its check.
 
     Raises:
-        InvalidRequest: of the first field that is refused; ``named`` says how its name is told.
+        InvalidRequest: for the first field that is refused; ``named`` is the format of its name in the message.
     """
     for name, check in checks.items():
         object.__setattr__(values, name, check.of(named.format(name), getattr(values, name)))
 
 
 def shown(value: object) -> str:
-    """``value`` for a message. It is somebody else's: it may be huge, or have no text at all."""
+    """``value`` for a message. A caller's value may be huge, or have no repr at all."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001  (an integer of 5,000 digits; a repr that is broken)
@@ -72,7 +72,7 @@ def shown(value: object) -> str:
 
 
 def integer(least: int, most: int, note: str = "") -> Check:
-    """An integer from ``least`` to ``most``; numpy's are, true and false are not."""
+    """An integer from ``least`` to ``most``. numpy's integers are allowed; True and False are not."""
 
     def read(value: Any) -> int:
         found = as_integer(value)
@@ -82,7 +82,7 @@ def integer(least: int, most: int, note: str = "") -> Check:
 
 
 def number(least: float, most: float, note: str = "", *, above: bool = False) -> Check:
-    """A number from ``least`` to ``most``, itself not ``least`` where it is to be ``above``. NaN is none."""
+    """A number from ``least`` to ``most``; with ``above``, greater than ``least``. NaN is not allowed."""
 
     def read(value: Any) -> float:
         found = as_number(value)
@@ -94,7 +94,7 @@ def number(least: float, most: float, note: str = "", *, above: bool = False) ->
 
 
 def flag() -> Check:
-    """True or false, not what is taken for them."""
+    """True or False, no other truthy or falsy value."""
     return instance(bool, "True or False")
 
 
@@ -113,7 +113,7 @@ def instance(kind: type, allowed: str) -> Check:
 
 
 def path(allowed: str) -> Check:
-    """A text that is not blank, or a path, which becomes a text."""
+    """A text that is not blank, or a path object, which becomes a text."""
 
     def read(value: Any) -> Any:
         found = value.__fspath__() if hasattr(value, "__fspath__") else value
@@ -123,7 +123,7 @@ def path(allowed: str) -> Check:
 
 
 def function(allowed: str) -> Check:
-    """Something to be called, which is no async function: nobody would await it."""
+    """A callable that is no class and no async function, which would never be awaited."""
 
     def read(value: Any) -> Any:
         waits = inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(getattr(value, "__call__", None))  # noqa: B004
@@ -133,12 +133,12 @@ def function(allowed: str) -> Check:
 
 
 def several(each: Callable[[Any], Any], most: int, allowed: str) -> Check:
-    """A tuple of what ``each`` reads, from any collection, of up to ``most``."""
+    """A tuple of up to ``most`` items that ``each`` reads, from any iterable but a text or mapping."""
 
     def read(value: Any) -> tuple[Any, ...]:
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise Refused
-        found = tuple(map(each, islice(iter(value), most + 1)))  # what is endless ends here
+        found = tuple(map(each, islice(iter(value), most + 1)))  # an endless iterable ends here
         return _kept(found, len(found) <= most)
 
     return Check(_tried(read), allowed)
@@ -148,21 +148,21 @@ def several(each: Callable[[Any], Any], most: int, allowed: str) -> Check:
 
 
 def as_integer(value: Any) -> int:
-    """A plain integer of any kind of integer; raises `Refused` for true, false and all else."""
+    """A plain integer from any kind of integer; raises `Refused` for True, False and all else."""
     if isinstance(value, bool):
         raise Refused
     return int(_tried(operator.index)(value))
 
 
 def as_number(value: Any) -> float:
-    """A plain number of any kind of number; raises `Refused` for true, false and all else."""
+    """A plain number from any kind of number; raises `Refused` for True, False and all else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise Refused
     return float(_tried(float)(value))
 
 
 def check_characters(text: str) -> None:
-    """Raises `InvalidRequest` where ``text`` has lone surrogates, as file names and arguments that are no text have."""
+    """Raises `InvalidRequest` where ``text`` has lone surrogates, as undecodable file names and arguments have."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -179,12 +179,12 @@ def _kept(value: _Value, allowed: bool) -> _Value:
 
 
 def _tried(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``read``, for values whose own methods may raise what they like."""
+    """``read``, with any exception of the value's own methods turned into `Refused`."""
 
     def call(value: Any) -> Any:
         try:
             return read(value)
-        except Exception:  # noqa: BLE001  (`Check.of` tells the value)
+        except Exception:  # noqa: BLE001  (`Check.of` names the value)
             raise Refused from None
 
     return call

@@ -28,10 +28,10 @@ class Speculation:
     speculative decoding"; Saxena 2023, "Prompt lookup decoding").
 
     Args:
-        tokens: most draft tokens in one step, 1 to 64. draft: a smaller checkpoint with the same vocabulary that
-        proposes them, a folder or a hub id; ``None``: the tokens
-            that followed the last ones where they occurred before.
-        match: (without ``draft``) most of the last tokens that must occur before, 1 to 32; fewer are tried after.
+        tokens: most draft tokens in one step, 1 to 64.
+        draft: the proposer, a smaller checkpoint with the same vocabulary, as a folder or a hub id; ``None``: the text
+            itself proposes the tokens that followed an earlier occurrence of its last tokens.
+        match: (without ``draft``) how many last tokens to look up at most, 1 to 32; fewer are tried after.
 
     Raises:
         InvalidRequest: a value out of its range.
@@ -82,58 +82,58 @@ class EngineConfig:
 
     Args:
         device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
-        devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: its layers,
-            with their pages, lie on one behind the other. It is for models that are too large for one; ``device`` is
-            then left as it is, and ``graphs`` and ``compile`` are not used. ``()``: all on ``device``.
+        devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: the layers,
+            with their pages, are split over the devices in order. For models that are too large for one device. Leave
+            ``device`` at its default; ``graphs`` and ``compile`` are not used. ``()``: all layers on ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         threads: CPU threads of torch, a setting of the whole process; 0: one for each physical core that the process
-            may use (affinity and the cgroup's quota, rounded down), but no more than torch has been told.
+            may use (affinity and the cgroup's quota, rounded down), but no more than torch is set to.
         max_running: most sequences decoded together.
-        max_pending: most requests accepted and not yet ended; past it ``submit`` waits, or raises `Overloaded`.
+        max_pending: most requests accepted and not yet ended; beyond it ``submit`` waits, or raises `Overloaded`.
         max_step_tokens: token budget of one step.
         max_positions: most positions of a sequence, prompt and generated tokens together; 0: as many as the model has.
             A smaller number needs fewer pages.
         page_size: positions of one self-attention KV page.
         self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of 1,024 positions (or of
-            full length where that is shorter), within the room that there is, but never less than one of full length.
-            The room is counted when the weights are loaded: on the CPU as much as the weights, 512 MiB at least, but no
-            more than a quarter of what is free in the machine and the cgroup; on CUDA half of what is free. Pages are
-            the fourth part of it where there is cross-attention. `DeviceOutOfMemory` where the least does not fit.
+            full length where that is shorter), within the room for KV, but never less than one of full length. The
+            room is measured when the weights are loaded: on the CPU as much as the weights, 512 MiB at least, but no
+            more than a quarter of the free memory of the machine and the cgroup; on CUDA half of the free memory. With
+            cross-attention, pages get a quarter of the room. `DeviceOutOfMemory` where the least does not fit.
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, within three quarters
-            of the room, but never less than one.
+            of the room, but never less than one window.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
-            0: on the CPU one item a batch, since a larger one is no faster there and all its requests wait for it; else
-            12,000.
-        encoder_idle_seconds: an encoder output nobody holds is freed after this time; ``math.inf``: only for
+            0: on the CPU one item a batch, since a larger batch is no faster there and all its requests wait for it;
+            else 12,000.
+        encoder_idle_seconds: an encoder output that no request holds is freed after this time; ``math.inf``: only for
             want of room.
         drain_seconds: how long the end of the block waits for running requests before it aborts them; 0: not at all,
             ``math.inf``: until they have ended.
         stage_seconds: how long each further stage of the teardown may take before it is cut off; more than 0, up to a
-            day, so that the way out always has an end.
-        restarts: how often within ``restart_seconds`` the runner starts anew after a free that raised, which leaves the
-            device's state unknown; 0: the first one ends the engine.
+            day, so that the teardown always ends.
+        restarts: how often within ``restart_seconds`` the runner restarts after a free that raised, which leaves the
+            device's state unknown; 0: the first such free ends the engine.
         restart_seconds: see ``restarts``; more than 0, ``math.inf``: the engine's whole life.
-        idle_sleep: after so many seconds without a request the device is given back; the next request takes it again.
-            ``math.inf``: never.
-        sleep_keeps_weights: asleep, the weights are parked in the host's memory; else they are dropped, and waking
+        idle_sleep: after so many seconds without a request the engine gives the device back; the next request takes it
+            again. ``math.inf``: never.
+        sleep_keeps_weights: a sleeping engine parks the weights in the host's memory; else it drops them, and waking
             reads the checkpoint again.
         while_asleep: what becomes of requests after `Engine.sleep`, until `Engine.wake`: ``"wait"`` or ``"refuse"``
             (`EngineAsleep`).
         prefix_caching: keep the KV of full pages after their request has ended, and share it with requests whose prompt
-            begins alike (the same tokens, images and audio).
+            begins with the same tokens, images and audio.
         speculation: propose several draft tokens and check them in one step; the tokens stay the same. ``None``: off.
-        graphs: the steps in which all sequences of a decoder-only model decode are recorded and replayed, which saves
-            most of a small step's time on a GPU. ``"auto"``: as CUDA graphs on CUDA, unless the model does what no
-            graph can (a warning tells, and the engine goes on without); nothing on the CPU. ``"off"``. ``"eager"``: in
-            the shapes and buffers of graphs, but computed each time, on any device: to find faults.
-        compile: compile the layers of a decoder-only model with `torch.compile`. It takes a minute or so, when the
-            engine is entered, and on the CPU a C++ compiler.
+        graphs: record and replay the steps in which all sequences of a decoder-only model decode, which saves most of a
+            small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot hold what the model does
+            (the engine warns, and goes on without); nothing on the CPU. ``"off"``. ``"eager"``: the shapes and buffers
+            of graphs, but computed each time, on any device: to find faults.
+        compile: compile the layers of a decoder-only model with `torch.compile`. Entering the engine then takes a
+            minute or so longer, and on the CPU needs a C++ compiler.
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
-        verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken one stops the
-            engine, and its `InvariantViolation` leaves the block.
+        verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken promise stops
+            the engine, and its `InvariantViolation` leaves the block.
         observer: called with every `Event` of the engine, in order, from the engine's loop (on asyncio that is another
-            thread); it must not block or raise.
+            thread); the observer must not block or raise.
 
     Raises:
         InvalidRequest: a value out of its range.

@@ -23,7 +23,7 @@
         ├── EngineTeardownError      500  a device call did not end in its time, or a release failed
         └── InvariantViolation       500  the engine broke one of its own promises: a bug of ours
 
-Each message names what was got, what is allowed and what to do. ``http_status`` is a hint for servers.
+Each message says what was got, what is allowed and what to do. ``http_status`` is a hint for servers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UnsupportedAudio(InvalidRequest):
 
 
 class UnsupportedImage(InvalidRequest):
-    """The input is not an image, or one that cannot be read."""
+    """The input is not an image, or is an image that cannot be read."""
 
     http_status = 415
 
@@ -108,8 +108,8 @@ class EncodeFailed(EngineError):
 
 
 class DeviceOutOfMemory(EngineError, MemoryError):
-    """A call needed more memory than the device has left. The engine answers with smaller batches; a request hears of
-    it only where the smallest is still too large."""
+    """A call needed more memory than the device has left. The engine answers with smaller batches. A request gets the
+    error only where the smallest batch is still too large."""
 
 
 class PoisonRequest(EngineError):
@@ -129,10 +129,10 @@ class EngineTeardownError(EngineError):
 
 
 class InvariantViolation(EngineError):
-    """The promise named ``invariant`` is broken; ``history`` is what shows it, the last event last.
+    """The promise named ``invariant`` is broken; ``history`` has the events that show it, the last event last.
 
-    From an engine (`triolet.testing.TraceChecker`, in production with ``EngineConfig(verify=True)``) it tells of a bug
-    of Triolet; from the conformance kit in `triolet.testing`, of one in what was checked.
+    Raised by an engine (`triolet.testing.TraceChecker`, in production with ``EngineConfig(verify=True)``), the error
+    shows a bug of Triolet; raised by the conformance kit in `triolet.testing`, a bug in what was checked.
     """
 
     def __init__(self, invariant: str, what: str, history: tuple[object, ...] = ()) -> None:
@@ -143,5 +143,5 @@ class InvariantViolation(EngineError):
         self.history = history
 
     def __reduce__(self) -> tuple[type[InvariantViolation], tuple[str, str, tuple[object, ...]]]:
-        """It travels between processes, as the sweep's do."""
+        """Lets the error travel between processes, as in the sweep."""
         return type(self), (self.invariant, self.what, self.history)

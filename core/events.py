@@ -1,6 +1,6 @@
 """What happened inside an engine, as values: the trace that tests, monitors and users' observers read.
 
-Events are facts, told after the state they speak of has changed. ``EngineConfig(observer=...)`` receives each one.
+Events are facts: the state has changed before its event is emitted. ``EngineConfig(observer=...)`` receives each one.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from attrs import field, frozen
 
 @frozen
 class Event:
-    """Root of all events. ``time``: when it was emitted, in seconds of the engine's monotonic clock; equality does not
-    look at it."""
+    """Root of all events. ``time``: when the event was emitted, in seconds of the engine's monotonic clock; equality
+    ignores it."""
 
     time: float = field(default=math.nan, kw_only=True, eq=False, repr=False)
 
 
 def error_text(error: BaseException) -> str:
-    """What events say of a failure: type and text. The error itself has a traceback, whose frames hold tensors."""
+    """The type and text of a failure, for events. The error itself has a traceback, whose frames hold tensors."""
     return f"{type(error).__name__}: {error}"
 
 
 @frozen
 class OfRequest(Event):
-    """Root of what is told of one request."""
+    """Root of the events of one request."""
 
     request_id: str
 
 
 @frozen
 class OfHolder(Event):
-    """Root of what is told of one acquire: that of ``key`` by ``holder``."""
+    """Root of the events of one acquire: that of ``key`` by ``holder``."""
 
     key: str
     holder: str
@@ -40,19 +40,19 @@ class OfHolder(Event):
 
 @frozen
 class OfKeys(Event):
-    """Root of what is told of the encoder outputs ``keys``."""
+    """Root of the events of the encoder outputs ``keys``."""
 
     keys: tuple[str, ...]
 
 
 @frozen
 class RequestQueued(OfRequest):
-    """The scheduler took the request over: it waits for its encoder output, or for a place."""
+    """The scheduler accepted the request, which waits for its encoder output, or for a place."""
 
 
 @frozen
 class EncoderWaitOver(OfRequest):
-    """The request waited for encoder outputs, and holds them now."""
+    """The request has waited for encoder outputs, and holds them now."""
 
 
 @frozen
@@ -68,12 +68,12 @@ class FirstToken(OfRequest):
 
 @frozen
 class RequestPreempted(OfRequest):
-    """The request gave its place and pages to one that comes before it; it waits again, and keeps its tokens."""
+    """The request gave its place and pages to an earlier request. The request waits again, and keeps its tokens."""
 
 
 @frozen
 class RequestSuspected(OfRequest):
-    """The request was in a failed step: it runs among suspects until it has a token."""
+    """The request was in a failed step: it is in quarantine until it has sampled a token."""
 
 
 @frozen
@@ -86,7 +86,7 @@ class RequestEnded(OfRequest):
 
 @frozen
 class EntryAcquired(OfHolder):
-    """``holder`` asked for ``key``: `EntryHeld`, `EntryRefused` or, where it is withdrawn, `EntryReleased` answers."""
+    """``holder`` acquires ``key``: `EntryHeld` or `EntryRefused` answers, or `EntryReleased` where it is withdrawn."""
 
 
 @frozen
@@ -106,17 +106,17 @@ class EntryReserved(Event):
 
 @frozen
 class EntryHeld(OfHolder):
-    """``holder`` may read ``key``: it is resident until released."""
+    """``holder`` may read ``key``, which is resident until released."""
 
 
 @frozen
 class EntryReleased(OfHolder):
-    """``holder`` gave ``key`` back, or no longer waits for it."""
+    """``holder`` gave ``key`` back, or withdrew its acquire."""
 
 
 @frozen
 class EntryTakenBack(OfHolder):
-    """The scheduler is gone and ``holder`` has not given ``key`` back: the encoder cache does."""
+    """The encoder cache took ``key`` back: the scheduler is gone, and ``holder`` has not released it."""
 
 
 @frozen
@@ -140,8 +140,8 @@ class EncodeDone(OfKeys):
 
 @frozen
 class EncodeBroke(OfKeys):
-    """The encode batch failed and computed nothing. What is wanted of it is tried again in halves; the requests of an
-    item that fails alone, twice, hear of it."""
+    """The encode batch failed and computed nothing. Items that are still held are tried again in smaller batches. The
+    requests of an item that fails alone, twice, fail."""
 
     error: str = ""
 
@@ -153,7 +153,7 @@ class EncodeRetried(OfKeys):
 
 @frozen
 class EncodeShrunk(Event):
-    """An encode batch did not fit the device's memory: the next ones have at most so many embeddings."""
+    """An encode batch did not fit the device's memory: the next ones have at most ``embeddings``."""
 
     embeddings: int
 
@@ -181,8 +181,8 @@ class StepBegun(Event):
 
 @frozen
 class StepEnded(Event):
-    """The step's result was committed (``ok``), or it failed. ``skipped``: it was not run, since the one before it
-    failed. ``error``: type and text of the failure."""
+    """The step's result was committed (``ok``), or the step failed. ``skipped``: the step was not run, since the step
+    before it failed. ``error``: type and text of the failure."""
 
     step_id: int
     ok: bool
@@ -200,14 +200,14 @@ class StepRetried(Event):
 
 @frozen
 class StepShrunk(Event):
-    """A step did not fit the device's memory: the next ones feed at most so many tokens."""
+    """A step did not fit the device's memory: the next ones feed at most ``tokens``."""
 
     tokens: int
 
 
 @frozen
 class RunnerRestarting(Event):
-    """The runner failed and starts anew in its place; ``error`` says why."""
+    """The runner failed, and a new one starts in its place; ``error`` says why."""
 
     generation: int
     error: str
@@ -215,34 +215,34 @@ class RunnerRestarting(Event):
 
 @frozen
 class RunnerAsleep(Event):
-    """The device was given back: nothing is on it but weights that are parked there."""
+    """The runner gave the device back: nothing of the engine is on it but weights that are parked there."""
 
     generation: int
 
 
 @frozen
 class RunnerAwake(Event):
-    """The device was taken again."""
+    """The runner took the device again."""
 
 
 @frozen
 class OutputsLost(Event):
-    """The encoder cache knows of the restart, or of the sleep: nothing is resident any more, what is wanted is reserved
-    again."""
+    """The encoder cache learned of the restart, or of the sleep: no output is resident any more, and those that are
+    held are reserved again."""
 
     generation: int
 
 
 @frozen
 class StepsLost(Event):
-    """The scheduler knows of the restart, or of the sleep: no step is in flight any more."""
+    """The scheduler learned of the restart, or of the sleep: no step is in flight any more."""
 
     generation: int
 
 
 @frozen
 class ActorFailed(Event):
-    """An actor ended though nobody had asked it to; the engine is being stopped."""
+    """An actor ended out of turn; the engine is being stopped."""
 
     actor: str
     error: str
@@ -250,6 +250,6 @@ class ActorFailed(Event):
 
 @frozen
 class StageReached(Event):
-    """A stage of start or teardown is behind us."""
+    """A stage of the start or the teardown is over."""
 
     stage: str

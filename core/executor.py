@@ -9,9 +9,9 @@ from .plan import DeviceMemory, EncodeJob, StepPlan, StepResult
 
 
 class Executor(Protocol):
-    """The seam between the runner actor and the hardware. Synchronous; every call comes from one thread, its own.
+    """The seam between the runner actor and the hardware. Synchronous; one worker thread makes every call.
 
-    A call either does all it was asked or raises; what it raises belongs to the items of that call alone.
+    A call either does all of its work or raises. An error concerns the items of that call alone.
     """
 
     def open(self) -> ModelDescription:
@@ -21,40 +21,40 @@ class Executor(Protocol):
         """Computes the encoder outputs of ``jobs`` in one batch and keeps each as its own copy under its key."""
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Runs one decoder step. The records of ``plan.ended`` are dropped first, so also where it raises."""
+        """Runs one decoder step. Drops the records of ``plan.ended`` first, so also where the step raises."""
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs. A key that is not resident is our bug: `AssertionError`."""
 
     def reset(self) -> None:
-        """Forgets every sequence, encoder output and KV; the weights stay. After it the executor is as just opened.
-        Asleep there is nothing to forget, and that is no error."""
+        """Forgets every sequence, encoder output and KV; the weights stay. After it the executor is as just opened. An
+        executor that is asleep forgets nothing, without error."""
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Gives the device back. Sequences, encoder outputs and KV are forgotten; until `wake`, only `reset`, `memory`
-        and `close` may be called.
+        """Gives the device back. Forgets sequences, encoder outputs and KV. Until `wake`, only `reset`, `memory` and
+        `close` may be called.
 
         Args:
             keep_weights: park the weights in host memory, so that `wake` need not read the checkpoint again.
 
         Raises:
-            ExceptionGroup: what the releases raised. It sleeps all the same, and gave back what it could.
-            Exception: anything else, such as no room on the host: it is awake, and nothing has changed.
+            ExceptionGroup: the releases' errors. The executor sleeps all the same, and gave back what it could.
+            Exception: anything else, such as no room on the host. The executor is awake, and nothing has changed.
         """
 
     def wake(self) -> None:
-        """Takes the device again. After it the executor is as just opened, and just as `open` has described it.
+        """Takes the device again. After it the executor is as just opened, and fits the description that `open` gave.
 
-        When it raises, it has given back what it had taken, and sleeps: it can be tried again.
+        Where the call raises, the executor has given back what it had taken, and sleeps: `wake` can be tried again.
 
         Raises:
-            DeviceOutOfMemory: somebody else has the memory now.
-            CheckpointError: the weights were not kept, and the checkpoint is not what it was.
+            DeviceOutOfMemory: another process has the memory now.
+            CheckpointError: the weights were not kept, and the checkpoint has changed.
         """
 
     def memory(self) -> DeviceMemory:
-        """Bytes held now, by owner; asleep, what is parked, and in which memory."""
+        """Bytes held now, by owner; asleep, the parked bytes, and in which memory."""
 
     def close(self) -> None:
-        """Gives everything back, in reverse order of taking; idempotent; works on an executor that is half open or
+        """Gives everything back, in reverse order of taking. Idempotent. Works on an executor that is half open or
         asleep."""

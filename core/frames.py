@@ -1,4 +1,4 @@
-"""Errors without the locals of the frames they came through: those would keep a failed call's tensors alive."""
+"""Errors without the locals of their frames, which would keep a failed call's tensors alive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import traceback
 
 
 def without(error: BaseException, kind: type[BaseException]) -> BaseException | None:
-    """``error`` without what is of ``kind``, as a cancellation is; a group of one is what it holds."""
+    """``error`` without its parts of ``kind``, such as cancellations; a group of one becomes its only error."""
     if not isinstance(error, BaseExceptionGroup):
         return None if isinstance(error, kind) else error
     rest = error.split(kind)[1]
@@ -14,14 +14,14 @@ def without(error: BaseException, kind: type[BaseException]) -> BaseException | 
 
 
 def clear_frames(error: BaseException, *, outer: BaseException | None = None) -> None:
-    """Drops the locals of the frames that ``error`` came through, and of those it was raised from.
+    """Drops the locals of the frames of ``error``, and of its causes and contexts.
 
-    A frame that still runs stays as it is; it drops its own names. What a comprehension, lambda or inner function takes
-    from the function around it stays as well, since (in Python 3.11) its frame keeps the function and so the closure:
-    where tensors are about, hand them over as arguments.
+    A frame that still runs keeps its locals; its own code drops them. The closure of a comprehension, lambda or inner
+    function stays as well, since (in Python 3.11) its frame keeps the function and so the closure: hand tensors over as
+    arguments.
 
     Args:
-        outer: an error that was being handled before; it and what is behind it are somebody else's.
+        outer: an error that was being handled before; the frames of ``outer`` and of its causes are left alone.
     """
     seen = {id(outer), id(None)}
     pending: list[BaseException | None] = [error]

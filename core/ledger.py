@@ -1,10 +1,10 @@
-"""The encoder ledger: which encoder outputs are reserved, computed, held, idle or on their way out, and their bytes.
+"""The encoder ledger: which encoder outputs are reserved, being encoded, held, idle or being freed, and their bytes.
 
-Pure: no clock, no I/O. Every method takes facts and returns `Decisions`; the encoder-cache actor turns those into
-messages. The life of an entry is `TRANSITIONS`: what happens to it is looked up there, and `EncoderLedger._change`
-keeps the books of the state that it leaves and of the one that it enters. `transition_table` prints it for the docs.
+Pure: no clock, no I/O. Methods take facts and return `Decisions`; the encoder-cache actor turns those into messages.
+`TRANSITIONS` is the life of an entry: `EncoderLedger._change` looks the next state up there, and keeps the books of the
+state that the entry leaves and of the state that it enters. `transition_table` prints the table for the docs.
 
-The cost of a fact does not grow with the entries or with those who wait; of a lost generation and of the close it does.
+The cost of a fact does not grow with the entries or the waits, except that of a lost generation and of the close.
 
 Promises (each a property in ``tests/properties``): no free while held, no use before ready, no phantom, always freed
 eventually, every acquire is answered, books balance, encode once.
@@ -27,7 +27,7 @@ from .plan import EncodeJob
 
 @frozen
 class Hold:
-    """``holder`` (a name that is new for every acquire) and the ``key`` it acquires."""
+    """``holder`` (a name that is new for every acquire) and the ``key`` that it acquires."""
 
     holder: str
     key: str
@@ -44,9 +44,9 @@ class Refusal:
 
 @frozen(kw_only=True)
 class Decisions:
-    """What the actor must tell others after one fact. ``ready`` holders may read; ``free`` keys go to the runner.
-    ``retried`` keys of a failed encode batch are reserved again; ``shrunk`` is the new budget of encode batches, where
-    one did not fit the device's memory."""
+    """What the actor must tell others after one fact. ``ready`` holders may read. The runner must drop ``free`` keys.
+    ``retried`` keys of a failed encode batch are reserved again. ``shrunk`` is the new budget of encode batches, where
+    a batch did not fit the device's memory."""
 
     reserved: tuple[tuple[str, int], ...] = field(default=(), converter=tuple)
     ready: tuple[Hold, ...] = field(default=(), converter=tuple)
@@ -75,11 +75,11 @@ class _Entry:
     key: str
     size: int
     embeddings: int
-    place: Place  # among the reserved: the best of those who have acquired it since nobody held it
-    payload: Any = None  # kept while somebody holds the entry, so that a lost generation can be encoded again
+    place: Place  # in the queue of reserved entries: the best place of its holders so far
+    payload: Any = None  # kept while the entry is held, so that it can be encoded again after a lost generation
     state: State = State.ABSENT
     holders: dict[str, None] = field(factory=dict)  # an ordered set
-    failed_alone: bool = False  # once; it is tried once more
+    failed_alone: bool = False  # once; a second time its holders are refused
 
 
 @frozen(eq=False)
@@ -92,7 +92,7 @@ class _Wait:
 
 
 def _encode_failure(error: Exception) -> EncodeFailed:
-    """One for each holder: two tasks must not raise the same exception object."""
+    """A new error for each holder: two tasks must not raise the same exception object."""
     failure = EncodeFailed(
         f"the encoder failed on this request's input twice, alone in its batch ({type(error).__name__}: {error}); "
         f"other requests go on; the input is the likely cause"
@@ -102,7 +102,7 @@ def _encode_failure(error: Exception) -> EncodeFailed:
 
 
 def too_large(size: int, capacity: int) -> RequestTooLarge:
-    """The error of whoever acquires an output that the encoder cache can never hold."""
+    """The error for an acquire of an output that the encoder cache can never hold."""
     return RequestTooLarge(
         f"an encoder output of {size} bytes cannot fit the encoder cache; allowed: up to {capacity} bytes; raise "
         f"EngineConfig(encoder_cache_bytes=...) to {size} or more"
@@ -120,7 +120,7 @@ class LedgerStatistics:
     idle: int
     waiting: int
     acquires: int
-    hits: int  # answered by an entry that was already acquired or resident
+    hits: int  # acquires served by an entry that was already reserved, being encoded or resident
     encoded: int
     evicted: int
 
@@ -131,29 +131,27 @@ class EncoderLedger:
 
     ``capacity`` is in bytes, ``batch_size`` in embeddings.
 
-    Acquires are served strictly by (order, arrival), and entries are encoded in that order too: an acquire that finds
-    others waiting which come before it waits behind them even on a hit, so that a popular entry cannot keep a waiting
-    request out for ever. Nobody starves, unless those of a smaller order never end.
+    Acquires are served strictly by (order, arrival), and entries are encoded in that order too. An acquire waits behind
+    those that come before it even on a hit, so that a popular entry cannot keep a waiting request out for ever. No
+    acquire starves, unless those of a smaller order never end.
     """
 
     capacity: int
     batch_size: BatchSize = field(factory=lambda: BatchSize(1 << 62))
     taken: int = 0
     _entries: dict[str, _Entry] = field(factory=dict)
-    _reserved: Ordered[str] = field(factory=Ordered)  # in the order they will be dispatched
+    _reserved: Ordered[str] = field(factory=Ordered)  # in the order of their dispatch
     _halves: deque[tuple[str, ...]] = field(factory=deque)  # of failed batches: reserved too, and dispatched first
-    _idle: OrderedDict[str, float] = field(factory=OrderedDict)  # since when; oldest first
-    _spared: OrderedDict[str, float] = field(factory=OrderedDict)  # idle too, but somebody waits for it
+    _idle: OrderedDict[str, float] = field(factory=OrderedDict)  # key -> idle since; oldest first
+    _spared: OrderedDict[str, float] = field(factory=OrderedDict)  # idle too, but an acquire waits for them
     _freeing: int = 0  # bytes
     _held: int = 0  # entries
     _waits: dict[Hold, _Wait] = field(factory=dict)
-    _waiting: Ordered[Hold] = field(factory=Ordered)  # in the order they will be served
-    _awaited: Counter[str] = field(factory=Counter)  # how many wait for each key
-    _lacking: dict[str, int] = field(
-        factory=dict
-    )  # bytes of what is waited for, and neither resident nor on its way in
+    _waiting: Ordered[Hold] = field(factory=Ordered)  # in the order in which they will be served
+    _awaited: Counter[str] = field(factory=Counter)  # how many acquires wait for each key
+    _lacking: dict[str, int] = field(factory=dict)  # bytes of the awaited keys that are absent or being freed
     _lacking_bytes: int = 0
-    _now: float = 0.0  # as the last fact that knew said
+    _now: float = 0.0  # the time of the last fact that had one
     _draft: _Draft = field(factory=_Draft)
     _closed: bool = False
     _acquires: int = 0
@@ -164,7 +162,7 @@ class EncoderLedger:
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def acquire(self, holder: str, key: str, *, size: int, embeddings: int, payload: Any, order: int = 0) -> Decisions:
-        """``holder`` acquires ``key``. Answered by ``ready`` or ``refused``, now or in a later `Decisions`. Smaller
+        """``holder`` acquires ``key``. ``ready`` or ``refused`` answers, now or in a later `Decisions`. A smaller
         ``order`` is served first."""
         assert not self._closed, "acquire after close"
         assert not self.holds(holder, key), f"{holder} acquired {key} twice"
@@ -176,7 +174,7 @@ class EncoderLedger:
         return self._decide()
 
     def release(self, holder: str, key: str, *, now: float) -> Decisions:
-        """``holder`` gives its hold of ``key`` back, or withdraws its acquire."""
+        """``holder`` releases ``key``, or withdraws its acquire."""
         self._now = now
         if Hold(holder, key) in self._waits:
             self._stop_waiting(Hold(holder, key))
@@ -185,8 +183,8 @@ class EncoderLedger:
         return self._decide()
 
     def take_encode_batch(self, most: int = 1 << 62) -> tuple[EncodeJob, ...]:
-        """Dispatches reserved entries by their places, up to ``most`` embeddings, up to the budget of `batch_size`, and
-        at least one. The halves of a batch that failed come first, each in a batch of its own."""
+        """Dispatches reserved entries in the order of their places, up to ``most`` embeddings and the budget of
+        `batch_size`, but at least one entry. Halves of failed batches come first, each in a batch of its own."""
         budget = min(most, self.batch_size.budget)
         while self._halves:
             half = [key for key in self._halves.popleft() if key in self._reserved]
@@ -197,7 +195,7 @@ class EncoderLedger:
         return self._dispatch_within(iter(self._reserved.first, None), budget)
 
     def encoded(self, keys: Iterable[str], *, now: float) -> Decisions:
-        """The runner has stored the outputs of ``keys``, one batch."""
+        """The runner has stored the outputs of ``keys``, which were one batch."""
         self._now = now
         self.batch_size.done()
         for key in keys:
@@ -207,9 +205,9 @@ class EncoderLedger:
         return self._decide()
 
     def encode_failed(self, keys: Iterable[str], error: Exception) -> Decisions:
-        """The encode batch of ``keys`` failed and left nothing behind. What is still held of it is tried again: in
-        halves, so that one bad item fails alone, or in smaller batches where this one was too large for the device's
-        memory. Who holds an item that fails alone for the second time hears of ``error``."""
+        """The encode batch of ``keys`` failed and left nothing behind. Entries that are still held are tried again: in
+        halves, so that one bad item fails alone, or in smaller batches where this batch was too large for the device's
+        memory. An item that fails alone for the second time is refused to its holders, with ``error`` as the cause."""
         entries = [self._entries[key] for key in keys]
         too_large = len(entries) > 1 and isinstance(error, MemoryError)
         if too_large:
@@ -226,26 +224,26 @@ class EncoderLedger:
         return self._decide()
 
     def freed(self, keys: Iterable[str]) -> Decisions:
-        """The runner has dropped ``keys``: only now their bytes are given back."""
+        """The runner has dropped ``keys``: only now their bytes are free."""
         for key in keys:
             self._change(self._entries[key], Change.FREED)
         return self._decide()
 
     def evict_idle(self, *, now: float, idle_seconds: float) -> Decisions:
-        """Frees entries that have been idle for ``idle_seconds``, and that nobody waits for."""
+        """Frees entries that have been idle for ``idle_seconds``, and that no acquire waits for."""
         self._now = now
         while self._idle and next(iter(self._idle.values())) + idle_seconds <= now:
             self._evict_oldest(self._idle)
         return self._decide()
 
     def generation_lost(self) -> Decisions:
-        """The runner lost everything it held: held entries are to be encoded again, the rest is gone."""
+        """The runner lost all encoder outputs: held entries are to be encoded again, the others are gone."""
         for entry in list(self._entries.values()):
             self._change(entry, Change.LOST)
         return self._decide()
 
     def close(self, *, now: float) -> Decisions:
-        """No more acquires: waits are withdrawn, holds taken back, idle entries freed, now and later. See `drained`."""
+        """Ends the acquires: withdraws waits, takes holds back, frees idle entries, now and later. See `drained`."""
         self._closed, self._now = True, now
         for hold in self.holds_and_waits():
             if hold in self._waits:
@@ -257,7 +255,7 @@ class EncoderLedger:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def holds(self, holder: str, key: str) -> bool:
-        """Whether ``holder`` holds ``key`` or waits for it."""
+        """True if ``holder`` holds ``key`` or waits for it."""
         entry = self._entries.get(key)
         if entry is not None and holder in entry.holders:
             return True
@@ -270,12 +268,12 @@ class EncoderLedger:
 
     @property
     def drained(self) -> bool:
-        """Nothing is reserved, resident, being computed or being freed."""
+        """True if no entry is reserved, being encoded, resident or being freed."""
         return not self._entries
 
     @property
     def oldest_idle(self) -> float | None:
-        """When the oldest idle entry became idle, of those that nobody waits for."""
+        """When the oldest idle entry that no acquire waits for became idle; ``None``: there is none."""
         return next(iter(self._idle.values()), None)
 
     def entries(self) -> dict[str, tuple[State, tuple[str, ...], int]]:
@@ -283,7 +281,7 @@ class EncoderLedger:
         return {key: (entry.state, tuple(entry.holders), entry.size) for key, entry in self._entries.items()}
 
     def waiting(self) -> tuple[Hold, ...]:
-        """Who waits, in the order they will be served."""
+        """The waiting acquires, in the order of service."""
         return tuple(self._waiting)
 
     def holds_and_waits(self) -> tuple[Hold, ...]:
@@ -306,17 +304,17 @@ class EncoderLedger:
             evicted=self._evicted,
         )
 
-    # -- serving those who wait --------------------------------------------------------------------------------------
+    # -- serving waits -----------------------------------------------------------------------------------------------
 
     def _decide(self) -> Decisions:
-        """Ends a fact: who can be served is, for who still waits room is made."""
+        """Ends a fact: serves the acquires that can be served, and makes room for the others."""
         self._serve()
         self._make_room()
         draft, self._draft = self._draft, _Draft()
         return Decisions(**asdict(draft, recurse=False))
 
     def _serve(self) -> None:
-        """Answers waits from the first one on, until one must go on waiting."""
+        """Serves waits from the first one on, until one must go on waiting."""
         while (hold := self._waiting.first()) is not None and self._try_serve(self._waits[hold]):
             pass
 
@@ -335,8 +333,8 @@ class EncoderLedger:
         return True
 
     def _make_room(self) -> None:
-        """Evicts idle entries, oldest first, until all who wait will have room once the runner has dropped them. What
-        others wait for goes too where the first one in line needs it. After the close all go."""
+        """Evicts idle entries, oldest first, until all waits will have room once the runner has dropped those entries.
+        An idle entry that others wait for is evicted only for the first wait. After the close all others are."""
         while self._idle and (self._closed or self._room_to_come < self._lacking_bytes):
             self._evict_oldest(self._idle)
         first = self._waiting.first()
@@ -345,7 +343,7 @@ class EncoderLedger:
 
     @property
     def _room_to_come(self) -> int:
-        """Bytes that nobody has, or will have once the runner has dropped what it was told to."""
+        """Bytes that are free, or will be once the runner has dropped the entries that are being freed."""
         return self.capacity - self.taken + self._freeing
 
     def _evict_oldest(self, idle: OrderedDict[str, float]) -> None:
@@ -384,7 +382,7 @@ class EncoderLedger:
         return EncodeJob(key=key, payload=entry.payload, embeddings=entry.embeddings, size=entry.size)
 
     def _failed_alone(self, entry: _Entry, error: Exception) -> None:
-        """The first time may be the device's fault. The second time it is the item's: its holders are refused."""
+        """The first failure may be the device's fault. The second one is the item's: its holders are refused."""
         if not entry.failed_alone:
             entry.failed_alone = True
             return
@@ -425,7 +423,7 @@ class EncoderLedger:
     # -- the life of an entry ----------------------------------------------------------------------------------------
 
     def _change(self, entry: _Entry, change: Change) -> None:
-        """Looks the next state up and, where it is another one, keeps the books of both."""
+        """Looks the entry's next state up. Where it differs, keeps the books of both states."""
         old, held = entry.state, bool(entry.holders)
         new = TRANSITIONS.get((old, change, held))
         assert new is not None, f"{entry.key} cannot go through {change.value!r}, {old.value!r} and {held=}"
@@ -465,8 +463,8 @@ class EncoderLedger:
         self.taken -= entry.size
 
     def _refile(self, key: str, size: int) -> None:
-        """Files ``key`` anew after its state has changed, or who waits for it: among the idle, or those of them that
-        are spared, and among what lacks room."""
+        """Files ``key`` anew, after its state or its waits have changed: as idle, as spared (idle, but awaited), or as
+        lacking room."""
         awaited, state = key in self._awaited, self.state(key)
         self._file_idle(key, idle=state is State.IDLE and not awaited, spared=state is State.IDLE and awaited)
         lacking = size if awaited and state in {State.ABSENT, State.FREEING} else 0

@@ -1,4 +1,4 @@
-"""The states of an entry of the encoder cache, and the table of what moves it from one to another."""
+"""The states of an entry of the encoder cache, and the table of the changes between them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import enum
 
 
 class State(enum.Enum):
-    """Where an entry is in its life. ABSENT entries are not in the books."""
+    """Where an entry is in its life. The books have no ABSENT entries."""
 
     ABSENT = "absent"
     RESERVED = "reserved"  # bytes taken, nothing dispatched
     ENCODING = "encoding"  # the runner works on it
     READY = "ready"  # resident and held
-    IDLE = "idle"  # resident, nobody holds it
+    IDLE = "idle"  # resident, not held
     FREEING = "freeing"  # the runner was told to drop it
 
 
-HELD, UNHELD = True, False  # whether anybody holds the entry once the change has happened
+HELD, UNHELD = True, False  # whether the entry has a holder once the change has happened
 
 
 class Change(enum.Enum):

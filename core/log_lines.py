@@ -1,4 +1,4 @@
-"""What the log says of events: level and text, as pure functions. No line has a prompt, a text or audio in it."""
+"""The log's lines for events: level and text, as pure functions. No line holds a prompt, a text or audio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TROUBLE = ("cut off", "device call abandoned")
 
 
 def line_of(event: events.Event) -> Line | None:
-    """The line of the log that ``event`` is worth."""
+    """The log's line for ``event``; ``None``: it is not logged."""
     line = LINES.get(type(event))
     return None if line is None else line(event)
 
@@ -38,8 +38,8 @@ def opened(model: ModelDescription, memory: DeviceMemory) -> Line:
 
 
 def closed(ended: Mapping[str, int], tokens: int, steps: int, seconds: float, held: int, left: int) -> Line:
-    """The engine's block is over. ``ended``: requests by outcome; ``held`` and ``left``: bytes on the device before and
-    after the teardown."""
+    """The engine's block is over. ``ended``: number of requests by outcome; ``held`` and ``left``: bytes on the device
+    before and after the teardown."""
     requests = ", ".join(f"{count} {outcome}" for outcome, count in sorted(ended.items())) or "none"
     level = WARNING if left else INFO
     return level, (
@@ -49,7 +49,7 @@ def closed(ended: Mapping[str, int], tokens: int, steps: int, seconds: float, he
 
 
 def teardown(error: Exception) -> Line:
-    """Something could not be given back."""
+    """The teardown could not give something back."""
     return WARNING, f"teardown: {one_line(str(error))}"
 
 
@@ -65,7 +65,7 @@ def _mebibytes(count: int) -> str:
 def _request_ended(event: events.RequestEnded) -> Line:
     if event.error.startswith("PoisonRequest"):
         return WARNING, f"request {event.request_id} failed as poison: {one_line(event.error)}"
-    kind = f" with {event.error.partition(':')[0]}" if event.error else ""  # the text may quote what the user sent
+    kind = f" with {event.error.partition(':')[0]}" if event.error else ""  # the text may quote the user's input
     return DEBUG, f"request {event.request_id} {event.outcome}{kind}"
 
 

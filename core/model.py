@@ -1,4 +1,4 @@
-"""What the rest of the engine must know of a loaded model: plain values, told by the executor when it opens."""
+"""What the rest of the engine must know of a loaded model: plain values, which the executor returns when it opens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WhisperTokens:
 
 
 class Kind(enum.Enum):
-    """What a model does with a prompt."""
+    """What a model makes of a prompt."""
 
     ENCODER_DECODER = "encoder-decoder"  # items are read through cross-attention
     DECODER = "decoder"  # tokens, with images or audio placed among them
@@ -43,32 +43,32 @@ class Prepared:
 
 
 class Preparer(Protocol):
-    """Turns what users write into what the model reads. Called in threads: it changes nothing of itself."""
+    """Turns what users write into what the model reads. Called in threads: a preparer never changes."""
 
     @property
     def media(self) -> frozenset[str]:
-        """What may be placed in a prompt: ``"image"``, ``"audio"``, or nothing."""
+        """The kinds of items that a prompt may have: ``"image"``, ``"audio"``, or none."""
 
     @property
     def converses(self) -> bool:
-        """Whether there is a chat template for `render`."""
+        """True if there is a chat template for `render`."""
 
     def with_items(self, prompt: str, count: int) -> str:
-        """``prompt`` with ``count`` items written in front of it, unless it says itself where they belong."""
+        """``prompt`` with ``count`` placeholders in front of it, unless the prompt has placeholders already."""
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
-        """Tokens and items of ``prompt`` (text with the checkpoint's own placeholders, or tokens with one placeholder
-        for each image or audio), an image being a PIL image or array [height, width, 3] of uint8, an audio float32
-        samples at ``ModelDescription.sampling_rate``.
+        """Tokens and items of ``prompt``: text with the checkpoint's own placeholders, or tokens with one placeholder
+        for each image or audio. An image is a PIL image, or an array [height, width, 3] of uint8. An audio is an array
+        of float32 samples at ``ModelDescription.sampling_rate``.
 
         Raises:
             InvalidRequest: placeholders and items do not match, or an item cannot be read.
         """
 
     def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """Tokens of two texts that are read together, and where the second one begins, for models that tell them apart.
+        """Tokens of two texts read together, and the position of the second text, for models that tell them apart.
 
         Raises:
             InvalidRequest: the tokenizer joins no texts.
@@ -83,10 +83,10 @@ class Preparer(Protocol):
 
 
 class Structures(Protocol):
-    """Compiles structured outputs for a model. Called in threads, by several at once."""
+    """Compiles structures for a model. Called in several threads at once."""
 
     def compile(self, structure: Structure) -> Structure:
-        """``structure``, equal in what it says, with all that following it needs: no step has to compile it.
+        """A structure equal to ``structure``, with its compiled form: no step has to compile it.
 
         Raises:
             InvalidRequest: the structure cannot be followed.
@@ -99,7 +99,7 @@ class ModelDescription:
 
     Bytes are of the executor's dtype. ``pages`` pages of ``page_size`` positions each hold the self-attention KV;
     ``cross_slots`` slots hold the cross-attention KV of one encoder item each. ``encoder_embeddings``,
-    ``encoder_bytes``, ``window_samples`` are of models whose items all have one size (encoder-decoder), else 0.
+    ``encoder_bytes`` and ``window_samples`` are 0 unless all items of the model have one size (encoder-decoder).
     """
 
     name: str
@@ -118,12 +118,12 @@ class ModelDescription:
     encoder_bytes: int  # bytes of one encoder output
     sampling_rate: int  # Hz
     window_samples: int  # most samples of one encoder item
-    processor_identity: str  # goes into content keys
+    processor_identity: str  # part of the content keys
     whisper: WhisperTokens | None
     tokenizer: Any = field(repr=False, eq=False)  # transformers tokenizer
     kind: Kind = Kind.ENCODER_DECODER
     preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are tokenized as they are
-    structures: Structures | None = field(default=None, repr=False, eq=False)  # None: the executor does it in a step
-    whole_prompts: bool = False  # every position sees all others: a prompt is one chunk, and holds no pages
+    structures: Structures | None = field(default=None, repr=False, eq=False)  # None: the executor compiles in a step
+    whole_prompts: bool = False  # every position attends to all others: a prompt is one chunk, and holds no pages
     default_pooling: Pooling | None = None  # of pooling models
     labels: tuple[str, ...] = ()  # of a classification head, in the order of its scores

@@ -1,4 +1,4 @@
-"""Who comes first where requests wait: at the door, for encoder outputs, for places and pages. One rule for all."""
+"""Which request comes first where requests wait: at the door, for encoder outputs, for places and pages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ MOST_PRIORITY = 100
 
 
 def order_of(priority: int, arrival: int) -> int:
-    """The key of a request, smallest first. One level of priority is worth 1,024 arrivals, so that nobody starves: a
-    request is overtaken by fewer than 1,024 later ones for each level that they are more urgent."""
+    """The sort key of a request, smallest first. One level of priority is worth 1,024 arrivals, so that no request
+    starves: for each level of urgency fewer than 1,024 later requests overtake it."""
     return priority * ARRIVALS_PER_PRIORITY + arrival
 
 
 def check_priority(priority: object) -> None:
-    """Raises `InvalidRequest` where ``priority`` is none."""
+    """Raises `InvalidRequest` where ``priority`` is not allowed."""
     integer = isinstance(priority, int) and not isinstance(priority, bool)
     if not (integer and priority in range(-MOST_PRIORITY, MOST_PRIORITY + 1)):
         raise InvalidRequest(

@@ -14,15 +14,15 @@ Place = tuple[int, int]  # (order, arrival): the smallest comes first; no two it
 
 @define(eq=False)
 class Ordered(Generic[Item]):
-    """Items by their places. The place of an item that was discarded stays in the list until it surfaces at an end or
-    until such places are many: so adding, discarding and looking at an end take the same time however many there are.
+    """Items by their places. The place of a discarded item stays in the list until it surfaces at an end, or until
+    such places are many. So the cost of adding, discarding and looking at an end does not grow with the items.
     """
 
     _places: dict[Item, Place] = field(factory=dict, init=False)
     _items: dict[Place, Item] = field(factory=dict, init=False)
     _list: list[Place] = field(factory=list, init=False)  # ascending from ``_begin`` on
     _begin: int = field(default=0, init=False)
-    _stale: set[Place] = field(factory=set, init=False)  # in the list, and nobody's any more
+    _stale: set[Place] = field(factory=set, init=False)  # in the list, of discarded items
 
     def __len__(self) -> int:
         return len(self._places)
@@ -31,12 +31,12 @@ class Ordered(Generic[Item]):
         return item in self._places
 
     def __iter__(self) -> Iterator[Item]:
-        """In order. The set must not change meanwhile."""
+        """The items in order. The set must not change meanwhile."""
         places = (self._list[index] for index in range(self._begin, len(self._list)))
         return (self._items[place] for place in places if place in self._items)
 
     def put(self, item: Item, place: Place) -> None:
-        """Adds ``item``, or moves it."""
+        """Adds ``item``, or moves it to ``place``."""
         if self._places.get(item) == place:
             return
         self.discard(item)

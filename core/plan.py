@@ -13,7 +13,7 @@ from .request import LogitRules, Placeholder, Pooling, Probe, SamplingParams
 class SequenceStart:
     """What the executor must know of a sequence before its first chunk: its tokens so far and how to sample more.
 
-    ``token_ids`` is the prompt and, when a sequence is replayed, the tokens already committed; ``prompt_length`` tells
+    ``token_ids`` is the prompt and, when a sequence starts anew, the tokens already committed. ``prompt_length`` tells
     them apart (begin-suppression and the sampling position count generated tokens only).
     """
 
@@ -35,13 +35,13 @@ class CrossWrite:
     slot: int
 
 
-@frozen  # one for each sequence and step: naming its fields where it is made costs more than all of them
+@frozen  # one for each sequence and step: keyword arguments would cost more time than the object
 class Chunk:
     """One sequence's part of a step: feed its tokens at positions ``start .. start+length-1``.
 
-    The executor knows the tokens: those of `SequenceStart` and the ones it has sampled since. With two steps in flight
-    the newest token is not yet known to the planner. ``samples`` is true where the chunk ends at the sequence's last
-    token, so a new one is sampled. ``page_table`` names the self-attention pages: position p lies in page
+    The executor knows the tokens: those of `SequenceStart` and those that it has sampled since. With two steps in
+    flight the planner does not know the newest token yet. ``samples`` is true where the chunk ends at the sequence's
+    last token, so that a new token is sampled. ``page_table`` names the self-attention pages: position p lies in page
     ``page_table[p // page_size]``.
     """
 
@@ -58,8 +58,8 @@ class Chunk:
 class StepPlan:
     """One launch of the decoder. Order of work: forget ``ended``, record ``started``, ``cross_writes``, the chunks.
 
-    ``epoch`` counts failed steps: a step that was dispatched before its planner knew that an earlier one had failed
-    carries the failed one's epoch, and the runner skips it.
+    ``epoch`` counts failed steps and lost generations. A step that was dispatched before the planner knew of an earlier
+    step's failure carries the failed step's epoch, and the runner skips it.
     """
 
     step_id: int
@@ -77,14 +77,14 @@ class StepPlan:
 
 @frozen(kw_only=True)
 class SampledToken:
-    """What one chunk gave: the token sampled (``None`` for a chunk with ``samples=False``, or with a `Pooling`), its
-    log-probability in the distribution it was sampled from before temperature, top-k and top-p, and the probe's answer
-    where asked.
+    """The result of one chunk.
 
-    ``top`` are the likeliest tokens and their log-probabilities, as many as `SamplingParams.logprobs` asks for.
-    ``vector`` answers a `Pooling`. ``error`` tells why the sequence cannot go on, for a fault of its request alone (a
-    structure that cannot be followed): the token is then an end-of-text, and the caller gets `InvalidRequest`.
-    ``accepted`` are the tokens sampled behind this one, where draft tokens proved right; theirs is empty.
+    ``token_id`` is the sampled token (``None`` for a chunk with ``samples=False``, or with a `Pooling`). ``logprob`` is
+    its log-probability after all rules and penalties, before temperature, top-k and top-p. ``probe`` answers a `Probe`,
+    ``vector`` a `Pooling`. ``top`` are the likeliest tokens and their log-probabilities, as many as
+    `SamplingParams.logprobs` asks for. ``error`` tells why the sequence cannot go on, for a fault of its request alone
+    (a structure that cannot be followed): the token is then an end-of-text, and the caller gets `InvalidRequest`.
+    ``accepted`` are the tokens sampled behind this one, where draft tokens proved right; their ``accepted`` is empty.
     """
 
     token_id: int | None

@@ -1,4 +1,4 @@
-"""When the device is given back for a while: sleeping and waking, by order or for want of work, as a pure machine.
+"""When the engine gives the device back for a while: sleeping and waking, by order or for want of work. Pure.
 
 ::
 
@@ -8,8 +8,8 @@
                                  ^          |
                                  +----------+  it could not be taken
 
-What is wanted and what is so are two things, since either takes its time: the last wish counts. A sleep that was
-ordered ends by an order; one for want of work ends with the next work.
+Falling asleep and waking take time, so the wish is kept apart from the state; the last wish counts. An ordered sleep
+ends by an order, a sleep for want of work with the next work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attrs import define, field
 
 
 class Power(enum.Enum):
-    """What is so."""
+    """The device's state."""
 
     AWAKE = "awake"
     FALLING_ASLEEP = "falling asleep"
@@ -29,7 +29,7 @@ class Power(enum.Enum):
 
 
 class Order(enum.Enum):
-    """What the runner is to do next."""
+    """What the runner must do next."""
 
     SLEEP = "sleep"
     WAKE = "wake"
@@ -37,56 +37,56 @@ class Order(enum.Enum):
 
 @define(eq=False)
 class PowerState:
-    """Facts and wishes come in; `next_order` says what the runner is to be told."""
+    """Facts and wishes come in; `next_order` says what to tell the runner."""
 
     power: Power = field(default=Power.AWAKE, init=False)
     _wants_sleep: bool = field(default=False, init=False)
-    _ordered: bool = field(default=False, init=False)  # the sleep that is, or is wanted, was ordered
+    _ordered: bool = field(default=False, init=False)  # the present or wanted sleep was ordered
 
     # -- wishes ------------------------------------------------------------------------------------------------------
 
     def order_sleep(self) -> None:
-        """Somebody wants it asleep, until somebody wants it awake."""
+        """The caller wants the engine asleep, until `order_wake`."""
         self._wants_sleep = self._ordered = True
 
     def order_wake(self) -> None:
-        """Somebody wants it awake."""
+        """The caller wants the engine awake."""
         self._wants_sleep = False
 
     def doze(self) -> None:
-        """There has been nothing to do for a while."""
+        """There has been no work for a while."""
         self._wants_sleep = True
 
     def work_came(self) -> None:
-        """There is something to do: no reason to doze."""
+        """There is work: a sleep for want of work ends."""
         if not self._ordered:
             self._wants_sleep = False
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def slept(self) -> None:
-        """The device was given back."""
+        """The runner gave the device back."""
         self.power = Power.ASLEEP
 
     def sleep_failed(self) -> None:
-        """The device could not be given back; it is tried again at the next wish."""
+        """The runner could not give the device back. The next wish to sleep tries again."""
         self.power = Power.AWAKE
         self._wants_sleep = self._ordered = False
 
     def woke(self) -> None:
-        """The device was taken again."""
+        """The runner took the device again."""
         self.power = Power.AWAKE
         self._ordered = self._wants_sleep and self._ordered
 
     def wake_failed(self) -> None:
-        """The device could not be taken; it is tried again at the next wish."""
+        """The runner could not take the device. The next wish to wake tries again."""
         self.power = Power.ASLEEP
         self._wants_sleep = True
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def next_order(self) -> Order | None:
-        """What the runner is to be told now, if anything; it counts as told."""
+        """The order to send to the runner now; ``None``: there is none. It counts as sent."""
         if self.power is Power.AWAKE and self._wants_sleep:
             self.power = Power.FALLING_ASLEEP
             return Order.SLEEP
@@ -97,15 +97,15 @@ class PowerState:
 
     @property
     def may_work(self) -> bool:
-        """Whether the device may be given something to do."""
+        """True if the device may be given work."""
         return self.power is Power.AWAKE
 
     @property
     def will_wake(self) -> bool:
-        """Whether it is awake, or will be without a further wish."""
+        """True if the engine is awake, or will be without a further wish."""
         return not self._wants_sleep
 
     @property
     def ordered(self) -> bool:
-        """Whether it sleeps, or is to sleep, until somebody wakes it; also while it wakes, which may fail."""
+        """True if a sleep was ordered that no finished wake has ended; also while it wakes, which may fail."""
         return self._ordered

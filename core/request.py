@@ -34,7 +34,7 @@ class FinishReason(enum.Enum):
 
     STOP = "stop"  # an end-of-text or stop token, or a stop string
     LENGTH = "length"  # max_tokens, or the model's last position
-    POOLED = "pooled"  # the whole prompt was read and its vector given: requests with a `Pooling`
+    POOLED = "pooled"  # the whole prompt was read into a vector: requests with a `Pooling`
 
 
 MOST_LOGPROBS = 20
@@ -86,7 +86,7 @@ STRUCTURES = ("json_schema", "regex", "lark", "choice")
 
 @frozen(kw_only=True)
 class Structure:
-    """What the whole output must be: only tokens that can still lead there are sampled, and the end when it is reached.
+    """What the whole output must be: the sampler rules out tokens that cannot lead there, and ends the complete output.
 
     Args:
         kind: ``"json_schema"`` (``text`` is a JSON schema), ``"regex"``, ``"lark"`` (a grammar in llguidance's dialect
@@ -94,7 +94,7 @@ class Structure:
         text: see ``kind``.
 
     Raises:
-        InvalidRequest: an unknown kind, or no text. What ``text`` says is checked when the request is made.
+        InvalidRequest: an unknown kind, or no text. The contents of ``text`` are checked when the request is made.
     """
 
     kind: str
@@ -105,7 +105,7 @@ class Structure:
 
     @classmethod
     def json_schema(cls, schema: str | Mapping[str, Any]) -> Self:
-        """JSON that follows ``schema``, which may be written or a mapping."""
+        """JSON that follows ``schema``, a text or a mapping."""
         if isinstance(schema, str):
             return cls(kind="json_schema", text=schema)
         try:
@@ -129,54 +129,53 @@ _CHOICES = several(_grammar_text, 100_000, "a list of texts, none of them empty"
 
 
 def _texts(value: object) -> Any:
-    """One text stands for a tuple of it; the check sees the rest."""
+    """One text becomes a tuple of it. The check reads the result."""
     return (value,) if isinstance(value, str) else value
 
 
 def _pairs(value: object) -> Any:
-    """A mapping as its pairs; the check sees the rest."""
+    """A mapping becomes its pairs. The check reads the result."""
     return value.items() if isinstance(value, Mapping) else value
 
 
 def _ids(value: object) -> Any:
-    """Any collection; the check makes a tuple of it."""
+    """Any collection stays. The check makes a tuple of it."""
     return value
 
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How tokens are sampled, when the text ends, and what is told of it.
+    """How tokens are sampled, when the text ends, and which log-probabilities are told.
 
-    What is done to the logits of a token, in this order, which is transformers': ``logit_bias``;
-    ``repetition_penalty``; ``frequency_penalty`` and ``presence_penalty``; what must not be sampled (the checkpoint's
-    suppressed tokens, ends before ``min_tokens``, what ``structure`` forbids) is ruled out; here log-probabilities are
-    taken; then ``temperature``, ``top_k``, ``top_p``, ``min_p``.
+    The sampler changes the logits of a token in this order, which is transformers': ``logit_bias``;
+    ``repetition_penalty``; ``frequency_penalty`` and ``presence_penalty``; forbidden tokens are ruled out (the
+    checkpoint's suppressed tokens, ends before ``min_tokens``, those that ``structure`` forbids); here
+    log-probabilities are taken; then ``temperature``, ``top_k``, ``top_p``, ``min_p``.
 
     Args:
         max_tokens: most tokens to generate, at least 1; ``None``: up to the model's last position.
-        min_tokens: end-of-text and stop tokens are not sampled before so many tokens. Stop strings end a text earlier.
+        min_tokens: end-of-text and stop tokens are not sampled before so many tokens. Stop strings may end it earlier.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p: smallest set of tokens whose probability reaches it, in (0, 1]; 1 is off.
         top_k: only the k likeliest tokens; 0 is off.
-        min_p: only tokens at least this times as likely as the likeliest, 0 to 1; 0 is off.
-        repetition_penalty: of each token of the prompt or the output, positive logits are divided by it and negative
-            ones multiplied; 0.001 to 1,000; 1 is off (Keskar et al. 2019, "CTRL", section 4.1).
-        presence_penalty: taken from the logit of each token that the output has, -2 to 2; 0 is off.
-        frequency_penalty: taken from the logit of a token as often as the output has it, -2 to 2; 0 is off.
-        logit_bias: what is added to the logits of tokens, as a mapping from token id to number, up to a million either
-            way; inside, pairs.
+        min_p: only tokens at least ``min_p`` times as likely as the likeliest, 0 to 1; 0 is off.
+        repetition_penalty: divides the positive logits of each token of the prompt or the output, and multiplies the
+            negative ones; 0.001 to 1,000; 1 is off (Keskar et al. 2019, "CTRL", section 4.1).
+        presence_penalty: subtracted from the logit of each token that the output has, -2 to 2; 0 is off.
+        frequency_penalty: subtracted from a token's logit once for each time the output has it, -2 to 2; 0 is off.
+        logit_bias: added to the logits of tokens: a mapping from token id to number, up to a million either way; kept
+            as pairs.
         seed: sampling is keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. With
-            ``None`` each request samples afresh, with a seed that is chosen when it is made, and told in
-            ``Usage.seed``.
-        stop: strings that end the text; the text ends before the first of them. One string, or up to 64, each of up to
+            ``None`` each request gets a fresh seed when it is made, told in ``Usage.seed``.
+        stop: strings that end the text, which is cut before the first of them. One string, or up to 64, each of up to
             1,024 characters.
         stop_token_ids: tokens that end the request beside the model's own end-of-text.
         ignore_eos: go on after end-of-text (for benchmarks).
-        logprobs: tell the log-probabilities of so many of the likeliest tokens beside that of the sampled one, 0 to 20;
-            ``None``: of the sampled one alone. They are those of the distribution after all rules and penalties,
-            before the temperature and the limits behind it.
-        n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, the others with seeds
-            made from it, see `sibling`; without a temperature they are all the same.
+        logprobs: tell the log-probabilities of so many of the likeliest tokens beside that of the sampled token, 0 to
+            20; ``None``: of the sampled token alone. The distribution is the one after all rules and penalties, before
+            ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
+        n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, each other with a seed
+            made from ``seed``, see `sibling`. With temperature 0 all completions are the same.
         structure: what the output must be; `None`: anything. See `Structure`.
 
     Raises:
@@ -212,8 +211,8 @@ class SamplingParams:
             _check(self.min_tokens == 0, f"min_tokens={self.min_tokens} with a structure", "0: it ends where it ends")
 
     def sibling(self, index: int) -> SamplingParams:
-        """How completion ``index`` of `n` is sampled: the first with the plain seed, each other with one of its own,
-        the same whenever it is asked for."""
+        """The parameters of completion ``index`` of `n`. The first has the plain seed; each other has a seed of its
+        own, which depends on ``seed`` and ``index`` alone."""
         assert self.seed is not None, "a fresh seed is chosen when the request is built, before its siblings"
         if index == 0:
             return evolve(self, n=1)
@@ -252,9 +251,9 @@ _SAMPLING = {
 
 @frozen(kw_only=True)
 class TimestampRules:
-    """Whisper's constraints on timestamp tokens (Radford et al. 2022, section 4.5): they come in pairs, never run
-    backwards, the first lies within ``max_initial`` steps of 0, and one is forced when timestamps together are likelier
-    than any text token."""
+    """Whisper's constraints on timestamp tokens (Radford et al. 2022, section 4.5). Timestamps come in pairs and never
+    run backwards. The first lies within ``max_initial`` steps of 0. A timestamp is forced when all of them together are
+    likelier than any text token."""
 
     begin_id: int  # <|0.00|>; every id from here on is a timestamp of 20 ms steps
     no_timestamps_id: int
@@ -263,7 +262,7 @@ class TimestampRules:
 
 @frozen(kw_only=True)
 class LogitRules:
-    """What is done to the logits before a token is sampled, beside `SamplingParams`."""
+    """Further changes to the logits before a token is sampled, beside `SamplingParams`."""
 
     suppress: tuple[int, ...] = ()  # never sampled
     begin_suppress: tuple[int, ...] = ()  # not sampled as the first generated token
@@ -336,7 +335,7 @@ class Placeholder:
         return self.spans[-1][1]
 
     def touches(self, start: int, stop: int) -> bool:
-        """Whether an embedding lies in ``[start, stop)``."""
+        """True if an embedding lies in ``[start, stop)``."""
         return any(first < stop and start < last for first, last in self.spans)
 
 
@@ -346,8 +345,8 @@ class EncoderItem:
 
     ``key`` is the content key: a hash of the samples or pixels and of the processor's identity. Two items with one key
     have one encoding. ``payload`` is what the executor encodes (Whisper: float32 samples, shape (n,), at 16 kHz).
-    Without ``spans`` the item is read through cross-attention; with them its embeddings take these positions of the
-    prompt, see `Placeholder`.
+    Without ``spans`` the decoder reads the item through cross-attention; with ``spans`` the item's embeddings take
+    these positions of the prompt, see `Placeholder`.
     """
 
     key: str
@@ -359,7 +358,7 @@ class EncoderItem:
 
     @property
     def placeholder(self) -> Placeholder | None:
-        """Where its embeddings go; ``None``: it is read through cross-attention."""
+        """Where the item's embeddings go; ``None``: the decoder reads the item through cross-attention."""
         return Placeholder(key=self.key, spans=self.spans, grid=self.grid) if self.spans else None
 
 
@@ -375,5 +374,5 @@ class Request:
     probe: Probe | None = None
     pooling: Pooling | None = None
     max_tokens: int = 1  # sampling.max_tokens resolved against the model's last position
-    priority: int = 0  # smaller runs first
+    priority: int = 0  # the smallest runs first
     page_keys: tuple[bytes, ...] = field(default=(), repr=False)  # of the prompt's full pages, computed off the loop

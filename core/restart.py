@@ -1,4 +1,4 @@
-"""How often something that crashes may be started again: Erlang/OTP's restart intensity, with a growing pause."""
+"""How often a crashed runner may be restarted: Erlang/OTP's restart intensity, with a growing pause."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from attrs import define, field
 
 @define(eq=False)
 class RestartPolicy:
-    """At most ``most`` restarts within any ``period`` seconds. The first is at once; each further one within the period
-    waits twice as long as the one before, from ``pause`` to ``longest`` seconds: whoever ends the engine meanwhile
-    waits for it too."""
+    """At most ``most`` restarts within any ``period`` seconds. The first restart is at once. Each further restart
+    within the period waits twice as long as the one before, from ``pause`` to ``longest`` seconds: short, since the
+    end of the engine waits for the restart too."""
 
     most: int
     period: float
@@ -20,7 +20,7 @@ class RestartPolicy:
     _restarts: deque[float] = field(factory=deque, init=False)
 
     def try_restart(self, now: float) -> float | None:
-        """The pause (s) before the restart that this is, or ``None`` where it would be one too many."""
+        """The pause (s) before this restart, which counts from now; ``None``: it would be one too many."""
         while self._restarts and self._restarts[0] <= now - self.period:
             self._restarts.popleft()
         before = len(self._restarts)
@@ -29,4 +29,4 @@ class RestartPolicy:
         self._restarts.append(now)
         if before == 0:
             return 0.0
-        return min(self.pause * 2.0 ** min(before - 1, 32), self.longest)  # 32: a float has an end
+        return min(self.pause * 2.0 ** min(before - 1, 32), self.longest)  # 32: keeps the power a finite float

@@ -10,13 +10,13 @@ from attrs import evolve, frozen
 @frozen(kw_only=True)
 class Timings:
     """Seconds, from the call on. ``queued``: until the request had a place, waiting at the door included.
-    ``encoder_wait``: the part of it that went by waiting for encoder outputs. ``first_token``: until the first token;
+    ``encoder_wait``: the part of ``queued`` spent waiting for encoder outputs. ``first_token``: until the first token;
     ``None`` where there was none. ``total``: until the end.
 
-    Of a transcription, which asks for one window after another and perhaps several times: ``queued`` and
+    A transcription makes a request for each window, one after another, and perhaps several: ``queued`` and
     ``encoder_wait`` are the sums over all its requests, ``first_token`` is that of the first window's text, and
-    ``total`` ends with the last window. A reader who takes his time over a stream of segments makes ``total`` longer,
-    since a window is only asked for when it is read.
+    ``total`` ends with the last window. A slow reader of a stream of segments makes ``total`` longer, since a window's
+    request is only made when its segments are read.
     """
 
     queued: float
@@ -25,7 +25,7 @@ class Timings:
     total: float
 
     def since(self, seconds: float) -> Self:
-        """The same, counted from ``seconds`` before."""
+        """The same timings, counted from ``seconds`` before."""
         return evolve(
             self,
             queued=self.queued + seconds,

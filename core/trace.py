@@ -1,7 +1,7 @@
 """`TraceChecker`: the engine's promises, checked on its events while it runs; in tests and in production the same.
 
-Each invariant has a name (`INVARIANTS`); what breaks one raises `InvariantViolation` with that name and the history
-that shows it: the events of the entries and requests concerned and no others, or, where those are gone, the last ones.
+Each invariant has a name (`INVARIANTS`). An event that breaks one raises `InvariantViolation` with that name and the
+history that shows it: the events of the entries and requests concerned, or, where those are gone, the last events.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Acquire:
     granted: bool = False
 
 
-_MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and the promise that is broken otherwise
+_MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and the invariant broken otherwise
     events.EncodeDispatched: (_Life.RESERVED, _Life.ENCODING, ENCODE_ONCE),
     events.EncodeRetried: (_Life.RESERVED, _Life.RESERVED, ENCODE_ONCE),
     events.EncodeDone: (_Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE),
@@ -84,22 +84,22 @@ class _Progress:
     place: _Place = _Place.WAITING
     started: bool = False
     first_token: bool = False
-    failed: bool = False  # its last step did
+    failed: bool = False  # its last step failed
 
 
 @define(eq=False)
 class TraceChecker:
-    """Feed it every event, in order; call `end` when the engine's block is over.
+    """Checks the invariants: call it with every event, in order, and `end` when the engine's block is over.
 
     Args:
-        capacity: bytes of the encoder cache; without it "books balance" knows no upper bound.
+        capacity: bytes of the encoder cache; ``None``: "books balance" knows no upper bound.
         steps_in_flight: most steps dispatched and not answered.
 
     Raises (from ``checker(event)`` and `end`):
         InvariantViolation: see `InvariantViolation.invariant` and `InvariantViolation.history`.
 
-    When an actor has ended out of turn (`ActorFailed`), or a stage was cut off, what it owed the others is not owed
-    any more: from then on only "terminal once" and the order of the teardown are checked.
+    Once an actor has ended out of turn (`ActorFailed`), or a stage was cut off, actors may leave answers and frees
+    out: from then on only "terminal once" and the order of the teardown are checked.
     """
 
     capacity: int | None = None
@@ -107,7 +107,7 @@ class TraceChecker:
     taken: int = field(default=0, init=False)
     _entries: dict[str, _Entry] = field(factory=dict, init=False)
     _acquires: dict[str, _Acquire] = field(factory=dict, init=False)  # by holder
-    _acquired_by: Counter[str] = field(factory=Counter, init=False)  # open asks of each key
+    _acquired_by: Counter[str] = field(factory=Counter, init=False)  # acquires of each key, not yet ended
     _requests: dict[str, _Progress] = field(factory=dict, init=False)  # accepted, not ended
     _starts_told: bool = field(default=False, init=False)
     _flights: deque[events.StepBegun] = field(factory=deque, init=False)
@@ -121,7 +121,7 @@ class TraceChecker:
     _recent: deque[tuple[int, events.Event]] = field(factory=lambda: deque(maxlen=HISTORY), init=False)
 
     def __call__(self, event: events.Event) -> None:
-        """The next event."""
+        """Checks the next event."""
         self._told += 1
         self._recent.append((self._told, event))
         check = _ALWAYS.get(type(event)) or (_WHILE_ORDERLY.get(type(event)) if self.orderly else None)
@@ -129,7 +129,7 @@ class TraceChecker:
             check(self, event)
 
     def end(self) -> None:
-        """The engine's block is over: everything must be back."""
+        """The engine's block is over: checks that everything was given back."""
         if self._requests:
             self._fail(TERMINAL_ONCE, f"requests that never ended: {sorted(self._requests)}", self._requests)
         missing = [stage for stage in TEARDOWN if stage not in self._stages]
@@ -147,7 +147,7 @@ class TraceChecker:
 
     @property
     def on_device(self) -> frozenset[str]:
-        """The keys whose outputs it may hold now: those, and what is on its way in or out."""
+        """The keys whose outputs the device may hold now: resident, being encoded or being freed."""
         return frozenset(key for key, entry in self._entries.items() if entry.life is not _Life.RESERVED)
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class TraceChecker:
         del self._logs[event.request_id]
 
     def _progress(self, event: events.Event, request_id: str) -> _Progress:
-        """Of a request that something is told of: it must not have ended."""
+        """The progress of the event's request, which must not have ended."""
         self._log(event, request_id)
         progress = self._requests.get(request_id)
         if progress is None:
@@ -323,7 +323,7 @@ class TraceChecker:
             if self._starts_told and self._requests[request_id].place is _Place.WAITING:
                 self._fail(STAGES_IN_ORDER, f"step {event.step_id} runs {request_id}, which waits", [request_id])
         if self._steps_generation != self.generation:
-            return  # the scheduler does not know of the restart yet, and the runner will drop the step
+            return  # the scheduler does not know of the restart yet: the runner will drop the step
         for key, reader in zip(event.reads, event.readers, strict=True):
             self._log(event, key)
             entry = self._entries.get(key)
@@ -343,7 +343,7 @@ class TraceChecker:
             self._unsettle(flight.request_ids, failed=True)
 
     def _unsettle(self, request_ids: Iterable[str], *, failed: bool) -> None:
-        """They may start again, and nobody need tell that they wait."""
+        """The requests may start again without a `RequestPreempted`."""
         for request_id in request_ids:
             progress = self._requests.get(request_id)
             if progress is not None:
@@ -351,7 +351,7 @@ class TraceChecker:
                 progress.place = _Place.EITHER
 
     def _check_no_step_reads(self, key: str, reader: str | None, what: str) -> None:
-        """For ``reader``, or for anybody."""
+        """For ``reader``; ``None``: for any holder."""
         for flight in self._flights:
             if any(key == read and reader in (by, None) for read, by in zip(flight.reads, flight.readers, strict=True)):
                 self._fail(FREE_FOLLOWS_COMPLETION, f"{what} while step {flight.step_id} reads it", [key])
@@ -379,7 +379,7 @@ class TraceChecker:
             self._disorder(event)
         self._opened = self._opened or event.stage == "accepting"
         if not self._opened or event.stage not in TEARDOWN:
-            return  # a start that was given up takes back what there is
+            return  # the teardown of a failed start has only some of the stages
         if event.stage == "device released" and not self.orderly:
             return  # a runner that failed gives the device back at once
         later = [stage for stage in self._stages if TEARDOWN.index(stage) >= TEARDOWN.index(event.stage)]
@@ -424,7 +424,7 @@ class TraceChecker:
     def _fail(self, invariant: str, what: str, subjects: Iterable[str] = ()) -> NoReturn:
         subjects = set(subjects)
         told = dict(entry for subject in subjects for entry in self._logs.get(subject, ()))
-        for acquire in self._acquires.values():  # however long ago it began
+        for acquire in self._acquires.values():  # their logs hold events that left the bounded ones
             if acquire.key in subjects:
                 told.update(acquire.log)
         if not told:

@@ -5,7 +5,7 @@ One step, in order::
     StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the chunks (networks/)
              -> logit rules, sampling (sampler.py) -> records grow -> StepResult
 
-What is known of the architecture lies behind `Network`, and what is taken for it behind a blueprint (blueprints/).
+`Network` hides the architecture, and a blueprint (blueprints/) hides the memory that is taken for it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _Result = TypeVar("_Result")
 def _device_call(
     method: Callable[Concatenate[_Executor, _Arguments], _Result],
 ) -> Callable[Concatenate[_Executor, _Arguments], _Result]:
-    """A call that works with tensors: in inference mode; and what it raises keeps none of them alive, however long
-    somebody keeps the error."""
+    """A call that works with tensors, in inference mode. Its errors keep no tensor alive, however long they are
+    kept."""
 
     @wraps(method)
     def call(self: _Executor, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -86,7 +86,7 @@ def _device_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def _still_the_same(folder: Path) -> Iterator[None]:
-    """The checkpoint is read again: what was described must still be true."""
+    """Around reading a checkpoint again: its description must still be true."""
     try:
         yield
     except (CheckpointError, OSError) as error:
@@ -100,7 +100,7 @@ def _still_the_same(folder: Path) -> Iterator[None]:
 class _Open:
     """What an open executor works with. The executor and the resource stack hold it, nothing else.
 
-    Whatever holds tensors here has an owner in the stack: `TorchExecutor._take` looks for what was forgotten.
+    Every holder of tensors here has an owner in the stack: `TorchExecutor._take` looks for tensors without one.
     """
 
     main: Parts
@@ -182,7 +182,7 @@ class TorchExecutor:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """What is raised within finds everything given back that was taken within."""
+        """Gives everything that was taken within the block back, if the block raises."""
         outer = sys.exception()
         try:
             with _device_errors("the model"):
@@ -262,8 +262,8 @@ class TorchExecutor:
             torch.set_num_threads(threads)
 
     def _release(self) -> None:
-        """Gives back what `_take` took, whatever is raised on the way. What is parked stays: on the CPU the weights are
-        the very same tensors."""
+        """Gives back what `_take` took, even where releases raise. Parked weights stay: on the CPU they are the same
+        tensors."""
         self._open = None
         handed_on = [tensor for model in self._parked_models for tensor in model.tensors()]
         try:
@@ -280,7 +280,7 @@ class TorchExecutor:
 
         Raises:
             DeviceOutOfMemory: the host has no room for the weights; the executor is awake and undisturbed.
-            ExceptionGroup: what the releases raised; the executor sleeps, and the others were released.
+            ExceptionGroup: the releases' errors; the executor sleeps, and all others were released.
         """
         self._opened()
         if keep_weights:
@@ -300,7 +300,7 @@ class TorchExecutor:
         """Takes the device again; gives it back and stays asleep when it fails.
 
         Raises:
-            CheckpointError: the weights were dropped, and the checkpoint is not what it was.
+            CheckpointError: the weights were dropped, and the checkpoint has changed.
             DeviceOutOfMemory: the memory is not there now.
         """
         blueprints = self._blueprints
@@ -413,11 +413,11 @@ class TorchExecutor:
         return record
 
     def _pool(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
-        """The vectors of those whose prompt ends."""
+        """The vectors of the chunks that end their prompt."""
         return [SampledToken(token_id=None, vector=vector) for vector in now.main.network.vectors(feeds, now.outputs)]
 
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
-        """Tokens, and the draft tokens behind them that were right; the records grow when all has gone well."""
+        """Sampled tokens, and the accepted draft tokens behind them. The records grow once all has gone well."""
         if now.proposer is not None:
             feeds = list(map(Feed.with_proposed, feeds, now.proposer.propose(feeds)))
         sampled = now.sampler.sample(feeds)
@@ -440,8 +440,8 @@ class TorchExecutor:
             self._open.draft_outputs.release()
 
     def memory(self) -> DeviceMemory:
-        """Bytes held now, by owner; asleep, what is parked in host memory. None before `open` and after `close`, unless
-        somebody else keeps what was released: that is told, too."""
+        """Bytes held now, by owner; asleep, the bytes parked in host memory. None before `open` and after `close`,
+        unless released tensors are still alive: their bytes are told, too."""
         by_owner = {**self._stack.bytes_by_owner(), **self._parked.bytes_by_owner()}
         asleep = self._blueprints is not None and self._open is None
         return DeviceMemory(device=str(_HOST) if asleep else self._device, by_owner=by_owner)
@@ -451,7 +451,7 @@ class TorchExecutor:
         asleep.
 
         Raises:
-            ExceptionGroup: what the releases raised; all the others were released.
+            ExceptionGroup: the releases' errors; all others were released.
         """
         self._blueprints, self._parked_models = None, ()
         if self._grammars is not None:

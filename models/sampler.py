@@ -1,4 +1,4 @@
-"""`Sampler`: whose logits a step needs, what is sampled from them, and which draft tokens were right.
+"""`Sampler`: which logits a step needs, the tokens sampled from them, and the draft tokens that were right.
 
 A chunk that samples gives the token behind its last one. Where draft tokens were proposed behind it, the row of each
 draft token gives one more: a draft token is accepted if it is the very token that is sampled before it. So speculation
@@ -43,7 +43,7 @@ class Sampler:
     eos_token_ids: tuple[int, ...]
 
     def sample(self, feeds: Sequence[Feed]) -> list[SampledToken]:
-        """Feeds the chunks; what each gave. No record changes.
+        """Feeds the chunks. Returns the result of each. No record changes.
 
         Raises:
             EngineError: a sequence has no token to sample.
@@ -58,7 +58,7 @@ class Sampler:
         return sampled
 
     def try_sample(self, feeds: Sequence[Feed]) -> list[SampledToken]:
-        """As `sample`, but where a sequence has no token to sample, what it gave is none: see `is_token`."""
+        """As `sample`, but where a sequence has no token to sample, its result is no token: see `is_token`."""
         wanted = _wanted_rows(feeds)
         logits = self.network.logits(feeds, wanted.rows, self.outputs)
         asked = [feeds[index].record for index in wanted.probes]
@@ -69,7 +69,7 @@ class Sampler:
         return [evolve(sampled.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
 
     def _sampled(self, logits: Tensor, rows: dict[int, range], feeds: Sequence[Feed]) -> dict[int, SampledToken]:
-        """What is sampled, by chunk. ``rows`` are the first of ``logits``, which are written to."""
+        """The sampled tokens, by chunk. ``rows`` are the first of ``logits``, which are overwritten."""
         if not rows:
             return {}
         inputs: list[SamplerInput] = []
@@ -79,7 +79,7 @@ class Sampler:
         return {index: _accept(feeds[index], found[own.start : own.stop]) for index, own in rows.items()}
 
     def _of(self, feed: Feed, behind: int) -> SamplerInput:
-        """Of the token that follows the first ``behind`` draft tokens of ``feed``."""
+        """The input for the token that follows the first ``behind`` draft tokens of ``feed``."""
         record = feed.record
         return SamplerInput(
             generated=[*record.generated, *feed.proposed[:behind]] if behind else record.generated,
@@ -92,7 +92,7 @@ class Sampler:
 
 
 def is_token(sampled: SampledToken) -> bool:
-    """False where the model's numbers broke down, or the rules left no token."""
+    """True unless the model's numbers broke down, or the rules left no token."""
     return not math.isnan(sampled.logprob)
 
 

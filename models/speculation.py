@@ -1,8 +1,8 @@
-"""Who proposes draft tokens: the text itself, or a smaller model that reads along.
+"""Proposers of draft tokens: the text itself, or a smaller model that reads along.
 
 A proposer sees every chunk of every step, also those that sample nothing, so that a draft model's KV is always as long
-as the model's own. It lies in the same pages, by number, of a pool of its own: what the planner knows of a page, its
-content included, is true of both."""
+as the model's own. The draft model's KV lies in pages of the same numbers, in a pool of its own: what the planner knows
+of a page, its content included, is true of both pools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Proposer(Protocol):
     """Proposes draft tokens."""
 
     def start(self, record: Record) -> None:
-        """Hears of a sequence before its first chunk."""
+        """Takes a sequence before its first chunk."""
 
     def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
         """For each chunk of a step up to ``draft_tokens`` tokens that may follow it."""
@@ -29,7 +29,7 @@ class Proposer(Protocol):
 
 @frozen(kw_only=True)
 class LookupProposer:
-    """Proposes what followed the last tokens where they occurred before.
+    """Proposes the tokens that followed an earlier occurrence of the last tokens.
 
     It learns a long prompt over several steps, also those that read the prompt and sample nothing: no step learns more
     than ``pace`` tokens, or ``least`` of each sequence where there are many. Until a prompt is learned, draft

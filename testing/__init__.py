@@ -1,7 +1,7 @@
-"""What Triolet's own tests are made of, for yours: a simulated device, deterministic simulation, fault sweeps, a trace
+"""The tools of Triolet's own tests, for yours: a simulated device, deterministic simulation, fault sweeps, a trace
 checker, a conformance kit for encoder caches and model adapters, tiny random checkpoints, and Hypothesis strategies.
 
-What needs Hypothesis is imported when it is asked for: ``pip install 'triolet[test]'``.
+Names that need Hypothesis (``pip install 'triolet[test]'``) are imported at their first use.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ def _print(report: Report, seconds: float) -> None:
 
 
 def begin() -> None:
-    """The program: it logs nothing, since what goes wrong in it is provoked, and what should not is in its report."""
+    """Runs the program. It logs nothing, since its faults are injected, and its report holds the broken promises."""
     logging.getLogger("triolet").setLevel(logging.CRITICAL + 1)
-    gc.freeze()  # what is there now stays: the collector need not look at it
+    gc.freeze()  # present objects stay: the collector need not look at them
     main()
 
 

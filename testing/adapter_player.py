@@ -1,4 +1,4 @@
-"""The player of an adapter: drives an `Executor` as the engine does, and keeps what every sequence was given."""
+"""The player of an adapter: drives an `Executor` as the engine does, and keeps every sequence's sampled tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..core.request import LogitRules, Probe, SamplingParams
 
 @frozen
 class Item:
-    """A sequence: the key and payload it listens to, and its prompt."""
+    """A sequence: the key and payload that it reads, and its prompt."""
 
     key: str
     payload: Any = field(repr=False)
@@ -36,7 +36,7 @@ class PlayedSequence:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The prompt and what was sampled."""
+        """The prompt and the sampled tokens."""
         return (*self.item.prompt, *(one.token_id for one in self.sampled if one.token_id is not None))
 
     @property
@@ -54,7 +54,7 @@ class Player:
     _ids: Iterator[int] = field(factory=itertools.count)
 
     def encode(self, items: Sequence[Item]) -> None:
-        """All in one batch."""
+        """Encodes in one batch."""
         size, embeddings = self.description.encoder_bytes, self.description.encoder_embeddings
         self.adapter.encode(
             tuple(EncodeJob(key=item.key, payload=item.payload, embeddings=embeddings, size=size) for item in items)
@@ -64,7 +64,7 @@ class Player:
         self.adapter.free(tuple(item.key for item in items))
 
     def owned(self) -> dict[str, int]:
-        """Bytes by owner, of those that hold any."""
+        """Bytes by owner, without owners that hold none."""
         return {owner: count for owner, count in self.adapter.memory().by_owner.items() if count}
 
     def held(self) -> int:
@@ -72,18 +72,18 @@ class Player:
         return self.adapter.memory().total
 
     def decode(self, items: Sequence[Item], *, chunk: int | None = None) -> list[tuple[SampledToken, ...]]:
-        """What each item draws when all go through common steps, ``chunk`` tokens of each in a step at most."""
+        """What each item samples when all share steps, with at most ``chunk`` tokens of each in a step."""
         return [tuple(sequence.sampled) for sequence in self.run(items, chunk=chunk)]
 
     def run(self, items: Sequence[Item], *, chunk: int | None = None) -> list[PlayedSequence]:
-        """From the start of a sequence for each item to the end of all."""
+        """Starts a sequence for each item, and runs all to their end."""
         running = self.begin(items)
         self.step(running, chunk, started=running, written=running)
         self.finish(running, chunk)
         return running
 
     def finish(self, running: list[PlayedSequence], chunk: int | None = None) -> None:
-        """Until all have sampled what they are to draw; then they are ended."""
+        """Runs steps until all sequences have sampled their tokens, then ends them."""
         while any(len(sequence.sampled) < self.max_tokens for sequence in running):
             self.step(running, chunk)
         self.end(running)
@@ -92,7 +92,7 @@ class Player:
         self.adapter.step(self._plan(ended=tuple(sequence.id for sequence in running)))
 
     def begin(self, items: Sequence[Item]) -> list[PlayedSequence]:
-        """Pages are dealt out one by one, so that no sequence has two in a row; the last pages come first."""
+        """Starts sequences. Pages are dealt out one by one, the last first, so that no sequence has two in a row."""
         each = max(-(-(len(item.prompt) + self.max_tokens) // self.description.page_size) for item in items)
         pages = range(self.description.pages - 1, -1, -1)
         count = len(items)
@@ -111,7 +111,7 @@ class Player:
         started: Sequence[PlayedSequence] = (),
         written: Sequence[PlayedSequence] = (),
     ) -> None:
-        """One step of all that are not done; those of ``written`` have their cross slots written."""
+        """Runs one step of all sequences that are not done. It writes the cross slots of those in ``written``."""
         active = [sequence for sequence in running if len(sequence.sampled) < self.max_tokens]
         chunks = tuple(self._slice(sequence, chunk) for sequence in active)
         plan = self._plan(
@@ -158,7 +158,7 @@ class Player:
         cross_writes: tuple[CrossWrite, ...] = (),
         chunks: tuple[Chunk, ...] = (),
     ) -> StepPlan:
-        number = next(self._ids)  # sequences and steps are counted together: neither is ever the same again
+        number = next(self._ids)  # sequences and steps are counted together, so that no number comes twice
         return StepPlan(step_id=number, epoch=0, started=started, ended=ended, cross_writes=cross_writes, chunks=chunks)
 
 

@@ -1,39 +1,38 @@
-"""Is your model adapter sound? The kit plays the planner of an `Executor` and compares what it draws with itself.
+"""Is your model adapter sound? The kit plays the planner of an `Executor` and compares its tokens with each other.
 
 ::
 
     def test_my_adapter_keeps_its_promises():
         check_model_adapter(lambda: MyExecutor(...), payloads=[clip, other_clip, third_clip])
 
-What breaks a promise is an `InvariantViolation` with the promise's name:
+A broken promise is an `InvariantViolation` with the promise's name:
 
-- **payloads are heard**: one prompt does not give the very same tokens and log-probabilities on every payload.
+- **payloads are heard**: one prompt does not give the same tokens and log-probabilities on every payload.
 - **batched as alone**: a sequence gets the same tokens, whatever is encoded and decoded together with it.
 - **chunked as whole**: a prompt that is fed in pieces gives the same tokens as one that is fed at once.
 - **outputs are copies**: an encoder output does not change when its siblings are freed, nor when others are encoded.
-- **slots are shared**: a sequence that joins a cross slot in a later step than the one that wrote it gets the same
-  tokens: while its writer runs, and when the writer has ended and the encoder output was freed.
+- **slots are shared**: a sequence that joins a cross slot in a later step than the slot's writer gets the same tokens:
+  while the writer runs, and when the writer has ended and the encoder output was freed.
 - **replayed as whole**: a sequence that was ended and is started again, under its old id and with the tokens that it
-  had sampled, goes on as if nothing had been.
+  had sampled, goes on as if it had never ended.
 - **probes are answered**: once, by the chunk that holds the probe's position, with a log-probability for each of its
   tokens; and alike in any batch and in any pieces.
-- **memory is told**: an open adapter holds bytes, and with each encoding it holds more of them.
+- **memory is told**: an open adapter holds bytes, and more bytes with each encoding.
 - **free gives back**: each free gives the bytes of its output back; a freed key can be encoded again and gives the same
-  tokens; work that has ended leaves nothing behind, by owner; to free what is not there is an `AssertionError` (not
-  looked at under ``python -O``).
+  tokens; ended work leaves no bytes behind, by owner; freeing an absent key is an `AssertionError` (not checked under
+  ``python -O``).
 - **instances apart**: two open adapters do not change each other, and one goes on when the other is closed.
 - **closed is empty**: after `Executor.close`, which may come twice, an adapter holds zero bytes.
 - **asleep is empty**: after `Executor.sleep` an adapter holds zero bytes, or its parked weights and no more than when
-  it was opened; then it may be reset and closed, and any other call is an `AssertionError`, as are a second sleep and a
-  wake of an adapter that is awake.
-- **wakes as opened**: after `Executor.wake` it holds the same bytes as when it was opened, by owner, and no sequence or
-  encoder output; everything gets the same tokens.
-- **bytes are true** (where ``live_bytes`` is given): what it tells is what lives, at rest, asleep and closed.
+  it was opened. The sleeping adapter may be reset and closed; any other call is an `AssertionError`, as are a second
+  sleep and a wake of an adapter that is awake.
+- **wakes as opened**: after `Executor.wake` an adapter holds the same bytes as when it was opened, by owner, and no
+  sequence or encoder output; every sequence gets the same tokens.
+- **bytes are true** (where ``live_bytes`` is given): the adapter tells the bytes that live, at rest, asleep and closed.
 
 Tokens are sampled greedily and must be equal; log-probabilities must be close. Not checked: sampling, `LogitRules` and
-stop tokens, whether tokens that are told apart are the right ones, records of ended sequences that are kept unseen
-(only `Executor.memory` tells of them), what a call that raises half-way leaves behind (a wake that fails included), and
-`Executor.close` of an adapter that is half open.
+stop tokens; whether the tokens are the right ones; records of ended sequences that `Executor.memory` does not tell; the
+state after a call that raises half-way (a wake that fails included); `Executor.close` of an adapter that is half open.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ LEAST_PAYLOADS = 3
 
 @contextmanager
 def _promise(invariant: str) -> Iterator[None]:
-    """Whatever the adapter raises within breaks ``invariant``."""
+    """An error of the adapter within the block breaks ``invariant``."""
     try:
         yield
     except InvariantViolation:
@@ -105,7 +104,7 @@ class _Check:
     max_tokens: int
     tolerance: float
     live_bytes: Callable[[], int] | None
-    truth: list[tuple[SampledToken, ...]] = field(factory=list)  # what each item draws alone, in an adapter of its own
+    truth: list[tuple[SampledToken, ...]] = field(factory=list)  # what each item samples alone in an adapter of its own
 
     def run(self) -> None:
         self.truth = [self.alone(item) for item in self.items]
@@ -148,7 +147,7 @@ class _Check:
             return player.decode([item])[0]
 
     def payloads_are_heard(self) -> None:
-        """Each payload with the first one's prompt; log-probabilities tell apart what the tokens do not."""
+        """Plays each payload with the first one's prompt. Log-probabilities tell apart payloads with equal tokens."""
         with _promise(PAYLOADS_ARE_HEARD):
             others = [self.alone(evolve(item, prompt=self.items[0].prompt)) for item in self.items[1:]]
         if all(sampled == self.truth[0] for sampled in others):
@@ -159,13 +158,13 @@ class _Check:
             )
 
     def compare(self, invariant: str, sampled: list[tuple[SampledToken, ...]], how: str, *, first: int = 0) -> None:
-        """``sampled`` is what the items from the ``first`` on drew."""
+        """Compares ``sampled``, of the items from ``first`` on, with the truth."""
         for item, true, got in zip(self.items[first:], self.truth[first:], sampled, strict=False):
             tokens, true_tokens = [one.token_id for one in got], [one.token_id for one in true]
             if tokens != true_tokens:
                 raise InvariantViolation(invariant, f"{item.key}, {how}, gets {tokens}; alone it gets {true_tokens}")
             apart = max(abs(one.logprob - other.logprob) for one, other in zip(got, true, strict=True))
-            if not apart <= self.tolerance:  # so that NaN is told too
+            if not apart <= self.tolerance:  # "not <=", so that NaN fails too
                 raise InvariantViolation(
                     invariant,
                     f"{item.key}, {how}, gets log-probabilities that are {apart:g} from those it gets alone; allowed: "
@@ -202,7 +201,7 @@ class _Check:
                     self.compare(SLOTS_ARE_SHARED, [tuple(joined.sampled)], f"in a slot that {how}", first=number)
 
     def replayed_as_whole(self) -> None:
-        """Half of the tokens are sampled, all are ended, and start again in other places."""
+        """Samples half of the tokens, ends all sequences, and starts them again in other pages and slots."""
         if self.max_tokens == 1:
             return
         with _promise(REPLAYED_AS_WHOLE), self.open() as player:
@@ -221,7 +220,7 @@ class _Check:
             self.compare(REPLAYED_AS_WHOLE, sampled, "started again with what it had sampled")
 
     def probes_are_answered(self) -> None:
-        """Each sequence has one in the middle of its prompt."""
+        """Each sequence has a probe in the middle of its prompt."""
         with _promise(PROBES_ARE_ANSWERED), self.open() as player:
             ids = (0, player.description.vocabulary_size - 1)
             items = [evolve(item, probe=Probe(position=len(item.prompt) // 2, token_ids=ids)) for item in self.items]
@@ -253,7 +252,7 @@ class _Check:
 
     def free_gives_back(self) -> None:
         with _promise(FREE_GIVES_BACK), self.open() as player:
-            self.round(player)  # for what is taken once, at the first use
+            self.round(player)  # memory that is taken once, at the first use, does not count
             before = player.owned()
             self.one_by_one(player)
             self.round(player)
@@ -262,7 +261,7 @@ class _Check:
                 raise InvariantViolation(FREE_GIVES_BACK, f"{before} bytes before a round of work, {after} after it")
 
     def round(self, player: Player) -> None:
-        """Everything is encoded in one batch, decoded, and freed one by one."""
+        """Encodes all items in one batch, decodes them, and frees the outputs one by one."""
         player.encode(self.items)
         self.compare(FREE_GIVES_BACK, player.decode(self.items), "encoded again after it was freed")
         for number in range(len(self.items)):
@@ -283,7 +282,7 @@ class _Check:
                 self.fail_free(number, given, f"{share}, which its encoding took")
 
     def free_one(self, player: Player, number: int) -> int:
-        """The bytes that it gave back."""
+        """Frees an output; returns its bytes."""
         before = player.held()
         player.free([self.items[number]])
         return before - player.held()
@@ -296,7 +295,7 @@ class _Check:
         )
 
     def free_of_nothing(self) -> None:
-        """A key that never was there, and one that was freed."""
+        """Frees a key that never was there, and one that was freed already."""
         if not __debug__:
             return
         never, once, *_ = self.items
@@ -338,7 +337,7 @@ class _Check:
             self.holds_at_most(player, 0, "an adapter that was closed while it slept")
 
     def leave_in_the_middle(self, player: Player) -> None:
-        """Outputs are resident, sequences run."""
+        """Leaves outputs resident and sequences running."""
         player.encode(self.items)
         running = player.begin(self.items)
         player.step(running, started=running, written=running)
@@ -360,7 +359,7 @@ class _Check:
             raise InvariantViolation(ASLEEP_IS_EMPTY, f"{who} holds {player.owned()} bytes; allowed: {allowed}")
 
     def wakes_as_opened(self, keep_weights: bool) -> None:
-        """Twice: what is kept wrongly may be found only when it is kept again."""
+        """Sleeps and wakes twice: memory that is kept wrongly may show only when it is kept again."""
         with _promise(WAKES_AS_OPENED), self.open() as player:
             opened = player.owned()
             for _ in range(2):
@@ -381,7 +380,7 @@ class _Check:
             if told != live:
                 raise InvariantViolation(BYTES_ARE_TRUE, f"{how} it tells of {told} bytes, and {live} live")
 
-        gc.collect()  # what others left in cycles must not die meanwhile
+        gc.collect()  # else objects that others left in cycles could die meanwhile
         before = live_bytes()
         with _promise(BYTES_ARE_TRUE), self.open() as player:
             check(player, "as opened")
@@ -408,7 +407,7 @@ class _Check:
 
 
 def _answer(sequence: PlayedSequence) -> tuple[float, ...]:
-    """What the sequence's probe was told."""
+    """The answer to the sequence's probe."""
     key, probe = sequence.item.key, sequence.item.probe
     assert probe is not None, "only a sequence with a probe is asked for its answer"
     if len(sequence.probed) != 1:
@@ -440,18 +439,18 @@ def check_model_adapter(
 
     Args:
         make_adapter: makes an adapter that is not open yet; called often, so let its model be tiny.
-        payloads: what `Executor.encode` takes, three or more, as different as may be: all the same is a violation.
-        prompts: token ids, one prompt for each payload, of several lengths; by default Whisper's start token and after
-            it some that are made up.
-        max_tokens: tokens sampled for each; end-of-text ends nothing.
+        payloads: what `Executor.encode` takes, three or more, as different as may be: equal outputs are a violation.
+        prompts: token ids, one prompt for each payload, of several lengths; by default Whisper's start token, with some
+            made-up tokens behind it.
+        max_tokens: tokens sampled for each payload; end-of-text ends no sequence.
         tolerance: how far (in nats) log-probabilities may be apart.
         live_bytes: tells how many bytes of tensors live in this process, as `live_bytes` in `triolet.testing` does for
-            those that are Python objects; without it what an adapter tells is taken for true.
+            those that are Python objects; without it the adapter's own numbers are taken for true.
 
     Raises:
-        InvariantViolation: a promise is broken; its cause is what the adapter raised, if it did.
+        InvariantViolation: a promise is broken; its cause is the adapter's error, if there was one.
         ValueError: too few payloads, not as many prompts, or a model too small for all of them at once.
-        Exception: whatever the adapter raises with one item alone: it does not work at all.
+        Exception: any error of the adapter with one item alone: the adapter does not work at all.
     """
     if len(payloads) < LEAST_PAYLOADS:
         raise ValueError(f"{len(payloads)} payloads; allowed: {LEAST_PAYLOADS} or more")
@@ -472,7 +471,7 @@ def check_model_adapter(
 
 
 def _default_prompts(description: ModelDescription, count: int) -> list[tuple[int, ...]]:
-    """The start token, and after it up to a page and more of others, so that some prompts end within a page."""
+    """The start token, with up to a page and more of other tokens behind it, so that some prompts end within a page."""
     if description.whisper is None:
         raise ValueError(f"no prompts; {description.architecture} has no start token to make some with: give prompts=")
     start, vocabulary = description.whisper.start_id, description.vocabulary_size
@@ -484,7 +483,7 @@ def _default_prompts(description: ModelDescription, count: int) -> list[tuple[in
 
 
 def _check_room(description: ModelDescription, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> None:
-    """All sequences run at once, each in as many pages as the longest needs."""
+    """Raises unless all sequences fit at once, each in as many pages as the longest needs."""
     count, longest = len(prompts), max(len(prompt) for prompt in prompts) + max_tokens
     if longest > description.max_positions:
         raise ValueError(f"{longest} tokens of prompt and draws; allowed: up to {description.max_positions}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _TEXT_TOKENS = 50_257  # Whisper's multilingual vocabulary without its special tokens
 _LANGUAGES = 99
-_LIVELINESS = 5.0  # with the usual small weights the decoder repeats its last token and hardly listens
+_LIVELINESS = 5.0  # with the usual small weights the decoder repeats its last token and hardly reads the audio
 _TIMESTAMPS = 1501  # <|0.00|> to <|30.00|> in steps of 20 ms
 
 
@@ -33,7 +33,7 @@ SIZES = {
 def random_whisper(folder: str | Path, size: str, *, seed: int = 0) -> Path:
     """Writes a checkpoint of Whisper's ``size`` (a key of `SIZES`) with random weights and 51,865 tokens to ``folder``.
 
-    The text tokens are single bytes and made-up pairs of bytes: the model writes nonsense anyway, but every id decodes.
+    The text tokens are single bytes and made-up pairs of bytes: the model writes nonsense, but every id decodes.
     """
     import torch
     import transformers

@@ -1,6 +1,6 @@
-"""Scenarios of the simulation: clients, the engine that they meet, and when.
+"""Scenarios of the simulation: clients, the times at which they come, and the engine that they meet.
 
-`SCENARIOS` are shipped; `triolet.testing.simulate` runs them, and any others.
+`SCENARIOS` are shipped; `triolet.testing.simulate` runs these and any other scenarios.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..core.request import Placeholder, Pooling, SamplingParams
 from .sim_model import EOS, IMAGE, START, SimModel, SimPreparer, expected_tokens, expected_vector
 
 FOREVER = 1e9
-"""Virtual seconds that are never over."""
+"""Virtual seconds, longer than any run."""
 
 
 @frozen(kw_only=True)
 class Client:
-    """What one client of a scenario does: ask for ``max_tokens`` tokens on audio number ``audio``, from ``arrives`` on,
+    """What one client of a scenario does: request ``max_tokens`` tokens on audio number ``audio`` at ``arrives`` (s),
     and leave after ``patience`` seconds; ``pause`` seconds pass between two reads.
 
-    Where the model is no encoder-decoder there is no audio, but ``images``, one for each
-    `triolet.testing.sim_model.IMAGE` of the prompt, and a ``pooling`` asks for a vector instead of tokens."""
+    For a model that is no encoder-decoder there is no audio, but ``images``, one for each
+    `triolet.testing.sim_model.IMAGE` of the prompt; a ``pooling`` requests a vector instead of tokens."""
 
     audio: int = 0
     images: tuple[int, ...] = ()
@@ -48,9 +48,9 @@ class Client:
 class Scenario:
     """Clients and the engine that they meet.
 
-    ``leaves`` is when (s) the block ends though they are not done: they are cancelled first, or, where they are
-    ``outside`` of it, go on while the engine drains. ``refusal`` names an error that any of them may get. ``naps`` are
-    when (s) an operator puts the engine to sleep and wakes it, in turn.
+    ``leaves`` is when (s) the block ends though clients are not done: the clients are cancelled first, or, where they
+    are ``outside`` of the block, go on while the engine drains. ``refusal`` names an error that any client may get.
+    ``naps`` are the times (s) at which an operator puts the engine to sleep and wakes it, in turn.
     """
 
     name: str
@@ -69,7 +69,7 @@ def audio(number: int) -> Samples:
 
 
 def prepared(client: Client, model: SimModel) -> Prepared:
-    """What a client that has no audio asks for."""
+    """The prompt of a client that has no audio."""
     return SimPreparer(model=model).prepare(client.prompt, images=client.images)
 
 
@@ -85,7 +85,7 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
 
 
 def true_vector(client: Client, model: SimModel) -> tuple[float, ...]:
-    """The vector that a client must get who asks for one."""
+    """The vector that a client with a ``pooling`` must get."""
     prompt = prepared(client, model)
     return expected_vector(prompt.token_ids, None, _placeholders(prompt))
 
@@ -95,7 +95,7 @@ def _placeholders(prompt: Prepared) -> list[Placeholder]:
 
 
 _ONE_ENTRY = {"encoder_cache_bytes": 100}
-_FEW_PAGES = SimModel(max_positions=9, pages=15, page_size=1, cross_slots=2)  # two fit in at first
+_FEW_PAGES = SimModel(max_positions=9, pages=15, page_size=1, cross_slots=2)  # two sequences fit at first
 _READS_IMAGES = SimModel(kind=Kind.DECODER, max_positions=24, pages=14)
 _SPECULATES = {"speculation": Speculation(tokens=3)}
 _TWO_IMAGES = (START, IMAGE, 5, IMAGE, 6)

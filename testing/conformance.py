@@ -5,25 +5,25 @@
     def test_my_cache_keeps_its_promises():
         check_encoder_cache(MyCache)  # MyCache(capacity) has the five methods of `EncoderCache`
 
-The clients ask, wait, read, withdraw and ask again; the device encodes late, fails, and carries out frees late. What
-breaks a promise is an `InvariantViolation` with the promise's name, the shrunk `Workload` in a note, and the operations
+The clients acquire, wait, read, withdraw and acquire again; the device encodes late, fails, and carries out frees late.
+A broken promise is an `InvariantViolation` with the promise's name, the shrunk `Workload` in a note, and the operations
 that led there. ``docs/adapt_your_cache.md`` adapts a manager of the stepping kind and mends it, one finding after
 another.
 
-What is promised (names as in `triolet.core.trace`):
+The promises (names as in `triolet.core.trace`):
 
-- **no free while held**: what is handed out by `EncoderCache.take_freed` has no holder.
-- **no use before ready**: nobody is told READY while the output is still being encoded.
-- **no phantom**: nobody is told READY or PENDING for what is neither on the device nor on its way there.
-- **encode once**: nobody is told ENCODE while the output is being encoded, or is on the device still.
-- **books balance**: outputs on the device and on their way there never exceed the capacity together; what is freed was
-  on the device, and is freed once.
-- **every acquire is answered**: see `play` for what may be assumed; larger than the capacity is REFUSED, and at once.
-- **always freed eventually**: after `EncoderCache.close`, when the last encoding has ended, nothing is left.
+- **no free while held**: a key that `EncoderCache.take_freed` hands out has no holder.
+- **no use before ready**: no client is told READY while the output is still being encoded.
+- **no phantom**: no client is told READY or PENDING for an output that is neither on the device nor on its way there.
+- **encode once**: no client is told ENCODE while the output is being encoded, or is still on the device.
+- **books balance**: outputs on the device and on their way there never exceed the capacity together; a freed output
+  was on the device, and is freed once.
+- **every acquire is answered**: see `play` for the assumptions; an output larger than the capacity is REFUSED at once.
+- **always freed eventually**: after `EncoderCache.close`, when the last encoding has ended, no output is left.
 
-Not checked: how fair the cache is while others go on asking, which idle output it evicts first, and whether it is of
-any use: one that lets nobody join, that frees at the last release, or whose books grow with every WAIT, breaks no
-promise.
+Not checked: how fair the cache is while others go on acquiring, which idle output it evicts first, and whether it is of
+any use: a cache that never shares an output, that frees at the last release, or whose books grow with every WAIT,
+breaks no promise.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from ..core.trace import (
 from .workloads import Ask, Encoded, Free, Operation, Release, Workload, workloads
 
 PATIENCE = 8
-"""Rounds without any progress after which somebody who still waits is said to wait for ever."""
+"""Rounds without any progress after which a client that still waits counts as waiting for ever."""
 
 WORKLOADS = 1000
-"""Workloads that `check_encoder_cache` plays unless told otherwise: a few seconds."""
+"""How many workloads `check_encoder_cache` plays by default: a few seconds."""
 
 
 class Answer(enum.Enum):
-    """How things stand for one who asked. The first three are a hold, which one `EncoderCache.release` ends."""
+    """The answer to an acquire. The first three are a hold, which one `EncoderCache.release` ends."""
 
     READY = "the output is on the device: read it until you release it"
     ENCODE = "room is reserved: encode it, then call encoded(); all who hold it may read then"
@@ -66,24 +66,24 @@ class Answer(enum.Enum):
 
 
 class EncoderCache(Protocol):
-    """What the kit needs of a cache manager: decisions about keys and bytes; the tensors are somebody else's."""
+    """What the kit needs of a cache manager: decisions about keys and bytes. It never sees tensors."""
 
     def acquire(self, holder: str, key: str, size: int) -> Answer:
-        """``holder`` (a request) wants to read ``key``, whose output takes ``size`` bytes, the same in every call.
+        """``holder`` (a request) acquires ``key``, whose output takes ``size`` bytes, the same in every call.
 
-        A request in which a key occurs twice asks twice and releases twice; one that holds the key already takes no
-        further room, so it is never told WAIT. Who was told WAIT asks again, and again, until it is told otherwise or
-        gives up with `release`.
+        A request in which a key occurs twice acquires twice and releases twice. A holder of the key takes no further
+        room, so it is never told WAIT. A request that was told WAIT acquires again and again, until it gets another
+        answer or gives up with `release`.
         """
         ...
 
     def encoded(self, key: str, stored: bool) -> None:
-        """The encoding of ``key`` has ended: once for each ENCODE, sooner or later, whether or not anybody holds it
-        still, and also after `close`.
+        """The encoding of ``key`` has ended: once for each ENCODE, sooner or later, held or not, and also after
+        `close`.
 
         With ``stored`` the output is on the device and its holders read it. Without (the encoder failed, or was called
-        off before it began) nothing is there, the bytes are free, and all holds of the key are over, unreleased: who
-        still wants it asks anew.
+        off before it began) there is no output, the bytes are free, and all holds of the key are over, without a
+        release: a request that still needs the output acquires it anew.
         """
         ...
 
@@ -92,13 +92,13 @@ class EncoderCache(Protocol):
         ...
 
     def take_freed(self) -> Iterable[str]:
-        """Keys whose outputs the caller drops from the device now. It may come late: until then they take their room,
-        and afterwards they do not. A key that is handed out is no longer cached."""
+        """Hands out the keys whose outputs the caller drops from the device now. The call may come late: until then the
+        outputs take room, afterwards they do not. A key that is handed out is no longer cached."""
         ...
 
     def close(self) -> None:
-        """Nobody holds, waits or asks any more; encodings under way still end. All that is on the device, or comes
-        to be there, is to be handed out by `take_freed`."""
+        """No request holds, waits or acquires any more; encodings under way still end. `take_freed` must hand out every
+        output that is on the device, or comes to be there."""
         ...
 
 
@@ -116,21 +116,21 @@ _LAST, _LATE, _EVERYTHING = "the last request", "a late comer", "everything"
 
 @define(eq=False)
 class _Game:
-    """The clients and the device: what they were told, and what is where."""
+    """The clients and the device: the answers that clients got, and where each output is."""
 
     cache: EncoderCache
     capacity: int
     sizes: dict[str, int]
     history: list[str] = field(factory=list)
     holds: Counter[tuple[str, str]] = field(factory=Counter)
-    waiting: dict[tuple[str, str], None] = field(factory=dict)  # in the order of asking
+    waiting: dict[tuple[str, str], None] = field(factory=dict)  # in the order of their acquires
     encoding: dict[str, None] = field(factory=dict)
     device: dict[str, None] = field(factory=dict)
 
     # -- operations --------------------------------------------------------------------------------------------------
 
     def do(self, operation: Operation) -> None:
-        """One operation, unless it cannot be."""
+        """Does one operation, if it is possible."""
         match operation:
             case Ask(holder, key):
                 self.ask(holder, key)
@@ -142,7 +142,7 @@ class _Game:
                 self.free()
 
     def ask(self, holder: str, key: str) -> Answer:
-        """Asks, and judges the answer."""
+        """Acquires, and judges the answer."""
         hold, size = (holder, key), self.sizes[key]
         answer = self.cache.acquire(holder, key, size)
         if answer is not Answer.WAIT or hold not in self.waiting:
@@ -170,7 +170,7 @@ class _Game:
         return answer
 
     def release(self, holder: str, key: str) -> None:
-        """One hold, or a wait."""
+        """Ends one hold, or a wait."""
         hold = (holder, key)
         if hold in self.waiting:
             del self.waiting[hold]
@@ -183,7 +183,7 @@ class _Game:
         self.cache.release(holder, key)
 
     def end_encoding(self, key: str, *, stored: bool) -> None:
-        """``key``'s encoding ends, if there is one."""
+        """Ends the encoding of ``key``, if there is one."""
         if key not in self.encoding:
             return
         del self.encoding[key]
@@ -195,7 +195,7 @@ class _Game:
         self.cache.encoded(key, stored)
 
     def free(self) -> bool:
-        """The device drops what it is told to. Whether that was anything."""
+        """The device drops the outputs that it is told to. True if there were any."""
         keys = tuple(self.cache.take_freed())
         if keys:
             self.tell(f"to be freed: {', '.join(keys)}")
@@ -260,7 +260,7 @@ class _Game:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def serve_everybody(self) -> None:
-        """Ends every encoding, gives every hold back and serves those who wait, and then one who wants all there is."""
+        """Ends every encoding, releases every hold, serves waiting requests, then one that needs the whole cache."""
         self.end_encodings()
         self.sizes[_EVERYTHING] = self.capacity
         for (holder, key), count in list(self.holds.items()):
@@ -274,7 +274,7 @@ class _Game:
         self.serve_waiting()
 
     def push_out(self, *, come_late: bool = False) -> None:
-        """One request wants all the room; another may ask meanwhile for the oldest output that is there."""
+        """One request needs the whole capacity; another may acquire the oldest output meanwhile."""
         if self.device:
             oldest = next(iter(self.device))
             self.ask(_LAST, _EVERYTHING)
@@ -288,7 +288,7 @@ class _Game:
             self.end_encoding(key, stored=True)
 
     def serve_waiting(self) -> None:
-        """In rounds: frees are carried out, and everybody asks again."""
+        """Serves in rounds: carries out frees, then every waiting request acquires again."""
         patience = PATIENCE
         while self.waiting and patience:
             progress = self.free()
@@ -300,7 +300,7 @@ class _Game:
             self.fail(EVERY_ACQUIRE_ANSWERED, f"{waits}: a wait for ever, though nobody holds anything")
 
     def serve(self, holder: str, key: str) -> bool:
-        """Asks, encodes where told to, and releases at once. Whether it was served."""
+        """Acquires, encodes where told to, and releases at once. True if the request was served."""
         answer = self.ask(holder, key)
         if answer is Answer.ENCODE:
             self.end_encoding(key, stored=True)
@@ -313,12 +313,12 @@ class _Game:
             self.give_back(holder, key)
 
     def give_back(self, holder: str, key: str) -> None:
-        """All holds that one request has of one key."""
+        """Releases all holds that one request has of one key."""
         for _ in range(self.holds[holder, key]):
             self.release(holder, key)
 
     def close(self, late: Iterable[Operation] = ()) -> None:
-        """Closes the cache; encodings under way end afterwards, as ``late`` says or stored."""
+        """Closes the cache. Encodings under way end afterwards: as ``late`` says, or else stored."""
         for holder, key in list(self.waiting):
             self.release(holder, key)
         self.give_everything_back()
@@ -342,19 +342,19 @@ def _name(answer: object) -> str:
 
 
 def play(make_cache: MakeCache, workload: Workload) -> None:
-    """Does what ``workload`` says to a new cache, brings it to its end, and checks every promise all the way.
+    """Plays ``workload`` on a new cache, brings it to its end, and checks every promise on the way.
 
     The end of a workload is fair to the cache: every encoding ends, every holder releases, frees are carried out, and
-    those who wait go on asking. Then whoever waits must be served. So must one who asks for the whole capacity, first
-    while others hold something still, each time before one of them gives back, and again when nobody does: it pushes
-    out what is wrongly taken for idle, and bytes that were lost in the books would keep it waiting for ever; and while
-    it pushes, a late comer asks for what is on its way out. Last comes `EncoderCache.close`. A ``hurried`` workload
-    comes to it at once, with encodings under way that end after it.
+    waiting requests go on acquiring. Then every waiting request must be served. So must a request for the whole
+    capacity: first while others still hold outputs, each time before one of them releases, and again when no hold is
+    left. This request pushes out outputs that are wrongly taken for idle, and would wait for ever for bytes that the
+    books have lost. Meanwhile another request acquires an output that is on its way out. Last comes
+    `EncoderCache.close`. A ``hurried`` workload closes at once, with encodings under way that end afterwards.
 
     Raises:
         InvariantViolation: a promise is broken; ``history`` are the operations that led there.
         TypeError: an answer is no `Answer`.
-        Exception: whatever the cache raises, with the operations that led there in a note.
+        Exception: any error of the cache, with the operations that led there in a note.
     """
     game = _Game(make_cache(workload.capacity), workload.capacity, dict(workload.sizes))
     try:
@@ -376,14 +376,14 @@ def check_encoder_cache(make_cache: MakeCache, *, settings: hypothesis.settings 
     Args:
         make_cache: makes an empty cache of so many bytes.
         settings: how long to look, ``hypothesis.settings(max_examples=10_000)`` say; by default the current profile
-            with `WORKLOADS` examples. A deadline of theirs is not kept: a slow machine breaks no promise.
+            with `WORKLOADS` examples. Their deadline is ignored: a slow machine breaks no promise.
 
     Raises:
         InvariantViolation: the first promise broken; the notes hold the workload, for `play`.
         TypeError: an answer is no `Answer`.
-        Exception: whatever the cache raises, with the operations that led there in a note.
+        Exception: any error of the cache, with the operations that led there in a note.
         hypothesis.errors.FlakyFailure: an exception group: the cache broke a promise, and did not when the same
-            workload was played again. What is left over from one cache must not reach the next.
+            workload was played again. State of one cache must not reach the next.
         hypothesis.errors.FailedHealthCheck: called within another property, unless ``settings`` suppress that check.
     """
     chosen = settings or hypothesis.settings(max_examples=WORKLOADS)

@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every family that the engine reads, made in a moment, so that tests need no download.
 
-Two layers, a vocabulary of bytes, and weights so large that what is sampled differs from token to token: comparing
-tokens with transformers' own means something. Sizes and settings are the least that has every part of the real thing.
+Two layers, a vocabulary of bytes, and weights so large that the sampled tokens differ: else comparing them with
+transformers' would mean little. Sizes and settings are the smallest that have every part of the real model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POSITIONS = 512  # of the language models
 _WINDOW = 16  # positions that a layer with a window sees
 _MERGES = ("t h", "Ġ a", "i n", "th e", "Ġ the", "o n", "Ċ Ċ")  # Ċ Ċ: two newlines are one token, as in real ones
 
-_PARTS = (  # of a message: text as it is, and what stands for an image or audio
+_PARTS = (  # of a message: text as it is, and the placeholder of an image or audio
     "{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
     "{% else %}MEDIA{% endif %}{% endfor %}{% endif %}"
@@ -47,7 +47,7 @@ _TILED_CHAT = (
 
 @frozen(kw_only=True)
 class _Words:
-    """A tokenizer: which special tokens it has beside the bytes, and which of them it writes around every text."""
+    """A tokenizer: its special tokens beside the bytes, and those that it writes around every text."""
 
     special: tuple[str, ...]
     named: Mapping[str, str]  # "bos_token" -> "<s>"
@@ -55,7 +55,7 @@ class _Words:
     chat: str | None = None
 
     def with_media(self, *special: str, media: str) -> _Words:
-        """With more special tokens, and ``media`` in the chat template for each image or audio."""
+        """A copy with more special tokens, and ``media`` in the chat template for each image or audio."""
         return evolve(self, special=(*self.special, *special), chat=(self.chat or "").replace("MEDIA", media))
 
     def make(self) -> Any:
@@ -155,7 +155,7 @@ def _llama(folder: Path, seed: int) -> None:
 
 
 def _qwen3(folder: Path, seed: int) -> None:
-    """Norms of queries and keys, and heads wider than the hidden size would have them."""
+    """Norms of queries and keys, and heads wider than the hidden size divided by their number."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     _save_text(folder, seed, Qwen3ForCausalLM, Qwen3Config, _QWEN, head_dim=16)
@@ -217,7 +217,7 @@ def _labels() -> dict[str, Any]:
 
 
 def _qwen2_5_vl(folder: Path, seed: int) -> None:
-    """Images of 16 pixels a side and more; one layer of the encoder sees windows, the other everything."""
+    """Images of 16 pixels a side and more; one layer of the encoder sees windows, the other the whole image."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     tokenizer = _QWEN_VISION.make()
@@ -244,7 +244,7 @@ def _qwen2_5_vl(folder: Path, seed: int) -> None:
 
 
 def _qwen2_vl(folder: Path, seed: int) -> None:
-    """The same with an older encoder, which sees everything in all layers."""
+    """As Qwen2.5-VL, with an older encoder, all layers of which see the whole image."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     tokenizer = _QWEN_VISION.make()
@@ -295,7 +295,7 @@ def _llava(folder: Path, seed: int) -> None:
 
 
 def _idefics3(folder: Path, seed: int) -> None:
-    """Tiles of 32 pixels a side, up to 2 by 2 and the whole; 4 embeddings each."""
+    """Tiles of 32 pixels a side, up to 2 by 2 and the whole image; 4 embeddings each."""
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
@@ -354,14 +354,14 @@ def _qwen2_audio(folder: Path, seed: int) -> None:
 
 
 def _save_text(folder: Path, seed: int, model: Any, config: Any, words: _Words, **changes: Any) -> None:
-    """A model of text only, and its tokenizer."""
+    """Saves a model of text only, and its tokenizer."""
     tokenizer = words.make()
     settings = config(**{**_text_settings(tokenizer), **changes})
     _save(folder, _random(model, settings, seed), tokenizer)
 
 
 def _text_settings(tokenizer: Any) -> dict[str, Any]:
-    """What the configurations of all decoders share."""
+    """The settings that the configurations of all decoders share."""
     return {
         "hidden_size": _HIDDEN,
         "intermediate_size": 2 * _HIDDEN,
@@ -388,9 +388,9 @@ def _random(model: Any, config: Any, seed: int) -> Any:
         for weight in made.parameters():
             if weight.dim() >= 2:
                 weight.normal_(0.0, _spread(weight))
-            else:  # norms around what they start from, biases around zero
+            else:  # norms around their initial values, biases around zero
                 weight.add_(torch.randn_like(weight) * 0.1)
-        if getattr(made.config, "tie_word_embeddings", False):  # or the last token would always be the likeliest
+        if getattr(made.config, "tie_word_embeddings", False):  # else the last token would always be the likeliest
             made.get_input_embeddings().weight.mul_(0.1)
             made.get_decoder().norm.weight.add_(10.0)
     torch.set_rng_state(before)
@@ -399,7 +399,7 @@ def _random(model: Any, config: Any, seed: int) -> Any:
 
 def _spread(weight: Any) -> float:
     """The standard deviation that makes a layer's output about as large as its input, or somewhat larger: then every
-    layer says something, and none drowns the others."""
+    layer has an effect, and none drowns the others."""
     return float(1.5 / weight[0].numel() ** 0.5)
 
 
@@ -441,4 +441,4 @@ _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
 }
 
 FAMILIES = tuple(_MAKERS)
-"""What `make_checkpoint` can make."""
+"""The families that `make_checkpoint` makes."""

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, and when: faults and their injector."""
+"""Faults of a simulation, and their injector, which makes each happen at its time."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class FaultKind(enum.Enum):
 
 
 class Injected(Exception):
-    """Raised where a fault has something raise."""
+    """The error that a fault raises."""
 
 
-ACTORS = {  # and the names of the channels that lead to them; a runner that crashes reads no more
+ACTORS = {  # each with the names of the channels that lead to it; a runner that crashes reads no more
     "triolet scheduler": "_to_scheduler",
     "triolet encoder cache": "_to_encoder_cache",
     "triolet runner": None,
@@ -57,8 +57,8 @@ ACTORS = {  # and the names of the channels that lead to them; a runner that cra
 
 @frozen
 class Fault:
-    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1; a crash of a task that is
-    leaving a nursery then, at its next step. A kind of `OCCASIONS` happens on the ``step``-th of those instead;
+    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1. A task that is leaving a
+    nursery then crashes at its next step. A kind of `OCCASIONS` happens on the ``step``-th of its occasions instead;
     ``task`` is their name."""
 
     kind: FaultKind
@@ -67,7 +67,7 @@ class Fault:
 
 
 def role(task: trio.lowlevel.Task) -> str:
-    """A task's name without the module and the class it comes from; trio's own begin with ``<``."""
+    """A task's name without its module and class; names of trio's own tasks begin with ``<``."""
     return task.name if task.name.startswith("<") else task.name.rsplit(".", 1)[-1]
 
 
@@ -91,7 +91,7 @@ OCCASIONS: Mapping[FaultKind, str] = {
     FaultKind.STEP_HANGS: "calls of step",
     **{kind: f"calls of {', '.join(sorted(job.value for job in jobs))}" for kind, (jobs, _) in DEVICE_FAULTS.items()},
 }
-"""The faults that happen to something, and what they are counted in. The others happen at a step of a task."""
+"""The faults that happen on an occasion, and the name of the occasion. All others happen at a step of a task."""
 
 
 @define(eq=False)
@@ -110,7 +110,7 @@ class Injector(trio.abc.Instrument):
     _roles: dict[str, str] = field(factory=dict)  # by the name of the task
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Called by trio."""
+        """trio calls it."""
         if self.over:
             return
         name = self._roles.get(task.name) or self._roles.setdefault(task.name, role(task))
@@ -136,7 +136,7 @@ class Injector(trio.abc.Instrument):
                 self.put_back(role(task), unread)
 
     def happens(self, kind: FaultKind) -> bool:
-        """Another occasion for ``kind``. Whether it happens now."""
+        """Counts another occasion for ``kind``. True if the fault happens now."""
         fault = self.fault
         if fault is None or fault.kind is not kind:
             return False

@@ -1,4 +1,4 @@
-"""Whether a simulated run has kept every promise."""
+"""Judges whether a simulated run has kept every promise."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .run import Run
 
 
 def judge_interrupt(interrupt: BaseException) -> None:
-    """What else went wrong would be in the notes of the ^C."""
+    """Checks that nothing else went wrong: the ^C has no notes."""
     inside = interrupt.exceptions if isinstance(interrupt, BaseExceptionGroup) else (interrupt,)
     notes = [note for error in (interrupt, *inside) for note in getattr(error, "__notes__", ())]
     assert not notes, f"more than the ^C went wrong: {notes}"
 
 
 def judge(run: Run, *, interrupted: bool) -> None:
-    """Everything must be back, and everybody must have been told the truth."""
+    """Checks that everything was given back, and that every client got the truth."""
     kind = run.injector.fault.kind if run.injector.fault is not None and run.injector.met else None
     _judge_error(run, kind)
     assert interrupted == (kind is FaultKind.INTERRUPT), "the ^C did not come out"
@@ -80,7 +80,7 @@ _MAY_END: Mapping[FaultKind | None, set[str]] = {
 
 
 def _judge_error(run: Run, kind: FaultKind | None) -> None:
-    """What left the block must be the one error that tells of the fault, and of nothing else."""
+    """Checks that the error that left the block tells of the fault, and of nothing else."""
     error = run.error
     if kind is FaultKind.CLIENT_RAISES and run.scenario.outside:
         assert error is None, f"a client outside of the block has raised, and {error!r} left it"
@@ -100,7 +100,7 @@ def _judge_error(run: Run, kind: FaultKind | None) -> None:
 
 
 def _tells_of(error: BaseException | None, kind: type[Exception]) -> bool:
-    """Whether it is of ``kind``, holds one, or was caused by one."""
+    """True if ``error`` is of ``kind``, holds such an error, or was caused by one."""
     if error is None:
         return False
     inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
@@ -117,17 +117,17 @@ def _judge_teardown(run: Run) -> None:
 
 
 def _may_end(run: Run, kind: FaultKind | None) -> set[str]:
-    """How clients may end after a fault of ``kind``, those outside of the block included."""
+    """How clients may end after a fault of ``kind``, clients outside of the block included."""
     allowed = set(_MAY_END.get(kind, _WELL))
     alone = Counter(event.keys for event in run.trace if isinstance(event, events.EncodeBroke) and len(event.keys) == 1)
     if not any(count > 1 for count in alone.values()):
-        allowed -= {EncodeFailed.__name__}  # a batch that fails is tried again in halves, an item alone once more
+        allowed -= {EncodeFailed.__name__}  # a failed batch is tried again in halves, a failed item once more
     failed = [event.actor for event in run.trace if isinstance(event, events.ActorFailed)]
     if failed and failed[0] != "runner":
         allowed -= {RunnerCrashed.__name__}
     elif failed and run.scenario.outside:
         allowed -= {EngineClosed.__name__}
-    elif run.scenario.outside and kind is not None:  # the time to drain may be over before they are done
+    elif run.scenario.outside and kind is not None:  # the drain may end before the clients are done
         allowed |= {EngineClosed.__name__, EngineStateError.__name__}
     return allowed
 
@@ -141,7 +141,7 @@ def _judge_ends(run: Run, kind: FaultKind | None) -> None:
 
 
 def _judge_books(run: Run, *, opened: bool, whole: bool) -> None:
-    """No request holds a permit, a place, a page, a slot or an entry; a step that hangs keeps what it was given."""
+    """Checks that no request holds a permit, a place, a page, a slot or an entry. A step that hangs keeps its own."""
     engine = run.engine
     pending = engine.inside.pending
     assert not pending, f"{pending} permits of the queue did not come back"

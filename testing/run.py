@@ -27,7 +27,7 @@ from .faults import ACTORS, FaultKind, Injected, Injector
 from .sim import SimExecutor, SimWorker, sim_engine
 
 PATIENCE = 60.0
-"""Virtual seconds after which a scenario's body leaves the block, whatever its clients still wait for."""
+"""Virtual seconds after which a scenario's body leaves the block, even if clients still wait."""
 
 
 @define(eq=False)
@@ -43,7 +43,7 @@ class Run:
     ends: list[str] = field(init=False)
     error: BaseException | None = None
     violation: InvariantViolation | None = None
-    blind: bool = False  # the observer has raised: what happened afterwards is not known
+    blind: bool = False  # the observer has raised: later events are not known
     seconds: float = 0.0
     checker: TraceChecker = field(init=False)
 
@@ -76,11 +76,11 @@ class Run:
             self.violation = violation
 
     def _compare_with_device(self, event: events.Event) -> None:
-        """Books balance: what the engine says is on the device is there, and nothing else."""
+        """Checks "books balance": the device has the outputs that the events tell of, and no others."""
         if not (self.checker.orderly and isinstance(event, events.EncodeDone | events.EntryFreed)):
             return
         if self.executor.generation != self.checker.generation:
-            return  # the encoder cache has not heard of the restart yet
+            return  # the encoder cache does not know of the restart yet
         outputs = self.executor.outputs.keys()
         if self.checker.resident <= outputs <= self.checker.on_device:
             return
@@ -117,7 +117,7 @@ class Run:
 
     @property
     def books(self) -> EngineStatistics | None:
-        """Of the engine, once its block was entered."""
+        """The engine's statistics, once its block was entered."""
         supervisor = self.engine.inside.supervisor
         opened = events.StageReached("accepting") in self.trace
         return supervisor.statistics() if opened and supervisor is not None else None
@@ -206,7 +206,7 @@ class Run:
         assert got == [true], f"{client} finished with the vectors {got}, not {true}"
 
     async def _stalls(self) -> bool:
-        """A client has read something. Whether it has stopped reading; it may raise."""
+        """A client has read a delta. True if it has stopped reading; it may raise."""
         if self.injector.happens(FaultKind.CLIENT_RAISES):
             raise Injected("in a client")
         if self.injector.happens(FaultKind.STALL):
@@ -215,7 +215,7 @@ class Run:
         return False
 
     def _stream(self, client: Client) -> AbstractAsyncContextManager[Deltas | DeltaStream]:
-        """Images are prepared here: `Engine.stream` would do it in a thread, whose turn no schedule decides."""
+        """Opens a stream. Images are prepared here: `Engine.stream` would use a thread, which no schedule controls."""
         if self.scenario.model.kind is not Kind.ENCODER_DECODER:
             return self.engine.inside._deltas(self._request(client), wait=True, texts=None)
         return self.engine.stream(

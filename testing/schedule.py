@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class Deadlock(AssertionError):
-    """Every task waits and no deadline will wake any; the message is the tree of tasks and where each one waits."""
+    """Every task waits, and no deadline will wake one. The message is the tree of tasks, and where each waits."""
 
 
 @frozen
@@ -32,18 +32,18 @@ class Schedule:
     """Root of all schedules."""
 
     def picker(self) -> Pick | None:
-        """Chooses among the tasks that could run; ``None`` leaves it to trio."""
+        """A function that picks one of the runnable tasks; ``None`` leaves the choice to trio."""
         return None
 
     def around(self) -> AbstractContextManager[None]:
-        """What must hold while the program runs."""
+        """A block around the whole run."""
         return nullcontext()
 
 
 @frozen
 class Batches(Schedule):
-    """trio's own: every runnable task in each tick, in an order shuffled by ``seed``. The fastest and the blindest: no
-    task ever falls two steps behind another."""
+    """trio's own schedule: every runnable task in each tick, in an order shuffled by ``seed``. It is the fastest and
+    finds the least: no task ever falls two steps behind another."""
 
     seed: int = 0
 
@@ -54,7 +54,7 @@ class Batches(Schedule):
 
 @frozen
 class Uniform(Schedule):
-    """One task a tick, any with the same chance."""
+    """One task a tick, each with the same chance."""
 
     seed: int = 0
 
@@ -66,7 +66,7 @@ class Uniform(Schedule):
 
 @frozen
 class Pct(Schedule):
-    """One task a tick, the one of the highest priority; priorities are random, and at ``depth - 1`` random ticks the
+    """One task a tick: that of the highest priority. Priorities are random, and at ``depth - 1`` random ticks the
     running task falls behind all others. Finds a bug that needs ``depth`` orderings with a chance of at least
     1 / (tasks * ticks ** (depth - 1)) (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of
     finding bugs", ASPLOS 2010)."""
@@ -101,8 +101,8 @@ class Pct(Schedule):
 
 @frozen
 class Listed(Schedule):
-    """One task a tick: the ``choices[n]``-th of those that wait their turn in tick n, the longest waiting afterwards.
-    What a shrunk counter-example looks like: as few choices other than 0 as possible."""
+    """One task a tick: the ``choices[n]``-th of the runnable tasks in tick n; after the last choice the longest waiting
+    one. Hypothesis shrinks it to as few choices other than 0 as possible."""
 
     choices: tuple[int, ...] = field(default=(), converter=tuple)
 
@@ -132,10 +132,10 @@ def run_scheduled(
     schedule: Schedule | None = None,
     instruments: Sequence[trio.abc.Instrument] = (),
 ) -> Result:
-    """Runs an async program on virtual time under a schedule, and gives what it returns.
+    """Runs an async program on virtual time under a schedule, and returns its result.
 
     Raises:
-        Deadlock: all its tasks wait for ever.
+        Deadlock: all tasks of the program wait for ever.
         Exception: whatever the program raises.
     """
     schedule = schedule or Uniform()
@@ -162,8 +162,8 @@ def run_scheduled(
 
 @contextmanager
 def _collector_held() -> Iterator[None]:
-    """Within the block nothing is collected but by reference count: what a collector calls, it would call at a step
-    that depends on all that ran before."""
+    """Holds the cycle collector off within the block: finalizers would else run at a step that depends on all that ran
+    before."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -190,7 +190,7 @@ def task_tree() -> str:
 
 
 def _where(task: trio.lowlevel.Task) -> str:
-    """The innermost frame that is not trio's own."""
+    """The task's innermost frame that is not trio's own."""
     where = "about to start"
     for frame, line in task.iter_await_frames():
         if frame.f_globals.get("__name__", "").split(".")[0] != "trio":

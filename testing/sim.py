@@ -1,9 +1,9 @@
-"""A device that is not there: deterministic, without threads, and merciless about misuse.
+"""A simulated device: deterministic, without threads, and merciless about misuse.
 
-`SimExecutor` keeps books where a real executor keeps tensors. Every KV position holds a fingerprint of all that a real
-one would depend on, and a token sampled is a function of the fingerprints read: a page freed too early, a slot not
-written or an encoder output used before it was ready is an `AssertionError`, or at least a wrong token. What the tokens
-must be is told by `expected_tokens`.
+`SimExecutor` keeps books where a real executor keeps tensors. Every KV position holds a fingerprint of all inputs that
+real KV would depend on, and a sampled token is a function of the fingerprints read. So a page freed too early, a slot
+not written or an encoder output used before it was ready is an `AssertionError`, or at least a wrong token.
+`expected_tokens` tells the right tokens.
 
 `SimWorker` runs the executor's calls in a trio task on virtual time (use `trio.testing.MockClock`).
 """
@@ -36,7 +36,7 @@ SECONDS: Mapping[Job, float] = {
     Job.CLOSE: 0.1,
 }
 WEIGHTS = 1000  # bytes
-_ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # what may be called then
+_ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # the calls allowed asleep
 
 
 @define(eq=False)
@@ -46,10 +46,10 @@ class _Record:
     placed: dict[int, tuple[str, int]]
     key: str | None = None
     first: int | None = None  # the first position that was fed
-    fingerprints: list[int] = field(factory=list)  # of the positions fed or read so far; what they depend on is fixed
+    fingerprints: list[int] = field(factory=list)  # of the positions fed or read so far, which never change
 
     def read_to(self, stop: int) -> list[int]:
-        """The fingerprints of the positions before ``stop``, and of those behind that are known."""
+        """The fingerprints of the positions before ``stop``, and of known positions behind it."""
         known = self.fingerprints
         for position in range(len(known), stop):
             before = known[-1] if known else 0
@@ -62,22 +62,22 @@ DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...]
 
 @define(eq=False)
 class SimExecutor:
-    """Implements `triolet.core.executor.Executor`. ``fault`` is asked before each call and may give an error to raise.
+    """Implements `triolet.core.executor.Executor`. ``fault`` is called before each call and may return an error.
 
-    A misuse raises, as a real device might; since the engine may take that for a fault of the device and try again,
-    ``misuses`` remembers it.
+    A misuse raises, as on a real device. ``misuses`` keeps it, since the engine may take the error for a fault of the
+    device and try again.
     """
 
     model: SimModel = field(factory=SimModel)
     fault: DeviceFault | None = None
     calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
-    is_open: bool = field(default=False, init=False)  # asleep it is open, too
+    is_open: bool = field(default=False, init=False)  # also while asleep
     is_asleep: bool = field(default=False, init=False)
     parked: int = field(default=0, init=False)  # bytes of weights kept in host memory
     misuses: list[str] = field(factory=list, init=False)
     generation: int = field(default=0, init=False)  # how often it was reset or put to sleep
-    left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still there when it was closed
+    left: tuple[str, ...] = field(default=(), init=False)  # outputs still resident at the close
     _pages: dict[int, list[int | None]] = field(factory=dict, init=False)  # the fingerprint at each offset of a page
     _slots: dict[int, str] = field(factory=dict, init=False)
     _records: dict[int, _Record] = field(factory=dict, init=False)
@@ -140,7 +140,7 @@ class SimExecutor:
         self._forget()
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """See `Executor.sleep`. A fault that is an `ExceptionGroup` is of a release, and it sleeps all the same."""
+        """See `Executor.sleep`. After an `ExceptionGroup`, a fault of the releases, it sleeps all the same."""
         try:
             self._call(Job.SLEEP, None)
         except ExceptionGroup:
@@ -166,7 +166,7 @@ class SimExecutor:
         return DeviceMemory(device="sim", by_owner=owned)
 
     def close(self) -> None:
-        """See `Executor.close`. What a fault raises is raised by one of the releases: all others are done."""
+        """See `Executor.close`. A fault's error is that of one release: all other releases are done."""
         try:
             self._call(Job.CLOSE, None)
         finally:
@@ -232,7 +232,7 @@ class SimExecutor:
         return record
 
     def _feed(self, record: _Record, part: Chunk) -> int:
-        """Writes the chunk's positions, and checks that what lies before them is this sequence's."""
+        """Writes the chunk's positions, and checks that the positions before them hold this sequence's KV."""
         end = part.start + part.length
         fingerprints = record.read_to(end)
         for position in range(part.start, end):
@@ -250,7 +250,7 @@ class SimExecutor:
         page[position % size] = fingerprint
 
     def _check_pages(self, part: Chunk, fingerprints: list[int], end: int) -> None:
-        """Every position before ``end``, a page at a time."""
+        """Checks every position before ``end``, a page at a time."""
         if self.model.whole_prompts:
             return
         size = self.model.page_size
@@ -260,8 +260,8 @@ class SimExecutor:
             assert [*held[: len(true)]] == true, f"a page of positions {begin} on holds another sequence's KV"
 
     def _accepted(self, record: _Record, part: Chunk, fingerprint: int) -> tuple[SampledToken, ...]:
-        """Draft tokens of which some are right: the first wrong one ends them, as do those that the model would not
-        follow. All are written, since a device feeds them before it knows."""
+        """The accepted draft tokens, up to the first wrong one, or one that the model would not follow. All draft
+        tokens are written, since a device feeds them before it knows which are right."""
         accepted: list[SampledToken] = []
         right, end = True, part.start + part.length
         for position in range(end, end + part.draft_tokens):
@@ -280,14 +280,14 @@ class SimExecutor:
 
 @define(eq=False)
 class SimWorker:
-    """Runs calls one after another in a trio task; each takes its virtual time and acts at its end.
+    """Runs calls one after another in a trio task. Each call takes its virtual time and acts at its end.
 
-    Like a thread it cannot be cancelled.
+    Like a thread, the worker cannot be cancelled.
 
     Args:
-        seconds: what a call of each job takes.
-        duration: what a call takes by its job and argument: a `StepPlan`, the encode jobs, the keys to free, or
-            ``None``. Instead of ``seconds``.
+        seconds: how long a call of each job takes.
+        duration: instead of ``seconds``: how long a call takes, by its job and argument (a `StepPlan`, the encode jobs,
+            the keys to free, or ``None``).
         hangs: which calls never return.
     """
 
@@ -295,8 +295,8 @@ class SimWorker:
     duration: Callable[[Job, Any], float] | None = None
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
     abandoned: bool = field(default=False, init=False)
-    _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)  # the call that runs is still in it
-    _alarm: Alarm = field(factory=Alarm, init=False)  # rings when the call that runs is over, or all is
+    _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)  # the running call included
+    _alarm: Alarm = field(factory=Alarm, init=False)  # rings when the running call, or the worker, is over
     _running: bool = field(default=False, init=False)
     _hanging: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
@@ -307,7 +307,7 @@ class SimWorker:
         nursery.start_soon(self._serve, deliver, name="sim worker")
 
     def submit(self, job: Job, call: Call, *args: Any) -> None:
-        """See `Worker.submit`. Where none runs, the call begins at once: that takes no turn of the worker's task."""
+        """See `Worker.submit`. While no call runs, the call begins at once, without a turn of the worker's task."""
         self._queue.append((job, call, *args))
         if self._alarm.is_waited_for and not self._running:
             self._begin()
@@ -325,7 +325,7 @@ class SimWorker:
             self._alarm.ring()
 
     def abandon(self, last: Call) -> None:
-        """See `Worker.abandon`. A call that hangs never returns, so that nothing after it is ever run."""
+        """See `Worker.abandon`. A call that hangs never returns, so no call after it ever runs."""
         self.abandoned = True
         if self._hanging:
             self._queue.clear()  # the calls refer to the runner, and the runner to this worker
@@ -334,7 +334,7 @@ class SimWorker:
             self._queue.append((Job.CLOSE, last))
         self.stop()
 
-    @trio.lowlevel.enable_ki_protection  # ^C never comes to a thread
+    @trio.lowlevel.enable_ki_protection  # a thread never gets a ^C
     async def _serve(self, deliver: Deliver) -> None:
         with self._scope:
             while self._queue or not self._ended:

@@ -1,4 +1,4 @@
-"""The simulated model: its sizes, its tokens, and what a request must get from it."""
+"""The simulated model: its sizes, its tokens, and the output that a request must get."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class SimTokenizer:
 
 @frozen(kw_only=True)
 class SimPreparer:
-    """Prompts with images, which are numbers here (of a real image, the red of its first pixel): image n has
-    ``1 + n % 4`` embeddings, each of as many bytes as an embedding of the model has. `IMAGE` stands for each image in
-    the prompt."""
+    """Prompts with images, which are numbers here (of a real image, the red of its first pixel). Image n has
+    ``1 + n % 4`` embeddings, each of as many bytes as an embedding of the model. `IMAGE` stands for each image in the
+    prompt."""
 
     model: SimModel
     media: frozenset[str] = frozenset({"image"})
@@ -55,7 +55,7 @@ class SimPreparer:
         """See `triolet.core.model.Preparer`.
 
         Raises:
-            InvalidRequest: there is audio, or there are not as many images as stand in the prompt.
+            InvalidRequest: there is audio, or the images and the placeholders in the prompt do not match.
         """
         if audio:
             raise InvalidRequest(f"{len(audio)} audio; allowed: images, this simulated model reads no audio")
@@ -100,7 +100,7 @@ class SimPreparer:
 
 @frozen(kw_only=True)
 class SimModel:
-    """Sizes of a simulated model. One that is no encoder-decoder reads images; one that pools has whole prompts."""
+    """Sizes of a simulated model. A model that is no encoder-decoder reads images; one that pools has whole prompts."""
 
     vocabulary_size: int = 64
     max_positions: int = 64
@@ -109,11 +109,11 @@ class SimModel:
     cross_slots: int = 4
     encoder_embeddings: int = 10
     encoder_bytes: int = 100
-    kind: Kind = field(default=Kind.ENCODER_DECODER, repr=str)  # as Python says it
+    kind: Kind = field(default=Kind.ENCODER_DECODER, repr=str)  # its repr must be Python
     whole_prompts: bool = False
 
     def describe(self) -> ModelDescription:
-        """What the engine is told of it."""
+        """The model's description for the engine."""
         windows = self.kind is Kind.ENCODER_DECODER
         return ModelDescription(
             name="sim",
@@ -155,12 +155,12 @@ class SimModel:
 
 
 def _chain(before: int, token_id: int, seen: str | None) -> int:
-    """The fingerprint of a position, given that of the position before it and what else it sees."""
+    """The fingerprint of a position: from that of the position before it, its token, and the item that it sees."""
     return zlib.crc32(f"{before}/{token_id}/{seen}".encode())
 
 
 def _placed(placeholders: Sequence[Placeholder]) -> dict[int, tuple[str, int]]:
-    """Key and row of the embedding at each position that has one."""
+    """The item's key and the row of the embedding at each position that has one."""
     found = {}
     for placeholder in placeholders:
         positions = [position for start, stop in placeholder.spans for position in range(start, stop)]
@@ -180,7 +180,7 @@ def expected_tokens(
     model: SimModel | None = None,
     placeholders: Sequence[Placeholder] = (),
 ) -> tuple[int, ...]:
-    """The tokens that a request must get, end-of-text included, whatever else the engine does meanwhile."""
+    """The tokens that a request must get, end-of-text included, whatever the engine does beside it."""
     model = model or SimModel()
     fingerprint = _read(prompt_token_ids, key, placeholders)
     sampled: list[int] = []
@@ -208,4 +208,4 @@ def _read(prompt_token_ids: Sequence[int], key: str | None, placeholders: Sequen
     return fingerprint
 
 
-READ_WHOLE = ("mean", "cls")  # poolings that need what every position of the prompt gives
+READ_WHOLE = ("mean", "cls")  # poolings that need every position of the prompt

@@ -4,7 +4,7 @@
 
     outcome = simulate(SCENARIOS["abort storm"], Uniform(seed=7), Fault(FaultKind.CANCEL, "triolet runner", 12))
 
-`simulate` raises where any promise of the engine is broken: an `InvariantViolation` of the trace, a client that gets a
+`simulate` raises where a promise of the engine is broken: an `InvariantViolation` of the trace, a client that gets a
 wrong token or no end, a page or a byte that does not come back, an exception that should not leave the block, a
 `Deadlock`. The same arguments give the same run, step by step.
 """
@@ -27,10 +27,10 @@ from .schedule import Schedule, Uniform, run_scheduled
 
 @frozen(kw_only=True)
 class Outcome:
-    """What one simulated run came to."""
+    """The outcome of one simulated run."""
 
     scenario: str
-    met: bool  # whether the fault happened to anything
+    met: bool  # true if the fault happened
     steps: Mapping[str, int]  # how many steps each task took
     ends: tuple[str, ...]  # of each client: "finished", "left", "cancelled", "not started" or an error's class
     error: BaseException | None  # what left the engine's block
@@ -44,15 +44,15 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
 
     Args:
         scenario: see `SCENARIOS` for those that are shipped.
-        schedule: which task runs next; one task a tick, by chance, by default.
+        schedule: which task runs next; by default one task a tick, by chance.
         fault: what goes wrong, and when.
 
     Raises:
         InvariantViolation: a promise is broken; the note says how to run it again.
         AssertionError: a client got a wrong token, or the simulated device was misused (a page freed too early, say).
         Deadlock: all tasks wait for ever.
-        ValueError: a fault at a step that cannot be: the task is not there, or the step is below 1.
-        RuntimeError: ^C is to be injected where the program does not listen to it.
+        ValueError: a fault at an impossible step: there is no such task, or the step is below 1.
+        RuntimeError: the fault is a ^C, and the program ignores ^C.
     """
     schedule = schedule or Uniform()
     _check_fault(fault)
@@ -82,7 +82,7 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
 
 
 def again(scenario: Scenario, schedule: Schedule, fault: Fault | None) -> str:
-    """The line of Python that runs it again."""
+    """The line of Python that repeats the run."""
     shipped = SCENARIOS.get(scenario.name) == scenario
     return f"simulate({f'SCENARIOS[{scenario.name!r}]' if shipped else repr(scenario)}, {schedule!r}, {fault!r})"
 
@@ -99,7 +99,7 @@ def _check_fault(fault: Fault | None) -> None:
 
 
 def _run_to_its_end(run: Run, schedule: Schedule) -> bool:
-    """Whether it ended with the ^C that was injected, and nothing else."""
+    """True if the run ended with the injected ^C, and nothing else."""
     fault = run.injector.fault
     try:
         run_scheduled(run.main, schedule=schedule, instruments=[run.injector])

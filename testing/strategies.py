@@ -6,7 +6,7 @@
     def test_the_engine_keeps_its_promises(scenario, schedule):
         simulate(scenario, schedule)
 
-Everything that is sampled is a frozen value; its ``repr`` is the way to run it again.
+Every sampled value is frozen; its ``repr`` is the way to run it again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MOMENTS = (0.0, 0.31, 0.33, 0.35, 0.5, 1.0)  # an encoding of the simulated dev
 
 
 def requests(*, audios: int = 4) -> st.SearchStrategy[Client]:
-    """What one client does: on one of ``audios`` recordings, at one of a few moments that fall together with what the
-    device does. Some leave early, some read slowly."""
+    """One client: on one of ``audios`` recordings, at one of a few moments that coincide with the device's calls. Some
+    clients leave early, some read slowly."""
     return st.builds(
         Client,
         audio=st.integers(0, audios - 1),
@@ -42,8 +42,8 @@ def requests(*, audios: int = 4) -> st.SearchStrategy[Client]:
 
 @st.composite
 def image_requests(draw: st.DrawFn, *, images: int = 4) -> Client:
-    """What one client of a decoder does: up to three of ``images`` images among few different tokens, so that prompts
-    often begin alike. Some ask for a vector."""
+    """One client of a decoder: up to three of ``images`` images among few different tokens, so that prompts often begin
+    alike. Some clients request a vector."""
     pieces = draw(st.lists(st.integers(0, images + 1), max_size=MOST_PROMPT - 1))
     shown = tuple(piece - 2 for piece in pieces if piece >= 2)[:MOST_IMAGES]
     left = iter(shown)
@@ -69,8 +69,8 @@ _HABITS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def schedules() -> st.SearchStrategy[Schedule]:
-    """Which task runs next. A `Listed` schedule shrinks to the few choices that matter; `Uniform` and `Pct` go on being
-    unfair for as long as the run lasts."""
+    """Which task runs next. A `Listed` schedule shrinks to the few choices that matter; `Uniform` and `Pct` stay unfair
+    for the whole run."""
     choices = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12)  # lists of lists are sampled long
     seeds = st.integers(0, 2**16)
     return st.one_of(
@@ -83,8 +83,8 @@ def schedules() -> st.SearchStrategy[Schedule]:
 @st.composite
 def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
     """Up to ``most_clients`` clients and an engine that is too small for them: few pages, few cross slots, an encoder
-    cache of one to three outputs, short queues. Sometimes its block ends while they are busy. Some models read audio,
-    the others images."""
+    cache of one to three outputs, short queues. Sometimes the block ends while clients are busy. Some models read
+    audio, the others images."""
     page_size = draw(st.sampled_from((4, 2, 3)))
     kind = draw(st.sampled_from((Kind.ENCODER_DECODER, Kind.DECODER)))
     windows = kind is Kind.ENCODER_DECODER
@@ -104,7 +104,7 @@ def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
 
 
 def _settings(model: SimModel) -> st.SearchStrategy[dict[str, object]]:
-    """Of `triolet.EngineConfig`."""
+    """Settings of `triolet.EngineConfig`."""
     size, embeddings = model.encoder_bytes, model.encoder_embeddings
     if model.kind is not Kind.ENCODER_DECODER:  # one image at least
         size, embeddings = MOST_IMAGE * size // embeddings, MOST_IMAGE

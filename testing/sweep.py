@@ -4,9 +4,9 @@
 
     python -m triolet.testing --faults 20000 --workers 2
 
-A scenario is first run undisturbed; then once for each kind of fault and each step of each task, or each occasion that
-there is for it: each call of the device that may fail, say. Whatever breaks a promise of the engine is reported with
-the one line that runs it again.
+A scenario is first run undisturbed; then once for each kind of fault and each step of each task, or each occasion of
+the fault: each call of the device that may fail, say. A run that breaks a promise of the engine is reported with the
+line that repeats it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .simulation import Outcome, again, simulate
 
 @frozen
 class Failure:
-    """A run in which a promise was broken: the line of Python that runs it again, and the error."""
+    """A run in which a promise was broken: the line of Python that repeats the run, and the error."""
 
     again: str
     error: str
@@ -42,17 +42,17 @@ class Failure:
 
 @define(kw_only=True)
 class Report:
-    """What a sweep came to."""
+    """The outcome of a sweep."""
 
     runs: int = 0
-    faults: int = 0  # runs in which the fault happened to something
+    faults: int = 0  # runs in which the fault happened
     by_kind: Counter[str] = field(factory=Counter)  # faults of each kind
     by_end: Counter[str] = field(factory=Counter)  # how clients ended
     failures: list[Failure] = field(factory=list)
     seconds: float = 0.0
 
     def add(self, other: Report) -> None:
-        """Counts another sweep in; ``seconds`` are of processor time."""
+        """Adds another sweep's counts; ``seconds`` are of processor time."""
         self.runs += other.runs
         self.faults += other.faults
         self.by_kind += other.by_kind
@@ -68,7 +68,7 @@ def sweep_scenario(
     kinds: Sequence[FaultKind] = tuple(FaultKind),
     most_failures: int = 10,
 ) -> Report:
-    """Runs ``scenario`` with every fault of ``kinds`` at every step of every task, or on every occasion that it has;
+    """Runs ``scenario`` with every fault of ``kinds`` at every step of every task, or on every occasion of the fault;
     stops at ``most_failures``.
 
     Never raises for a broken promise: see `Report.failures`.
@@ -84,14 +84,14 @@ def sweep_scenario(
                 break
             outcome = _run(report, scenario, schedule, Fault(kind, task, step))
             if outcome is not None and not outcome.met:
-                break  # there is no such occasion, nor will there be a later one
+                break  # there is no such occasion, and so no later one
     report.seconds = time.process_time() - begun
     return report
 
 
 def _places(kind: FaultKind, steps: Mapping[str, int]) -> Iterator[tuple[str, Iterable[int]]]:
-    """Where faults of ``kind`` may happen to a run of so many ``steps``, none where there was no such run; how many
-    occasions there are shows when there is none left."""
+    """Where faults of ``kind`` may happen to a run of so many ``steps``; nowhere without such a run. The number of
+    occasions shows only when none is left."""
     if kind not in OCCASIONS:
         yield from ((task, range(1, count + 1)) for task, count in steps.items())
     elif steps:
@@ -99,7 +99,7 @@ def _places(kind: FaultKind, steps: Mapping[str, int]) -> Iterator[tuple[str, It
 
 
 def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault | None) -> Outcome | None:
-    """Runs it once and counts it in; what it came to, ``None`` where a promise was broken."""
+    """Runs the scenario once and counts the run. Returns its outcome; ``None``: a promise was broken."""
     report.runs += 1
     try:
         outcome = simulate(scenario, schedule, fault)
@@ -134,7 +134,7 @@ def sweep_all(
         least_faults: how many faults, at least.
         seed: the first seed of the schedules.
         workers: processes.
-        on_progress: called after each schedule with what there is so far.
+        on_progress: called after each schedule with the report so far.
     """
     began = partial(_begin_worker, logging.getLogger("triolet").level)
     report, pool = Report(), ProcessPoolExecutor(workers, initializer=began) if workers > 1 else None
@@ -155,8 +155,8 @@ def sweep_all(
 
 
 def _begin_worker(log_level: int) -> None:
-    """A worker makes its own ^C, whatever the shell that began all this has it ignore, and logs what its parent would.
-    What is there now stays, so that the collector need not look at it."""
+    """Prepares a worker: it handles ^C, even if the shell had it ignored, and logs at its parent's level. Present
+    objects stay, so that the collector need not look at them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("triolet").setLevel(log_level)
     gc.freeze()

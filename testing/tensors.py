@@ -1,8 +1,7 @@
 """Which tensors are alive in this process: the truth that an executor's books are compared with.
 
-On the CPU, torch keeps no count as `torch.cuda.memory_allocated` is one. What Python knows of can be counted instead:
-every tensor object is known to the collector, switched on or off, and leads to its storage. What only C++ holds is not
-seen.
+On the CPU, torch keeps no count such as `torch.cuda.memory_allocated`. Python's tensor objects are counted instead: the
+collector, switched on or off, knows each, and each leads to its storage. Tensors that only C++ holds are not counted.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def live_storages() -> dict[int, UntypedStorage]:
-    """The storages of all tensors that live now, by identity; empty ones are left out. Objects that `gc.freeze` has
-    set apart are not seen."""
+    """The storages of all tensors that live now, by identity, without empty ones. Objects that `gc.freeze` has set
+    apart are not seen."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return {}  # who has not imported it has no tensors
+        return {}  # a process that has not imported torch has no tensors
     found = {}
     for one in gc.get_objects():
         if issubclass(type(one), torch.UntypedStorage):

@@ -1,5 +1,5 @@
-"""`TraceChecker` and the names of its invariants, where tests look for them. It lives in core, because
-``EngineConfig(verify=True)`` runs it in production too, and nothing there may need this package."""
+"""`TraceChecker` and the names of its invariants, where tests look for them. The checker lives in core, because
+``EngineConfig(verify=True)`` runs it in production too, where no code may need this package."""
 
 from __future__ import annotations
 

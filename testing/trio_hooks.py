@@ -1,6 +1,6 @@
-"""The private parts of trio that deterministic simulation stands on: all of them, and in this file alone.
+"""The private parts of trio that deterministic simulation needs: all of them, and in this file alone.
 
-`self_test` runs each hook against the trio that is installed and says which one a new release has moved.
+`self_test` runs each hook against the installed trio and says which one a new release has moved.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import trio.testing
 from attrs import define, field
 
 _created: Callable[[trio.lowlevel.Task], int] = operator.attrgetter("_counter")
-Pick = Callable[[list[trio.lowlevel.Task]], int]  # of the tasks that could run, the index of the one that does
+Pick = Callable[[list[trio.lowlevel.Task]], int]  # takes the runnable tasks; returns the index of the one to run
 
 
-_NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT", "Deadlines")  # of the module of the run loop
+_NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT", "Deadlines")  # in the module of the run loop
 
 
 class TrioChanged(RuntimeError):
@@ -48,11 +48,11 @@ def _run_module() -> Any:
 
 
 class _OneTaskQueue(list[trio.lowlevel.Task]):
-    """Stands in for trio's run queue, and gives the loop one task a tick, the one that ``pick`` chooses.
+    """Replaces trio's run queue, and gives the loop one task a tick: the one that ``pick`` chooses.
 
     trio's own queue gives every runnable task its turn in every tick, so that no task ever falls behind another by two
-    steps: whole families of orders never happen in a test, and do in production. It is a list, the longest waiting
-    first, since trio appends to it and asks for its length several times a tick.
+    steps: many orders never happen in a test, and do in production. This queue is a list, the longest waiting first,
+    since trio appends to it and takes its length several times a tick.
     """
 
     __slots__ = ("_given", "_pick", "_seen")
@@ -60,14 +60,14 @@ class _OneTaskQueue(list[trio.lowlevel.Task]):
     def __init__(self, pick: Pick) -> None:
         super().__init__()
         self._pick = pick
-        self._seen = 0  # the tasks behind these came since the last tick
+        self._seen = 0  # how many of the tasks were there at the last tick
         self._given: int | None = None
 
     def __iter__(self) -> Iterator[trio.lowlevel.Task]:
-        """What trio makes its next batch of."""
+        """The tasks of trio's next batch: one."""
         waiting = len(self)
         if waiting - self._seen > 1:
-            # those woken together come in the order of trio's sets, which is that of their addresses
+            # tasks woken together come in the order of trio's sets, that is of their addresses
             self[self._seen :] = sorted(self[self._seen :], key=_created)
         self._seen = waiting
         if not waiting:
@@ -84,9 +84,9 @@ class _OneTaskQueue(list[trio.lowlevel.Task]):
 
 
 class _AsksSeldom:
-    """Stands in for trio's I/O manager, and asks the system in a tick only where it may have something to tell: where
-    a task waits for a file, or where a thread or a signal handler has handed something over. The one task that always
-    waits for a file is the one that takes what is handed over."""
+    """Replaces trio's I/O manager, and asks the system in a tick only where there may be an event: where a task waits
+    for a file, or where a thread or a signal handler has handed a call over. One task always waits for a file: the task
+    that takes these calls."""
 
     def __init__(self, runner: Any) -> None:
         manager = self._manager = runner.io_manager
@@ -95,7 +95,7 @@ class _AsksSeldom:
         self.process_events = manager.process_events
 
     def get_events(self, timeout: float) -> Any:
-        """Called by trio in each tick."""
+        """trio calls it in each tick."""
         idle = len(self._waited_for) <= 1 and not self._handed_over and not self._handed_over_once
         return () if idle and timeout <= 0 else self._poll(timeout)
 
@@ -105,22 +105,22 @@ class _AsksSeldom:
 
 @define(eq=False)
 class OneTaskPerTick(trio.abc.Instrument):
-    """An instrument that replaces the run queue of the run it is given to, and asks the system for less."""
+    """An instrument that replaces the run queue and the I/O manager of its run."""
 
     pick: Pick
     _run: Any = field(factory=_run_module, init=False)
 
     def before_run(self) -> None:
-        """Called by trio once its runner exists and before it has a task."""
+        """trio calls it once its runner exists, before the runner has a task."""
         runner = self._run.GLOBAL_RUN_CONTEXT.runner
         runner.runq = _OneTaskQueue(self.pick)
-        if hasattr(runner.io_manager, "_registered"):  # not on Windows, where the system is asked in every tick
+        if hasattr(runner.io_manager, "_registered"):  # not on Windows, where trio's I/O manager stays
             runner.io_manager = _AsksSeldom(runner)
 
 
 def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
-    """A clock that jumps to the next deadline when all tasks wait. Where there is none nobody will ever wake up:
-    ``on_deadlock`` is called, once for each time, instead of spinning for ever as `trio.testing.MockClock` does."""
+    """A clock that jumps to the next deadline when all tasks wait. Where there is no deadline, no task will ever wake:
+    the clock calls ``on_deadlock``, once each time, instead of spinning for ever as `trio.testing.MockClock` does."""
     clock = trio.testing.MockClock(autojump_threshold=0)
     hidden: Any = clock
     for name in ("_autojump", "_virtual_base"):
@@ -141,7 +141,7 @@ def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
 
 
 def _deadlines() -> Any:
-    """Of the run that goes on."""
+    """The deadlines of the present run."""
     from trio._core._run import GLOBAL_RUN_CONTEXT
 
     return GLOBAL_RUN_CONTEXT.runner.deadlines
@@ -149,10 +149,10 @@ def _deadlines() -> Any:
 
 @define(eq=False)
 class Alarm:
-    """Wakes the one task that waits for it, at a time of trio's clock or when it is rung before. `trio.sleep_until`
+    """Wakes the one task that waits for it, at a time of trio's clock, or earlier when it is rung. `trio.sleep_until`
     needs a cancel scope and an exception for that, which take as long as ten steps of a task.
 
-    It lies among trio's deadlines, and looks to them like a cancel scope.
+    An alarm lies among trio's deadlines, where it looks like a cancel scope.
     """
 
     _registered_deadline: float = field(default=math.inf, init=False)
@@ -160,11 +160,11 @@ class Alarm:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a task waits that nothing has woken yet."""
+        """True if a task waits that was not woken yet."""
         return self._waiting is not None
 
     async def wait(self) -> None:
-        """Until it rings."""
+        """Sleeps until it rings."""
         self._waiting = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._aborted)
 
@@ -174,7 +174,7 @@ class Alarm:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def set(self, deadline: float) -> None:
-        """It rings at ``deadline``, and at none that was set before."""
+        """Has it ring at ``deadline``, and at no earlier setting."""
         deadlines = _deadlines()
         if self._registered_deadline < math.inf:
             deadlines.remove(self._registered_deadline, self)
@@ -183,20 +183,20 @@ class Alarm:
             deadlines.add(deadline, self)
 
     def ring(self) -> None:
-        """Now."""
+        """Rings now."""
         self.set(math.inf)
         if self._waiting is not None:
             task, self._waiting = self._waiting, None
             trio.lowlevel.reschedule(task)
 
     def _cancel(self, _: object) -> None:
-        """Called by trio when the deadline has come."""
+        """trio calls it when the deadline has come."""
         self.ring()
 
 
 @contextmanager
 def seeded_batches(seed: int) -> Iterator[None]:
-    """Within the block trio shuffles its batches of tasks as ``seed`` says, not as chance does."""
+    """Within the block trio shuffles its batches of tasks by ``seed``, not by chance."""
     run = _run_module()
     allowed, state = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()
     run._ALLOW_DETERMINISTIC_SCHEDULING = True
@@ -209,8 +209,8 @@ def seeded_batches(seed: int) -> Iterator[None]:
 
 
 def throw_into(task: trio.lowlevel.Task, error: Exception) -> object:
-    """``task``, which is about to run, finds ``error`` raised where it waited. Returns what it would have been given,
-    and is not. To be called from `trio.abc.Instrument.before_task_step`."""
+    """Has ``error`` raised in ``task``, which is about to run, where the task waited. Returns the value that the task
+    would have got instead. Call it from `trio.abc.Instrument.before_task_step`."""
     hidden: Any = task
     given = hidden._next_send
     hidden._next_send_fn, hidden._next_send = task.coro.throw, error
@@ -218,8 +218,8 @@ def throw_into(task: trio.lowlevel.Task, error: Exception) -> object:
 
 
 def leaves_a_nursery(task: trio.lowlevel.Task) -> bool:
-    """Whether ``task`` waits at the end of a nursery's block, within trio. What is thrown into it there leaves the
-    nursery open for ever; no program can raise there."""
+    """True if ``task`` waits at the end of a nursery's block, within trio. An error thrown into the task there leaves
+    the nursery open for ever; no program can raise there."""
     return any(frame.f_code.co_name == "_nested_child_finished" for frame, _ in task.iter_await_frames())
 
 
@@ -249,7 +249,7 @@ def self_test() -> None:
 
 
 def _order(names: str, *, later: str = "") -> str:
-    """The order in which tasks of these names take three steps each; ``later`` runs only when no other can."""
+    """The order in which tasks of these names take three steps each; ``later`` runs only when no other task can."""
     order: list[str] = []
 
     async def take_steps(name: str) -> None:
@@ -270,8 +270,8 @@ def _order(names: str, *, later: str = "") -> str:
 
 
 def _hears_of_files_and_threads() -> list[str]:
-    """What comes to a run while a task of it is always ready: one thing, then another, so that none comes with the
-    next."""
+    """The events that reach a run while one of its tasks is always ready: one after another, so that no two come
+    together."""
     heard: list[str] = []
     near, far = socket.socketpair()
 

@@ -1,4 +1,4 @@
-"""Workloads of an encoder cache: what its users do, in any order, as Hypothesis strategies."""
+"""Workloads of an encoder cache: the operations of its users, in any order, as Hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 @frozen
 class Ask:
-    """``holder`` asks for ``key``; where it waits already, it asks how things stand."""
+    """``holder`` acquires ``key``; if it waits already, it asks again."""
 
     holder: str
     key: str
@@ -34,7 +34,7 @@ class Encoded:
 
 @frozen
 class Free:
-    """The device drops what it is told to; until then frees are held back."""
+    """The device drops the outputs that it was told to; until then frees are held back."""
 
 
 Operation = Ask | Release | Encoded | Free
@@ -48,16 +48,16 @@ def _as_tuple(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 class Workload:
     """What the clients and the device do to a cache of ``capacity`` bytes; its ``repr`` is the way to do it again.
 
-    Operations that cannot be are passed over (the end of an encoding that nobody began). With ``hurried`` the cache is
-    closed at once after the last one, with encodings under way, of which ``late`` says how they end (all others are
-    stored); without, everybody is served first. See `play`.
+    Impossible operations are skipped (the end of an encoding that never began). With ``hurried`` the cache is closed
+    right after the last operation, with encodings under way; ``late`` says how these end (all others are stored).
+    Without, all waiting requests are served first. See `play`.
     """
 
     capacity: int
     sizes: Mapping[str, int]  # bytes of each key
     operations: tuple[Operation, ...] = field(default=(), converter=_as_tuple)
     hurried: bool = False
-    late: tuple[Operation, ...] = field(default=(), converter=_as_tuple)  # after `close`; clients do nothing any more
+    late: tuple[Operation, ...] = field(default=(), converter=_as_tuple)  # the device's operations after `close`
 
 
 KEYS = ("a", "b", "c", "d", "e", "f")
@@ -66,16 +66,16 @@ KEYS = ("a", "b", "c", "d", "e", "f")
 HOLDERS = ("r0", "r1", "r2", "r3", "r4", "r5")
 
 
-_FITTING = 4  # keys that fit are so many times as likely, size for size, as those that never will
+_FITTING = 4  # keys that fit are so many times as likely, size for size, as keys that never fit
 
 
-_FEW = (1, 2, 3)  # keys and holders of most workloads: faults are found soonest where they get in each other's way
+_FEW = (1, 2, 3)  # keys and holders of most workloads: few that get in each other's way find faults soonest
 
 
-_RARELY = 9  # one workload in so many has all the keys; as many have all the holders, and as many have large sizes
+_RARELY = 9  # one workload in so many has all keys; one in so many all holders; one in so many large sizes
 
 
-_LARGE = 5_000_000_000  # bytes, for one; more than 32 bits hold
+_LARGE = 5_000_000_000  # bytes of one output; more than 32 bits hold
 
 
 def _operations(holders: int, keys: int) -> st.SearchStrategy[Operation]:
@@ -91,14 +91,14 @@ def _operations(holders: int, keys: int) -> st.SearchStrategy[Operation]:
 
 
 def _number(most: int) -> st.SearchStrategy[int]:
-    """Of keys or holders: rarely all."""
+    """A number of keys or holders: rarely all."""
     return st.sampled_from([*_FEW * ((_RARELY - 1) // len(_FEW)), *_FEW[: (_RARELY - 1) % len(_FEW)], most])
 
 
 @st.composite
 def _rooms(draw: st.DrawFn, keys: int) -> tuple[int, list[int]]:
-    """The capacity, and what each key takes: from one byte to one more than there are, so that some keys fill the cache
-    exactly, and some can never fit. Many keys find room together."""
+    """The capacity, and the bytes of each key: from one to one more than the capacity, so that some keys fill the cache
+    exactly, and some can never fit. Many keys fit together."""
     if keys > max(_FEW):
         capacity = draw(st.integers(keys - 2, keys + 2))
         size = st.sampled_from([1] * 2 * capacity + [*range(2, capacity + 2)])

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
-_TEXTS_AT_ONCE = 256  # of `embed`: enough for full steps; a reader of the output gets them as they come
+_TEXTS_AT_ONCE = 256  # of `embed`: enough for full steps, few enough that output comes early
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
@@ -133,7 +133,7 @@ def generate(
 
 
 def _prompt(given: str | None, *, needed: bool) -> str:
-    """The argument, or standard input without the line end that shells put behind a text."""
+    """The prompt: the argument, or standard input without the line end that shells put behind a text."""
     if given is not None and given != STDIN:
         text = _checked(given, "PROMPT")
     elif given is None and _is_terminal():
@@ -157,7 +157,7 @@ def _stdin_text(what: str) -> str:
 
 
 def _checked(text: str, name: str) -> str:
-    """Arguments that are no text reach Python as surrogates, which no tokenizer reads."""
+    """Refuses lone surrogates: arguments that are no text reach Python so, and no tokenizer reads them."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -166,7 +166,7 @@ def _checked(text: str, name: str) -> str:
 
 
 def _image(name: str) -> Any:
-    """Read here, so that a wrong file is told before the model is loaded."""
+    """Reads the image here, so that a wrong file is refused before the model is loaded."""
     _check_readable(name)
     try:
         return load_image(name)
@@ -209,8 +209,8 @@ class Generation:
         prompt: the text.
         images: what `Engine.generate` takes.
         sounds: paths of audio files.
-        system: what the system says.
-        chat: by the chat template; ``None``: where there is one.
+        system: the system message.
+        chat: whether to use the chat template; ``None``: if there is one.
         sampling: how tokens are sampled.
         as_json: one object instead of text.
         verbose: the log, and statistics at the end.
@@ -254,14 +254,14 @@ class Generation:
                 complain(line)
 
     def _is_drawn_on(self, out: TextIO) -> bool:
-        """A text that comes in pieces and the view cannot share a terminal: the text comes at the end."""
+        """True if the text and the view share a terminal, so that the text must come at the end."""
         return self.view is not None and out.isatty()
 
     def _question(self, model: Any) -> dict[str, Any]:
-        """What `Engine.stream` is asked.
+        """The arguments of `Engine.stream`.
 
         Raises:
-            InvalidRequest: the system says something, but there is no chat template.
+            InvalidRequest: there is a system message, but no chat template.
         """
         preparer = model.preparer
         chat = self.chat if self.chat is not None else preparer is not None and preparer.converses
@@ -276,7 +276,7 @@ class Generation:
         return {"prompt": prompt, "images": self.images, "audio": audio}
 
     def _messages(self, *, parts_only: bool) -> list[dict[str, Any]]:
-        """Templates of models of text know texts alone, many of the others know parts alone."""
+        """The messages. Templates of text models know texts alone, many other templates know parts alone."""
         parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in self.images]
         parts += [{"type": "audio", "audio": sound} for sound in self.sounds]
         words = [("system", [], self.system), ("user", parts, self.prompt)]
@@ -312,8 +312,8 @@ class _Times:
 
 @define
 class _Text:
-    """Text on its way to ``out``, piece by piece. It ends with a line end: where nobody else would put the prompt of
-    the shell on a line of its own, also when it is broken off."""
+    """Text on its way to ``out``, piece by piece. It ends with a line end, also when it is broken off: else the shell's
+    prompt would not start on a line of its own."""
 
     out: TextIO
     _terminal: bool = field(init=False)
@@ -323,11 +323,11 @@ class _Text:
         self._terminal = self.out.isatty()
 
     def add(self, text: str) -> None:
-        """Raises what `write` does."""
+        """Writes a piece. Raises the errors of `write`."""
         if not text:
             return
         self._last = text[-1]
-        # a terminal obeys control characters, whoever wrote them
+        # a terminal obeys control characters, even those that a model wrote
         write(text.translate(_CONTROLS) if self._terminal else text, self.out, end="")
 
     def __enter__(self) -> _Text:
@@ -442,7 +442,7 @@ class Embedding:
             if self.view is not None:
                 self.view.clear()
             for text, vector in zip(texts, vectors, strict=True):
-                shortest = [float(str(number)) for number in vector]  # of float32: more digits would say nothing
+                shortest = [float(str(number)) for number in vector]  # float32 has no more digits
                 write(json.dumps({"text": text, "embedding": shortest}, ensure_ascii=not is_utf8(out)), out)
 
 
@@ -452,7 +452,7 @@ class Embedding:
 async def _reported(
     open_engine: Opening, work: Callable[[Any], Awaitable[None]], view: View | None, verbose: bool
 ) -> int:
-    """The exit status of ``work`` in an engine's block; what goes wrong is one line on standard error."""
+    """The exit status of ``work`` in an engine's block. An error becomes one line on standard error."""
     clear = nothing if view is None else view.clear
     with log_lines(clear, verbose=verbose):
         try:
@@ -478,7 +478,7 @@ def _failed(error: Exception, clear: Callable[[], None], status: int) -> int:
 
 
 def nothing() -> None:
-    """Nothing is drawn that would have to make room."""
+    """For a terminal without a view, which need not make room."""
 
 
 def _is_terminal() -> bool:

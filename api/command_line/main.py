@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None = None) -> NoReturn:
-    """Runs the command and exits. ``open_engine`` takes the place of `Engine` in tests."""
+    """Runs the command and exits. ``open_engine`` replaces `Engine` in tests."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode, a file name that is no text
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
     except OutputError as error:
         complain(str(error))
         status = FAILED
-    except OSError as error:  # of click, which writes the help by a stream of its own
+    except OSError as error:  # from click, which writes the help by a stream of its own
         if error.errno not in UNWRITABLE:
             raise
         complain(f"the output cannot be written: {error}")
@@ -149,7 +149,7 @@ def devices() -> int:
 def _open_engine(model: str, config: EngineConfig) -> AbstractAsyncContextManager[Any]:
     from ..engine import Engine
 
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what is wrong becomes an error of ours
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # problems become errors of ours
     return Engine(model, config=config)
 
 
@@ -180,7 +180,7 @@ class Job:
         language, task: as for `Engine.transcribe`.
         style: ``"text"`` or ``"json"``.
         at_once: files transcribed together, and so held in memory.
-        verbose: the log on standard error, not its warnings alone.
+        verbose: write the log to standard error, not its warnings alone.
         view: what ``--watch`` draws.
     """
 
@@ -277,7 +277,7 @@ def _read_audio() -> bytes:
 
 
 class _Progress:
-    """A bar of seconds of audio on standard error; nothing where that is no terminal, or a view is there."""
+    """A bar of seconds of audio on standard error; nothing where standard error is no terminal, or there is a view."""
 
     def __init__(self, view: View | None = None) -> None:
         self._view = view
@@ -291,7 +291,7 @@ class _Progress:
             self._bar.close()
 
     def begin(self, seconds: float) -> float:
-        """A file of that length was opened: nothing of it is done."""
+        """A file of that length was opened. Returns the seconds done: 0."""
         if self._view is not None:
             return 0.0
         if self._bar is None:
@@ -305,7 +305,7 @@ class _Progress:
         return 0.0
 
     def advance(self, told: float, position: float) -> float:
-        """The file has come from ``told`` to ``position``, in seconds."""
+        """The file has moved on from ``told`` to ``position``, in seconds."""
         if self._bar is not None:
             self._bar.update(position - told)
         return position
@@ -353,7 +353,7 @@ def _gibibytes(count: int) -> str:
 
 
 def _memory() -> int:
-    """Bytes of the machine's memory; 0 where the system does not tell."""
+    """Bytes of the machine's memory; 0 where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

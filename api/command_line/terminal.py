@@ -1,4 +1,4 @@
-"""What the commands share: where they write, how they end, what they read from standard input.
+"""Shared by the commands: where they write, how they end, what they read from standard input.
 
 Results go to standard output, errors to standard error. Exit status: see `triolet.api.command_line.main`.
 """
@@ -33,7 +33,7 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class OutputError(Exception):
-    """Results cannot be written: the disk is full, standard output is closed. Its text says so in one line."""
+    """Results cannot be written: the disk is full, standard output is closed. The error's text is one line."""
 
 
 class WrongInput(click.ClickException):
@@ -42,7 +42,7 @@ class WrongInput(click.ClickException):
     exit_code = WRONG
 
     def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002  (click's)
-        """On standard error."""
+        """Shows it on standard error."""
         complain(self.message)
 
 
@@ -60,18 +60,18 @@ def model_options(command: Command) -> Command:
 
 
 def stdout() -> TextIO:
-    """Standard output, which the shell may have closed (``>&-``): before any model is loaded for nothing."""
+    """Standard output. Raises before a model is loaded in vain, if the shell has closed it (``>&-``)."""
     if sys.stdout is None or sys.stdout.closed:
         raise OutputError("standard output is closed; send it somewhere, such as to a file (> FILE) or to a program")
     return sys.stdout
 
 
 def write(line: str, out: TextIO, *, end: str = "\n") -> None:
-    """Writes a line, or what ``end`` makes of it, at once.
+    """Writes ``line`` and ``end``, and flushes.
 
     Raises:
-        BrokenPipeError: its reader went away.
-        OutputError: it cannot be written for another reason.
+        BrokenPipeError: the reader went away.
+        OutputError: the line cannot be written for another reason.
     """
     try:
         out.write(line + end)
@@ -83,7 +83,7 @@ def write(line: str, out: TextIO, *, end: str = "\n") -> None:
 
 
 def stdout_fails() -> bool:
-    """Something is still buffered that cannot be written."""
+    """True if buffered output cannot be written."""
     try:
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
@@ -93,20 +93,20 @@ def stdout_fails() -> bool:
 
 
 def discard_stdout() -> None:
-    """What is still buffered must not raise when the interpreter flushes it at exit."""
+    """Discards buffered output, which must not raise when the interpreter flushes it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def complain(message: str) -> None:
-    """One line on standard error; where that is gone too, the exit status alone has to tell."""
+    """Writes one line to standard error. Where that is gone too, the exit status alone tells."""
     with suppress(OSError, ValueError):
         click.echo("triolet: " + " ".join(message.split()), err=True)
 
 
 class _LogLines(logging.Handler):
-    """Each record as one line on standard error, after ``clear`` has made room for it."""
+    """Writes each record as one line to standard error, after ``clear`` has made room."""
 
     def __init__(self, clear: Callable[[], None]) -> None:
         super().__init__()
@@ -120,12 +120,12 @@ class _LogLines(logging.Handler):
 
 @contextmanager
 def log_lines(clear: Callable[[], None], *, verbose: bool) -> Iterator[None]:
-    """The log of the engine goes to standard error: warnings, or all but what is for debugging."""
+    """Sends the engine's log to standard error: warnings, or (``verbose``) all but debug lines."""
     logger, handler = logging.getLogger("triolet"), _LogLines(clear)
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
-    logger.propagate = False  # nobody else's handler writes into what is drawn
+    logger.propagate = False  # no other handler may write into the view
     try:
         yield
     finally:
@@ -135,7 +135,7 @@ def log_lines(clear: Callable[[], None], *, verbose: bool) -> Iterator[None]:
 
 
 def view_of(name: str, *, watch: bool) -> View | None:
-    """What ``--watch`` draws; ``None`` where nobody asked for it, or there is nothing to draw on."""
+    """What ``--watch`` draws; ``None`` without ``--watch``, or without a terminal."""
     if not watch:
         return None
     if sys.stderr is None or sys.stderr.closed or not sys.stderr.isatty():
@@ -149,13 +149,13 @@ def view_of(name: str, *, watch: bool) -> View | None:
 
 
 def watched(view: View | None, engine: Any) -> AbstractContextManager[None]:
-    """The view shows ``engine``, for the time of the block."""
+    """Shows ``engine`` in the view, for the time of the block."""
     return nullcontext() if view is None else view.of(engine)
 
 
 async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | None = None) -> int:
-    """The status of ``work``, or `INTERRUPTED`. The first ^C cancels it, so that all closes in order; a second one is
-    Python's KeyboardInterrupt again. ``view`` is drawn meanwhile."""
+    """The status of ``work``, or `INTERRUPTED`. The first ^C cancels ``work``, so that all closes in order. A second ^C
+    is Python's KeyboardInterrupt again. ``view`` is drawn meanwhile."""
     interrupted = False
 
     async def watch(task_status: trio.TaskStatus[None]) -> None:
@@ -178,8 +178,8 @@ async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | Non
 
 
 def is_utf8(out: TextIO) -> bool:
-    """``out`` writes every character as it is. In other encodings what it lacks would be written as Python's escapes,
-    such as \\xe9, which JSON does not know."""
+    """True if ``out`` writes every character as it is. In other encodings missing characters are written as Python's
+    escapes, such as \\xe9, which JSON does not know."""
     return out.encoding is None or codecs.lookup(out.encoding).name == "utf-8"
 
 
@@ -188,7 +188,7 @@ def shown(name: str) -> str:
 
 
 def at_a_shell(name: str, error: TrioletError) -> str:
-    """What ``error`` means to somebody who types file names and has no arrays or bytes to give."""
+    """The text of ``error`` for a user who types file names, and has no arrays or bytes to pass."""
     if not name:
         return "an empty file name; look at the quotes, and whether the variable between them is set"
     if not isinstance(error.__cause__, FileNotFoundError):
@@ -203,7 +203,7 @@ def read_stdin(what: str) -> bytes:
     Python's.
 
     Raises:
-        InvalidRequest: it is closed, or cannot be read.
+        InvalidRequest: standard input is closed, or cannot be read.
     """
     if sys.stdin is None or sys.stdin.closed:
         raise InvalidRequest(f"it is closed; pipe {what} in, or redirect it from a file (< FILE)")

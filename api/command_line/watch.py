@@ -1,7 +1,7 @@
 """``--watch``: what an engine does, as a picture in the terminal.
 
 `WatchState` is fed by events and statistics and knows no terminal; `picture` makes of it what `rich` draws; `View`
-draws that on standard error some times a second, and takes it away for every line that is written there.
+draws the picture on standard error some times a second, and takes it away for every line that is written there.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _figures(state: WatchState, statistics: EngineStatistics) -> RenderableType:
 
 
 def _counted(counts: Sequence[tuple[str, int, str]]) -> tuple[Text, Text]:
-    """Figures for the two columns: the first two, and the rest."""
+    """Figures for the two columns: the first two, and the others."""
     from rich.text import Text
 
     told = []
@@ -132,7 +132,7 @@ def _counted(counts: Sequence[tuple[str, int, str]]) -> tuple[Text, Text]:
 
 
 def _bar(parts: Sequence[Part], total: float) -> Text:
-    """The shares of ``total``; what there is at all has one character at least."""
+    """A bar of the shares of ``total``. A share above 0 has at least one character."""
     from rich.text import Text
 
     bar, left = Text(), _BAR
@@ -184,8 +184,8 @@ def _lanes(state: WatchState, now: float, most: int, *, drafts: bool) -> Rendera
 
 @define(eq=False)
 class View:
-    """The picture at the bottom of a terminal. It is taken away before a line is written there, and comes back with the
-    next refresh; at the end the terminal is as it was."""
+    """The picture at the bottom of a terminal. The view takes the picture away before a line is written, and draws it
+    again at the next refresh. At the end the terminal is as it was."""
 
     console: Console
     title: str
@@ -195,7 +195,7 @@ class View:
     _closed: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Draws until it is cancelled."""
+        """Draws until cancelled."""
         try:
             while True:
                 self.refresh()
@@ -205,7 +205,7 @@ class View:
 
     @contextmanager
     def of(self, engine: Any) -> Iterator[None]:
-        """The engine is open, for the time of the block."""
+        """Shows ``engine``, which is open for the time of the block."""
         model = engine.model
         name = model.name.rstrip("/").rpartition("/")[2]
         self.title = f"{self.title} · {name} on {model.device}, {model.dtype}"
@@ -214,10 +214,10 @@ class View:
             yield
         finally:
             self._statistics = None
-            self.close()  # its teardown may log, and there is nothing to see
+            self.close()  # the engine's teardown may log
 
     def refresh(self) -> None:
-        """Draws the picture of now."""
+        """Draws the present picture."""
         if self._closed:
             return
         now, statistics = trio.current_time(), None if self._statistics is None else self._statistics()
@@ -244,6 +244,6 @@ class View:
             live.stop()
 
     def close(self) -> None:
-        """For good."""
+        """Removes it for good."""
         self._closed = True
         self.clear()

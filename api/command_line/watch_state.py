@@ -1,4 +1,4 @@
-"""What ``--watch`` knows of an engine: `WatchState`, fed by its events. It knows no terminal."""
+"""What ``--watch`` knows of an engine: `WatchState`, fed by the engine's events. It knows no terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READING, WRITING, PREEMPTED, SUSPECTED = "reading", "writing", "preempted", "sus
 RESERVED, BEING_ENCODED, HELD, IDLE, FREEING = "reserved", "encoding", "held", "idle", "freeing"
 
 
-RATE_SECONDS = 2.0  # what tokens a second are counted over
+RATE_SECONDS = 2.0  # tokens a second are counted over this time
 
 
 @define(eq=False)
@@ -39,14 +39,14 @@ class Lane:
     stage: str = QUEUED
     started_at: float = math.nan
     first_token_at: float = math.nan
-    tokens: int = 0  # one for each good step since the first one; draft tokens that were right come on top
+    tokens: int = 0  # one for each good step since the first token; accepted draft tokens are not counted
 
     def waited(self, now: float) -> float:
         """Seconds until its first start, or until now."""
         return (now if math.isnan(self.started_at) else self.started_at) - self.queued_at
 
     def rate(self, now: float) -> float:
-        """Tokens a second after the first one; 0 where there is no second one."""
+        """Tokens a second after the first token; 0 where there is no second token."""
         seconds = now - self.first_token_at
         return (self.tokens - 1) / seconds if self.tokens > 1 and seconds > 0 else 0.0
 
@@ -60,8 +60,8 @@ class _Entry:
 
 @define(eq=False)
 class WatchState:
-    """What the events of an engine have told so far: an observer for `EngineConfig`. Each event costs the same, however
-    many requests there are, but for a step's, which costs as much as it runs requests."""
+    """The state that an engine's events have told so far: an observer for `EngineConfig`. The cost of an event does not
+    grow with the requests, but that of a step's event grows with the requests of the step."""
 
     waiting: dict[str, Lane] = field(factory=dict, init=False)
     running: dict[str, Lane] = field(factory=dict, init=False)
@@ -75,13 +75,13 @@ class WatchState:
     _samples: deque[tuple[float, int, int]] = field(factory=deque, init=False)  # time, tokens, steps
 
     def __call__(self, event: events.Event) -> None:
-        """The next event."""
+        """Takes the next event."""
         take = _TAKES.get(type(event))
         if take is not None:
             take(self, event)
 
     def sample(self, now: float, statistics: EngineStatistics) -> None:
-        """Counters as they are now, for the rates."""
+        """Takes the present counters, for the rates."""
         done = statistics.requests
         self._samples.append((now, done.tokens_committed, done.steps))
         while now - self._samples[0][0] > RATE_SECONDS and len(self._samples) > 2:
@@ -97,7 +97,7 @@ class WatchState:
         return tokens, steps
 
     def first_lanes(self, most: int) -> list[Lane]:
-        """Those that run come first, in the order they started."""
+        """The first lanes. Running ones come first, in the order of their starts."""
         return list(itertools.islice(itertools.chain(self.running.values(), self.waiting.values()), most))
 
     # -- requests ----------------------------------------------------------------------------------------------------

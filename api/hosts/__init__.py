@@ -1,5 +1,5 @@
 """Where an engine lives and how its callers reach it: in their own trio loop, or behind a portal from asyncio.
 
-`trio_engine` is the engine; `door` and `alternatives` are how requests enter it. The room imports `inputs`, `outputs`,
-`speech` and `actors`. asyncio is known to `asyncio_host` and the two portal files alone.
+`trio_engine` is the engine; `door` admits its requests, `alternatives` runs several at once. The folder imports
+`inputs`, `outputs`, `speech` and `actors`. Only `asyncio_host` and the two portal files know asyncio.
 """

@@ -1,4 +1,4 @@
-"""Several requests for one caller: they run together, and end together where one of them fails."""
+"""Several requests for one caller: the requests run together, and end together where one of them fails."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from attrs import define, field
 
 T = TypeVar("T")
 Begun = Callable[[], object]
-Run = Callable[[Begun], Awaitable[T]]  # calls what it is given when it has begun
+Run = Callable[[Begun], Awaitable[T]]  # calls its argument when the run has begun
 
 
 @define(eq=False)
 class _Together(Generic[T]):
-    """``runs[0]`` begins alone, so that the others find what it has left in the caches."""
+    """``runs[0]`` begins alone, so that the other runs find its prompt in the caches."""
 
     runs: Sequence[Run[T]]
     results: dict[int, T] = field(factory=dict, init=False)
@@ -23,7 +23,7 @@ class _Together(Generic[T]):
     begun: trio.Event = field(factory=trio.Event, init=False)
 
     async def run(self) -> None:
-        """Returns when all have ended, or one has failed and the others have been cancelled."""
+        """Returns when all runs have ended, or one has failed and the others have been cancelled."""
         async with trio.open_nursery() as nursery:
             for index in range(len(self.runs)):
                 nursery.start_soon(self._one, index, nursery.cancel_scope)
@@ -41,14 +41,14 @@ class _Together(Generic[T]):
         try:
             await self.begun.wait()
         except trio.Cancelled as cancelled:
-            cancelled.__traceback__ = None  # see `Mailbox.__anext__`
+            cancelled.__traceback__ = None  # see `Mailbox.wait`
             raise
 
 
 @trio.lowlevel.enable_ki_protection
 async def run_together(runs: Sequence[Run[T]]) -> list[T]:
-    """The results of ``runs``, in their order. The first error of a run ends the others and is raised as it is, in no
-    group; so is a cancellation, which callers, and the portal, know by its class."""
+    """The results of ``runs``, in their order. The first error of a run ends the other runs and is raised as it is, in
+    no group. So is a cancellation, which callers and the portal recognise by its class."""
     together = _Together(runs)
     error: BaseException | None = None
     try:
@@ -56,7 +56,7 @@ async def run_together(runs: Sequence[Run[T]]) -> list[T]:
             await together.run()
         except BaseExceptionGroup as group:
             error = _first(group.split(trio.Cancelled)[1])
-        await trio.lowlevel.checkpoint_if_cancelled()  # the group's own had no other cause
+        await trio.lowlevel.checkpoint_if_cancelled()  # a cancellation in the group came from here
         error = error or together.error
         if error is not None:
             raise error
@@ -67,7 +67,7 @@ async def run_together(runs: Sequence[Run[T]]) -> list[T]:
 
 
 def _first(group: BaseExceptionGroup[BaseException] | None) -> BaseException | None:
-    """What a ^C has put into the nursery's group."""
+    """The first error in the nursery's group: that of a ^C."""
     error: BaseException | None = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -28,18 +28,18 @@ T = TypeVar("T")
 class AsyncioHost:
     """Implements `triolet.api.hosts.host.Host`.
 
-    asyncio has no nurseries: where the engine fails while the body runs, the task that entered it is cancelled, and
-    that one cancellation is taken back when the block is left, as `asyncio.timeout` does. It is the task that entered,
-    even if another one is going to leave the block, as fixtures of test frameworks do: then nobody takes it back.
+    asyncio has no nurseries: where the engine fails while the body runs, the host cancels the task that entered it.
+    When that task leaves the block, the host takes the cancellation back, as `asyncio.timeout` does. Where another task
+    leaves the block, as in fixtures of test frameworks, nothing takes the cancellation back.
     """
 
     def __init__(self, engine: TrioEngine) -> None:
         task = asyncio.current_task()
         assert task is not None, "an engine is entered by a task"
-        self._task = weakref.ref(task)  # an engine that somebody keeps must not keep the task of a loop that is gone
-        self._cancelling = task.cancelling()  # by others, before
+        self._task = weakref.ref(task)  # weak: a kept engine must not keep the task of a loop that is gone
+        self._cancelling = task.cancelling()  # cancellations by others, before
         self._leaving = False
-        self._failed = False  # the engine did, and ``_task`` was cancelled for it
+        self._failed = False  # the engine failed, and the host cancelled ``_task`` for it
         seconds = engine.config.stage_seconds
         self._portal = Portal(
             resource=engine,
@@ -50,13 +50,13 @@ class AsyncioHost:
             end_seconds=seconds,
             exit_seconds=4 * seconds,  # three actors and the calls
         )
-        self._thrown_away = weakref.finalize(self, self._portal.stop)  # nobody is left to leave the block
-        self._thrown_away.atexit = False  # the portal waits itself then
+        self._thrown_away = weakref.finalize(self, self._portal.stop)  # no one is left to leave the block
+        self._thrown_away.atexit = False  # at exit the portal itself waits
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> object:
-        await anyio.lowlevel.checkpoint()  # who is cancelled already loads nothing
+        await anyio.lowlevel.checkpoint()  # a caller that is cancelled already loads nothing
         is_open, cancelled = await self._portal.open()
         if is_open:
             return self
@@ -76,7 +76,7 @@ class AsyncioHost:
         try:
             self._portal.check()
         except EngineStateError:
-            self._portal.stop()  # nobody waits for it, but the device goes back
+            self._portal.stop()  # without waiting; the device is given back
             raise
         left = await self._close(error, drain=error is None and not self._failed)
         try:
@@ -86,7 +86,7 @@ class AsyncioHost:
             del error, traceback, left
 
     async def _close(self, body_error: BaseException | None, *, drain: bool) -> BaseException | None:
-        """Ends the thread, and tells what leaves the block."""
+        """Ends the thread. Returns the error that leaves the block."""
         self._leaving = True
         ours, cancelled = await self._portal.close(drain=drain)
         self._thrown_away.detach()
@@ -97,7 +97,7 @@ class AsyncioHost:
             if others and body_error is not None and is_cancellation(body_error, asyncio.CancelledError):
                 try:
                     await anyio.lowlevel.checkpoint_if_cancelled()
-                except asyncio.CancelledError as anyios:  # it must see its own cancellation, not that of ours
+                except asyncio.CancelledError as anyios:  # anyio must see its own cancellation, not the host's
                     body_error = anyios
                 if ours is not None:
                     body_error.add_note(f"the engine failed too: {type(ours).__name__}: {ours}")
@@ -107,19 +107,19 @@ class AsyncioHost:
             del body_error, ours, cancelled
 
     def _engine_failed(self) -> None:
-        """Called by the portal, in the loop, while the body runs. One cancellation is taken back, so one is made."""
+        """The portal calls it in the asyncio loop while the body runs. Cancels the task once: once is taken back."""
         task = self._task()
         if task is not None and not (self._leaving or self._failed):
             self._failed = task.cancel("the engine failed")
 
     def _take_back(self) -> bool:
-        """Takes our cancellation back. Whether there was one, and others have cancelled the task as well."""
+        """Takes the host's cancellation back. True if there was one, and others have cancelled the task as well."""
         task = asyncio.current_task()
         if not self._failed or task is None or task is not self._task():
             return False
         return task.uncancel() > self._cancelling
 
-    # -- what callers ask --------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------------------------
 
     def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """See `triolet.api.hosts.host.Host.call`."""
@@ -197,7 +197,7 @@ def _progress(source: SegmentStream) -> Progress:
 
 
 def _windows_are_asked_for(_: SegmentStream) -> Segment | None:
-    """A segment that nobody asked for is not at hand: to have it might cost a window."""
+    """No segment is at hand before the reader asks for it: it might cost a window."""
     return None
 
 

@@ -1,4 +1,4 @@
-"""Which host an engine has: that of the event loop in which it is entered."""
+"""Picks an engine's host, by the event loop in which the engine is entered."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .trio_host import TrioHost
 
 
 def current_host(engine: TrioEngine) -> Host:
-    """A host for ``engine`` in the loop that runs here.
+    """A host for ``engine`` in the running event loop.
 
     Raises:
-        EngineStateError: no loop runs here, or one of another library.
+        EngineStateError: no loop is running, or a loop of another library is.
     """
     try:
         library = sniffio.current_async_library()

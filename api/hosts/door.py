@@ -1,4 +1,4 @@
-"""The door of an engine: how many requests may be inside, and who comes in next."""
+"""The door of an engine: how many requests may be pending, and which one is admitted next."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from attrs import define, field
 from ...core.errors import Overloaded
 from ...core.order import order_of
 
-_Waiter = tuple[int, int, trio.lowlevel.Task]  # order, arrival, who waits
+_Waiter = tuple[int, int, trio.lowlevel.Task]  # order, arrival, the waiting task
 
 
 @define(eq=False)
 class Door:
-    """At most ``places`` requests are inside. Those that wait come in by `order_of` (priority and arrival), and a place
-    that becomes free is handed to the first of them at once: while somebody waits no place is free, so nobody who comes
-    later can take it, ``wait=False`` or not."""
+    """At most ``places`` requests are inside. Waiting requests come in by `order_of` (priority and arrival). A place
+    that becomes free is handed to the first of them at once: so no place is free while a request waits, and no later
+    request can take one, ``wait=False`` or not."""
 
     places: int
     free: int = field(init=False)
@@ -32,11 +32,11 @@ class Door:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """How many requests wait."""
         return len(self._waiting)
 
     async def enter(self, priority: int) -> None:
-        """Returns with a place, for the caller to give back by `leave`. Who is cancelled has none."""
+        """Takes a place, which the caller gives back by `leave`. A caller that is cancelled has none."""
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             arrival = next(self._arrivals)
@@ -53,7 +53,7 @@ class Door:
         """Takes a place if one is free.
 
         Raises:
-            Overloaded: none is.
+            Overloaded: no place is free.
         """
         if not self.free:
             raise Overloaded(
@@ -66,7 +66,7 @@ class Door:
     def leave(self) -> None:
         """Gives a place back."""
         if self._waiting:
-            trio.lowlevel.reschedule(self._waiting.pop(0)[2])  # from here on it has the place, cancelled or not
+            trio.lowlevel.reschedule(self._waiting.pop(0)[2])  # now the waiter has the place, cancelled or not
             return
         assert self.free < self.places, "a place is given back twice"
         self.free += 1

@@ -15,26 +15,26 @@ T = TypeVar("T")
 
 
 class Host(Protocol):
-    """Runs what callers ask of a `TrioEngine` where that lives.
+    """Runs the callers' operations in the trio loop of a `TrioEngine`.
 
     Every method raises `EngineStateError` outside of the event loop that the engine was entered in.
     """
 
     async def __aenter__(self) -> object:
-        """Opens the engine. What it raises comes out unchanged."""
+        """Opens the engine. Its errors come out unchanged."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Closes the engine in order; what leaves the block is decided by `triolet.actors.supervisor.leaving`. In
-        another loop it only tells the engine to stop."""
+        """Closes the engine in order; `triolet.actors.supervisor.leaving` decides which error leaves the block. Called
+        in another loop, it only tells the engine to stop."""
 
     def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """Runs an operation of the engine; it is cancelled with the awaiting task, and then has ended."""
+        """Runs an operation of the engine. Cancelling the awaiting task cancels the operation and waits for its end."""
 
     def read(self, function: Callable[[], T]) -> T:
-        """Calls a quick function where the engine's state may be read. Observers may ask as well, whose calls come from
-        the engine's own loop."""
+        """Calls a quick function where the engine's state may be read. Observers, which run in the engine's own loop,
+        may call this too."""
 
     def deltas(
         self, open_block: Callable[[], AbstractAsyncContextManager[DeltaStream]]
@@ -48,8 +48,8 @@ class Host(Protocol):
 
 
 def foreign(way: str, plain: str) -> EngineStateError:
-    """The error of a caller in another loop or thread. ``way`` leads to the engine's for what is awaited, ``plain`` for
-    the rest."""
+    """The error of a caller in another loop or thread. ``way`` is the call that leads to the engine's loop for what is
+    awaited, ``plain`` the one for all else."""
     return EngineStateError(
         f"the engine was used outside of the event loop that it was entered in; allowed: tasks of that loop. From "
         f"another thread ask it by {way}, and by {plain} for what is not awaited, as statistics(); in another loop "

@@ -10,10 +10,10 @@
       future <------------------------ tells ------------  its outcome
     await portal.close(...)            leaves  --------->  leaves the resource, lets the calls end
 
-What is asked goes by ``TrioToken.run_sync_soon``, what is answered by ``loop.call_soon_threadsafe``, each in order.
-Nothing is locked: a name that begins with ``_on_trio`` belongs to the trio side, everything else to the asyncio side.
+Calls cross by ``TrioToken.run_sync_soon``, answers by ``loop.call_soon_threadsafe``, each in order. There are no locks:
+a name that begins with ``_on_trio`` belongs to the trio side, every other name to the asyncio side.
 
-Calls run outside of the resource's block, as tasks of other nurseries would on trio, so that a drain can wait for them.
+Calls run outside of the resource's block, like tasks of other nurseries on trio, so that a drain can wait for them.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Presented = TypeVar("Presented")
 async def outlast(hurry: Callable[[], object], *futures: asyncio.Future[Any]) -> asyncio.CancelledError | None:
     """Waits until one of ``futures`` is done, however often the waiting task is cancelled.
 
-    The first cancellation calls ``hurry``, which must see to it that a future gets done, and is returned: the caller
-    raises it when all is over. It must be that very object, since anyio knows its own cancellations by their message.
+    The first cancellation calls ``hurry``, which must see to it that a future gets done. That cancellation is returned,
+    for the caller to raise at the end: the same object, since anyio knows its own cancellations by their message.
     """
     try:
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError as error:
         hurry()
         cancelled = error
-    except BaseException:  # the coroutine is thrown away, or ^C in its very step: it cannot wait any more
+    except BaseException:  # the coroutine is thrown away, or a ^C hit it: it cannot wait any more
         hurry()
         raise
     else:
@@ -68,11 +68,12 @@ async def outlast(hurry: Callable[[], object], *futures: asyncio.Future[Any]) ->
 
 
 def may_wait(error: BaseException | None) -> bool:
-    """Whether a block that is left with ``error`` may await.
+    """True if a block that is left with ``error`` may await.
 
-    `GeneratorExit` has two senders, and the frame that it was raised in tells them apart. At a ``yield`` of an async
-    generator it is ``aclose()``, which somebody awaits. In a coroutine it is the end of one that is thrown away, which
-    must not wait, though generators of context managers may lie between. Without a task nobody could wait either.
+    `GeneratorExit` has two senders, and the innermost frame of the error tells them apart. At a ``yield`` of an async
+    generator the sender is ``aclose()``, which a task awaits. In a coroutine the sender is the interpreter, which
+    throws the coroutine away: it must not wait, though generators of context managers may lie between. Without a task
+    nothing can wait either.
     """
     if not isinstance(error, GeneratorExit):
         return True
@@ -85,7 +86,7 @@ def may_wait(error: BaseException | None) -> bool:
 
 
 def unwrapped(answer: outcome.Outcome[T]) -> T:
-    """The value, or raises the error. Callers must not keep ``answer``: an error's traceback would refer to it."""
+    """The answer's value, or raises its error. Callers must not keep ``answer``: the traceback would refer to it."""
     try:
         return answer.unwrap()
     finally:
@@ -103,33 +104,33 @@ async def captured(operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
 
 
 def nothing() -> None:
-    """Closing is under way already and cannot be hurried."""
+    """For closing that is under way already and cannot be hurried."""
 
 
 @define(eq=False)
 class Call(Generic[T]):
-    """One operation on its way. The answer is ``None`` where it was cancelled by ``scope``, or not even begun.
+    """One operation on its way. The answer is ``None`` where ``scope`` cancelled the operation, or it never began.
 
-    It does not refer to the operation, which may refer to whoever keeps the call.
+    A call does not refer to its operation, which may refer to the call's owner.
     """
 
     answer: asyncio.Future[outcome.Outcome[T] | None]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
 
-@define(eq=False, repr=False)  # the resource's would be kilobytes, in the first line of a traceback
+@define(eq=False, repr=False)  # the resource's repr would put kilobytes into the first line of a traceback
 class Portal:
     """Holds ``resource`` open in a trio loop of its own, and runs operations there.
 
     Args:
         resource: entered and left on the trio side.
         refuse: makes the error of calls that come when the resource is not open; called on the asyncio side.
-        foreign: makes the error of those who ask in another loop or thread; called there.
+        foreign: makes the error of callers in another loop or thread; called there.
         cut_off: makes the error of calls that do not end with the resource; called on the trio side.
-        failed: called on the asyncio side where the resource ends before it was asked to. It must not keep its owner
-            alive: the running thread keeps it.
-        end_seconds: how long calls may take to end when the resource has.
-        exit_seconds: how long the interpreter's exit waits for a thread that still runs then.
+        failed: called on the asyncio side where the resource ends unasked. ``failed`` must not keep its owner alive,
+            since the running thread keeps ``failed``.
+        end_seconds: how long calls may run on after the resource has ended.
+        exit_seconds: how long the interpreter's exit waits for the thread.
     """
 
     resource: AbstractAsyncContextManager[object]
@@ -150,7 +151,7 @@ class Portal:
     _on_trio_leave: trio.Event = field(factory=trio.Event, init=False)
     _on_trio_surroundings: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     on_trio_ending: trio.Event = field(factory=trio.Event, init=False)
-    """The resource has been left; streams hand over what they still hold."""
+    """The resource has been left: streams hand over the items that they still hold."""
 
     def __attrs_post_init__(self) -> None:
         self._opened, self._ended = self._loop.create_future(), self._loop.create_future()
@@ -158,19 +159,20 @@ class Portal:
     # -- the asyncio side --------------------------------------------------------------------------------------------
 
     async def open(self) -> tuple[bool, asyncio.CancelledError | None]:
-        """Enters the resource. Whether that went well; if not, `close` tells why. A cancellation makes it not go well,
-        and is returned."""
+        """Enters the resource. Returns True if it is open (else `close` tells why), and the cancellation that came
+        meanwhile, with which it is not open."""
         tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(tokens,), name="triolet-loop", daemon=True)
         self._thread.start()
-        self._token = tokens.get()  # the time of an empty trio.run
+        self._token = tokens.get()  # takes as long as an empty trio.run
         atexit.register(self._finish)
         cancelled = await outlast(self.stop, self._opened, self._ended)
         return cancelled is None and not self._ended.done(), cancelled
 
     async def close(self, *, drain: bool) -> tuple[BaseException | None, asyncio.CancelledError | None]:
-        """Leaves the resource, in peace or as if its surroundings were cancelled, and waits until the thread has ended.
-        The resource's error, and the cancellation that came meanwhile: it ends the drain, not the waiting."""
+        """Leaves the resource (without ``drain`` as if its surroundings were cancelled), and waits until the thread has
+        ended. Returns the resource's error, and the cancellation that came meanwhile: it ends the drain, not the wait.
+        """
         if drain:
             self._post(self._on_trio_leave.set)
         else:
@@ -182,12 +184,12 @@ class Portal:
         return ended.error if isinstance(ended, outcome.Error) else None, cancelled
 
     def stop(self) -> None:
-        """Makes the resource end as if its surroundings were cancelled. Never waits, may be called from any thread."""
+        """Ends the resource as if its surroundings were cancelled. Never waits; may be called from any thread."""
         self._post(self._on_trio_surroundings.cancel)
 
     def check(self) -> None:
-        """Raises the error that ``foreign`` makes, outside of the loop that the portal was made in: its futures would
-        never wake a task of another one."""
+        """Raises the error that ``foreign`` makes, outside of the loop that the portal was made in: the portal's
+        futures would never wake a task of another loop."""
         here: asyncio.AbstractEventLoop | None
         try:
             here = asyncio.get_running_loop()
@@ -197,8 +199,8 @@ class Portal:
             raise self.foreign()
 
     async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Runs ``operation`` on the trio side. Where the calling task is cancelled, so is the operation, and the
-        cancellation is raised when it has ended."""
+        """Runs ``operation`` on the trio side. Where the calling task is cancelled, so is the operation; the
+        cancellation is raised when the operation has ended."""
         call = self.submit(operation)
         try:
             cancelled = await outlast(partial(self.cancel, call), call.answer)
@@ -223,12 +225,12 @@ class Portal:
         return call
 
     def cancel(self, call: Call[Any]) -> None:
-        """Cancels a call; what it comes to is in its answer."""
+        """Cancels a call. Its answer tells how the call ended."""
         self._post(call.scope.cancel)
 
     def read(self, function: Callable[[], T]) -> T:
-        """The result of ``function``, called on the trio side while this thread waits: it must be quick. Who is on the
-        trio side already, as an observer, is answered there."""
+        """The result of ``function``, which the trio side calls while this thread waits: it must be quick. A caller on
+        the trio side, as an observer is, calls it there."""
         if threading.current_thread() is self._thread:
             return function()
         self.check()
@@ -242,7 +244,7 @@ class Portal:
         return self._loop.create_future()
 
     def _post(self, function: Callable[[], object]) -> bool:
-        """Has ``function`` called on the trio side. False: that has ended, and nothing will come of it."""
+        """Has ``function`` called on the trio side. False: the trio side has ended, or never began."""
         try:
             if self._token is not None:
                 self._token.run_sync_soon(function)
@@ -251,7 +253,7 @@ class Portal:
         return self._token is not None
 
     def _finish(self) -> None:
-        """At the interpreter's exit, where the block was never left."""
+        """Runs at the interpreter's exit, where the block was never left."""
         assert self._thread is not None, "registered before opened"
         deadline = time.monotonic() + min(self.exit_seconds, threading.TIMEOUT_MAX)
         while True:
@@ -260,8 +262,8 @@ class Portal:
                 self._over.wait(max(0.0, deadline - time.monotonic()))
                 self._thread.join(max(0.0, deadline - time.monotonic()))
             except KeyboardInterrupt:
-                # The process ends already. To go on now would finalize the interpreter under a call of the device,
-                # which may abort it (SIGABRT); the deadline bounds the wait. It is an event that is waited for, since
+                # The process ends already. Returning now would finalize the interpreter under a call of the device,
+                # which may abort the process (SIGABRT); the deadline bounds the wait. The wait is for an event, since
                 # Python 3.11 takes a thread for ended when its join was interrupted
                 continue
             break
@@ -269,17 +271,17 @@ class Portal:
     # -- the trio side -----------------------------------------------------------------------------------------------
 
     def _run(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> None:
-        """The thread's life."""
+        """Runs the thread."""
         try:
             ended = trio.run(self._on_trio_main, tokens)
         except BaseException as error:  # noqa: BLE001  (ours or trio's bug: raised where the block is left)
             ended = outcome.Error(error)
-            tokens.put(None)  # where it never came to its own
+            tokens.put(None)  # in case the trio run never put its token
             self._to_loop(self.failed)
         atexit.unregister(self._finish)
         self._over.set()
         if not self._to_loop(_resolve, self._ended, ended):
-            unwrapped(ended)  # nobody is there to hear of an error but the thread's hook
+            unwrapped(ended)  # the asyncio loop is closed: an error goes to the thread's hook
 
     async def _on_trio_main(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> outcome.Outcome[None]:
         tokens.put(trio.lowlevel.current_trio_token())
@@ -291,7 +293,7 @@ class Portal:
         return ended
 
     async def _on_trio_hold(self, calls: trio.Nursery) -> None:
-        """The resource's life."""
+        """Holds the resource open."""
         with self._on_trio_surroundings:
             async with self.resource:
                 self._on_trio_calls = calls
@@ -299,7 +301,7 @@ class Portal:
                 try:
                     await self._on_trio_leave.wait()
                 except trio.Cancelled:
-                    if not self._on_trio_surroundings.cancel_called:  # its own doing
+                    if not self._on_trio_surroundings.cancel_called:  # the resource cancelled it
                         self.call_back(self.failed)
                     raise
 
@@ -321,12 +323,12 @@ class Portal:
             del answer
 
     def tell(self, future: asyncio.Future[Any], value: object) -> None:
-        """Resolves ``future``, unless it is."""
+        """Resolves ``future``, unless it is done."""
         self.call_back(partial(_resolve, future, value))
 
     def call_back(self, function: Callable[[], object]) -> None:
-        """Has ``function`` called on the asyncio side. Where that loop is closed, nobody is left to leave the resource:
-        it ends."""
+        """Has ``function`` called on the asyncio side. Where that loop is closed, no task can leave the resource, so
+        the portal ends it."""
         if not self._to_loop(function):
             self._on_trio_surroundings.cancel()
 

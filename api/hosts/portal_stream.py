@@ -21,12 +21,12 @@ Presented = TypeVar("Presented")
 
 
 class PortalStream(Generic[T, View]):
-    """Async iterator over a source on the trio side. ``view`` is what ``look`` saw of the source, at the beginning and
-    after each item, its end too. What is ``at_hand`` of the source behind an item (``None``: nothing) comes along in
-    the same crossing.
+    """Async iterator over a source on the trio side. ``view`` returns what ``look`` saw of the source at the beginning
+    and after each item, the end included. Items that are ``at_hand`` behind an item (``None``: there is none) cross
+    together with it.
 
-    An item that was taken when the waiting task was cancelled is kept for the next turn. What is left when the engine
-    ends is handed over then, so that it can still be read.
+    An item that was taken when the waiting task was cancelled is kept for the next turn. When the engine ends, the
+    trio side hands the remaining items over, so that they can still be read.
     """
 
     def __init__(self, portal: Portal, look: Callable[[Any], View], at_hand: Callable[[Any], T | None]) -> None:
@@ -41,14 +41,14 @@ class PortalStream(Generic[T, View]):
         self._on_trio_quiet = trio.Event()
 
     def view(self) -> View:
-        """See above."""
+        """See the class."""
         assert self._view, "a stream is looked at before it is open"
         return self._view[0]
 
     # -- the asyncio side --------------------------------------------------------------------------------------------
 
     async def open(self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]) -> None:
-        """Enters the block that ``open_block`` makes; a task of the trio side stays in it."""
+        """Enters the block that ``open_block`` makes; a task of the trio side stays in the block."""
         opened = self._portal.new_future()
         self._holder = holder = self._portal.submit(partial(self._on_trio_hold, open_block, opened))
         cancelled = await outlast(partial(self._portal.cancel, holder), opened, holder.answer)
@@ -99,7 +99,7 @@ class PortalStream(Generic[T, View]):
             del item  # a frame in its own error's traceback would be a reference cycle
 
     async def _fetch(self) -> None:
-        """Waits until the trio side has put something into ``_kept``."""
+        """Waits until the trio side has put an item into ``_kept``."""
         call = self._portal.submit(self._on_trio_next)
         cancelled = await outlast(partial(self._portal.cancel, call), call.answer)
         answer = call.answer.result()
@@ -133,8 +133,8 @@ class PortalStream(Generic[T, View]):
             pass
 
     async def _on_trio_next(self) -> bool:
-        """Takes the next outcome, and what is at hand behind it, and sends it off in the same step, so that none
-        overtakes another. Whether there may be more."""
+        """Takes the next outcome and those at hand behind it, and sends them in one step, so that none overtakes
+        another. True if there may be more."""
         source = self._on_trio_source
         assert source is not None, "read before it is open"
         self._on_trio_readers += 1

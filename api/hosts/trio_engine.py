@@ -1,4 +1,4 @@
-"""`TrioEngine`: the engine itself, for the trio loop that it is entered in. `Engine` finds it one and speaks for it."""
+"""`TrioEngine`: the engine itself, for the trio loop that it is entered in. `Engine` finds it that loop."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class State(enum.Enum):
 
 
 class TrioEngine:
-    """Everything that `Engine` promises, for tasks of one trio loop. Making one needs no loop; ``trim`` is called when
-    it has let everything go."""
+    """Implements `Engine` for tasks of one trio loop. Making a `TrioEngine` needs no loop. It calls ``trim`` once it
+    has released everything."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class TrioEngine:
         self._block: AbstractAsyncContextManager[ModelDescription] | None = None
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
-        self._special: frozenset[int] | None = None  # once somebody asks
+        self._special: frozenset[int] | None = None  # once it is needed
         self._token_texts: dict[int, str] = {}  # of tokens decoded alone
-        self._compiling = trio.CapacityLimiter(1)  # whoever waits for it holds no thread
+        self._compiling = trio.CapacityLimiter(1)  # a compilation that waits for it takes no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class TrioEngine:
             del error, traceback
 
     def _let_go(self) -> None:
-        """Forgets what was left when the device was released, the tokenizer above all."""
+        """Drops what the release of the device has left, above all the tokenizer."""
         self._device, self._description = self.device, None
         self._trim()
 
@@ -142,7 +142,7 @@ class TrioEngine:
 
     @property
     def device(self) -> str:
-        """What it runs on, or will."""
+        """What the engine runs on, or will."""
         if self._description is not None:
             return self._description.device
         if self._device is not None:
@@ -156,7 +156,7 @@ class TrioEngine:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for such a permit."""
+        """Requests that wait for a permit of ``max_pending``."""
         return self._door.waiting
 
     def statistics(self) -> EngineStatistics:
@@ -164,7 +164,7 @@ class TrioEngine:
         return self._opened()[0].statistics()
 
     def not_open(self) -> EngineStateError:
-        """The error of those who ask when it is not open, or no longer."""
+        """The error of callers while the engine is not open."""
         if self.state in (State.NEW, State.OPENING):
             return EngineStateError(
                 f"this engine is {self.state.value}; use it inside its block: async with Engine(...) as engine"
@@ -196,7 +196,7 @@ class TrioEngine:
         return evolve(first, alternatives=tuple(others))
 
     @asynccontextmanager
-    @trio.lowlevel.enable_ki_protection  # a ^C between the body and our exit would skip that
+    @trio.lowlevel.enable_ki_protection  # a ^C between the body and this exit would skip the exit
     async def stream(self, query: Query, *, wait: bool) -> AsyncIterator[DeltaStream]:
         """See `Engine.stream`."""
         asked = trio.current_time()
@@ -257,7 +257,7 @@ class TrioEngine:
     async def _vector(
         self, request: Request, asked: float, begun: Callable[[], object], *, wait: bool
     ) -> tuple[float, ...]:
-        begun()  # they have no prompt to share: nobody need wait for the first one
+        begun()  # at once: vectors share no prompt, so the others need not wait for the first
         async with self._submitted(request, asked, wait=wait) as mailbox:
             await mailbox.wait_end()
         mailbox.take_end()
@@ -289,7 +289,7 @@ class TrioEngine:
     ) -> Transcription:
         asked = trio.current_time()
         _, description = self._opened()
-        whisper_tokens(description)  # before a file is read for nothing
+        whisper_tokens(description)  # raises before a file is read in vain
         check_priority(priority)
         samples = await load(audio, description.sampling_rate)
         run = partial(self._run, priority=priority, wait=wait)
@@ -304,7 +304,7 @@ class TrioEngine:
         return await with_page_keys(request, description, prefix_caching=self.config.prefix_caching)
 
     def _new_id(self, name: str | None) -> str:
-        """Unique in this engine, whatever names its users give."""
+        """An id that is unique in this engine, whatever ``name`` is."""
         check_kind("request_id", name, str, "a text, or leave it out")
         return f"{name or 'request'}#{next(self._numbers)}"
 
@@ -318,9 +318,9 @@ class TrioEngine:
         wait: bool,
         on_token: Callable[[SampledToken], object] | None = None,
     ) -> AsyncIterator[Mailbox]:
-        """Admits and submits ``request``, asked for by a caller at ``asked`` (default: now); on the way out withdraws
-        what has not ended. No await between the halves of a state change. The request's place is free again when it has
-        ended, whether or not anybody reads that."""
+        """Admits and submits ``request``, which the caller made at ``asked`` (default: now). On the way out aborts the
+        request if it has not ended. No await between the halves of a state change. The request's place at the door is
+        free again once it has ended, read or not."""
         supervisor, _ = self._opened()
         asked = trio.current_time() if asked is None else asked
         await self._enter(request.priority, wait=wait)
@@ -368,7 +368,7 @@ class TrioEngine:
     async def _deltas(
         self, request: Request, asked: float | None = None, *, wait: bool, texts: TextDeltas | None
     ) -> AsyncIterator[Deltas]:
-        """`_submitted`, read as deltas; without ``texts`` these have none."""
+        """`_submitted`, read as deltas; without ``texts`` the deltas have no text."""
         output = self._output(request, texts)
         on_token = output.take if output.eager else None
         async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
@@ -383,7 +383,7 @@ class TrioEngine:
     async def _complete(
         self, request: Request, asked: float, begun: Callable[[], object] | None = None, *, wait: bool
     ) -> Completion:
-        """Runs ``request`` to its end. Nobody is woken for a token but those whom ``begun`` tells of the first one."""
+        """Runs ``request`` to its end. Tokens wake no task, but with ``begun`` the first one does."""
         output = self._output(request, self._text_deltas() if request.sampling.stop else None)
         on_token = output.take if output.eager else None
         async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
@@ -410,7 +410,7 @@ class TrioEngine:
         return TextDeltas(self.model.tokenizer, self._special_ids(), self._token_texts)
 
     def _stop_ids(self, request: Request) -> frozenset[int]:
-        """Tokens that end the request; they are not part of its output."""
+        """Tokens that end the request and are no part of its output."""
         stops = frozenset(request.sampling.stop_token_ids)
         return stops if request.sampling.ignore_eos else stops | {*self.model.eos_token_ids}
 

@@ -1,4 +1,4 @@
-"""An engine for tasks of a trio loop: it lives in that very loop."""
+"""An engine for tasks of a trio loop: the engine runs in the same loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class TrioHost:
-    """The caller's own trio loop: everything is called directly."""
+    """The caller's own trio loop: every call is direct."""
 
     def __init__(self, engine: TrioEngine) -> None:
         self._engine = engine
@@ -35,7 +35,7 @@ class TrioHost:
             self._check()
         except EngineStateError:
             with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._stop)  # nobody waits for it, but the device goes back
+                self._token.run_sync_soon(self._stop)  # without waiting; the device is given back
             raise
         try:
             return await self._engine.__aexit__(kind, error, traceback)

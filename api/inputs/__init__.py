@@ -1,5 +1,5 @@
-"""From what callers bring to requests: audio, images, prompts, texts; each decoded, checked and keyed by its content.
+"""From callers' inputs to requests: audio, images, prompts and texts, each decoded, checked and keyed by its content.
 
-The room imports `core`, `models` and no other room of `api`. What takes time runs in a worker thread (`threads`), never
+The folder imports `core`, `models` and no other folder of `api`. Slow work runs in a worker thread (`threads`), never
 on the event loop.
 """

@@ -1,8 +1,8 @@
 """Audio in: any file, bytes or array becomes mono float32 samples at one rate.
 
 libsndfile (soundfile) decodes the uncompressed formats and FLAC, whose damage it notices. FFmpeg's libraries (PyAV)
-decode the rest, MP3 and Ogg too: libsndfile stops without a word at the end of the first of several joined MP3 or Ogg
-streams, which is how podcasts with inserted parts and recorded radio are made. soxr resamples.
+decode all other formats. MP3 and Ogg are among these, since libsndfile silently stops at the end of the first of
+several joined streams, as in podcasts with inserted parts and in recorded radio. soxr resamples.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from ...core.errors import InvalidRequest, UnsupportedAudio
 Samples: TypeAlias = npt.NDArray[np.float32]
 AudioSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | npt.NDArray[np.floating]
 
-SAMPLING_RATE = 16_000  # Hz, what Whisper hears
+SAMPLING_RATE = 16_000  # Hz, Whisper's rate
 MIN_SECONDS = 0.02  # one timestamp step of Whisper
 MAX_PEAK = 100.0  # full scale is 1.0; float audio may exceed it a little, integers kept as floats exceed it a lot
 RATES = (1_000, 768_000)  # Hz
 
 _ALLOWED = "a path, bytes, a binary file object, or a 1-D float32 or float64 array"
 _BLOCK_FRAMES = 1 << 16
-_UNKNOWN_SIZE = 0x7FFF_0000  # from here to 2**32 - 1: what programs write that cannot seek back to fill in the size
-_FOR_SOUNDFILE = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"fLaC", b".snd", b"caff")  # how such files begin
-_INDEXED_CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}  # whose stated duration is not an estimate
+_UNKNOWN_SIZE = 0x7FFF_0000  # sizes from here to 2**32 - 1 come from programs that cannot seek back to fill the size in
+_FOR_SOUNDFILE = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"fLaC", b".snd", b"caff")  # first bytes of libsndfile's files
+_INDEXED_CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}  # their stated duration is no estimate
 _DURATION_SLACK = 0.5  # seconds: encoder delay, padding, rounding to the container's time base
 
 
 def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE) -> Samples:
     """Returns the audio of ``source`` as mono samples, float32, shape (n,), at ``sampling_rate`` Hz.
 
-    Files and bytes may have any sampling rate and channels: channels are averaged, the rate is converted by soxr. An
+    Files and bytes may have any sampling rate and channels: channels are averaged, and soxr converts the rate. An
     array must be mono and at ``sampling_rate`` already; it is copied. The level is never changed. A file object is
-    read from where it stands to its end and left open. MP3 and Ogg state no dependable length, so one that was cut
-    short is decoded to where it ends; for other formats less audio than the header promises is an error.
+    read from its position to its end and left open. MP3 and Ogg state no dependable length, so a file that was cut
+    short is decoded up to its end. For other formats less audio than the header promises is an error.
 
     The whole audio is held in memory, 230 MB an hour at 16 kHz. Blocking: call it in a worker thread from async code.
 
@@ -81,7 +81,7 @@ def content_key(samples: Samples, identity: str) -> str:
     return digest.hexdigest()
 
 
-# ---- what the caller gave --------------------------------------------------------------------------------------------
+# ---- sources ---------------------------------------------------------------------------------------------------------
 
 
 def _from_array(source: Any) -> Samples:
@@ -114,8 +114,8 @@ def _full_scale(dtype: np.dtype[Any]) -> int:
 
 
 class _Bytes(io.BytesIO):
-    """A file in memory. As with ``lseek``, a seek before its beginning fails without moving; libsndfile tries that on
-    damaged files, and an exception could not pass through it."""
+    """A file in memory. A seek before its beginning returns -1 and moves nothing, as ``lseek`` does. libsndfile tries
+    that on damaged files, and an exception could not pass through libsndfile."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """The new position, or -1."""
@@ -127,7 +127,7 @@ class _Bytes(io.BytesIO):
 
 @contextlib.contextmanager
 def _opened(source: Any) -> Iterator[tuple[IO[bytes], str]]:
-    """A seekable binary file with the whole source, and what messages call it."""
+    """A seekable binary file with the whole source, and its name for messages."""
     if isinstance(source, str | os.PathLike):
         with _open_path(source) as (file, name):
             yield file, name
@@ -192,7 +192,7 @@ def _check_rate(rate: int, what: str, error: type[InvalidRequest]) -> None:
 
 
 def _check_values(samples: npt.NDArray[np.floating], name: str, error: type[InvalidRequest], offset: int = 0) -> None:
-    """Refuses NaN, infinity and integers kept as floats. ``offset`` counts the samples before these."""
+    """Refuses NaN, infinity and integers kept as floats. ``offset``: how many samples came before ``samples``."""
     peak = float(np.abs(samples).max(initial=0.0))
     if not math.isfinite(peak):
         at = offset + int(np.flatnonzero(~np.isfinite(samples))[0])
@@ -216,7 +216,7 @@ def _checked_length(samples: Samples, name: str, rate: int) -> Samples:
 
 
 class _Collector:
-    """Turns blocks of frames into mono samples at another rate, block by block, so that only the result is large."""
+    """Turns frames into mono samples at another rate, block by block, so that only the result is large."""
 
     def __init__(self, name: str, rate: int, sampling_rate: int) -> None:
         _check_rate(rate, f"the sampling rate of {name}", UnsupportedAudio)
@@ -237,7 +237,7 @@ class _Collector:
         self._blocks.append(self._resampler.resample_chunk(np.ascontiguousarray(mono)) if self._resampler else mono)
 
     def finish(self) -> Samples:
-        """All samples, shape (n,), of one block or more."""
+        """All samples, shape (n,), after at least one block."""
         if self._resampler:
             self._blocks.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
         return np.concatenate(self._blocks)
@@ -251,20 +251,20 @@ def _decode(file: IO[bytes], name: str, sampling_rate: int) -> Samples:
 
 
 def _decode_soundfile(file: IO[bytes], name: str, sampling_rate: int) -> Samples | None:
-    """``None``: not a format for libsndfile."""
+    """The samples; ``None``: no format for libsndfile."""
     if not _read_at(file, 0, 4).startswith(_FOR_SOUNDFILE):
         return None
     chunk = _data_chunk(file)
     file.seek(0)
     try:
-        # By descriptor where there is one: libsndfile then reads by itself, and no file name misleads it ("x.raw").
+        # By descriptor where there is one: libsndfile then reads by itself, and ignores misleading names ("x.raw").
         sound = soundfile.SoundFile(file if isinstance(file, _Bytes) else file.fileno(), closefd=False)
     except soundfile.LibsndfileError:
         return None
     with sound:
         if chunk is not None:
             chunk.check(name)
-        # No frames: perhaps by a recorder that could not finish its header. FFmpeg then ignores the size.
+        # No frames: perhaps from a recorder that could not finish the header. FFmpeg ignores the header's size then.
         if not sound.frames or not sound.seekable():
             return None
         collector = _Collector(name, sound.samplerate, sampling_rate)
@@ -283,7 +283,7 @@ def _decode_ffmpeg(file: IO[bytes], name: str, sampling_rate: int) -> Samples:
 
     file.seek(0)
     try:
-        # A playlist must not make FFmpeg open other files or addresses, whoever sent it.
+        # A playlist must not make FFmpeg open other files or addresses.
         container = av.open(file, options={"protocol_whitelist": "none"}, metadata_errors="replace")
     except av.FFmpegError as error:
         raise UnsupportedAudio(
@@ -298,7 +298,7 @@ def _decode_ffmpeg(file: IO[bytes], name: str, sampling_rate: int) -> Samples:
 
 
 def _decode_stream(container: Any, stream: Any, name: str, sampling_rate: int) -> Samples:
-    """Joined streams may each have their rate and channels."""
+    """Decodes joined streams, each with its own rate and channels."""
     parts: list[Samples] = []
     collector: _Collector | None = None
     heard = end = 0.0  # seconds decoded; end of the last frame as the container counts
@@ -318,8 +318,8 @@ def _decode_stream(container: Any, stream: Any, name: str, sampling_rate: int) -
 
 
 def _frames(container: Any, stream: Any, name: str) -> Iterator[Any]:
-    """Decoded frames. An MP3 stream resumes after junk between two frames, where tags are common; any other packet that
-    cannot be decoded is an error."""
+    """Decoded frames. Junk between two frames of an MP3 stream, where tags are common, is skipped. Any other packet
+    that cannot be decoded is an error."""
     import av
 
     at = 0.0
@@ -353,7 +353,7 @@ def _block(frame: Any, name: str) -> Samples:
 
 
 def _end(frame: Any) -> float:
-    """Seconds from the beginning of the stream to the end of ``frame``; 0 where it does not say."""
+    """Seconds from the beginning of the stream to the end of ``frame``; 0 where the frame has no time."""
     if frame.pts is None or frame.time_base is None:
         return 0.0
     return float(frame.pts * frame.time_base + frame.samples / frame.sample_rate)
@@ -398,14 +398,14 @@ def _reason(error: Exception) -> str:
 
 @frozen
 class _DataChunk:
-    """Bytes of samples that a header promises, those that follow in the file, and the bytes of one frame."""
+    """Bytes of samples that a header promises, bytes that the file has, and the bytes of one frame."""
 
     promised: int
     found: int
     frame_bytes: int
 
     def check(self, name: str) -> None:
-        """libsndfile reads a cut file to its end without a word; this raises."""
+        """Raises where the file is cut short, which libsndfile ignores."""
         promised, found = self.promised // self.frame_bytes, self.found // self.frame_bytes
         if found < promised:
             raise _cut_short(name, f"{promised} frames", f"{found}")

@@ -22,10 +22,10 @@ _KINDS = "a path, bytes, a binary file, a PIL image, or a uint8 array of shape (
 
 
 def load_image(source: Any) -> Image:
-    """The image of ``source``. Its pixels are read here, so that nothing of it is read later.
+    """The image of ``source``. Its pixels are read here, none of them later.
 
-    Blocking: call it in a worker thread from async code. A file object is read from where it stands to its end and left
-    open. Orientation tags are not followed. What is not RGB is made so later, as the checkpoint's processor does it.
+    Blocking: call it in a worker thread from async code. A file object is read from its position to its end and left
+    open. Orientation tags are ignored. The checkpoint's processor converts other modes to RGB later.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
@@ -40,14 +40,14 @@ def load_image(source: Any) -> Image:
     data, name = _read(source)
     try:
         image = Image.open(io.BytesIO(data))
-    except Exception as error:  # what Pillow's many decoders raise for damage is no fixed set
+    except Exception as error:  # Pillow's decoders raise many kinds of errors for damage
         raise _unreadable(name, error) from error
     with image:
         return _with_pixels(image, name).copy()
 
 
 def _with_pixels(image: Image, name: str) -> Image:
-    """``image``, its pixels read: Pillow puts that off until they are needed."""
+    """``image`` with its pixels read, which Pillow puts off until they are needed."""
     width, height = image.size
     if width * height > _MOST_PIXELS:
         raise UnsupportedImage(
@@ -70,7 +70,7 @@ def _unreadable(name: str, error: Exception) -> UnsupportedImage:
 def _reason(error: Exception) -> str:
     from PIL import UnidentifiedImageError
 
-    if isinstance(error, UnidentifiedImageError):  # whose text is of an object of ours
+    if isinstance(error, UnidentifiedImageError):  # its text names our BytesIO object
         return "no format that is known"
     return f"{type(error).__name__}: {error}"
 
@@ -96,7 +96,7 @@ def _read(source: Any) -> tuple[bytes, str]:
         try:
             path = Path(fspath(source)).expanduser()
             return path.read_bytes(), str(path)
-        except (OSError, ValueError, RuntimeError) as error:  # a null character; a ~user that there is not
+        except (OSError, ValueError, RuntimeError) as error:  # a null character; an unknown ~user
             raise InvalidRequest(f"{source} cannot be read ({error}); allowed: a readable image file") from error
     if hasattr(source, "read"):
         try:

@@ -1,4 +1,4 @@
-"""From what callers write to the request that the engine runs: checks, media, tokens and encoder items."""
+"""From a caller's query to the request that the engine runs: checks, media, tokens and encoder items."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
 from .threads import run_in_thread
 
-_INLINE_SAMPLES = 1_000_000  # checking more would hold the loop up for over a millisecond
+_INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
 INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
 INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
-INLINE_HASHED = 32_000  # samples: 0.1 ms of hashing, what a thread costs; 30 s take 2 ms and more
+INLINE_HASHED = 32_000  # samples: hashing them takes 0.1 ms, as much as a thread; 30 s of audio take 2 ms and more
 
 Message = Mapping[str, Any]
 
 
 @frozen(kw_only=True, eq=False)
 class Query:
-    """What one call of `Engine.generate` or `Engine.stream` asks for; see there."""
+    """The arguments of one call of `Engine.generate` or `Engine.stream`; see there."""
 
     prompt: str | None = None
     prompt_token_ids: Sequence[int] | None = None
@@ -76,15 +76,15 @@ async def build_request(
 
 
 async def with_page_keys(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
-    """``request`` with the keys of its prompt's full pages, if pages are found by their content. Those of a long prompt
-    are hashed in a thread: in the loop everybody would wait for them."""
+    """``request`` with the keys of its prompt's full pages, if pages are shared by content. The keys of a long prompt
+    are computed in a thread: in the loop all requests would wait for them."""
     if len(request.prompt_token_ids) <= INLINE_TOKENS:
         return keyed(request, description, prefix_caching=prefix_caching)
     return await run_in_thread(partial(keyed, request, description, prefix_caching=prefix_caching))
 
 
 def keyed(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
-    """`with_page_keys`, here and now."""
+    """`with_page_keys`, in the calling thread."""
     if not prefix_caching or description.whole_prompts:
         return request
     keys = prompt_keys(request, page_size=description.page_size, identity=description.processor_identity)
@@ -92,7 +92,7 @@ def keyed(request: Request, description: ModelDescription, *, prefix_caching: bo
 
 
 async def audio_item(description: ModelDescription, samples: Samples) -> EncoderItem:
-    """One window of audio to encode, for cross-attention. A long one is hashed in a thread."""
+    """The item of one window of audio, for cross-attention. A long window is hashed in a thread."""
     hashed = partial(content_key, samples, description.processor_identity)
     return EncoderItem(
         key=hashed() if samples.size <= INLINE_HASHED else await run_in_thread(hashed),
@@ -144,7 +144,7 @@ async def _prepare_crossed(description: ModelDescription, query: Query) -> Prepa
 
 
 async def load(audio: AudioSource, sampling_rate: int) -> Samples:
-    """`load_audio` in a worker thread, since it reads files and decodes; a short array needs neither."""
+    """`load_audio` in a worker thread, since it reads files and decodes. A short array is checked here."""
     if isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES:
         return load_audio(audio, sampling_rate=sampling_rate)
     return await run_in_thread(partial(load_audio, audio, sampling_rate=sampling_rate))
@@ -206,10 +206,10 @@ def _read(
 
 def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...]:
     given: Any = query.prompt_token_ids
-    numbers = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors have numbers of theirs
+    numbers = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors have number types of their own
     if not isinstance(numbers, Iterable):
         raise InvalidRequest(f"prompt_token_ids={reprlib.repr(given)}; allowed: a sequence of integers")
-    most = None if hasattr(numbers, "__len__") else description.max_positions + 1  # what is endless ends there
+    most = None if hasattr(numbers, "__len__") else description.max_positions + 1  # cuts endless iterables
     token_ids = tuple(one.item() if isinstance(one, np.integer) else one for one in islice(numbers, most))
     _check_token_ids(description, "prompt_token_ids", token_ids)
     return token_ids
@@ -226,7 +226,7 @@ def _several(audio: Any) -> tuple[Any, ...]:
 
 
 def _split(messages: Sequence[Message] | None) -> tuple[list[Message], list[tuple[str, Any]]]:
-    """The messages as chat templates want them, and the images and audio that were in them, in their order."""
+    """The messages as chat templates want them, and their images and audio, in order."""
     found: list[tuple[str, Any]] = []
     return [_without_media(message, found) for message in messages or ()], found
 
@@ -258,8 +258,8 @@ def _sampling(sampling: SamplingParams | None) -> SamplingParams:
 async def _compiled(
     description: ModelDescription, sampling: SamplingParams, limiter: trio.CapacityLimiter | None
 ) -> SamplingParams:
-    """``sampling`` with its structure compiled, so that no step does it. The first of a model takes a second or more:
-    a caller who is cancelled meanwhile does not wait for its thread, and the next one has what that thread makes."""
+    """``sampling`` with its structure compiled, so that no step compiles it. A model's first structure takes a second
+    or more. A caller that is cancelled meanwhile does not wait for the thread; the next caller gets the result."""
     structure, structures = sampling.structure, description.structures
     if structure is None:
         return sampling
@@ -272,8 +272,8 @@ async def _compiled(
 
 
 def _rules(description: ModelDescription, sampling: SamplingParams) -> LogitRules:
-    """The checkpoint's own. With a structure they give way to it, since it may ask for what they suppress, brackets and
-    quotation marks for one; timestamps stay out of it, as they are no text."""
+    """The checkpoint's own suppressed tokens. A structure lifts them, since it may need some of them, brackets and
+    quotation marks for one; timestamps stay suppressed, as they are no text."""
     if sampling.structure is None:
         return LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
     whisper = description.whisper
@@ -284,7 +284,7 @@ def _rules(description: ModelDescription, sampling: SamplingParams) -> LogitRule
 def check_kind(name: str, value: object, kind: Any, allowed: str) -> None:
     """Raises `InvalidRequest` where ``value`` is neither ``None`` nor a ``kind``."""
     if value is not None and not isinstance(value, kind):
-        raise InvalidRequest(f"{name}={reprlib.repr(value)}; allowed: {allowed}")  # which may be a whole image
+        raise InvalidRequest(f"{name}={reprlib.repr(value)}; allowed: {allowed}")  # the value may be a whole image
 
 
 def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequence[int]) -> None:

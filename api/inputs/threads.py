@@ -1,4 +1,4 @@
-"""Blocking work in a worker thread that keeps nothing of it, whether it returns or raises."""
+"""Blocking work in a worker thread, which keeps no object of the work when that returns or raises."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _Result = TypeVar("_Result")
 async def run_in_thread(
     work: Callable[[], _Result], *, limiter: trio.CapacityLimiter | None = None, abandon_on_cancel: bool = False
 ) -> _Result:
-    """What ``work()`` returns or raises, in a worker thread; ``limiter`` and ``abandon_on_cancel`` are trio's.
+    """Runs ``work()`` in a worker thread; returns its result or raises its error. ``limiter`` and ``abandon_on_cancel``
+    are trio's.
 
-    An error that comes through `trio.to_thread.run_sync` itself is held by a frame of its own traceback: a reference
-    cycle, in which all that the frames know (images of megabytes, say) waits for a collection. And the thread holds
-    what it was given, and its answer, until it is next run. So both travel in a call that is emptied on the way.
+    An error that `trio.to_thread.run_sync` itself raises is held by a frame of its own traceback: a reference cycle,
+    which keeps all locals of the frames (images of megabytes, say) until a collection. The thread, too, keeps its work
+    and its answer until it next runs. So both travel in a `_Call`, which is emptied on the way.
     """
     call = _Call(work)
     del work
     try:
         await trio.to_thread.run_sync(call.run, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
     except trio.Cancelled as cancelled:
-        cancelled.__traceback__ = None  # see `Mailbox.__anext__`
+        cancelled.__traceback__ = None  # see `Mailbox.wait`
         raise
     if call.errors:
         raise call.errors.pop()
@@ -37,7 +38,7 @@ async def run_in_thread(
 @define(eq=False)
 class _Call(Generic[_Result]):
     work: Callable[[], _Result] | None
-    results: list[_Result] = field(factory=list, init=False)  # one at most, as of errors
+    results: list[_Result] = field(factory=list, init=False)  # at most one; so are the errors
     errors: list[BaseException] = field(factory=list, init=False)
 
     def run(self) -> None:
@@ -46,6 +47,6 @@ class _Call(Generic[_Result]):
         try:
             self.results.append(work())
         except BaseException as error:  # noqa: BLE001  (raised by `run_in_thread`)
-            del work  # this frame is in the traceback too, and still runs: nobody else clears it
+            del work  # this frame is in the traceback too, and `clear_frames` cannot clear a running frame
             clear_frames(error)
             self.errors.append(error)

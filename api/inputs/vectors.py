@@ -24,7 +24,7 @@ Vectors = NDArray[np.float32]
 
 @frozen(kw_only=True, eq=False)
 class VectorQuery:
-    """Texts, or pairs of texts, and how each becomes a vector."""
+    """Texts, or pairs of texts, and the pooling that makes a vector of each."""
 
     texts: Sequence[str | tuple[str, str]]
     pooling: Pooling
@@ -32,13 +32,13 @@ class VectorQuery:
 
     @property
     def is_short(self) -> bool:
-        """Whether its texts are tokenized in less time than a thread costs."""
+        """True if tokenizing the texts takes less time than a thread costs."""
         texts = [text if isinstance(text, str) else "".join(text) for text in self.texts[: _INLINE_TEXTS + 1]]
         return len(texts) <= _INLINE_TEXTS and sum(map(len, texts)) <= INLINE_TEXT
 
 
 def embedding_pooling(description: ModelDescription, kind: str | None, normalize: bool | None) -> Pooling:
-    """How `Engine.embed` pools: as the checkpoint says, where the caller does not.
+    """How `Engine.embed` pools: as the caller says, or else as the checkpoint says.
 
     Raises:
         InvalidRequest: the model gives no embeddings.
@@ -87,8 +87,8 @@ def build_requests(
     """One request for each text.
 
     Args:
-        most_tokens: of a step, which a text that cannot be divided must fit.
-        prefix_caching: whether pages are found by their content.
+        most_tokens: tokens of a step; a text that cannot be divided must fit one step.
+        prefix_caching: true if pages are shared by content.
     """
     check_priority(query.priority)
     requests = (_request(description, text, query, most_tokens, new_id()) for text in query.texts)
@@ -116,7 +116,7 @@ def _request(description: ModelDescription, text: Any, query: VectorQuery, most_
 
 
 def check_texts(name: str, texts: object) -> tuple[str, ...]:
-    """``texts`` as a tuple; a single text counts as one.
+    """``texts`` as a tuple; a single text becomes a tuple of one.
 
     Raises:
         InvalidRequest: not a text or a list of texts.
@@ -128,7 +128,7 @@ def check_texts(name: str, texts: object) -> tuple[str, ...]:
 
 
 def softmax(scores: Sequence[float]) -> tuple[float, ...]:
-    """Probabilities of ``scores``."""
+    """The probabilities of ``scores``."""
     most = max(scores)
     parts = [math.exp(score - most) for score in scores]
     return tuple(part / sum(parts) for part in parts)

@@ -1,4 +1,4 @@
-"""What the engine gives back: completions, deltas, transcripts and their segments, as frozen values."""
+"""The engine's results: completions, deltas, transcripts and their segments, as frozen values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...core.timings import Timings
 
 @frozen(kw_only=True)
 class Usage:
-    """Tokens that one request read and wrote, and the seed that they were drawn with: with it they are drawn again."""
+    """How many tokens one request read and wrote, and its seed, which reproduces the sampled tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -27,14 +27,14 @@ TopLogprobs = tuple[tuple[int, float], ...]  # (token, natural log-probability),
 class Completion:
     """The whole output of one request.
 
-    ``text`` ends before a stop string. ``token_ids`` are the generated tokens without the end-of-text or stop token; of
-    a text that a stop string ended they reach to the token that made that certain. ``logprobs`` holds the natural
-    logarithm of a probability for each of them, taken after all rules and penalties and before the temperature.
-    ``top_logprobs`` holds for each of them the likeliest tokens of the same distribution, as many as
-    ``SamplingParams.logprobs`` asks for (fewer where fewer can be sampled); ``None`` where nobody asks.
+    ``text`` ends before a stop string. ``token_ids`` are the generated tokens without the end-of-text or stop token.
+    Where a stop string ended the text, ``token_ids`` reach to the token that made the end certain. ``logprobs`` holds
+    each token's natural log-probability after all rules and penalties, before the temperature. ``top_logprobs`` holds
+    for each token the likeliest tokens of the same distribution, as many as ``SamplingParams.logprobs`` asks for (fewer
+    where fewer can be sampled); ``None`` where it asks for none.
 
-    ``alternatives`` are the others of ``SamplingParams(n=...)``, with a usage of their own each and no alternatives.
-    ``timings`` tell how long each stage took; completions are compared without them.
+    ``alternatives`` are the other completions of ``SamplingParams(n=...)``, each with a usage of its own and no
+    alternatives. ``timings`` tell how long each stage took; completions are compared without them.
     """
 
     text: str
@@ -49,11 +49,11 @@ class Completion:
 
 @frozen(kw_only=True)
 class Delta:
-    """What a streaming request added since the delta before.
+    """What a streaming request added since the last delta.
 
-    ``text`` is ``""`` while a character is incomplete, or while it may be the beginning of a stop string. ``logprobs``
-    and ``top_logprobs`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` come with the last
-    delta alone, which may have no tokens.
+    ``text`` is ``""`` while a character is incomplete, or while the text may begin a stop string. ``logprobs`` and
+    ``top_logprobs`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` come with the last delta
+    alone, which may have no tokens.
     """
 
     text: str
@@ -75,7 +75,7 @@ class Segment:
         text: as the model wrote it, usually with a leading space; texts of segments are joined without a separator.
         token_ids: the text's tokens, without timestamps.
         avg_logprob: mean natural log-probability of the tokens of the segment's *window*.
-        no_speech_prob: the model's probability, 0 to 1, that nobody speaks in the window; 0 where it cannot tell.
+        no_speech_prob: the model's probability, 0 to 1, that nobody speaks in the window; 0 if the model has none.
         compression_ratio: UTF-8 bytes of the window's text over their zlib-compressed size; above 2.4: repetitions.
         temperature: the sampling temperature that gave the window's text.
     """
@@ -93,8 +93,8 @@ class Segment:
 
 @frozen(kw_only=True)
 class Progress:
-    """Where a transcription is: what is known of its language (see `Transcript`), seconds of all and done, and at its
-    end how long it took."""
+    """Where a transcription is: the language, if known (see `Transcript`), ``duration`` and ``position`` (seconds of
+    audio, all and done), and at its end ``timings``."""
 
     language: str | None
     language_probability: float | None
@@ -108,9 +108,9 @@ class Transcript:
     """What was said in one audio.
 
     ``text`` is the segments' text without outer blanks. ``language`` is the code of the spoken language ("en"), and
-    ``language_probability`` the model's certainty among the languages it knows, 0 to 1; it is ``None`` where the
-    language was not detected, because the caller named it or the model knows only one. ``duration`` is the length of
-    the audio in seconds. ``timings`` tell how long each stage took; transcripts are compared without them.
+    ``language_probability`` the model's certainty among the languages it knows, 0 to 1; ``None`` where the language was
+    not detected, because the caller named it or the model knows only one. ``duration`` is the length of the audio in
+    seconds. ``timings`` tell how long each stage took; transcripts are compared without them.
     """
 
     text: str
@@ -130,7 +130,7 @@ class Transcript:
         duration: float,
         timings: Timings | None = None,
     ) -> Self:
-        """The transcript that ``segments``, all of one audio, make. A finished transcription knows its language."""
+        """The transcript of ``segments``, all of one audio. ``language`` must be known."""
         found = tuple(segments)
         assert language is not None, "a transcription ended without a language"
         return cls(

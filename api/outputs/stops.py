@@ -1,4 +1,4 @@
-"""Stop strings: the end of a text found while it is written, whatever pieces it comes in."""
+"""Stop strings: finds the end of a text while it is written, whatever pieces it comes in."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from attrs import define, field
 
 @define(eq=False)
 class StopStrings:
-    """Gives on what is certain of a text, and ends it before the first of ``stops``.
+    """Passes on the part of a text that is certain, and ends the text before the first of ``stops``.
 
-    First is the one that begins first in the whole text; of two that begin at one place either gives the same text.
-    What may be the beginning of a stop string is held back until the text that follows tells; so may a stop string
-    that is complete, while a longer one that began before it may still become so. What comes out depends on the text
-    alone, never on how it was cut.
+    The first stop string is the one that begins first in the whole text. Text that may begin a stop string is held back
+    until the following text decides. A complete stop string is held back too while a longer one that began before it
+    may still be completed. The output depends on the text alone, never on how it was cut.
 
     Args:
-        stops: the strings, none of them empty. Without any, everything is given on at once.
+        stops: the strings, none of them empty. Without any, all text is passed on at once.
     """
 
     stops: tuple[str, ...]
     stopped: bool = field(default=False, init=False)
-    """A stop string was found: nothing more will be given on."""
+    """A stop string was found: no more text is passed on."""
     _held: str = field(default="", init=False)
 
     def feed(self, text: str) -> str:
-        """What is now certain, ``text`` being the next piece."""
+        """The text that the next piece, ``text``, makes certain."""
         if self.stopped:
             return ""
         held = self._held + text
@@ -35,7 +34,7 @@ class StopStrings:
         return held[:keep]
 
     def rest(self) -> str:
-        """What was held back, up to a stop string in it; the text has ended."""
+        """The text that was held back, up to a stop string in it; the whole text has ended."""
         held, self._held = self._held, ""
         found = self._found(held)
         self.stopped = self.stopped or found < len(held)
@@ -47,11 +46,11 @@ class StopStrings:
         return min((place for place in places if place >= 0), default=len(text))
 
     def _begun(self, text: str) -> int:
-        """Where the longest end of ``text`` begins that a stop string may yet grow from, else the text's end."""
+        """Where the longest end of ``text`` that may still become a stop string begins, else the text's end."""
         return len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters of the longest end of ``text`` that is a beginning of ``stop``, and not all of it."""
+    """Length of the longest end of ``text`` that is a beginning of ``stop``, but not all of ``stop``."""
     longest = min(len(text), len(stop) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

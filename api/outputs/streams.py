@@ -1,5 +1,5 @@
-"""The client's end of a request, `Mailbox`: what the scheduler commits arrives here, up to the request's one end. And
-what clients iterate over: `Deltas` of a request, `SegmentStream` of a transcription."""
+"""The client's end of a request: a `Mailbox` receives the tokens that the scheduler commits, and the request's end.
+Clients iterate over its `Deltas`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ...core.timings import Timings
 from .results import Delta
 from .text import Output
 
-FAIR = 16  # deltas that a reader may take in a row without giving others their turn
+FAIR = 16  # deltas that a reader may take in a row before other tasks have a turn
 
 
 class Mailbox:
     """One request's messages, unbounded (a request writes at most ``max_tokens`` of them).
 
-    What arrives together wakes a reader once (`wait`); one who wants the whole of it sleeps until there is nothing more
-    to come (`wait_end`). Nobody who sleeps costs anything for a token.
+    Messages that arrive together wake a reader once (`wait`). A reader of the whole output sleeps until the request has
+    ended (`wait_end`). A task that sleeps costs nothing for a token.
 
     Attributes:
-        unread: the tokens that nobody has taken; none where ``on_token`` takes them.
+        unread: the tokens not taken yet; none where ``on_token`` takes them.
         ended: the request's last message has arrived.
-        timings: of the request, from the call on; ``None`` until it has ended, and where it failed.
+        timings: of the request, from the call on; ``None`` until the request has ended, and where it failed.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Mailbox:
         on_token: Callable[[SampledToken], object] | None = None,
         waited: float = 0.0,
     ) -> None:
-        """``on_end`` is called in the scheduler's task when the request has ended, read or not, and ``on_token`` there
-        for every token, which must not raise. ``waited``: seconds from the call to the request's submission."""
+        """The scheduler's task calls ``on_end`` when the request has ended, read or not, and ``on_token``, which must
+        not raise, for every token. ``waited``: seconds from the call to the request's submission."""
         self.unread: deque[SampledToken] = deque()
         self.ended = False
         self.timings: Timings | None = None
-        self._end: End | None = None  # until somebody has read it
+        self._end: End | None = None  # until it is read
         self._on_end = on_end
         self._on_token = on_token
         self._waited = waited
@@ -56,7 +56,7 @@ class Mailbox:
     # -- the scheduler's side ----------------------------------------------------------------------------------------
 
     def put(self, sampled: tuple[SampledToken, ...]) -> None:
-        """Called by the scheduler. Nothing is lost: the reader either reads it or has said that it does not care."""
+        """Keeps the tokens for the reader, or hands them to ``on_token``. The scheduler calls it."""
         if self._on_token is None:
             self.unread.extend(sampled)
         else:
@@ -65,7 +65,7 @@ class Mailbox:
         _wake(self._for_news)
 
     def end(self, end: End) -> None:
-        """Called by the scheduler, once."""
+        """The scheduler calls it, once."""
         self.ended = True
         self._end = end
         self._on_token = None
@@ -78,16 +78,16 @@ class Mailbox:
     # -- the reader's side -------------------------------------------------------------------------------------------
 
     async def wait(self) -> None:
-        """Sleeps until something arrives, or the request has ended. For readers who have just seen that nothing is
-        there."""
+        """Sleeps until a message arrives, or the request has ended. For readers that have just found the mailbox
+        empty."""
         try:
             if self.ended:
                 await trio.lowlevel.checkpoint()
             else:
                 await _sleep(self._for_news)
         except trio.Cancelled as cancelled:
-            # trio's frames below lead by f_back to a nursery that fails, and so to the group that will hold this very
-            # error: a reference cycle, in which our callers' frames and their requests would wait for a collection
+            # trio's frames below lead by f_back to a nursery that fails, and so to the group that will hold this same
+            # error: a reference cycle, which would keep the callers' frames and their requests until a collection
             cancelled.__traceback__ = None
             raise
 
@@ -103,7 +103,7 @@ class Mailbox:
             raise
 
     async def give_way(self) -> None:
-        """Gives others their turn."""
+        """Gives other tasks a turn."""
         try:
             await trio.lowlevel.checkpoint()
         except trio.Cancelled as cancelled:
@@ -111,10 +111,10 @@ class Mailbox:
             raise
 
     def take_end(self) -> FinishReason:
-        """Why the request has ended, to be asked once.
+        """Takes the reason of the request's end. Call it once.
 
         Raises:
-            EngineError: the request failed, or the engine ended before it did (`EngineClosed`).
+            EngineError: the request failed, or the engine ended before the request did (`EngineClosed`).
         """
         end, self._end = self._end, None
         assert end is not None, "a request's end is read twice, or before it came"
@@ -136,13 +136,13 @@ class Mailbox:
 
 @trio.lowlevel.enable_ki_protection
 async def _sleep(sleepers: list[trio.lowlevel.Task]) -> None:
-    """Until `_wake`. A frame of its own: what it names must not be in the traceback of a cancellation."""
+    """Sleeps until `_wake`. In a frame of its own, to keep its names out of the traceback of a cancellation."""
     task = trio.lowlevel.current_task()
     sleepers.append(task)
     await trio.lowlevel.wait_task_rescheduled(partial(_withdraw, sleepers, task))
 
 
-@trio.lowlevel.enable_ki_protection  # trio calls it, where a ^C would be an internal error
+@trio.lowlevel.enable_ki_protection  # trio calls it: a ^C here would be an internal error
 def _withdraw(sleepers: list[trio.lowlevel.Task], task: trio.lowlevel.Task, _: object) -> trio.lowlevel.Abort:
     sleepers.remove(task)
     return trio.lowlevel.Abort.SUCCEEDED
@@ -158,7 +158,7 @@ class DeltaStream(Protocol):
 
     @property
     def timings(self) -> Timings | None:
-        """How long its request took, stage by stage; ``None`` until it has ended, and where it failed."""
+        """How long the request took, stage by stage; ``None`` until the request has ended, and where it failed."""
 
     def __aiter__(self) -> Self:
         """Itself."""
@@ -173,7 +173,7 @@ class Deltas:
     def __init__(self, mailbox: Mailbox, output: Output) -> None:
         self._mailbox = mailbox
         self._output = output
-        self._in_a_row = 0  # deltas since others last had a turn
+        self._in_a_row = 0  # deltas since other tasks last had a turn
 
     @property
     def timings(self) -> Timings | None:
@@ -197,8 +197,8 @@ class Deltas:
         return delta
 
     def next_ready(self) -> Delta | None:
-        """The next delta, if it is there and others have had their turns. The last one comes when the request has
-        ended, which is at once after a stop string, so that `timings` are there with it."""
+        """The next delta, if it is there and other tasks have had their turn. The last delta is kept until the request
+        has ended, which is at once after a stop string, so that `timings` come with it."""
         output = self._output
         if self._in_a_row >= FAIR or not (output.ready or self._fill()):
             return None
@@ -208,7 +208,7 @@ class Deltas:
         return output.ready.popleft()
 
     def _fill(self) -> bool:
-        """Feeds the output until it has a delta, if it can."""
+        """Feeds the output until it has a delta. False: there is none now."""
         output, mailbox = self._output, self._mailbox
         while not output.ready:
             if output.fault is not None:
@@ -218,7 +218,7 @@ class Deltas:
             if mailbox.unread:
                 output.take(mailbox.unread.popleft())
             elif mailbox.ended:
-                output.ended = True  # whatever its end says, nothing else comes
+                output.ended = True  # even if `take_end` raises
                 output.end(mailbox.take_end())
             else:
                 return False
@@ -229,7 +229,7 @@ Opened_co = TypeVar("Opened_co", covariant=True)
 
 
 class StreamBlock(AbstractAsyncContextManager[Opened_co]):
-    """The block of a stream, which says so to those who read it unopened."""
+    """The block of a stream. Reading it unopened raises an error that says how to open it."""
 
     def __init__(self, block: AbstractAsyncContextManager[Opened_co], method: str) -> None:
         self._block = block

@@ -1,6 +1,6 @@
-"""From sampled tokens to what callers see: text as it comes, its end at a stop string, deltas and completions.
+"""From sampled tokens to what callers see: text as it grows, its end at a stop string, deltas and completions.
 
-Pure: nothing here waits. `Deltas` in `triolet.api.outputs.streams` feeds it from a request's mailbox.
+Pure: nothing here waits. `Deltas` in `triolet.api.outputs.streams` feeds an `Output` from a request's mailbox.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ...core.request import FinishReason, Request
 from .results import Completion, Delta, Usage
 from .stops import StopStrings
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what decoders make of bytes that are no character (yet)
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that are no character (yet)
 
 
 @define(eq=False)
 class TextDeltas:
     """Turns tokens into text as they come: bytes of an unfinished character are held back.
 
-    The text of some tokens depends on those before them: decoders drop the space at the beginning of a text, and join
-    bytes to characters. So a token is decoded behind those that gave text before it, and what these give alone is taken
-    off; more of the past would only cost time.
+    The text of some tokens depends on the tokens before them: decoders drop the space at the beginning of a text, and
+    join bytes to characters. So a token is decoded behind the tokens that gave text last, and the text of those is
+    taken off. More tokens before them would only cost time.
 
     Args:
         tokenizer: of the model.
@@ -38,8 +38,8 @@ class TextDeltas:
     special_ids: frozenset[int]
     alone: dict[int, str] = field(factory=dict)
     _window: list[int] = field(factory=list, init=False)  # the tokens that gave text last, and those since
-    _given: int = field(default=0, init=False)  # how many of them have given their text
-    _before: str = field(default="", init=False)  # that text, as these tokens give it alone
+    _given: int = field(default=0, init=False)  # how many tokens of the window have given their text
+    _before: str = field(default="", init=False)  # the text of those tokens alone
 
     def add(self, token_id: int) -> str:
         """The text that ``token_id`` completed."""
@@ -55,13 +55,13 @@ class TextDeltas:
         return new
 
     def rest(self) -> str:
-        """What is still held back when the request has ended."""
+        """The text still held back when the request has ended."""
         text, self._window = self._decode(self._window), []
         new, self._given, self._before = _behind(self._before, text), 0, ""
         return new
 
     def _decode_given(self) -> str:
-        """The text of the window. It is mostly one token."""
+        """The text of the window, which is mostly one token."""
         if len(self._window) > 1:
             return self._decode(self._window)
         token_id = self._window[0]
@@ -74,8 +74,8 @@ class TextDeltas:
 
 
 def _behind(before: str, text: str) -> str:
-    """What ``text`` has behind ``before``. A decoder that changes what it gave before (spaces before a full stop, bytes
-    that are no character after all) is followed from the first change on: nothing new is lost."""
+    """The part of ``text`` behind ``before``. Where a decoder changes its earlier text (spaces before a full stop,
+    bytes that are no character after all), the part behind the first change: no new text is lost."""
     if text.startswith(before):
         return text[len(before) :]
     pairs = zip(before, text, strict=False)
@@ -89,9 +89,9 @@ class Output:
     Args:
         prompt_tokens: for the usage.
         stop_ids: tokens that end the request and are no part of its output.
-        texts: ``None`` where nobody reads the text of a delta.
-        stops: the request's stop strings; they need ``texts``.
-        tops: whether ``top_logprobs`` were asked for.
+        texts: ``None`` where the text of a delta is not needed.
+        stops: the request's stop strings, which need ``texts``.
+        tops: true if the caller asked for ``top_logprobs``.
         seed: for the usage.
         withdraw: called once, when a stop string or a fault ends the output before its request.
     """
@@ -104,14 +104,14 @@ class Output:
     withdraw: Callable[[], object] | None = None
     seed: int | None = None
     eager: bool = field(init=False)
-    """Whether it is to be fed when tokens come, not when they are read: else a slow reader would have its request
+    """True if the output must be fed when tokens come, not when they are read: else the request of a slow reader would
     decode beyond a stop string."""
     ready: deque[Delta] = field(factory=deque, init=False)
-    """What nobody has read yet."""
+    """The deltas not read yet."""
     ended: bool = field(default=False, init=False)
-    """Nothing is added any more."""
+    """No delta is added any more."""
     fault: Exception | None = field(default=None, init=False)
-    """What ended the output before its request; see `raise_fault`."""
+    """The error that ended the output before its request; see `raise_fault`."""
     _sampled: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -119,18 +119,18 @@ class Output:
 
     @property
     def over(self) -> bool:
-        """Nothing comes any more."""
+        """True if nothing is left to read."""
         return self.ended and not self.ready and self.fault is None
 
     def take(self, sampled: SampledToken) -> None:
-        """Adds ``sampled``. With the token that completes a stop string the output ends, and what comes after it is
-        nothing. Never raises: it may be called in a task that serves everybody; see `raise_fault`."""
+        """Adds ``sampled``. The token that completes a stop string ends the output; tokens after it are ignored. Never
+        raises, since the scheduler's task may call it; see `raise_fault`."""
         if self.ended:
             return
         try:
             delta = self._add(sampled)
         except Exception as error:  # noqa: BLE001  (raised by `raise_fault`)
-            error.__traceback__ = None  # through that frame it would refer to itself
+            error.__traceback__ = None  # through this frame the error would refer to itself
             self.fault, self.ended, delta = error, True, None
         if delta is not None:
             self.ready.append(delta)
@@ -139,7 +139,7 @@ class Output:
             self.withdraw = None
 
     def raise_fault(self) -> None:
-        """Raises what ended the output, once.
+        """Raises the fault that ended the output, once.
 
         Raises:
             InvalidRequest: the request's structure could not be followed.
@@ -188,7 +188,7 @@ class Output:
     def completion(
         self, sampled: Iterable[SampledToken], reason: FinishReason, decode: Callable[[Sequence[int]], str]
     ) -> Completion:
-        """All that a request without stop strings gave, read at once: without a delta and a piece of text per token.
+        """The whole output of a request without stop strings, read at once: no delta and no decoding for each token.
 
         Raises:
             InvalidRequest: the request's structure could not be followed.
@@ -216,7 +216,7 @@ class Output:
 def output_of(
     request: Request, texts: TextDeltas | None, eos_ids: frozenset[int], withdraw: Callable[[], object]
 ) -> Output:
-    """The output of ``request``; ``texts`` where its deltas are read or its text may end early."""
+    """The output of ``request``; ``texts``: if its deltas are read, or its text may end early."""
     sampling = request.sampling
     stops = frozenset(sampling.stop_token_ids)
     return Output(
@@ -231,7 +231,7 @@ def output_of(
 
 
 def completion_of(deltas: Sequence[Delta]) -> Completion:
-    """All ``deltas`` of a request that ended well, as one value."""
+    """One completion of all ``deltas`` of a request that ended well."""
     last = deltas[-1]
     assert last.finish_reason is not None, "a request ended without a reason"
     assert last.usage is not None, "a request ended without its usage"

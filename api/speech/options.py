@@ -1,4 +1,4 @@
-"""How an audio is to be transcribed: the options and their checks."""
+"""The options of a transcription, and their checks."""
 
 from __future__ import annotations
 
@@ -63,17 +63,16 @@ class TranscribeOptions:
             of the model's positions.
         timestamps: ``"segment"``: the model cuts segments and tells their times; ``"none"``: one segment per window.
         temperature: one or several (a list, a tuple, an array), tried in order until a window's text is good enough by
-            the two thresholds; 0 is greedy.
+            the next two thresholds; 0 is greedy.
         compression_ratio_threshold: text that compresses better repeats itself: next temperature. ``None``: off.
-        logprob_threshold: a lower average log-probability is improbable text: next temperature. ``None``: off.
+        logprob_threshold: text with a lower average log-probability is improbable: next temperature. ``None``: off.
         no_speech_threshold: a window whose probability of no speech is higher, and whose text is improbable or empty,
-        is
-            silent. ``None``: off.
+            is silent. ``None``: off.
         seed: of the sampling at temperatures above 0; each further temperature takes the next seed. ``None``: a fresh
-        one.
+            seed.
 
     Raises:
-        InvalidRequest: a value that no model allows. What a model does not allow is refused by `Recipe`.
+        InvalidRequest: a value that no model allows. `Recipe` refuses values that its model does not allow.
     """
 
     language: str | None = None

@@ -13,11 +13,11 @@ from ...core.request import EncoderItem, FinishReason, LogitRules, Probe, Reques
 from .options import TranscribeOptions
 from .windows import Generated, Span, WindowCut, cut_window
 
-MIN_PROGRESS = 1.0  # seconds: a next window that starts sooner would cost a whole window's work for next to nothing
+MIN_PROGRESS = 1.0  # seconds: a next window that starts sooner would cost a whole window's work for little new audio
 
 
 def language_probabilities(language_ids: Mapping[str, int], logprobs: Sequence[float]) -> dict[str, float]:
-    """Probabilities among the languages alone, by code, from their log-probabilities in the same order."""
+    """The probabilities among the languages alone, by code. ``logprobs`` has their log-probabilities, in order."""
     highest = max(logprobs)
     weights = [math.exp(value - highest) for value in logprobs]
     total = sum(weights)
@@ -28,7 +28,7 @@ def whisper_tokens(description: ModelDescription) -> WhisperTokens:
     """The special tokens of a model that transcribes.
 
     Raises:
-        InvalidRequest: it does not.
+        InvalidRequest: the model does not transcribe.
     """
     if description.whisper is None:
         raise InvalidRequest(
@@ -39,7 +39,7 @@ def whisper_tokens(description: ModelDescription) -> WhisperTokens:
 
 
 def resolve_language(language: str | None, tokens: WhisperTokens) -> str | None:
-    """The language's code, ``None`` where it is to be detected; English-only models always give "en".
+    """The language's code, or ``None`` where the language must be detected; English-only models always give "en".
 
     Raises:
         InvalidRequest: a language that the model does not know.
@@ -79,7 +79,7 @@ class Recipe:
     options: TranscribeOptions
     description: ModelDescription
     tokens: WhisperTokens = field(init=False)
-    language: str | None = field(init=False)  # None: to be detected
+    language: str | None = field(init=False)  # None: to detect
     special: frozenset[int] = field(init=False)
     previous: tuple[int, ...] = field(init=False)  # <|startofprev|> and the prompt's tokens
 
@@ -98,8 +98,8 @@ class Recipe:
 
     @special.default
     def _special(self) -> frozenset[int]:
-        """What is no text below the timestamps: every vocabulary of Whisper ends its text with <|endoftext|>, goes on
-        with <|startoftranscript|> and has only special tokens, <|startoflm|> too, from there to <|0.00|>."""
+        """The special tokens below the timestamps. Every Whisper vocabulary ends its text tokens with <|endoftext|>;
+        from <|startoftranscript|> to <|0.00|> it has only special tokens, <|startoflm|> among them."""
         tokens = self.tokens
         named = {tokens.no_timestamps_id, tokens.previous_id, tokens.no_speech_id}
         ids = named | {*tokens.language_ids.values(), *tokens.task_ids.values(), *self.description.eos_token_ids}
@@ -129,11 +129,11 @@ class Recipe:
 
     @property
     def with_timestamps(self) -> bool:
-        """The model writes timestamps."""
+        """True if the model writes timestamps."""
         return self.options.timestamps == "segment"
 
     def is_text(self, token: int) -> bool:
-        """Not a timestamp and not a special token."""
+        """True if ``token`` is no timestamp and not special."""
         return token < self.tokens.timestamp_begin_id and token not in self.special
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -142,7 +142,7 @@ class Recipe:
         return str(self.description.tokenizer.decode(kept, skip_special_tokens=True))
 
     def detection(self, request_id: str, item: EncoderItem) -> Request:
-        """Asks for the language: one token after <|startoftranscript|>, and the probability of each language."""
+        """A request for the language: one token after <|startoftranscript|>, and the probability of each language."""
         languages = tuple(self.tokens.language_ids.values())
         silence = () if self.tokens.no_speech_id is None else (self.tokens.no_speech_id,)
         return Request(
@@ -156,7 +156,7 @@ class Recipe:
         )
 
     def detected(self, generated: Generated) -> tuple[str, float]:
-        """The likeliest language and its probability among all."""
+        """The likeliest language and its probability among all languages."""
         assert generated.probe is not None, "the answer to a request with a probe has no probe"
         languages = self.tokens.language_ids
         found = language_probabilities(languages, generated.probe[: len(languages)])
@@ -164,7 +164,7 @@ class Recipe:
         return best, found[best]
 
     def request(self, request_id: str, item: EncoderItem, language: str, attempt: int, *, first: bool) -> Request:
-        """Asks for a window's text at the temperature of ``attempt``; the probe tells the probability of no speech."""
+        """A request for a window's text at the temperature of ``attempt``, with a probe for "no speech"."""
         prompt = (*(self.previous if first else ()), *self._start(language))
         most = self.description.max_positions - len(prompt)
         silence = self.tokens.no_speech_id
@@ -207,7 +207,7 @@ class Recipe:
         )
 
     def cut(self, generated: Generated) -> WindowCut:
-        """The spans of a window and where the next one starts."""
+        """The spans of a window, and where the next window starts."""
         if self.with_timestamps:
             finished = generated.finish_reason is FinishReason.STOP
             least = math.ceil(MIN_PROGRESS / self.tokens.seconds_per_timestamp)

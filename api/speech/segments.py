@@ -1,4 +1,4 @@
-"""What clients iterate over while a transcription runs: its segments."""
+"""The segments of a transcription, which clients iterate over while it runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Segments:
 
 
 class SegmentStream:
-    """Async iterator of `Segment`; ``language``, ``language_probability`` and ``duration`` are known from the start."""
+    """Async iterator of `Segment`. ``language``, ``language_probability`` and ``duration`` are known from the start."""
 
     def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[], Progress]) -> None:
         self._segments = segments
@@ -52,22 +52,22 @@ class SegmentStream:
 
     @property
     def language_probability(self) -> float | None:
-        """The model's certainty, 0 to 1; ``None`` where the language was given."""
+        """The model's certainty, 0 to 1; ``None`` where the language was not detected."""
         return self.progress().language_probability
 
     @property
     def duration(self) -> float:
-        """Seconds of the audio."""
+        """Length of the audio in seconds."""
         return self.progress().duration
 
     @property
     def position(self) -> float:
-        """Seconds that are done."""
+        """Seconds of the audio that are done."""
         return self.progress().position
 
     @property
     def timings(self) -> Timings | None:
-        """How long it took, stage by stage; ``None`` before the last window is done."""
+        """How long the transcription took, by stages; ``None`` before the last window is done."""
         return self.progress().timings
 
     def __aiter__(self) -> AsyncIterator[Segment]:

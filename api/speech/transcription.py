@@ -1,7 +1,7 @@
-"""Long audio, window by window: what to ask the model for, and how to read its timestamps.
+"""Long audio, window by window: `Transcription` walks over the audio.
 
 The decisions (`cut_window`, `Assessment`, `Recipe`) are values in, values out. `Transcription` awaits the engine
-between them. The rules are those of Radford et al. 2022, section 4.5, as openai/whisper's ``transcribe.py`` has them::
+between decisions. The rules are those of Radford et al. 2022, section 4.5, as in openai/whisper's ``transcribe.py``::
 
     audio     |-------- window --------|
     tokens     <0.00> A <5.20><5.20> B <11.00><11.00> C       C is cut off by the window's end
@@ -34,27 +34,18 @@ from .windows import Assessment, Generated, Span, WindowCut
 Run = Callable[[Request], Awaitable[Generated]]  # runs one request to its end
 
 
-# ---- decisions -------------------------------------------------------------------------------------------------------
-
-
-# ---- options meet a model --------------------------------------------------------------------------------------------
-
-
-# ---- the walk over the audio -----------------------------------------------------------------------------------------
-
-
 @define
 class _Stopwatch:
-    """Adds up what the requests of one transcription took, see `Timings`."""
+    """Adds up the timings of one transcription's requests, see `Timings`."""
 
-    asked: float | None  # None: when its first request is
+    asked: float | None  # None: the time of the first request
     _queued: float = field(default=0.0, init=False)
     _encoder_wait: float = field(default=0.0, init=False)
     _first_token: float | None = field(default=None, init=False)
     _ended: float | None = field(default=None, init=False)
 
     def add(self, timings: Timings | None, begun: float, *, is_text: bool) -> None:
-        """A request that was asked for at ``begun``."""
+        """Adds a request that was made at ``begun``."""
         self.asked = begun if self.asked is None else self.asked
         if timings is None:
             return
@@ -69,7 +60,7 @@ class _Stopwatch:
             self._ended = now
 
     def timings(self) -> Timings | None:
-        """The whole, when it has ended."""
+        """The sums; ``None`` before the end."""
         if self._ended is None or self.asked is None:
             return None
         return Timings(
@@ -81,24 +72,25 @@ class _Stopwatch:
 
 
 class Transcription:
-    """One audio on its way to text: call `next_window` until it gives ``None``, or `transcript` for all of it.
+    """One audio on its way to text: call `next_window` until it returns ``None``, or `transcript` for all windows.
 
-    Holds no nursery and no cancel scope, so it may be stopped after any window and driven from an async generator. A
-    window (at most ``description.window_samples``) starts where the one before ends or, where that cut off a sentence,
-    where its last whole segment ends. So every sample lies in a window, but for less than one timestamp step (20 ms) at
-    the very end. Where a request fails, nothing has moved and `next_window` may be called again.
+    A transcription has no nursery and no cancel scope, so it may be stopped after any window and driven from an async
+    generator. A window (at most ``description.window_samples``) starts where the previous window ends or, where the
+    previous window cut off a sentence, where its last whole segment ends. So every sample lies in a window, but for
+    less than one timestamp step (20 ms) at the end. Where a request fails, the position stays, and `next_window` may be
+    called again.
 
     Attributes:
         language: the code of the spoken language; ``None`` before `start` has detected it.
         language_probability: the model's certainty, 0 to 1; ``None`` where nothing was detected.
         duration: of the audio, in seconds.
         position: seconds from the beginning that are done.
-        timings: how long it took, from ``asked`` (trio time; its first request, by default) on; ``None`` until the last
-            window is done.
+        timings: how long the transcription took, from ``asked`` (trio time; by default the first request) on; ``None``
+            until the last window is done.
 
     Raises:
         InvalidRequest: options that the model does not allow, no samples.
-        EngineStateError: `start` or `next_window` was called while one of them still runs.
+        EngineStateError: `start` or `next_window` was called while an earlier call still runs.
     """
 
     def __init__(
@@ -129,7 +121,7 @@ class Transcription:
 
     @property
     def duration(self) -> float:
-        """Seconds of the audio."""
+        """Length of the audio in seconds."""
         return self._seconds(len(self._samples))
 
     @property
@@ -139,17 +131,17 @@ class Transcription:
 
     @property
     def timings(self) -> Timings | None:
-        """See above."""
+        """See the class."""
         return self._stopwatch.timings()
 
     async def start(self) -> None:
-        """Detects the language where it is not known yet; `next_window` does so by itself."""
+        """Detects the language where it is not known yet. Without it `next_window` does."""
         with self._alone("start"):
             if self.language is None:
                 await self._detect(await self._item(self._window()))
 
     async def next_window(self) -> list[Segment] | None:
-        """Transcribes one window: its segments, none where it is silent; ``None`` after the last window."""
+        """Transcribes one window. Returns its segments, none for a silent window; ``None`` after the last window."""
         with self._alone("next_window"):
             if self._seek >= len(self._samples):
                 return None
@@ -178,7 +170,7 @@ class Transcription:
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
-        """Windows follow one another: a second call while one runs would read the same window twice."""
+        """Refuses a second call while one runs: it would read the same window twice."""
         if self._busy:
             raise EngineStateError(
                 f"{what} of transcription {self._request_id!r} was called while an earlier call of it still runs; "
@@ -191,8 +183,8 @@ class Transcription:
             self._busy = False
 
     def _new_id(self, what: str) -> str:
-        """Ends in a number of its own: a window that is asked again, its earlier request having been cancelled or
-        failed, must not meet that one's name, which the engine may still know."""
+        """An id that ends in a number of its own. A window whose request was cancelled or failed is requested again,
+        under a new id, since the engine may still know the earlier one."""
         return f"{self._request_id}/{what}/{next(self._requests)}"
 
     def _window(self) -> Samples:
@@ -202,7 +194,7 @@ class Transcription:
         return samples / self._recipe.description.sampling_rate
 
     async def _item(self, window: Samples) -> EncoderItem:
-        """``window`` to encode: its own copy, so that it does not keep the whole audio alive."""
+        """The item of a copy of ``window``: a view would keep the whole audio alive."""
         return await audio_item(self._recipe.description, np.array(window, np.float32))
 
     async def _ask(self, request: Request, *, is_text: bool) -> Generated:
@@ -217,7 +209,7 @@ class Transcription:
         return self.language
 
     async def _read(self, item: EncoderItem, language: str) -> tuple[Generated, Assessment]:
-        """Tries one temperature after the other until the text is good; the last one's is taken as it is."""
+        """Tries one temperature after the other until the text is good. The last one's text is taken as it is."""
         options, first = self._recipe.options, self._windows == 0
         for attempt, temperature in enumerate(options.temperature):
             name = self._new_id(f"{self._windows}.{attempt}")
@@ -229,9 +221,9 @@ class Transcription:
         return generated, assessment
 
     def _segments_of(self, spans: Sequence[Span], assessment: Assessment, window_end: int) -> list[Segment]:
-        """Segments within the window and the audio, in order. Spans without text or time are left out, and so are those
-        that begin after the audio's end, where the model hears only padding; but where there is no other, the first of
-        these is kept: its words were said in the window, and only the time is wrong."""
+        """Segments within the window and the audio, in order. Spans without text or time are left out. So are spans
+        that begin after the audio's end, where the model hears only padding. Where all begin there, the first is kept:
+        its words were said in the window, and only its time is wrong."""
         segments, late = [], []
         for span in spans:
             text = self._recipe.decode(span.token_ids)
@@ -253,7 +245,7 @@ class Transcription:
         return min(self._seek + span.end * self._recipe.timestamp_step, window_end)
 
     def _segment(self, start: int, end: int, text: str, span: Span, assessment: Assessment) -> Segment | None:
-        """The segment of ``span``, which begins where the one before ends or later; ``None`` where that is no time."""
+        """The segment of ``span``, begun no earlier than the last segment's end; ``None`` where no time is left."""
         start = max(start, self._spoken)
         if start >= end:
             return None

@@ -1,4 +1,4 @@
-"""How one window's tokens are read: its segments, where the next window starts, how good the text is."""
+"""Reads one window's tokens: its spans of text, where the next window starts, how good the text is."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .options import TranscribeOptions
 
 @frozen(kw_only=True)
 class Generated:
-    """What one request gave: ``token_ids`` without the end-of-text token, ``logprobs`` with one value for each of them
-    and perhaps one for the end-of-text token."""
+    """The output of one request. ``token_ids`` has no end-of-text token; ``logprobs`` has a value for each of these
+    tokens, and perhaps one for the end-of-text token."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -37,8 +37,8 @@ class Span:
 
 @frozen
 class WindowCut:
-    """How one window is read: its spans, and where the next window starts in timestamp steps from this one's start;
-    ``None``: where this one ends."""
+    """One window's spans, and where the next window starts, in timestamp steps from this window's start; ``None``: at
+    this window's end."""
 
     spans: tuple[Span, ...]
     next_start: int | None
@@ -47,10 +47,10 @@ class WindowCut:
 def cut_window(token_ids: Sequence[int], begin_id: int, *, finished: bool, least: int) -> WindowCut:
     """Reads the timestamps (ids from ``begin_id`` on) in a window's tokens, whatever they are.
 
-    A timestamp after text ends a span. The window is used up where its last text has its end timestamp and nothing
-    follows; where a new span was opened, or the text was cut off (``finished`` is false, or no end timestamp), the next
-    window starts at the end of the last complete span. Without a complete span, or where that would move on by less
-    than ``least`` steps, the window is used up too, and the text that was cut off is its last span.
+    A timestamp after text ends a span. The window is used up where its last text has an end timestamp and no token
+    follows. Where a new span was opened, or the text was cut off (``finished`` is false, or no end timestamp), the next
+    window starts at the end of the last complete span. Without a complete span, or where the next window would move on
+    by less than ``least`` steps, the window is used up too, and the text that was cut off is its last span.
     """
     spans: list[Span] = []
     opened: int | None = None
@@ -100,19 +100,19 @@ class Assessment:
         )
 
     def is_improbable(self, options: TranscribeOptions) -> bool:
-        """The tokens were improbable."""
+        """True if the tokens were improbable."""
         limit = options.logprob_threshold
         return limit is not None and not self.avg_logprob >= limit
 
     def is_silent(self, options: TranscribeOptions) -> bool:
-        """Nobody speaks in the window: the model says so, and has nothing convincing to write."""
+        """True if nobody speaks in the window: the model says so, and its text is not convincing."""
         limit = options.no_speech_threshold
         if limit is None or self.no_speech_prob <= limit:
             return False
         return options.logprob_threshold is None or self.is_improbable(options) or not self.text.strip()
 
     def is_good(self, options: TranscribeOptions) -> bool:
-        """No other temperature is needed."""
+        """True if no other temperature is needed."""
         limit = options.compression_ratio_threshold
         repeats = limit is not None and self.compression_ratio > limit
         return self.is_silent(options) or not (repeats or self.is_improbable(options))

@@ -1,6 +1,6 @@
-"""Who runs when, in which pages, and what each step holds: continuous batching.
+"""Which sequence runs when, in which pages, and what each step feeds: continuous batching.
 
-`planner` owns the state and commits; `acts` drafts a step; `room` keeps the places, pages and slots; `acquirer` and
-`holds` say who acquires encoder outputs; `quarantine` finds who crashes the steps. The room imports the rest of `core`.
-An act never changes anything but its draft.
+`planner` owns the state and commits; `acts` drafts a step; `room` keeps the books of places, pages and slots;
+`acquirer` and `holds` say which sequence acquires encoder outputs; `quarantine` finds the request that crashes steps.
+The folder imports the rest of `core`. An act changes nothing but its draft.
 """

@@ -1,8 +1,8 @@
-"""Who acquires encoder outputs next, and who of those that wait lacks nothing but room.
+"""Which sequence acquires encoder outputs next, and which waiting sequences lack nothing but room.
 
-A waiting sequence *seeks* until it has acquired what it needs to start; then it is *ahead*, and *ready* when it may
-read all of it. One that needs no encoder output is ready at once. A running sequence that has read what it held *wants*
-its next items.
+A waiting sequence *seeks* until it has acquired the encoder outputs that it needs to start. The sequence is *ahead*
+from then on, and *ready* once it holds them all. A sequence that needs no encoder output is ready at once. A running
+sequence that has read the outputs that it held *wants* its next items.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .sequence import Phase, Sequence
 
 @define(eq=False)
 class Acquirer:
-    """The queues for encoder outputs. ``ready``: they wait, and lack nothing but room."""
+    """The queues for encoder outputs. ``ready``: waiting sequences that lack nothing but room."""
 
     limits: PlannerLimits
     room: Room
     holds: EncoderHolds
     ready: Ordered[Sequence] = field(factory=Ordered, init=False)
-    _seeking: Ordered[Sequence] = field(factory=Ordered, init=False)  # they wait, and have not acquired what they need
-    _ahead: Ordered[Sequence] = field(factory=Ordered, init=False)  # that have acquired, and wait
-    _wanting: Ordered[Sequence] = field(factory=Ordered, init=False)  # running, in need of their next items
-    _stale: bool = field(default=False, init=False)  # something happened by which somebody may acquire
+    _seeking: Ordered[Sequence] = field(factory=Ordered, init=False)  # waiting, have not acquired what they need
+    _ahead: Ordered[Sequence] = field(factory=Ordered, init=False)  # waiting, have acquired what they need
+    _wanting: Ordered[Sequence] = field(factory=Ordered, init=False)  # running, need their next items
+    _stale: bool = field(default=False, init=False)  # since the last decision an acquire may have become possible
 
     def has_what_it_needs(self, sequence: Sequence) -> bool:
-        """Whether what made it ready is there still: its cross KV may have lost its slot, and the cached pages that
-        covered some of its items may have been taken."""
+        """True if what made the sequence ready is still there. Since then its cross KV may have lost its slot, and the
+        cached pages that made an encoder output unnecessary may have been evicted."""
         item = sequence.cross_item
         if item is not None:
             return self.room.slots.resident(item.key) or self.holds.holds_all(sequence)
@@ -41,25 +41,25 @@ class Acquirer:
         return first is None or first.key in self.holds.held(sequence)
 
     def _start(self, sequence: Sequence) -> int:
-        """The first position that it must have fed."""
+        """The first position of the sequence that must be fed."""
         return len(self.room.cached_pages(sequence)) * self.limits.page_size
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def granted(self, holder: str) -> None:
-        """``holder`` may read its encoder output. An unknown holder has withdrawn meanwhile."""
+        """``holder`` holds its encoder output now. An unknown holder has withdrawn its acquire."""
         sequence = self.holds.ready(holder)
         if sequence is not None and sequence.phase is Phase.WAITING:
             self.ready.put(sequence, sequence.key)
 
     def refused(self, holder: str) -> Sequence | None:
-        """The encoder cache will not give the output. Whose acquire it was; ``None``: withdrawn meanwhile."""
+        """The encoder cache refuses the acquire. Returns the sequence; ``None``: it has withdrawn the acquire."""
         self._stale = True
         return self.holds.refused(holder)
 
     def waits(self, sequence: Sequence) -> None:
-        """Looks at a waiting sequence anew: whether it lacks nothing but room. One that has acquired keeps that, except
-        placed items, of which it may need others now."""
+        """Puts a waiting sequence into the queues that it belongs to. The sequence keeps an acquired output for
+        cross-attention. It releases placed items, since it may need others now."""
         if not sequence.request.items:
             self.ready.put(sequence, sequence.key)
             return
@@ -74,23 +74,23 @@ class Acquirer:
         self._stale = True
 
     def waits_no_more(self, sequence: Sequence) -> None:
-        """It starts, or has ended."""
+        """The sequence starts, or has ended."""
         for queue in (self.ready, self._seeking, self._ahead):
             queue.discard(sequence)
         self._stale = True
 
     def has_read(self, sequence: Sequence) -> None:
-        """More of its positions are fed, or found in cached pages: it gives back the items that lie there."""
+        """More positions of the sequence are fed or cached: it releases the items that lie before them."""
         if self.holds.release_read(sequence) and sequence.phase is Phase.RUNNING:
             self._wanting.put(sequence, sequence.key)
         self._stale = True
 
     def reads_no_more(self, sequence: Sequence) -> None:
-        """It runs no longer."""
+        """The sequence runs no longer."""
         self._wanting.discard(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """It gives back what it holds, and withdraws what it waits for."""
+        """The sequence releases what it holds, and withdraws its open acquires."""
         if self.holds.keys(sequence):
             self.holds.release_all(sequence)
             self._stale = True
@@ -98,8 +98,8 @@ class Acquirer:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def acquire_next(self) -> None:
-        """Running sequences acquire their next items, and those at the head of the queue what they need to start, in
-        order and as far as there is room; for an earlier one the latest that wait give up theirs."""
+        """Acquires the next items of running sequences, then what the first waiting sequences need to start, in order
+        and while the encoder cache has room. The last waiting sequences give up theirs for an earlier sequence."""
         if not self._stale:
             return
         self._stale = False
@@ -116,8 +116,8 @@ class Acquirer:
             self._seeking.discard(sequence)
 
     def _try_acquire(self, sequence: Sequence, start: int) -> bool:
-        """Acquires what ``sequence`` needs to go on from position ``start``; one that waits and needs nothing is
-        ready."""
+        """Acquires what ``sequence`` needs to go on from position ``start``. False: there is no room. A waiting
+        sequence that needs nothing becomes ready."""
         item = sequence.cross_item
         if item is None:
             items = self.holds.group(sequence.placeholders.needed(start))
@@ -133,7 +133,8 @@ class Acquirer:
         return True
 
     def _withdraw_for(self, sequence: Sequence) -> bool:
-        """The last one that has acquired and waits gives that up, if ``sequence`` runs or comes before it."""
+        """Has the last waiting sequence give up what it acquired, unless ``sequence`` waits behind it. False: none
+        does."""
         last = self._ahead.last()
         if last is None or (sequence.phase is Phase.WAITING and last.key < sequence.key):
             return False

@@ -1,4 +1,4 @@
-"""What the planner decided and others must hear of: actions, which the scheduler turns into messages and events."""
+"""What the planner decided: actions, which the scheduler turns into messages and events."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..request import EncoderItem, FinishReason
 
 @frozen
 class Acquire:
-    """Ask the encoder cache for the item; `Planner.encoder_ready` or `encoder_refused` answers.
+    """Acquire the item at the encoder cache; `Planner.encoder_ready` or `encoder_refused` answers.
 
-    ``holder`` is new for every acquire, so that a late answer to a withdrawn one is recognised. ``order``: the smallest
-    is served first."""
+    ``holder`` is new for every acquire, so that a late answer to a withdrawn acquire is recognised. ``order``: the
+    smallest is served first."""
 
     holder: str
     item: EncoderItem
@@ -25,7 +25,7 @@ class Acquire:
 
 @frozen
 class Release:
-    """``holder`` no longer needs the entry (or no longer waits for it)."""
+    """``holder`` releases the entry, or withdraws its acquire."""
 
     holder: str
     key: str
@@ -61,14 +61,14 @@ class Suspect:
 
 @frozen
 class Shrink:
-    """Steps feed at most ``tokens`` from now on: one did not fit the memory."""
+    """Steps feed at most ``tokens`` from now on: a step did not fit the device's memory."""
 
     tokens: int
 
 
 @frozen
 class Commit:
-    """All that a step gave to the request is final."""
+    """A step's results for the request are final."""
 
     request_id: str
     sampled: tuple[SampledToken, ...]
@@ -92,10 +92,10 @@ class Fail:
 
 @frozen
 class Abort:
-    """The request ended because somebody wished so."""
+    """The request was aborted."""
 
     request_id: str
 
 
 Action: TypeAlias = Acquire | Release | HoldsAll | Start | Preempt | Suspect | Shrink | Commit | Finish | Fail | Abort
-"""Something that the scheduler must tell others."""
+"""One decision of the planner."""

@@ -1,9 +1,9 @@
 """How a step is planned: the acts over a `StepDraft`. They read the planner's state and write the draft alone.
 
-In this order: running sequences *give way* to a more urgent one that waits; those that decode have their token each;
-prompts that are being read *read on* with what is left; those that wait are *admitted*; tokens that nobody took *fill
-up* the prompts that wanted more; draft tokens are *proposed* with what nobody wants. Whom a step may run is one rule,
-`_eligible`.
+In this order: running sequences *give way* to a more urgent waiting one; each sequence that *decodes* is fed one token;
+prompts that are partly fed *read on* with the tokens that are left; waiting sequences are *admitted*; tokens that are
+still left *fill up* the prompts that wanted more, and then go to *proposed* draft tokens. `_eligible` alone says which
+sequences a step may run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .quarantine import Quarantine
 from .room import Room
 from .sequence import Phase, Sequence
 
-_MOST_WORK = 4096  # pages looked at to admit sequences in one step, a key that must be computed counting as several
+_MOST_WORK = 4096  # pages looked up to admit sequences in one step; a page key to compute counts as `_KEY_WORK` pages
 _KEY_WORK = 4
 _IN_ORDER = attrgetter("key")
 
 
 @define(eq=False)
 class Acts:
-    """``sequences``: all that are here, by request id."""
+    """``sequences``: all sequences of the planner, by request id."""
 
     limits: PlannerLimits
     sequences: Mapping[str, Sequence]
@@ -39,8 +39,8 @@ class Acts:
     step_size: BatchSize
 
     def draft(self) -> StepDraft:
-        """The next step. Suspects run in steps of their own. Where none of them can, everybody else does, but nobody
-        starts who comes after a suspect that waits for room."""
+        """The next step. Suspects run in steps of their own. Where no suspect can run, the other sequences do, but no
+        sequence starts that comes after a suspect that waits for room."""
         lost: dict[Sequence, None] = {}
         blocked: Sequence | None = None
         for only in (*self._turns(), None):
@@ -61,12 +61,12 @@ class Acts:
             self._admit(draft, ready)
             self._fill_up(draft)
             self._propose(draft)
-            if draft.parts:  # a turn without any has moved nobody: whom it would have preempted stays for now
+            if draft.parts:  # a turn without parts is discarded, with its preemptions
                 break
             blocked = draft.blocked
         return draft
 
-    # -- whom it may run ---------------------------------------------------------------------------------------------
+    # -- which sequences a step may run ------------------------------------------------------------------------------
 
     def _turns(self) -> Iterable[frozenset[str]]:
         if not self.quarantine:
@@ -76,7 +76,7 @@ class Acts:
         return self.quarantine.turns(s.request.id for s in sorted(may_run, key=_IN_ORDER))
 
     def _eligible(self, only: frozenset[str] | None) -> tuple[list[Sequence], Iterable[Sequence]]:
-        """Whom a step may run, of those that run and of those that are ready: ``only`` these, or all but suspects."""
+        """The running and the ready sequences that a step may run: ``only`` these; ``None``: all but suspects."""
         if only is not None:
             chosen = sorted((self.sequences[request_id] for request_id in only), key=_IN_ORDER)
             running = [sequence for sequence in chosen if sequence.phase is Phase.RUNNING]
@@ -87,8 +87,8 @@ class Acts:
         return free, (sequence for sequence in self.acquirer.ready if sequence.request.id not in self.quarantine)
 
     def _split(self, running: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Those that want one token and need no item for it, and those that read their prompt. A sequence with draft
-        tokens in flight wants nothing: how many it will have sampled is not known."""
+        """The sequences that decode (one token, no item), and those that read their prompt. A sequence with draft
+        tokens in flight is neither: how many tokens it will have sampled is not known."""
         decoding, reading = [], []
         for sequence in running:
             known = len(sequence.tokens) + sequence.sampling
@@ -104,8 +104,8 @@ class Acts:
     # -- giving way --------------------------------------------------------------------------------------------------
 
     def _give_way(self, draft: StepDraft) -> None:
-        """A waiting sequence that lacks nothing but room has that of running ones that are less urgent and come later:
-        of the last ones first, of as few as will do, and of none where all of them together would not do."""
+        """Preempts running sequences for the first ready one, if they are less urgent and come later: the last ones
+        first, as few as will do, and none where all of them together have too little room."""
         urgent, running = self.acquirer.ready.first(), self.room.running
         if urgent is None or self.room.leaving or not running or self.room.is_blocked(urgent):
             return
@@ -129,7 +129,7 @@ class Acts:
     # -- those that run ----------------------------------------------------------------------------------------------
 
     def _decode(self, draft: StepDraft, decoding: list[Sequence]) -> None:
-        """One token for each; where a step may not feed as many, for those that have waited longest."""
+        """Feeds one token to each sequence; where a step has too few, to those that have waited longest."""
         if len(decoding) > draft.tokens:
             longest = sorted(decoding, key=attrgetter("last_step"))[: draft.tokens]
             decoding = sorted(longest, key=_IN_ORDER)
@@ -142,8 +142,8 @@ class Acts:
             draft.add(Part(sequence, start, 1, 1, pages))
 
     def _make_room(self, draft: StepDraft, wanting: Sequence, pages: int) -> bool:
-        """Has the latest running sequences, perhaps ``wanting`` itself, give way until ``pages`` are left. False: not
-        yet."""
+        """Preempts the last running sequences, perhaps ``wanting`` itself, until ``pages`` are left. False: ``wanting``
+        cannot run in this step."""
         while draft.pages < pages:
             if self.room.leaving or draft.awaits:
                 return False  # pages are on their way back already
@@ -156,8 +156,8 @@ class Acts:
         return True
 
     def _read_on(self, draft: StepDraft, reading: list[Sequence]) -> None:
-        """What decoding leaves of the step's tokens goes to the prompts that are being read, half of it to the first
-        one, half of the rest to the next one, and so on. They have had all their pages since they started."""
+        """Shares the tokens that decoding has left among the partly fed prompts: half to the first prompt, half of the
+        remainder to the next one, and so on. These sequences have had all their pages since they started."""
         for index, sequence in enumerate(reading):
             if draft.tokens <= 0:
                 return
@@ -168,7 +168,7 @@ class Acts:
                 draft.add(Part(sequence, sequence.dispatched, length, wanted))
 
     def _wanted(self, sequence: Sequence, start: int) -> int:
-        """Tokens that could be fed from ``start`` on: up to the first item that the sequence does not hold."""
+        """Tokens that can be fed from ``start`` on: up to the first item that the sequence does not hold."""
         stop = sequence.known
         if start < sequence.placeholders.stop:
             reach = sequence.placeholders.reach(start, self.acquirer.holds.held(sequence))
@@ -178,8 +178,8 @@ class Acts:
     # -- those that wait ---------------------------------------------------------------------------------------------
 
     def _admit(self, draft: StepDraft, ready: Iterable[Sequence]) -> None:
-        """Those that wait and lack nothing but room start, in order: nobody while one before it waits for room, nor in
-        a step that had to preempt. Who starts is part of that very step: a step that fails starts it anew."""
+        """Starts ready sequences, in order: none behind one that waits for room, and none in a step that had to
+        preempt. A sequence that starts is part of the same step. Where the step fails, the sequence starts anew."""
         if draft.preempted:
             return
         for sequence in ready:
@@ -219,8 +219,8 @@ class Acts:
         return True
 
     def _first_share(self, draft: StepDraft, wanted: int) -> int:
-        """The length of a newcomer's first chunk; 0: it had better wait for a step with more to give. A prompt that
-        cannot be divided runs alone where it is long."""
+        """The length of a newcomer's first chunk; 0: it waits for a step with more tokens left. A prompt that cannot be
+        divided runs alone where it is too long for a step's tokens."""
         if self.limits.whole_prompts:
             return wanted if wanted <= draft.tokens or not draft.parts else 0
         others = len(self.acquirer.ready) > len(draft.starts) + 1
@@ -228,8 +228,8 @@ class Acts:
         return 0 if length < min(wanted, self.limits.page_size) and draft.parts else length
 
     def _fits(self, draft: StepDraft, sequence: Sequence, cached: tuple[int, ...]) -> bool:
-        """Whether there is a place, a slot, pages for all tokens of ``sequence``, and some for those to come: for its
-        own, and for those of whoever runs beside it."""
+        """True if there are a place, a slot, pages for all tokens of ``sequence``, and pages for the next tokens of
+        ``sequence`` and of the sequences beside it."""
         item = sequence.cross_item
         if draft.places < 1 or (item is not None and draft.slots < self._slots_taken(draft, item)):
             return False
@@ -240,24 +240,24 @@ class Acts:
         return needed + self._growth(sequence, tokens) + self._growth_beside(draft, tokens) <= draft.pages
 
     def _growth_beside(self, draft: StepDraft, tokens: int) -> int:
-        """Pages that those beside a newcomer will take for their next ``tokens`` tokens. Summed once for a step."""
+        """Pages that the sequences beside a newcomer need for their next ``tokens`` tokens. Summed once a step."""
         if tokens not in draft.growth:
             beside = (other for other in (*self.room.running, *draft.starts) if other not in draft.preempted)
             draft.growth[tokens] = sum(self._growth(other, tokens) for other in beside)
         return draft.growth[tokens]
 
     def _grow(self, draft: StepDraft, sequence: Sequence, sign: int) -> None:
-        """``sequence`` is (1), or is no more (-1), one of those beside a newcomer."""
+        """Adds (1) ``sequence`` to those beside a newcomer, or removes it (-1)."""
         for tokens in draft.growth:
             draft.growth[tokens] += sign * self._growth(sequence, tokens)
 
     def _growth(self, sequence: Sequence, tokens: int) -> int:
-        """Pages that it will take for its next ``tokens`` tokens."""
+        """Pages that ``sequence`` needs for its next ``tokens`` tokens."""
         has = max(len(sequence.pages), self.room.pages_for(len(sequence.tokens)))
         return max(0, self.room.pages_for(min(sequence.known + tokens, sequence.limit)) - has)
 
     def _unused(self, draft: StepDraft, cached: Iterable[int]) -> int:
-        """Pages that a start behind ``cached`` ones takes from those that are left: what nobody uses or joins yet."""
+        """Pages among ``cached`` that count as free until a sequence joins them: no sequence uses or joins them yet."""
         return self.room.pages.unused(page for page in cached if page not in draft.joined)
 
     def _slots_taken(self, draft: StepDraft, item: EncoderItem) -> int:
@@ -267,7 +267,7 @@ class Acts:
     # -- what is left over -------------------------------------------------------------------------------------------
 
     def _fill_up(self, draft: StepDraft) -> None:
-        """Tokens that nobody has taken go to the prompts that wanted more than their share."""
+        """Gives the tokens that are left to the prompts that wanted more than their share."""
         for part in draft.parts:
             if draft.tokens <= 0:
                 return
@@ -277,7 +277,7 @@ class Acts:
                 draft.tokens -= more
 
     def _propose(self, draft: StepDraft) -> None:
-        """Draft tokens, from what is left when everybody has what it wants: they cost nobody a token or a page."""
+        """Adds draft tokens, from the tokens and pages that no sequence of the step needs otherwise."""
         if not self.limits.draft_tokens:
             return
         for part in draft.parts:
@@ -296,5 +296,5 @@ class Acts:
 
 
 def _yields(running: Sequence, urgent: Sequence) -> bool:
-    """Whether ``running`` gives way to ``urgent``: its priority is less urgent, and it comes later."""
+    """True if ``running`` gives way to ``urgent``: the priority of ``running`` is less urgent, and it comes later."""
     return running.request.priority > urgent.request.priority and running.key > urgent.key

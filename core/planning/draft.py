@@ -1,4 +1,4 @@
-"""A step while it is being planned: what it would take and whom it would move. Nothing happens before its commit."""
+"""A step while it is being planned: what it takes, what it starts and preempts. Nothing changes before its commit."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ class Part:
 
     @property
     def stop(self) -> int:
-        """One past its last position, draft tokens not counted."""
+        """One past the part's last position, draft tokens not counted."""
         return self.start + self.length
 
     @property
     def samples(self) -> bool:
-        """Whether it ends at the sequence's last token."""
+        """True if the part ends at the sequence's last token."""
         return self.start + self.length == len(self.sequence.tokens) + self.sequence.sampling
 
 
 @define(eq=False)
 class StepDraft:
-    """``tokens``, ``pages``, ``slots`` and ``places`` are what is left for those who come next."""
+    """``tokens``, ``pages``, ``slots`` and ``places`` are what is left for the sequences that come next."""
 
     tokens: int
     pages: int
     slots: int
     places: int
     parts: list[Part] = field(factory=list)
-    starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # and the cached pages that they begin with
-    preempted: dict[Sequence, None] = field(factory=dict)  # the last ones of those that run
-    lost: dict[Sequence, None] = field(factory=dict)  # what they relied on is gone: they must acquire anew
-    blocked: Sequence | None = None  # the first one that could start, if there were room
-    awaits: bool = False  # room is on its way back
-    work: int = 0  # pages looked at to admit somebody
-    joined: set[int] = field(factory=set)  # unused pages that those who start would join
-    slot_keys: set[str] = field(factory=set)  # whose cross KV those who start would join or write
-    growth: dict[int, int] = field(factory=dict)  # pages that those beside a newcomer take for so many tokens more
+    starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # each with the cached pages that it joins
+    preempted: dict[Sequence, None] = field(factory=dict)  # the last running ones
+    lost: dict[Sequence, None] = field(factory=dict)  # lost what made them ready: they acquire anew
+    blocked: Sequence | None = None  # the first ready one that lacks room
+    awaits: bool = False  # a preempted sequence is in flight: its room comes back later
+    work: int = 0  # pages looked up to admit sequences, see `_MOST_WORK` in `acts`
+    joined: set[int] = field(factory=set)  # cached pages that the starts join
+    slot_keys: set[str] = field(factory=set)  # content keys whose cross KV the starts join or write
+    growth: dict[int, int] = field(factory=dict)  # by token count: pages that running and started ones need for so many
 
     def add(self, part: Part) -> None:
-        """``part`` is in the step."""
+        """Puts ``part`` into the step."""
         self.parts.append(part)
         self.tokens -= part.length
         self.pages -= part.pages
 
     def waits_before(self, sequence: Sequence) -> bool:
-        """True if one that comes before ``sequence`` waits for room."""
+        """True if a sequence that comes before ``sequence`` waits for room."""
         return self.blocked is not None and self.blocked.key < sequence.key
 
     def preempt(self, victim: Sequence, pages: int) -> None:
-        """``victim`` gives way; ``pages`` come back, at once where no step in flight mentions it."""
+        """Has ``victim`` give way. Its ``pages`` come back, at once where no step in flight mentions ``victim``."""
         self.preempted[victim] = None
         if victim.in_flight:
             self.awaits = True
@@ -67,6 +67,7 @@ class StepDraft:
             self.pages += pages
 
     def share(self, wanted: int, least: int, *, others: bool) -> int:
-        """How many of ``wanted`` tokens a prompt is fed: what is left, and where ``others`` want some, half of that."""
+        """How many of ``wanted`` tokens a prompt is fed: up to all that are left; where ``others`` want some, up to
+        half of them, or up to ``least``."""
         most = max(self.tokens // 2, least) if others else self.tokens
         return min(wanted, most, self.tokens)

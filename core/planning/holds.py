@@ -1,9 +1,9 @@
-"""What sequences hold of the encoder cache, and the rule that keeps them from waiting for each other.
+"""The encoder outputs that sequences hold, and the rule that keeps sequences from waiting for each other.
 
 *Acquire* asks the encoder cache for an output, *hold* is to have it, *release* gives it back or withdraws the acquire.
 
-Room is granted here, before anything is acquired: all outputs that are acquired fit the encoder cache together. So no
-acquire waits for another one's release, and nobody holds one output while it waits for room for the next.
+Room is granted here, before an output is acquired: all acquired outputs fit the encoder cache together. So no acquire
+waits for another one's release, and no sequence holds one output while it waits for room for the next.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .sequence import Sequence
 
 @define(eq=False)
 class _Hold:
-    """``holder`` is its name at the encoder cache: new for every acquire, so that a late answer to a withdrawn one is
-    recognised."""
+    """``holder`` is the hold's name at the encoder cache: new for every acquire, so that a late answer to a withdrawn
+    acquire is recognised."""
 
     holder: str
     sequence: Sequence
@@ -31,43 +31,43 @@ class _Hold:
 
 @define(eq=False)
 class EncoderHolds:
-    """The acquired outputs of all sequences; what is to be told goes to ``actions``. ``capacity``: bytes."""
+    """The acquired outputs of all sequences. Acquires and releases go to ``actions``. ``capacity``: bytes."""
 
     capacity: int
     actions: list[Action]
     _holds: dict[Sequence, dict[str, _Hold]] = field(factory=dict, init=False)  # by content key
     _holders: dict[str, _Hold] = field(factory=dict, init=False)
-    _users: Counter[str] = field(factory=Counter, init=False)  # of each key
-    _taken: int = field(default=0, init=False)  # bytes of all keys
-    _acquired: int = field(default=0, init=False)  # numbers the holders
+    _users: Counter[str] = field(factory=Counter, init=False)  # how many sequences have acquired each key
+    _taken: int = field(default=0, init=False)  # bytes of all acquired keys
+    _acquired: int = field(default=0, init=False)  # acquires so far: numbers the holders
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def keys(self, sequence: Sequence) -> Set[str]:
-        """The keys that it has acquired."""
+        """The keys that the sequence has acquired."""
         return self._holds.get(sequence, {}).keys()
 
     def held(self, sequence: Sequence) -> set[str]:
-        """The keys that it may read."""
+        """The keys that the sequence holds."""
         return {key for key, hold in self._holds.get(sequence, {}).items() if hold.ready}
 
     def holder(self, sequence: Sequence, key: str) -> str:
-        """Its name at the encoder cache for ``key``, which it has acquired."""
+        """The sequence's name at the encoder cache for ``key``, which it has acquired."""
         return self._holds[sequence][key].holder
 
     def holds_all(self, sequence: Sequence) -> bool:
-        """Whether it may read all that it has acquired, and that is something."""
+        """True if the sequence holds all keys that it has acquired, at least one."""
         holds = self._holds.get(sequence)
         return holds is not None and all(hold.ready for hold in holds.values())
 
     def fits(self, items: Iterable[EncoderItem]) -> bool:
-        """Whether there is room for ``items`` beside all that is acquired."""
+        """True if there is room for ``items`` beside all acquired outputs."""
         fresh = {item.key: item.size for item in items if item.key not in self._users}
         return self._taken + sum(fresh.values()) <= self.capacity
 
     def group(self, items: Iterable[EncoderItem]) -> list[EncoderItem]:
-        """As many of the first ``items`` as fit half of the encoder cache together, at least one: so the next ones are
-        encoded while these are read."""
+        """As many of the first ``items`` as fit half of the encoder cache together, at least one: so the next items are
+        encoded while the decoder reads these."""
         chosen: list[EncoderItem] = []
         left = self.capacity // 2
         for item in items:
@@ -80,7 +80,7 @@ class EncoderHolds:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def acquire(self, sequence: Sequence, items: Iterable[EncoderItem]) -> None:
-        """Asks for ``items``, which fit. The sequence must have acquired nothing."""
+        """Acquires ``items``, which must fit. The sequence must have acquired nothing yet."""
         name = sequence.request.id
         assert sequence not in self._holds, f"{name} would wait for encoder outputs while it holds others"
         holds = self._holds[sequence] = {}
@@ -93,8 +93,8 @@ class EncoderHolds:
             self.actions.append(Acquire(hold.holder, item, sequence.key[0], name))
 
     def ready(self, holder: str) -> Sequence | None:
-        """``holder`` may read its output. The sequence that holds all of its outputs now; ``None``: it still waits, has
-        withdrawn meanwhile, or has ended and waits for a step in flight before it releases them."""
+        """``holder`` holds its output now. Returns the sequence if it holds all of its outputs; ``None``: the sequence
+        waits for others, has withdrawn the acquire, or has ended and keeps them until a step in flight is answered."""
         hold = self._holders.get(holder)
         if hold is None:
             return None
@@ -105,7 +105,7 @@ class EncoderHolds:
         return hold.sequence
 
     def refused(self, holder: str) -> Sequence | None:
-        """The encoder cache will not give the output. Whose acquire it was; ``None``: withdrawn meanwhile."""
+        """The encoder cache refuses the acquire. Returns the sequence; ``None``: it has withdrawn the acquire."""
         hold = self._holders.get(holder)
         if hold is None:
             return None
@@ -113,9 +113,9 @@ class EncoderHolds:
         return hold.sequence
 
     def release_read(self, sequence: Sequence) -> bool:
-        """Releases the placed items that lie wholly before what answered steps have fed, and all of them where it
-        cannot go on with what it holds: an item that comes once more, but only behind something else. Whether it needs
-        others now."""
+        """Releases the placed items that answered steps have read wholly. Releases all items where the sequence cannot
+        go on with them: a held item that comes again, but behind an item that is not held. True if the sequence must
+        acquire its next items."""
         for key in [key for key in self.keys(sequence) if sequence.placeholders.is_read(key, sequence.fed)]:
             self._release(sequence, key)
         if self.keys(sequence) and not self.holds_all(sequence):
@@ -125,12 +125,12 @@ class EncoderHolds:
         return not self.keys(sequence) and sequence.fed < sequence.placeholders.stop
 
     def release_all(self, sequence: Sequence) -> None:
-        """Gives back what it holds and withdraws what it waits for."""
+        """Releases what the sequence holds, and withdraws its open acquires."""
         for key in list(self.keys(sequence)):
             self._release(sequence, key)
 
     def generation_lost(self) -> None:
-        """No output is there any more. Every acquire stands: it will be answered once more."""
+        """All outputs are lost. Every acquire stands: the encoder cache answers it once more."""
         for hold in self._holders.values():
             hold.ready = False
 

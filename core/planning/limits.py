@@ -9,7 +9,7 @@ from ..model import ModelDescription
 
 @frozen(kw_only=True)
 class PlannerLimits:
-    """What the planner plans against."""
+    """The sizes that the planner keeps to."""
 
     max_running: int
     max_step_tokens: int
@@ -18,19 +18,19 @@ class PlannerLimits:
     cross_slots: int
     eos_token_ids: frozenset[int]
     steps_in_flight: int = 2
-    crashes_alone: int = 2  # a request whose step fails this often, alone, is poison; more where the device is flaky
-    encoder_cache_bytes: int = 1 << 62  # each item, and those that one acquires together, must fit
-    identity: str = ""  # of the weights: goes into the keys of pages
+    crashes_alone: int = 2  # so many crashes alone in a step make a request poison; more where the device is flaky
+    encoder_cache_bytes: int = 1 << 62  # each item, and those that one sequence acquires together, must fit
+    identity: str = ""  # of the weights: part of the page keys
     prefix_caching: bool = False
-    draft_tokens: int = 0  # most draft tokens of a step, for one sequence
+    draft_tokens: int = 0  # most draft tokens of one sequence in a step
     whole_prompts: bool = False  # a prompt is one chunk, and holds no pages
-    headroom: int = 4  # pages that everybody who runs must find free when another one starts: a newcomer that is
-    # preempted after a few tokens is read for nothing
+    headroom: int = 4  # pages that must be free for each running sequence when another one starts: a newcomer that
+    # is preempted after a few tokens was fed in vain
 
     @property
     def acquire_ahead(self) -> int:
-        """Waiting sequences that may have acquired encoder outputs: enough to fill the next encode batches, few enough
-        that an urgent one finds room."""
+        """How many waiting sequences may have acquired encoder outputs: enough to fill the next encode batches, few
+        enough that an urgent sequence finds room."""
         return self.max_running + max(self.max_running // 2, 8)
 
     @classmethod

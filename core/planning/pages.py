@@ -1,4 +1,4 @@
-"""Who owns which page of self-attention KV and which slot of cross-attention KV. Pure bookkeeping, no tensors."""
+"""Which page of self-attention KV and which slot of cross-attention KV is taken. Pure bookkeeping, no tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Key: TypeAlias = bytes | str  # of a content
 class PageAllocator:
     """Pages ``0 .. total-1``: free, taken by one or more sequences, or cached.
 
-    A taken page may be listed under the key of its content (see `triolet.core.planning.prefix`), so that others
-    join it. When its last user has given it back it is cached: it stays listed until its place is needed, the least
-    recently used first.
+    A taken page may be listed under the key of its content (see `triolet.core.planning.prefix`), so that other
+    sequences join it. When its last user has given a listed page back, the page is cached: it stays listed until it
+    is needed for new content. The least recently used page goes first.
     """
 
     total: int
@@ -38,11 +38,11 @@ class PageAllocator:
 
     @property
     def cached(self) -> int:
-        """Pages that nobody uses, kept for their content."""
+        """Pages that no sequence uses, kept for their content."""
         return len(self._cached)
 
     def try_take(self, count: int) -> tuple[int, ...] | None:
-        """``count`` pages, or ``None`` (and nothing taken) where fewer are free."""
+        """Takes ``count`` pages, or none (``None``) where fewer are free."""
         if count > self.free:
             return None
         pages = tuple(self._pop() for _ in range(count))
@@ -57,35 +57,35 @@ class PageAllocator:
         return page
 
     def find(self, keys: Iterable[Key]) -> tuple[int, ...]:
-        """The listed pages of the longest beginning of ``keys``, which are read no further."""
+        """The pages of the longest listed prefix of ``keys``. Keys behind the first unlisted one are not computed."""
         return tuple(self._listed[key] for key in takewhile(self._listed.__contains__, keys))
 
     def unused(self, pages: Iterable[int]) -> int:
-        """How many of these listed pages nobody uses: whoever joins them takes them from those that are free."""
+        """How many of these listed pages no sequence uses: a join takes these from the free ones."""
         return sum(page in self._cached for page in pages)
 
     def exclusive(self, pages: Iterable[int]) -> int:
-        """How many of these taken pages have one user: they are free when that one gives them back."""
+        """How many of these taken pages have one user: these pages are free once that user gives them back."""
         return sum(self._users[page] == 1 for page in pages)
 
     def join(self, pages: Iterable[int]) -> None:
-        """One more user of each of these listed pages."""
+        """Adds one user to each of these listed pages."""
         for page in pages:
             assert page in self._keys, f"page {page} was joined, but it is not listed"
             self._users[page] = self._users.get(page, 0) + 1
             self._cached.pop(page, None)
 
     def list_as(self, page: int, key: Key) -> None:
-        """The taken ``page`` holds the content of ``key`` now. Where another page does so already, that one stays the
-        one to be found."""
+        """Lists the taken ``page`` under ``key``, its content. Where another page is listed under ``key``, that page
+        stays listed."""
         assert page in self._users, f"page {page} was listed, but nobody uses it"
         if key not in self._listed and page not in self._keys:
             self._listed[key] = page
             self._keys[page] = key
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """One user less of each page. The last ones are to lose their place first: they are of no use without those
-        before them."""
+        """Removes one user from each page. Of a sequence's cached pages the last are evicted first: they are of no use
+        without the pages before them."""
         for page in reversed(pages):
             assert page in self._users, f"page {page} was given back, but it is not taken"
             self._users[page] -= 1
@@ -98,7 +98,7 @@ class PageAllocator:
                 self._free.append(page)
 
     def forget_contents(self) -> None:
-        """What was in the pages is lost: nothing can be found any more. Users keep theirs."""
+        """The contents of all pages are lost: no page is listed any more. Users keep their pages."""
         self._free.extend(reversed(self._cached))
         self._cached.clear()
         self._keys.clear()
@@ -109,8 +109,8 @@ class PageAllocator:
 class CrossSlots(PageAllocator):
     """Slots of cross-attention KV: each is listed under its content as soon as it is taken.
 
-    It may be joined when the step that writes it is dispatched, since the runner runs steps in order; if that step
-    fails, `write_failed` unlists it.
+    A slot may be joined once the step that writes it is dispatched, since the runner runs steps in order. If that step
+    fails, `write_failed` unlists the slot.
     """
 
     @property
@@ -119,21 +119,21 @@ class CrossSlots(PageAllocator):
         return self.total - self.free
 
     def resident(self, key: str) -> bool:
-        """Whether ``key`` can be shared."""
+        """True if ``key`` has a slot to share."""
         return key in self._listed
 
     def in_use(self, key: str) -> bool:
-        """Whether ``key`` is resident, and somebody uses it."""
+        """True if ``key`` is resident, and a sequence uses its slot."""
         return self._listed.get(key) in self._users
 
     def share(self, key: str) -> int:
-        """One more user of a resident ``key``; its slot."""
+        """Adds one user to a resident ``key``, and returns its slot."""
         slot = self._listed[key]
         self.join((slot,))
         return slot
 
     def take(self, key: str) -> int:
-        """A slot to write ``key`` into, with one user."""
+        """Takes a slot to write ``key`` into, with one user."""
         assert key not in self._listed, f"cross KV of {key} is resident already"
         slots = self.try_take(1)
         assert slots is not None, "no cross slot is free or idle"
@@ -141,7 +141,7 @@ class CrossSlots(PageAllocator):
         return slots[0]
 
     def write_failed(self, key: str, slot: int) -> None:
-        """The step that should have written the slot failed: its users must leave, nobody may join."""
+        """Unlists a slot whose write failed, so that no sequence joins it. Its users must leave."""
         if self._listed.get(key) != slot:
             return  # already unlisted
         del self._listed[key], self._keys[slot]

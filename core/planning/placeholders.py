@@ -1,4 +1,4 @@
-"""Where a request's items lie among its tokens, by position: no question costs more with what has been read already."""
+"""Where a request's items lie among its tokens, by position. Placeholders that were read cost a question nothing."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Reading:
     """Placeholders in the order of their first positions, and which of them lie wholly before a position."""
 
     placeholders: Sequence[Placeholder]
-    _stops: list[int] = field(init=False)  # the furthest stop up to each
+    _stops: list[int] = field(init=False)  # the greatest stop up to each placeholder
 
     def __attrs_post_init__(self) -> None:
         self._stops = list(accumulate((placeholder.stop for placeholder in self.placeholders), max))
 
     @property
     def stop(self) -> int:
-        """One past the last position of all."""
+        """One past the last position of all placeholders."""
         return self._stops[-1] if self._stops else 0
 
     def unread(self, position: int) -> range:
-        """The indices of those that may reach beyond ``position``; all others lie before it."""
+        """The indices of the placeholders that may reach beyond ``position``; all others lie before it."""
         return range(bisect_right(self._stops, position), len(self.placeholders))
 
 
@@ -37,7 +37,7 @@ class PlaceholderItems:
 
     all: tuple[Placeholder, ...]
     _items: tuple[EncoderItem, ...]
-    stop: int = field(init=False)  # one past the last position of all
+    stop: int = field(init=False)  # one past the last position of all placeholders
     _reading: Reading = field(init=False)
     _last_stops: dict[str, int] = field(factory=dict, init=False)  # by key: an item may come twice
 
@@ -49,7 +49,7 @@ class PlaceholderItems:
 
     @classmethod
     def of(cls, request: Request) -> PlaceholderItems:
-        """Those of ``request``."""
+        """The placed items of ``request``."""
         placed = [(item.placeholder, item) for item in request.items if item.placeholder is not None]
         placed.sort(key=lambda pair: pair[0].start)
         return cls(tuple(placeholder for placeholder, _ in placed), tuple(item for _, item in placed))
@@ -67,12 +67,12 @@ class PlaceholderItems:
                 yield item
 
     def is_read(self, key: str, position: int) -> bool:
-        """Whether all places of ``key`` lie before ``position``."""
+        """True if all placeholders of ``key`` lie before ``position``."""
         return self._last_stops[key] <= position
 
     def reach(self, start: int, held: Collection[str]) -> int | None:
-        """The first position from ``start`` on whose embedding is of none of the keys ``held``; ``None``: there is
-        none."""
+        """The first position from ``start`` on whose embedding belongs to an item that is not in ``held``; ``None``:
+        there is none."""
         missing = (
             next(max(first, start) for first, stop in self.all[index].spans if stop > start)
             for index in self._reading.unread(start)

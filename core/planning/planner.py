@@ -1,4 +1,4 @@
-"""The planner: which sequence runs when, in which pages, and what each step holds. Continuous batching, pure.
+"""The planner: which sequence runs when, in which pages, and what each step feeds. Continuous batching, pure.
 
 Facts come in (`Planner.submit`, `encoder_ready`, `step_done`, ...), `Action` values come out through
 `Planner.take_actions`, steps through `Planner.next_step`. The scheduler actor turns actions into messages.
@@ -9,12 +9,12 @@ A request lives in the planner as a `Sequence`::
                  ^                                                  |
                  +----------- preempted, or its step failed --------+
 
-Up to ``steps_in_flight`` steps are dispatched and not yet answered. The planner therefore plans with tokens it does not
-know yet (the executor does), and *free follows completion*: pages, slots and encoder entries of a sequence are given
-back only when no dispatched step mentions it any more.
+Up to ``steps_in_flight`` steps are dispatched and not yet answered. The planner therefore plans with tokens that only
+the executor knows yet. *Free follows completion*: pages, slots and encoder outputs of a sequence are given back only
+when no dispatched step mentions the sequence any more.
 
-`Room` keeps the books of places, pages and slots, `Acquirer` decides who acquires encoder outputs next, and `Acts`
-drafts a step. Nothing changes before the draft is committed here.
+`Room` keeps the books of places, pages and slots, `Acquirer` decides which sequence acquires encoder outputs next, and
+`Acts` drafts a step. Nothing changes before the draft is committed here.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from .statistics import Counters, PlannerStatistics
 
 @define(eq=False)
 class _InFlightStep:
-    """A dispatched step and what must happen when it is answered."""
+    """A dispatched step, and the sequences that its answer concerns."""
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
-    writes: tuple[Sequence, ...]  # of the plan's cross writes
+    writes: tuple[Sequence, ...]  # those whose cross KV the step writes
     reads: tuple[Hold, ...]  # encoder outputs
 
 
@@ -85,7 +85,7 @@ class Planner:
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """A new request joins the queue. Its values were checked by the caller."""
+        """A new request joins the queue. The caller has checked its values."""
         assert request.id not in self._sequences, f"request {request.id} was submitted twice"
         sequence = Sequence.of(request, self._arrivals, self.limits)
         self._arrivals += 1
@@ -96,28 +96,28 @@ class Planner:
             self._end(sequence, Fail(request.id, too_large(largest, self.limits.encoder_cache_bytes)))
 
     def encoder_ready(self, holder: str) -> None:
-        """``holder`` may read its encoder output. An unknown holder has withdrawn meanwhile."""
+        """``holder`` holds its encoder output now. An unknown holder has withdrawn its acquire."""
         self._acquirer.granted(holder)
 
     def encoder_refused(self, holder: str, error: Exception) -> None:
-        """The encoder cache will not give the output: the request fails. An unknown holder has withdrawn meanwhile."""
+        """The encoder cache refuses the acquire: the request fails. An unknown holder has withdrawn its acquire."""
         sequence = self._acquirer.refused(holder)
         if sequence is not None and not sequence.ended:
             self._end(sequence, Fail(sequence.request.id, error))
 
     def abort(self, request_id: str) -> None:
-        """The client no longer wants the request. Unknown ids have ended already."""
+        """Aborts the request. An unknown id has ended already."""
         sequence = self._sequences.get(request_id)
         if sequence is not None and not sequence.ended:
             self._end(sequence, Abort(request_id))
 
     def abort_all(self) -> None:
-        """Every request that has not ended is aborted."""
+        """Aborts every request that has not ended."""
         for request_id in list(self._sequences):
             self.abort(request_id)
 
     def fail_all(self, error: RunnerCrashed) -> None:
-        """The runner is gone and answers no more: every request fails, whatever was in flight counts as answered."""
+        """The runner has crashed: every request fails, and the steps in flight count as answered."""
         self._steps.clear()
         for sequence in list(self._sequences.values()):
             sequence.in_flight = 0
@@ -126,14 +126,14 @@ class Planner:
         self.fail_waiting(lambda: _one_more(error))
 
     def fail_waiting(self, make_error: Callable[[], Exception]) -> None:
-        """No device will be there for them: every request that is here fails, each with an error of its own."""
+        """Every request that has not ended fails, since no device will run it. Each has an error of its own."""
         for sequence in list(self._sequences.values()):
             if not sequence.ended:
                 self._end(sequence, Fail(sequence.request.id, make_error()))
 
     def generation_lost(self) -> None:
-        """The runner has started anew: no step is in flight, no cross KV is written, no encoder output is there. Who
-        ran starts anew from its committed tokens; who held an output waits for it, as its acquire still stands."""
+        """The runner has restarted: the steps in flight, the KV and the encoder outputs are lost. A running sequence
+        starts anew from its committed tokens. The acquire of a held output stands: the sequence waits for it again."""
         self._epoch += 1
         for step in self._steps:
             self._unanswered(step)
@@ -148,7 +148,7 @@ class Planner:
         self._to_forget.clear()
 
     def step_done(self, result: StepResult) -> None:
-        """The oldest step in flight has been run."""
+        """The oldest step in flight went well."""
         step = self._answered(result.step_id)
         assert len(result.sampled) == len(step.sequences), "a step result must answer every chunk"
         self._quarantine.step_done()
@@ -162,7 +162,7 @@ class Planner:
             self._chunk_done(sequence, chunk, sampled)
 
     def _clear(self, step: _InFlightStep) -> None:
-        """Who has sampled a token is no suspect. A chunk that goes well says nothing of the chunks to come."""
+        """Clears the suspects that sampled a token. A chunk that goes well says nothing of the chunks to come."""
         for sequence, chunk in zip(step.sequences, step.plan.chunks, strict=True):
             if chunk.samples:
                 self._quarantine.clear(sequence.request.id)
@@ -181,19 +181,19 @@ class Planner:
             self._room.list_pages(sequence)
         if chunk.start < sequence.placeholders.stop:
             self._acquirer.has_read(sequence)
-        sequence.in_flight -= 1  # only now what has ended gives back its pages
+        sequence.in_flight -= 1  # only now: a sequence that ends above keeps its pages until here
         if sequence in self._room.leaving:
             self._settle(sequence)
 
     def step_failed(self, step_id: int, error: Exception, *, skipped: bool = False) -> None:
-        """The oldest step in flight failed and committed nothing; ``skipped``: it was not run, because the one before
-        it failed. Its sequences go back to the queue and start anew from their committed tokens.
+        """The oldest step in flight failed and committed nothing. Its sequences go back to the queue and start anew
+        from their committed tokens. ``skipped``: the step was not run, because the step before it failed.
 
-        A step that was too large for the device's memory accuses none of them: the next ones are half as large."""
+        A step that was too large for the device's memory makes no suspects: the next steps are half as large."""
         step = self._answered(step_id)
         self._unanswered(step)
         if skipped:
-            self._to_forget.extend(step.plan.ended)  # a step that was run has forgotten them, even if it failed then
+            self._to_forget.extend(step.plan.ended)  # a step that ran has had them forgotten, even where it failed
         else:
             self._step_raised(step, error)
         for sequence in step.sequences:
@@ -213,11 +213,11 @@ class Planner:
             self._suspect(sequence, error)
 
     def _divisible(self, step: _InFlightStep) -> bool:
-        """Whether less could be fed at once."""
+        """True if the step could be smaller."""
         return len(step.sequences) > 1 if self.limits.whole_prompts else step.plan.tokens > 1
 
     def _doom(self, step: _InFlightStep) -> None:
-        """The step will not be run: nobody may join what it should have written, nor go on from where it leads."""
+        """The step writes nothing: no sequence may join its cross KV, and its sequences leave to start anew."""
         for write in step.plan.cross_writes:
             self._room.slots.write_failed(write.key, write.slot)
         for sequence in step.sequences:
@@ -237,7 +237,7 @@ class Planner:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def take_actions(self) -> list[Action]:
-        """What has to be told since the last call, in order."""
+        """The actions since the last call, in order."""
         self._acquirer.acquire_next()
         actions = list(self._actions)
         self._actions.clear()
@@ -248,7 +248,7 @@ class Planner:
         while len(self._steps) < self.limits.steps_in_flight:
             draft = self._acts.draft()
             self._move(draft)
-            if draft.parts or (self._to_forget and not self._steps):  # else nobody tells the executor to forget
+            if draft.parts or (self._to_forget and not self._steps):  # an empty step tells the executor what to forget
                 return self._dispatch(draft)
             if not draft.preempted:
                 return None
@@ -262,12 +262,12 @@ class Planner:
         return not self._sequences and not self._steps
 
     def has(self, request_id: str) -> bool:
-        """Whether the request is here and has not ended."""
+        """True if the planner has the request, and it has not ended."""
         sequence = self._sequences.get(request_id)
         return sequence is not None and not sequence.ended
 
     def requests_of(self, step_id: int) -> tuple[str, ...]:
-        """Ids of the requests that a step in flight runs."""
+        """The ids of the requests in a step in flight."""
         return tuple([sequence.request.id for sequence in self._step(step_id).sequences])
 
     def reads_of(self, step_id: int) -> tuple[Hold, ...]:
@@ -295,11 +295,11 @@ class Planner:
             **asdict(self._counters),
         )
 
-    # -- committing it -----------------------------------------------------------------------------------------------
+    # -- committing a draft ------------------------------------------------------------------------------------------
 
     def _move(self, draft: StepDraft) -> None:
-        """Those that must leave their places do. Those that lost what they relied on acquire anew. Who found no room is
-        remembered."""
+        """Preempts the draft's victims. Has the sequences that lost what made them ready acquire anew. Remembers the
+        one that lacks room."""
         for victim in draft.preempted:
             self._counters.preemptions += 1
             self._actions.append(Preempt(victim.request.id))
@@ -331,9 +331,9 @@ class Planner:
         return plan
 
     def _start(self, draft: StepDraft) -> tuple[list[Sequence], list[Hold]]:
-        """Gives those that start their places. Returns which of them write cross KV, and the encoder outputs that they
-        read."""
-        for sequence, cached in draft.starts.items():  # what is there is joined before anything new may take its place
+        """Gives the draft's starts their places. Returns which of them write cross KV, and the encoder outputs that
+        they read."""
+        for sequence, cached in draft.starts.items():  # all joins come first: a new page or slot may evict cached ones
             self._room.join(sequence, cached)
         written, reads = [], []
         for sequence in draft.starts:
@@ -357,10 +357,10 @@ class Planner:
         self._actions.append(Start(sequence.request.id))
 
     def _take_slot(self, sequence: Sequence, item: EncoderItem) -> bool:
-        """Gives the sequence a slot. True if the step must write its cross KV. One that is there needs no encoder
-        output."""
+        """Gives the sequence a slot. True if the step must write its cross KV. Where the cross KV is resident, the
+        sequence releases its encoder output."""
         slots = self._room.slots
-        if sequence.slot is None and slots.resident(item.key):  # another one that starts now writes it
+        if sequence.slot is None and slots.resident(item.key):  # an earlier start of this step writes it
             sequence.slot = slots.share(item.key)
         if sequence.slot is not None:
             self._counters.cross_shared += 1
@@ -387,7 +387,7 @@ class Planner:
         return Chunk(sequence.id, part.start, part.length, sequence.pages, sequence.slot, samples, part.draft_tokens)
 
     def _reads(self, part: Part) -> Iterator[Hold]:
-        """The placed encoder outputs that a part of a step reads."""
+        """The placed encoder outputs that ``part`` reads."""
         for key in part.sequence.placeholders.touched(part.start, part.stop):
             yield Hold(self._holds.holder(part.sequence, key), key)
 
@@ -400,14 +400,14 @@ class Planner:
         return step
 
     def _unanswered(self, step: _InFlightStep) -> None:
-        """Nothing comes of the step any more."""
+        """No result of the step will come."""
         for sequence, chunk in zip(step.sequences, step.plan.chunks, strict=True):
             sequence.in_flight -= 1
             sequence.sampling -= chunk.samples
             sequence.drafting -= chunk.draft_tokens > 0
 
     def _commit_tokens(self, sequence: Sequence, sampled: SampledToken, *, samples: bool) -> None:
-        """All tokens that the chunk gave, up to one that ends the request."""
+        """Commits the tokens that the chunk sampled, up to one that ends the request."""
         request, reason = sequence.request, None
         given = (evolve(sampled, accepted=()), *sampled.accepted) if sampled.accepted else (sampled,)
         if samples and request.pooling is not None:
@@ -437,14 +437,14 @@ class Planner:
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """A running sequence has no further chunks; it is settled as soon as no step in flight mentions it."""
+        """A running sequence gets no further chunks. It is settled as soon as no step in flight mentions it."""
         if sequence.phase is Phase.RUNNING:
             self._room.leave(sequence)
             self._acquirer.reads_no_more(sequence)
         self._settle(sequence)
 
     def _settle(self, sequence: Sequence) -> None:
-        """A leaving sequence that no step mentions gives everything back; it is then gone, or waits to start anew."""
+        """A leaving sequence that no step in flight mentions gives everything back. It is gone then, or waits again."""
         if sequence.in_flight or sequence not in self._room.leaving:
             return
         if sequence.id is not None:
@@ -485,7 +485,7 @@ def _cross_write(sequence: Sequence) -> CrossWrite:
 
 
 def _one_more(error: RunnerCrashed) -> RunnerCrashed:
-    """One for each request: two tasks must not raise the same object."""
+    """A copy of ``error`` for each request: two tasks must not raise the same object."""
     failure = RunnerCrashed(str(error))
     failure.__cause__ = error.__cause__
     return failure

@@ -1,8 +1,7 @@
 """Keys of KV pages by content: what must be equal for two sequences to share a page.
 
 A full page is keyed by the key of the page before it, its tokens, and the images or audio placed in it (their content
-keys and which of their embeddings), under a root that names the weights. So equal keys mean equal prefixes. Keys are
-computed from values alone: nothing here knows a request.
+keys and which of their embeddings), under a root that names the weights. So equal keys mean equal prefixes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _BYTES = 16  # of a key: two different prefixes share one with a probability of 
 
 
 def root_key(identity: str, cross_key: str | None = None) -> bytes:
-    """The key before the first page: of the model, and of what its decoder reads through cross-attention."""
+    """The key before the first page: of the model, and of the item that its decoder reads through cross-attention."""
     return _digest(b"", repr((identity, cross_key)).encode())
 
 
@@ -31,12 +30,12 @@ def page_key(parent: bytes, token_ids: Sequence[int], start: int, placeholders: 
 
 
 def _marks(placeholders: Sequence[Placeholder], start: int, stop: int) -> list[tuple[str, int, int, int]]:
-    """For each span in ``[start, stop)``: the item, where the span lies seen from ``start``, and how many of the item's
-    embeddings come before it."""
+    """For each span that touches ``[start, stop)``: the item's key, the span's bounds relative to ``start``, and how
+    many of the item's embeddings come before the span."""
     marks = []
     for placeholder in placeholders:
         if placeholder.stop <= start or stop <= placeholder.start:
-            continue  # most pages of a long prompt touch none of its spans, which may be hundreds
+            continue  # most pages of a long prompt touch no span, and an item may have hundreds
         before = 0
         for first, last in placeholder.spans:
             if first < stop and start < last:
@@ -50,8 +49,8 @@ def _digest(parent: bytes, content: bytes) -> bytes:
 
 
 def prompt_keys(request: Request, *, page_size: int, identity: str) -> tuple[bytes, ...]:
-    """The keys of all full pages of a request's prompt, for `Request.page_keys`. A long prompt takes milliseconds, so
-    this is for a thread."""
+    """The keys of all full pages of a request's prompt, for `Request.page_keys`. A long prompt takes milliseconds: call
+    it in a worker thread."""
     keys = PageKeys.of(request, page_size=page_size, identity=identity)
     return tuple(keys.upto(request.prompt_token_ids, len(request.prompt_token_ids) // page_size))
 
@@ -70,19 +69,19 @@ class PageKeys:
         self._reading = Reading(self.placeholders)
 
     def __len__(self) -> int:
-        """How many have been computed."""
+        """How many keys have been computed."""
         return len(self._keys)
 
     @classmethod
     def of(cls, request: Request, *, page_size: int, identity: str) -> PageKeys:
-        """Those of ``request``, which may bring the keys of its prompt along."""
+        """The keys of ``request``, which may bring those of its prompt along."""
         cross = next((item.key for item in request.items if not item.spans), None)
         placeholders = tuple(item.placeholder for item in request.items if item.placeholder is not None)
         return cls(page_size, placeholders, root_key(identity, cross), list(request.page_keys))
 
     def upto(self, token_ids: Sequence[int], pages: int, *, first: int = 0) -> Iterator[bytes]:
-        """The keys of the pages ``first .. pages-1`` of ``token_ids``, which only ever grow. Each is computed when it
-        is asked for: all those of a long prompt take longer than others should have to wait."""
+        """The keys of the pages ``first .. pages-1`` of ``token_ids``, which only ever grow. Each key is computed when
+        the caller asks for it: all keys of a long prompt would hold up the other requests."""
         assert pages * self.page_size <= len(token_ids), "only full pages have keys"
         for page in range(first, pages):
             while len(self._keys) <= page:

@@ -1,9 +1,9 @@
-"""Who crashes the steps: suspects, how they are told apart, and when one of them is poison.
+"""Which request crashes the steps: suspects, how they are told apart, and when a suspect is poison.
 
-The requests of a failed step are suspects until they run well. They run in halves, so that the one that crashes the
-steps is found by bisection. A request that has crashed alone more often than chance explains fails (`StepHistory`): a
-device that fails now and then fails lone requests too. How likely that is, the latest steps tell: those without the
-request, and those that failed with it and that it has survived since.
+The requests of a failed step are suspects until each samples a token. Suspects run in halves, so that bisection finds
+the one that crashes the steps. A device that fails now and then crashes innocent requests too. So a suspect is poison
+only when it has crashed alone in its step more often than chance explains (`StepHistory`). The latest steps tell the
+chance: those without the suspect, and failed ones of requests that were cleared since.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST = 8
 
 @define(eq=False)
 class StepHistory:
-    """The latest steps, and who was part of those that failed."""
+    """The latest steps, and which requests were part of the failed ones."""
 
     _steps: deque[set[str] | None] = field(factory=lambda: deque(maxlen=_WINDOW), init=False)
 
@@ -36,21 +36,21 @@ class StepHistory:
         self._steps.append(set(request_ids))
 
     def cleared(self, request_id: str) -> None:
-        """The request has run well since, or is gone: the failures that it was part of no longer count against it."""
+        """The request has run well since, or is gone: the failed steps that it was in no longer count against it."""
         for accused in self._steps:
             if accused is not None:
                 accused.discard(request_id)
 
     def condemned(self, request_id: str) -> None:
-        """The request is poison: the failures that it was part of say nothing of the device."""
+        """The request is poison: the failed steps that it was in say nothing of the device."""
         self._steps = deque(
             (None if accused is not None and request_id in accused else accused for accused in self._steps), _WINDOW
         )
 
     def crashes_needed(self, request_id: str, least: int, *, steps: int = 1) -> int:
-        """Crashes alone, with no token sampled between them, that make it poison: ``least`` on a device that fails
-        nobody else, more on one that does, where little is known of the device, and where the request takes several
-        ``steps`` to its next token, each of which may fail; `_MOST` for each step at most."""
+        """How many crashes alone, with no token sampled between them, make the request poison: ``least`` on a device
+        that fails no other request. More on a device that does, where few steps are known, and where the request takes
+        several ``steps`` to its next token, each of which may fail. At most `_MOST` for each of these steps."""
         others = [accused for accused in self._steps if accused is None or request_id not in accused]
         failures = sum(accused is not None for accused in others)
         rate = (failures + 0.5) / (len(others) + 1)
@@ -60,13 +60,13 @@ class StepHistory:
 
 @define(eq=False)
 class _Suspect:
-    failed_steps: int = 0  # that it was part of, since the last one that went well
+    failed_steps: int = 0  # that it was in, since it last sampled a token
     crashes_alone: int = 0
 
 
 @define(eq=False)
 class Quarantine:
-    """The suspects, by request id. ``crashes_alone``: how many crashes at least make a request poison."""
+    """The suspects, by request id. ``crashes_alone``: the fewest crashes alone that make a request poison."""
 
     crashes_alone: int
     _suspects: dict[str, _Suspect] = field(factory=dict, init=False)
@@ -82,7 +82,7 @@ class Quarantine:
         return iter(self._suspects)
 
     def step_done(self) -> None:
-        """A step went well. It clears those who sampled a token in it, see `clear`, and nobody else."""
+        """A step went well. The caller must `clear` each request that sampled a token in it, and no other."""
         self._history.step_done()
 
     def step_failed(self, request_ids: tuple[str, ...]) -> None:
@@ -94,10 +94,10 @@ class Quarantine:
             suspect.crashes_alone += len(request_ids) == 1
 
     def poison(self, request_id: str, error: Exception, *, steps: int) -> PoisonRequest | None:
-        """The error of a suspect that is known for poison now.
+        """The error of a suspect that is poison now; ``None``: it is not yet.
 
         Args:
-            steps: how many it takes to its next token.
+            steps: how many steps the request takes to its next token.
         """
         crashes = self._suspects[request_id].crashes_alone
         if crashes < self._history.crashes_needed(request_id, self.crashes_alone, steps=steps):
@@ -111,16 +111,16 @@ class Quarantine:
         return poison
 
     def clear(self, request_id: str) -> None:
-        """It sampled a token, or has ended: whatever crashed the steps it was in, the request is no suspect."""
+        """The request sampled a token, or has ended: it is no suspect any more."""
         if self._suspects.pop(request_id, None) is not None:
             self._history.cleared(request_id)
 
     def turns(self, request_ids: Iterable[str]) -> Iterator[frozenset[str]]:
-        """Who of these suspects may run, in a step of their own: the first turn in which somebody has something to run.
+        """Groups of these suspects, each for a step of its own: the caller runs the first group that has work.
 
-        Half of those that were part of the most failed steps come first: a half that fails again is then the most
-        suspicious. Where these wait for room, the other half may run, and then the less suspicious: their end makes
-        room.
+        The first group is half of the suspects with the most failed steps: if that half fails again, it is the most
+        suspicious. Where the half waits for room, the other half may run, and then the less suspicious ones: their end
+        makes room.
         """
         levels: dict[int, list[str]] = {}
         for request_id in request_ids:

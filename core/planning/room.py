@@ -1,4 +1,4 @@
-"""Room: the places, pages and cross slots that sequences run in. Who runs has some, and who has left gives it back."""
+"""Room: the places, pages and cross slots of sequences. A running one has some; one that has left gives it back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .sequence import Phase, Sequence
 
 @define(eq=False)
 class Room:
-    """Who runs and who is leaving, the pages and the slots."""
+    """The running and the leaving sequences, the pages and the slots."""
 
     limits: PlannerLimits
     running: list[Sequence] = field(factory=list, init=False)  # in order
@@ -22,7 +22,7 @@ class Room:
     pages: PageAllocator = field(init=False)
     slots: CrossSlots = field(init=False)
     _came: int = field(default=0, init=False)  # how often a place, pages or a slot came back
-    _blocked: tuple[str, int] | None = field(default=None, init=False)  # who found no room, as of `_came`
+    _blocked: tuple[str, int] | None = field(default=None, init=False)  # a request that found no room, and `_came`
 
     def __attrs_post_init__(self) -> None:
         self.pages = PageAllocator(self.limits.pages)
@@ -32,45 +32,45 @@ class Room:
 
     @property
     def places(self) -> int:
-        """How many more may run."""
+        """How many more sequences may run."""
         return self.limits.max_running - len(self.running) - len(self.leaving)
 
     def pages_for(self, positions: int) -> int:
-        """Pages that so many positions take."""
+        """How many pages ``positions`` take."""
         return 0 if self.limits.whole_prompts else -(-positions // self.limits.page_size)
 
     def cached_pages(self, sequence: Sequence) -> tuple[int, ...]:
-        """The pages that hold the beginning of its tokens already."""
+        """The listed pages that hold the sequence's first tokens already."""
         if not self.limits.prefix_caching or sequence.shuns_cache:
             return ()
         return self.pages.find(sequence.page_keys.upto(sequence.tokens, sequence.most_cached()))
 
     def is_blocked(self, sequence: Sequence) -> bool:
-        """Whether it has found no room, and none has come since."""
+        """True if the sequence has found no room, and none has come back since."""
         return self._blocked == (sequence.request.id, self._came)
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def found_none(self, sequence: Sequence) -> None:
-        """``sequence`` could start, if there were room for it."""
+        """Remembers that ``sequence`` lacks nothing but room."""
         self._blocked = (sequence.request.id, self._came)
 
     def join(self, sequence: Sequence, cached: tuple[int, ...]) -> None:
-        """A sequence that starts uses what is there for it already: ``cached`` pages, and its cross KV."""
+        """A sequence that starts joins its ``cached`` pages, and its cross KV where that is resident."""
         self.pages.join(cached)
         sequence.pages = cached
         if sequence.cross_item is not None and self.slots.resident(sequence.cross_item.key):
             sequence.slot = self.slots.share(sequence.cross_item.key)
 
     def enter(self, sequence: Sequence) -> None:
-        """It runs, behind its cached pages."""
+        """The sequence runs, behind its cached pages."""
         insort(self.running, sequence, key=attrgetter("key"))
         sequence.phase = Phase.RUNNING
         sequence.listed = len(sequence.pages)
         sequence.dispatched = sequence.fed = sequence.listed * self.limits.page_size
 
     def list_pages(self, sequence: Sequence) -> None:
-        """What answered steps have written may be found by others."""
+        """Lists the full pages that answered steps have written, for others to find."""
         full = min(sequence.fed, len(sequence.tokens)) // self.limits.page_size
         keys = sequence.page_keys.upto(sequence.tokens, full, first=sequence.listed)
         for page, key in zip(sequence.pages[sequence.listed : full], keys, strict=True):
@@ -78,13 +78,13 @@ class Room:
         sequence.listed = max(full, sequence.listed)
 
     def leave(self, sequence: Sequence) -> None:
-        """It runs no more, and has what it has until `give_back`."""
+        """The sequence runs no more. It keeps its pages and slot until `give_back`."""
         sequence.phase = Phase.LEAVING
         self.running.remove(sequence)
         self.leaving.add(sequence)
 
     def give_back(self, sequence: Sequence) -> None:
-        """A leaving sequence that no step mentions any more gives everything back."""
+        """A leaving sequence that no step in flight mentions gives everything back."""
         self.leaving.discard(sequence)
         self._came += 1
         self.pages.give_back(sequence.pages)
@@ -93,6 +93,6 @@ class Room:
         sequence.rewind()
 
     def generation_lost(self) -> None:
-        """Nothing is in the pages and slots any more. Users keep their pages; they must forget their slots."""
+        """The contents of pages and slots are lost. Sequences keep their pages; they must forget their slots."""
         self.slots = CrossSlots(self.limits.cross_slots)
         self.pages.forget_contents()

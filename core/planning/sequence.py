@@ -16,19 +16,19 @@ from .prefix import PageKeys
 
 
 class Phase(enum.Enum):
-    """Where a request is."""
+    """Where a sequence is."""
 
     WAITING = "waiting"
     RUNNING = "running"
-    LEAVING = "leaving"  # no further chunks; resources go back when no step mentions it
+    LEAVING = "leaving"  # no further chunks; its pages and slot go back when no step in flight mentions it
 
 
 @define(eq=False)
 class Sequence:
     """A request's progress. ``tokens`` is the prompt and the committed tokens.
 
-    Of its positions, those before ``fed`` were fed by answered steps, and those before ``dispatched`` by dispatched
-    ones too; ``sampling`` tokens are sampled by steps in flight.
+    Answered steps have fed the positions before ``fed``; with the steps in flight, those before ``dispatched``. Steps
+    in flight sample ``sampling`` tokens.
     """
 
     request: Request
@@ -36,26 +36,26 @@ class Sequence:
     tokens: list[int]
     page_keys: PageKeys
     placeholders: PlaceholderItems
-    cross_item: EncoderItem | None  # what it reads through cross-attention
-    limit: int  # most tokens that it will have, its prompt among them
+    cross_item: EncoderItem | None  # the item that it reads through cross-attention
+    limit: int  # most tokens that it will have, prompt included
     stops: frozenset[int]  # tokens that end it
     phase: Phase = Phase.WAITING
-    shuns_cache: bool = False  # it starts without cached pages: those it relied on were gone
-    id: int | None = None  # the executor's name for it; a new one for each time it starts
+    shuns_cache: bool = False  # it starts without cached pages: the pages it counted on were evicted
+    id: int | None = None  # the executor's name for it; a new one for each start
     pages: tuple[int, ...] = ()
     slot: int | None = None
     dispatched: int = 0
     fed: int = 0
-    listed: int = 0  # pages that others may find
+    listed: int = 0  # how many of its first pages are listed, for others to find
     sampling: int = 0
-    drafting: int = 0  # steps in flight that feed draft tokens of it: how many tokens they sample is not known
+    drafting: int = 0  # steps in flight with draft tokens of it: how many tokens they sample is not known
     in_flight: int = 0  # steps in flight that mention it
-    last_step: int = -1  # the latest one that mentions it
-    ended: bool = False  # its one end has been told
+    last_step: int = -1  # the latest step that mentions it
+    ended: bool = False  # its Finish, Fail or Abort has been told
 
     @classmethod
     def of(cls, request: Request, arrival: int, limits: PlannerLimits) -> Sequence:
-        """A request that nothing has been done for yet."""
+        """The sequence of a new request, the ``arrival``-th one."""
         cross = next((item for item in request.items if not item.spans), None)
         assert cross is None or len(request.items) == 1, "a request has one item for cross-attention, or placed ones"
         sampling = request.sampling
@@ -72,16 +72,16 @@ class Sequence:
 
     @property
     def known(self) -> int:
-        """Tokens it will have when the steps in flight are done."""
+        """Tokens that the sequence will have when the steps in flight are done."""
         return len(self.tokens) + self.sampling
 
     @property
     def left(self) -> int:
-        """Tokens it may still sample."""
+        """Tokens that the sequence may still sample."""
         return self.limit - self.known
 
     def extend(self, sampled: Iterable[SampledToken]) -> FinishReason | None:
-        """It has these tokens, up to one that ends it. Why that one does; ``None``: it goes on."""
+        """Appends the tokens, up to one that ends the sequence. Returns why it ends; ``None``: it goes on."""
         for one in sampled:
             assert one.token_id is not None, "a chunk that samples must answer with a token"
             self.tokens.append(one.token_id)
@@ -92,8 +92,8 @@ class Sequence:
         return None
 
     def most_cached(self) -> int:
-        """Pages of its tokens that need not be fed where their content is cached: its last token has to be, for the
-        logits, and so have those that it is asked about."""
+        """Most pages that need not be fed where their content is cached. The last token must be fed, for the logits,
+        and so must the tokens whose logits or hidden states the request asks for."""
         most = len(self.tokens) - 1
         if self.request.probe is not None:
             most = min(most, self.request.probe.position)
@@ -102,7 +102,7 @@ class Sequence:
         return most // self.page_keys.page_size
 
     def rewind(self) -> None:
-        """It has lost its place: it will start anew, from its prompt and committed tokens."""
+        """Sets the sequence back: it will start anew, from its prompt and committed tokens."""
         self.id = self.slot = None
         self.pages = ()
         self.dispatched = self.fed = self.listed = self.sampling = self.drafting = 0

@@ -10,11 +10,11 @@ class Counters:
     """What the planner counts, from the start on."""
 
     cross_written: int = 0
-    cross_shared: int = 0  # starts that found their cross-attention KV resident
+    cross_shared: int = 0  # starts that found their cross KV resident
     steps: int = 0
     tokens_fed: int = 0  # draft tokens included
-    tokens_cached: int = 0  # that need not be fed, since their KV was cached
-    tokens_drafted: int = 0  # by speculation
+    tokens_cached: int = 0  # not fed, since their KV was cached
+    tokens_drafted: int = 0  # draft tokens that steps made room for
     tokens_accepted: int = 0  # draft tokens that proved right
     tokens_committed: int = 0
     preemptions: int = 0
@@ -31,8 +31,8 @@ class PlannerStatistics(Counters):
     steps_in_flight: int
     pages: int
     pages_free: int  # cached ones among them
-    pages_cached: int  # kept for their content, used by nobody
+    pages_cached: int  # kept for their content, used by no sequence
     cross_slots: int
     cross_slots_used: int
     cross_slots_idle: int
-    step_tokens: int  # what a step may feed now; less than ``max_step_tokens`` after one was too large for the memory
+    step_tokens: int  # most tokens of a step now; less than ``max_step_tokens`` after a step was too large for memory

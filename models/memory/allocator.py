@@ -1,4 +1,4 @@
-"""What was freed goes back to the operating system. The C library keeps it otherwise, in case it is asked for again."""
+"""Gives freed memory back to the operating system. The C library would keep it for later use."""
 
 from __future__ import annotations
 

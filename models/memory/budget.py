@@ -1,4 +1,4 @@
-"""How much memory keys and values take: as the configuration says, or by what is there when the weights are loaded."""
+"""How much memory keys and values take: as configured, or by the memory that is free when the weights are loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SELF_SHARE = 4  # of the room, where cross-attention takes the rest
 
 @frozen(kw_only=True)
 class Room:
-    """What is there for keys and values when the weights are loaded."""
+    """The memory for keys and values when the weights are loaded."""
 
     most: int  # bytes to take of our own accord
     free: int | None  # bytes that can be had at all; None: the system does not tell
@@ -57,11 +57,11 @@ class KVSizes:
 
     @property
     def usual(self) -> int:
-        """Pages of a sequence as most are."""
+        """Pages of a sequence of usual length."""
         return -(-min(self.positions, _USUAL_POSITIONS) // self.page_size)
 
     def beside(self, draft: KVSizes) -> KVSizes:
-        """With those of a draft model, which has as many pages and slots."""
+        """The sizes with those of a draft model, which has as many pages and slots."""
         return KVSizes(
             page=self.page + draft.page,
             slot=self.slot + draft.slot,
@@ -96,7 +96,7 @@ class Budget:
         return budget
 
     def bytes_of(self, sizes: KVSizes) -> int:
-        """What they take."""
+        """Bytes that they take."""
         return (self.pages + 1) * sizes.page + self.slots * sizes.slot
 
 

@@ -86,7 +86,7 @@ class PagedKV:
         return cls(page_size, pages, heads, pool)
 
     def another(self, *, pages: int, page_size: int, device: torch.device | None = None) -> PagedKV:
-        """One of the same layers, heads and dtype, on the same or another device, with pages of its own."""
+        """A pool of the same layers, heads and dtype, on the same or another device, with pages of its own."""
         layers, _, _, width = self._pool.shape
         return PagedKV.allocate(
             layers=layers,
@@ -128,7 +128,7 @@ class PagedKV:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is stored."""
+        """The dtype of the stored KV."""
         return self._pool.dtype
 
     def attend(self, layer: int, queries: Tensor, groups: tuple[PageGroup, ...]) -> Tensor:
@@ -247,7 +247,7 @@ def _slot(part: Chunk) -> int:
 def _page_groups(
     chunks: list[Chunk], starts: list[int], paged: PagedKV, dtype: torch.dtype, device: torch.device
 ) -> tuple[PageGroup, ...]:
-    """Slices of one length share a group; a group is as wide as its longest page table in use."""
+    """Chunks of one length share a group; a group is as wide as its longest page table in use."""
     by_length: dict[int, list[int]] = {}
     for index, part in enumerate(chunks):
         by_length.setdefault(part.length, []).append(index)

@@ -41,7 +41,7 @@ class ReleaseReport:
     after: Mapping[str, int] = field(factory=dict)
 
     def with_(self, other: ReleaseReport) -> ReleaseReport:
-        """Of both; they have no owner in common."""
+        """Both reports as one; they have no owner in common."""
         return ReleaseReport(before={**self.before, **other.before}, after={**self.after, **other.after})
 
     @property
@@ -95,7 +95,7 @@ class ResourceStack:
     """
 
     report: ReleaseReport = field(init=False, factory=ReleaseReport)
-    """Of the last `close`, also where it raised."""
+    """The report of the last `close`, also where it raised."""
     _resources: list[_Resource] = field(init=False, factory=list)
     _kept: list[_Released] = field(init=False, factory=list, repr=False)
 
@@ -140,7 +140,7 @@ class ResourceStack:
         return held
 
     def unowned(self, root: object) -> list[Tensor]:
-        """The tensors that ``root`` leads to and that no owner counts: somebody has forgotten `own`."""
+        """The tensors that ``root`` leads to and that no owner counts: a call of `own` is missing."""
         owned = self.owners()
         return [tensor for tensor in reachable_tensors(root) if not storages([tensor]).keys() <= owned.keys()]
 
@@ -193,7 +193,7 @@ def _release(resource: _Resource, errors: list[BaseException]) -> None:
 
 @contextmanager
 def _gathered(errors: list[BaseException], note: str) -> Iterator[None]:
-    """What is raised within waits in ``errors``."""
+    """Collects errors of the block in ``errors``."""
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - raised by `close`, after all the other releases
