@@ -56,7 +56,8 @@ class Chunk:
 
 @frozen(kw_only=True)
 class StepPlan:
-    """One launch of the decoder. Order of work: forget ``ended``, record ``started``, ``cross_writes``, the chunks.
+    """One launch of the decoder. Order of work: forget ``ended``, record ``started``, write
+    ``cross_writes``, feed ``chunks``.
 
     ``epoch`` counts failed steps and lost generations. A step that was dispatched before the planner knew of an earlier
     step's failure carries the failed step's epoch, and the runner skips it.

@@ -1,4 +1,4 @@
-"""When the engine gives the device back for a while: sleeping and waking, by order or for want of work. Pure.
+"""When the engine gives the device back and takes it again: it sleeps and wakes by order, or when it is idle. Pure.
 
 ::
 

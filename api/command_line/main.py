@@ -239,7 +239,7 @@ class Job:
         if name == STDIN:
             source = await trio.to_thread.run_sync(_read_audio, abandon_on_cancel=True)
         found: list[Segment] = []
-        named = {} if self.view is None else {"request_id": shown(Path(name).name)}  # lanes say which file they are of
+        named = {} if self.view is None else {"request_id": shown(Path(name).name)}  # lines say which file they are of
         async with engine.stream_transcription(source, language=self.language, task=self.task, **named) as segments:
             told = progress.begin(segments.duration)
             async for segment in segments:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 REFRESHES = 8  # a second
-MOST_LANES = 20
+MOST_LINES = 20
 
 # stages of a request
 # states of an encoder output
@@ -62,9 +62,9 @@ Part: TypeAlias = tuple[str, float, str]  # name, amount, colour
 
 
 def picture(
-    state: WatchState, statistics: EngineStatistics | None, now: float, *, title: str, most_lanes: int
+    state: WatchState, statistics: EngineStatistics | None, now: float, *, title: str, most_lines: int
 ) -> RenderableType:
-    """What `rich` draws: the engine's figures, then a line for each of the first ``most_lanes`` requests."""
+    """What `rich` draws: the engine's figures, then a line for each of the first ``most_lines`` requests."""
     from rich.console import Group
     from rich.rule import Rule
     from rich.text import Text
@@ -76,8 +76,8 @@ def picture(
     parts.append(_figures(state, statistics))
     if state.running or state.waiting:
         parts.append(Text())
-        parts.append(_lanes(state, now, most_lanes, drafts=statistics.requests.tokens_accepted > 0))
-    hidden = len(state.running) + len(state.waiting) - most_lanes
+        parts.append(_lines(state, now, most_lines, drafts=statistics.requests.tokens_accepted > 0))
+    hidden = len(state.running) + len(state.waiting) - most_lines
     if hidden > 0:
         parts.append(Text(f" +{hidden} more", style="dim"))
     if state.last_failure:
@@ -158,7 +158,7 @@ def _mebibytes(count: float) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def _lanes(state: WatchState, now: float, most: int, *, drafts: bool) -> RenderableType:
+def _lines(state: WatchState, now: float, most: int, *, drafts: bool) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
@@ -167,13 +167,13 @@ def _lanes(state: WatchState, now: float, most: int, *, drafts: bool) -> Rendera
     table.add_column("stage", no_wrap=True)
     for name in ("waited", "tokens at least" if drafts else "tokens", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    for lane in state.first_lanes(most):
-        rate = lane.rate(now)
+    for line in state.first_lines(most):
+        rate = line.rate(now)
         table.add_row(
-            Text(f" {lane.request_id}"),
-            Text(lane.stage, style=_STYLES[lane.stage]),
-            f"{lane.waited(now):.1f} s",
-            str(lane.tokens or ""),
+            Text(f" {line.request_id}"),
+            Text(line.stage, style=_STYLES[line.stage]),
+            f"{line.waited(now):.1f} s",
+            str(line.tokens or ""),
             f"{rate:.1f}" if rate else "",
         )
     return table
@@ -223,8 +223,8 @@ class View:
         now, statistics = trio.current_time(), None if self._statistics is None else self._statistics()
         if statistics is not None:
             self.state.sample(now, statistics)
-        most = max(1, min(MOST_LANES, self.console.size.height - 11))
-        drawn = picture(self.state, statistics, now, title=self.title, most_lanes=most)
+        most = max(1, min(MOST_LINES, self.console.size.height - 11))
+        drawn = picture(self.state, statistics, now, title=self.title, most_lines=most)
         if self._live is None:
             self._live = self._new_live()
             self._live.start()

@@ -31,7 +31,7 @@ RATE_SECONDS = 2.0  # tokens a second are counted over this time
 
 
 @define(eq=False)
-class Lane:
+class RequestLine:
     """A request on its way. Times in seconds of the engine's clock."""
 
     request_id: str
@@ -63,8 +63,8 @@ class WatchState:
     """The state that an engine's events have told so far: an observer for `EngineConfig`. The cost of an event does not
     grow with the requests, but that of a step's event grows with the requests of the step."""
 
-    waiting: dict[str, Lane] = field(factory=dict, init=False)
-    running: dict[str, Lane] = field(factory=dict, init=False)
+    waiting: dict[str, RequestLine] = field(factory=dict, init=False)
+    running: dict[str, RequestLine] = field(factory=dict, init=False)
     ended: Counter[str] = field(factory=Counter, init=False)  # requests by outcome
     bytes_in: Counter[str] = field(factory=Counter, init=False)  # of the encoder cache, by state
     failures: int = field(default=0, init=False)
@@ -96,45 +96,45 @@ class WatchState:
         tokens, steps = ((after - before) / seconds if seconds else 0.0 for before, after in zip(old, new, strict=True))
         return tokens, steps
 
-    def first_lanes(self, most: int) -> list[Lane]:
-        """The first lanes. Running ones come first, in the order of their starts."""
+    def first_lines(self, most: int) -> list[RequestLine]:
+        """The first lines. Running ones come first, in the order of their starts."""
         return list(itertools.islice(itertools.chain(self.running.values(), self.waiting.values()), most))
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _lane(self, request_id: str) -> Lane | None:
+    def _line(self, request_id: str) -> RequestLine | None:
         return self.running.get(request_id) or self.waiting.get(request_id)
 
     def _queued(self, event: events.RequestQueued) -> None:
-        self.waiting[event.request_id] = Lane(event.request_id, event.time)
+        self.waiting[event.request_id] = RequestLine(event.request_id, event.time)
 
     def _wait_over(self, event: events.EncoderWaitOver) -> None:
-        lane = self.waiting.get(event.request_id)
-        if lane is not None and lane.stage in (QUEUED, ENCODING):
-            lane.stage = READY
+        line = self.waiting.get(event.request_id)
+        if line is not None and line.stage in (QUEUED, ENCODING):
+            line.stage = READY
 
     def _started(self, event: events.RequestStarted) -> None:
         self._run(event.request_id, event.time)
 
     def _run(self, request_id: str, now: float) -> None:
-        lane = self.waiting.pop(request_id, None)
-        if lane is None:
+        line = self.waiting.pop(request_id, None)
+        if line is None:
             return
-        self.running[request_id] = lane
-        lane.stage = READING
-        if math.isnan(lane.started_at):
-            lane.started_at = now
+        self.running[request_id] = line
+        line.stage = READING
+        if math.isnan(line.started_at):
+            line.started_at = now
 
     def _first_token(self, event: events.FirstToken) -> None:
-        lane = self._lane(event.request_id)
-        if lane is not None:
-            lane.stage, lane.first_token_at, lane.tokens = WRITING, event.time, max(1, lane.tokens)
+        line = self._line(event.request_id)
+        if line is not None:
+            line.stage, line.first_token_at, line.tokens = WRITING, event.time, max(1, line.tokens)
 
     def _back(self, request_id: str, stage: str) -> None:
-        lane = self.running.pop(request_id, None) or self.waiting.get(request_id)
-        if lane is not None:
-            lane.stage = stage
-            self.waiting[request_id] = lane
+        line = self.running.pop(request_id, None) or self.waiting.get(request_id)
+        if line is not None:
+            line.stage = stage
+            self.waiting[request_id] = line
 
     def _preempted(self, event: events.RequestPreempted) -> None:
         self._back(event.request_id, PREEMPTED)
@@ -148,8 +148,8 @@ class WatchState:
                 self._back(request_id, QUEUED)
 
     def _request_ended(self, event: events.RequestEnded) -> None:
-        lane = self.running.pop(event.request_id, None) or self.waiting.pop(event.request_id, None)
-        if lane is not None:
+        line = self.running.pop(event.request_id, None) or self.waiting.pop(event.request_id, None)
+        if line is not None:
             self.ended[event.outcome] += 1
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -167,10 +167,10 @@ class WatchState:
                 self._fail(f"step {event.step_id}: {event.error}")
             return
         for request_id in request_ids:
-            lane = self.running.get(request_id)
-            if lane is not None and not math.isnan(lane.first_token_at):
-                lane.tokens += 1
-                lane.stage = WRITING
+            line = self.running.get(request_id)
+            if line is not None and not math.isnan(line.first_token_at):
+                line.tokens += 1
+                line.stage = WRITING
 
     def _steps_lost(self, _: events.StepsLost) -> None:
         self._steps.clear()
@@ -219,9 +219,9 @@ class WatchState:
         for key in event.keys:
             self._move(key, BEING_ENCODED)
             for request_id in self._wanted.get(key, {}).values():
-                lane = self.waiting.get(request_id)
-                if lane is not None and lane.stage == QUEUED:
-                    lane.stage = ENCODING
+                line = self.waiting.get(request_id)
+                if line is not None and line.stage == QUEUED:
+                    line.stage = ENCODING
 
     def _encoded(self, event: events.EncodeDone) -> None:
         for key in event.keys:

@@ -148,7 +148,7 @@ class Transcription:
             window = self._window()
             item = await self._item(window)
             language = self.language or await self._detect(item)
-            generated, assessment = await self._read(item, language)
+            generated, assessment = await self._read_with_fallback(item, language)
             silent = assessment.is_silent(self._recipe.options)
             cut = WindowCut((), None) if silent else self._recipe.cut(generated)
             segments = self._segments_of(cut.spans, assessment, self._seek + len(window))
@@ -208,8 +208,9 @@ class Transcription:
         self.language, self.language_probability = self._recipe.detected(answer)
         return self.language
 
-    async def _read(self, item: EncoderItem, language: str) -> tuple[Generated, Assessment]:
-        """Tries one temperature after the other until the text is good. The last one's text is taken as it is."""
+    async def _read_with_fallback(self, item: EncoderItem, language: str) -> tuple[Generated, Assessment]:
+        """The temperature fallback: tries one temperature after the other until the text is good. The last one's text
+        is taken as it is."""
         options, first = self._recipe.options, self._windows == 0
         for attempt, temperature in enumerate(options.temperature):
             name = self._new_id(f"{self._windows}.{attempt}")

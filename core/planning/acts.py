@@ -1,6 +1,7 @@
 """How a step is planned: the acts over a `StepDraft`. They read the planner's state and write the draft alone.
 
-In this order: running sequences *give way* to a more urgent waiting one; each sequence that *decodes* is fed one token;
+In this order: running sequences *give way* to a more urgent waiting one; each sequence that *decodes* is fed one token,
+and where pages run out the last running sequences are preempted for it;
 prompts that are partly fed *read on* with the tokens that are left; waiting sequences are *admitted*; tokens that are
 still left *fill up* the prompts that wanted more, and then go to *proposed* draft tokens. `_eligible` alone says which
 sequences a step may run.

@@ -265,7 +265,7 @@ class MediaPreparer:
 
     def _item(self, read: Read, places: list[int]) -> EncoderItem:
         return EncoderItem(
-            key=content_key(self.identity, read.payload),
+            key=payload_key(self.identity, read.payload),
             payload=read.payload,
             embeddings=read.embeddings,
             size=read.embeddings * self.embedding_bytes,
@@ -330,7 +330,7 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, template: s
     return Rendered(text)
 
 
-def content_key(identity: str, payload: Mapping[str, Tensor]) -> str:
+def payload_key(identity: str, payload: Mapping[str, Tensor]) -> str:
     """A hash of ``identity`` and of each tensor's name, kind, shape and content."""
     digest = hashlib.blake2b(identity.encode(), digest_size=32)
     for name, tensor in sorted(payload.items()):

@@ -1,5 +1,5 @@
 """What is found out once about a checkpoint and its device, and what is built from it: on open, and again on wake.
 
 `read` chooses the blueprint; `whisper` and `text` are the two there are; `trial` refuses a model that our attention
-would compute wrongly. The room imports every other room of `models`. A blueprint holds no tensor.
+would compute wrongly. The folder imports every other folder of `models`. A blueprint holds no tensor.
 """

@@ -1,4 +1,4 @@
-"""`WhisperBlueprint`: what is found out once about a model and its device, and what is built from it."""
+"""`read_blueprint` chooses the blueprint of a checkpoint; `Blueprints` holds those of the model and its draft model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..checkpoints.files import resolve
 from ..checkpoints.whisper import is_whisper, read_checkpoint
 from ..launch.pipeline import cut
 from ..machine.devices import find_device, find_devices, find_dtype
-from ..memory.budget import Budget, Room, check_sizes
+from ..memory.budget import Available, Budget, check_sizes
 from .text import TextBlueprint
 from .whisper import WhisperBlueprint
 
@@ -100,7 +100,7 @@ class Blueprints:
             return self
         main, draft = self.main, self.draft
         together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
-        budget = Budget.choose(main.config, main.sizes, together, Room.of(main.devices or (main.device,), weights))
+        budget = Budget.choose(main.config, main.sizes, together, Available.of(main.devices or (main.device,), weights))
         placed = None if draft is None else evolve(draft, budget=budget)
         return Blueprints(main=evolve(main, budget=budget), draft=placed)
 

@@ -1,5 +1,5 @@
 """What lies on the disk: the files of a checkpoint, their settings, special tokens and weights.
 
-A file that is damaged is told by its name and setting. The room imports `core`, and torch only inside functions that
+A file that is damaged is told by its name and setting. The folder imports `core`, and torch only inside functions that
 read weights, so that a wrong folder is refused at once. It never allocates on the device.
 """

@@ -1,4 +1,7 @@
-"""What the families share: loading with transformers, its errors turned into ours, and results that stand alone."""
+"""Loads the modules of transformers, turns its errors into ours, and copies results so that they stand alone.
+
+Whisper's weights are read by name in `triolet.models.networks.whisper` instead.
+"""
 
 from __future__ import annotations
 

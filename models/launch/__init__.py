@@ -1,5 +1,5 @@
 """How a network's layers are launched: recorded as graphs, compiled, or in stages on several devices.
 
-The room imports `attention` and `memory`. What is computed stays the same, to the token; only the way of calling it
+The folder imports `attention` and `memory`. What is computed stays the same, to the token; only the way of calling it
 differs.
 """

@@ -1,5 +1,5 @@
 """Who owns which tensors: keys and values, encoder outputs, weights of modules, and the order in which all go back.
 
-Every tensor that outlives a call belongs to a `ResourceStack`. The room imports `machine`. It never computes anything
-with the tensors but their places.
+Every tensor that outlives a call belongs to a `ResourceStack`. The folder imports `machine`. Of what is computed
+here there is the places of tokens in pages, and Whisper's attention over pages and slots (`kv`).
 """

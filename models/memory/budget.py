@@ -11,22 +11,22 @@ from ...core.config import EngineConfig
 from ...core.errors import DeviceOutOfMemory, InvalidRequest
 from ..machine.host import available_memory, read_file
 
-_USUAL_POSITIONS = 1024  # of a running sequence, prompt and answer; a longer one takes what others leave
+_USUAL_POSITIONS = 1024  # of a running sequence, prompt and answer; longer ones use what others leave
 _LEAST_ROOM = 512 << 20  # bytes on the CPU, where the weights are small
 _CPU_SHARE = 4  # the part of the free memory is one in so many; the rest is the program's that the engine lives in
 _CUDA_SHARE = 2  # the rest is for activations, encoder outputs, and whoever shares the device
-_SELF_SHARE = 4  # of the room, where cross-attention takes the rest
+_SELF_SHARE = 4  # of the memory, where cross-attention takes the rest
 
 
 @frozen(kw_only=True)
-class Room:
+class Available:
     """The memory for keys and values when the weights are loaded."""
 
     most: int  # bytes to take of our own accord
     free: int | None  # bytes that can be had at all; None: the system does not tell
 
     @classmethod
-    def of(cls, devices: Sequence[torch.device], weights: int) -> Room:
+    def of(cls, devices: Sequence[torch.device], weights: int) -> Available:
         """On the CPU as much as the weights, 512 MiB at least, but no more than a quarter of what is free; on CUDA half
         of what is free."""
         if devices[0].type == "cuda":
@@ -35,7 +35,7 @@ class Room:
         return cls.on_cpu(weights, available_memory(read_file))
 
     @classmethod
-    def on_cpu(cls, weights: int, free: int | None) -> Room:
+    def on_cpu(cls, weights: int, free: int | None) -> Available:
         """See `of`; ``free`` is ``None`` where the system does not tell."""
         wanted = max(weights, _LEAST_ROOM)
         return cls(most=wanted if free is None else min(wanted, free // _CPU_SHARE), free=free)
@@ -78,21 +78,22 @@ class Budget:
     slots: int
 
     @classmethod
-    def choose(cls, config: EngineConfig, own: KVSizes, together: KVSizes, room: Room) -> Budget:
-        """What the configuration says of the model's ``own`` KV; what it leaves open by the ``room`` for both.
+    def choose(cls, config: EngineConfig, own: KVSizes, together: KVSizes, available: Available) -> Budget:
+        """What the configuration says of the model's ``own`` KV; what it leaves open by the memory ``available`` for
+        both.
 
         Raises:
             DeviceOutOfMemory: there is no memory for one sequence of full length and one window.
         """
         if not own.page:
             return cls(pages=0, slots=0)
-        share = room.most // _SELF_SHARE if own.slot else room.most
+        share = available.most // _SELF_SHARE if own.slot else available.most
         pages, slots = _configured(config, own)
         pages = pages or max(own.full, min(config.max_running * own.usual, share // together.page - 1))
         if own.slot and not slots:
-            slots = max(1, min(config.max_running, (room.most - share) // together.slot))
+            slots = max(1, min(config.max_running, (available.most - share) // together.slot))
         budget = cls(pages=pages, slots=slots)
-        _check_room(config, budget, together, room)
+        _check_room(config, budget, together, available)
         return budget
 
     def bytes_of(self, sizes: KVSizes) -> int:
@@ -121,12 +122,13 @@ def _configured(config: EngineConfig, own: KVSizes) -> tuple[int, int]:
     return pages, slots
 
 
-def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, room: Room) -> None:
+def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, available: Available) -> None:
     """What was chosen must be there. What was configured is taken at its word: the system refuses it, or has it."""
     pages = 0 if config.self_kv_bytes else (budget.pages + 1) * sizes.page
     needed = pages + (0 if config.cross_kv_bytes else budget.slots * sizes.slot)
-    if room.free is not None and needed > room.free:
+    if available.free is not None and needed > available.free:
         raise DeviceOutOfMemory(
-            f"keys and values of one sequence of {sizes.positions} positions take {needed} bytes, and {room.free} are "
-            "free beside the weights; use a smaller max_positions, a smaller dtype or model, or free memory"
+            f"keys and values of one sequence of {sizes.positions} positions take {needed} bytes, and "
+            f"{available.free} are free beside the weights; use a smaller max_positions, a smaller dtype or model, or "
+            "free memory"
         )

@@ -1,5 +1,4 @@
 """The networks at work behind one protocol (`network`): Whisper, decoders, encoders, and the heads that pool.
 
-A network owns no tensor; it refers to what the executor's resource stack owns. The room imports all rooms but
-`blueprints` and `machine`. It knows no queue and no request, only the chunks of one step.
-"""
+A network owns no tensor; it refers to what the executor's resource stack owns. The folder imports all folders of
+`models` but `blueprints` and `machine`. It knows no queue and no request, only the chunks of one step."""

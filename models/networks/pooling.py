@@ -60,7 +60,7 @@ class PooledHead:
 
 
 def check_pooling(start: SequenceStart, *, classifies: bool) -> None:
-    """What a model cannot give must not reach it."""
+    """Asserts that a model is asked only for what it can give: classes need a classification head."""
     kind = None if start.pooling is None else start.pooling.kind
     assert classifies or kind != "classify", f"sequence {start.sequence_id}: the model has no classification head"
 

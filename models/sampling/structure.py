@@ -175,8 +175,8 @@ class Compiled(Structure):
 
 @define(eq=False)
 class Grammars:
-    """The structures of one model: its tokenizer in llguidance's terms, made with the first structure, and the latest
-    ``capacity`` compiled grammars. It holds no tensors.
+    """The latest ``capacity`` compiled grammars of one model, and its tokenizer as llguidance needs it, which is built
+    with the first grammar. It holds no tensors.
 
     `compile` is called in threads, `guide` in the executor's: what is made is made once, by one thread at a time. A
     thread that nobody waits for any more may end after `close`, and leaves nothing here. llguidance holds the

@@ -23,7 +23,7 @@ import triolet.demo
 from triolet import Engine, EngineConfig, EngineStatistics
 from triolet.api.command_line import terminal
 from triolet.api.command_line.main import main
-from triolet.api.command_line.watch import MOST_LANES, View, picture
+from triolet.api.command_line.watch import MOST_LINES, View, picture
 from triolet.api.command_line.watch_state import FREEING, HELD, IDLE, WatchState
 from triolet.core import events as e
 from triolet.testing.sim import SimExecutor, sim_engine
@@ -43,13 +43,13 @@ def fed(*told: e.Event) -> WatchState:
 
 
 def stage(*told: e.Event) -> str:
-    (lane,) = fed(QUEUED, *told).first_lanes(9)
-    return lane.stage
+    (line,) = fed(QUEUED, *told).first_lines(9)
+    return line.stage
 
 
 def drawn(state: WatchState, statistics: EngineStatistics | None, *, most: int = 9, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(picture(state, statistics, 10.0, title="triolet test", most_lanes=most))
+    console.print(picture(state, statistics, 10.0, title="triolet test", most_lines=most))
     return console.file.getvalue()
 
 
@@ -86,21 +86,21 @@ def test_the_stage_of_a_request_is_what_the_events_say(told: list[e.Event], expe
     assert stage(*told) == expected
 
 
-def test_a_lane_knows_how_long_it_waited_and_how_fast_it_writes() -> None:
+def test_a_line_knows_how_long_it_waited_and_how_fast_it_writes() -> None:
     """Tokens are counted by good steps from the first one on; a failed step gives none."""
     told = [QUEUED, STARTED]
     for number, ok in enumerate((True, True, True, False, True)):
         told += [e.StepBegun(number, ("r",), (), (), 1), e.StepEnded(number, ok=ok, error="" if ok else "E: x")]
         if number == 1:  # the one before it read the prompt
             told.append(e.FirstToken("r", time=4.0))
-    (lane,) = fed(*told).first_lanes(9)
-    assert (lane.waited(99.0), lane.tokens, lane.rate(6.0)) == (2.0, 3, 1.0)
+    (line,) = fed(*told).first_lines(9)
+    assert (line.waited(99.0), line.tokens, line.rate(6.0)) == (2.0, 3, 1.0)
 
 
 def test_those_that_run_come_first_and_the_ended_are_gone() -> None:
     told = [e.RequestQueued(name, time=0.0) for name in "abc"]
     state = fed(*told, e.RequestStarted("c", time=1.0), e.RequestEnded("a", "failed", "E: x"))
-    assert [lane.request_id for lane in state.first_lanes(9)] == ["c", "b"]
+    assert [line.request_id for line in state.first_lines(9)] == ["c", "b"]
     assert state.ended == {"failed": 1}
 
 
@@ -159,11 +159,11 @@ def test_an_output_goes_through_its_states() -> None:
 
 
 def test_four_hundred_requests_are_the_first_ones_and_how_many_more(statistics: EngineStatistics) -> None:
-    """The work of a refresh is bounded: no more lanes are made than are shown."""
+    """The work of a refresh is bounded: no more lines are made than are shown."""
     state = fed(*(e.RequestQueued(f"request#{number}", time=0.0) for number in range(400)))
-    picture_ = drawn(state, statistics, most=MOST_LANES)
-    assert picture_.count("request#") == MOST_LANES
-    assert f"+{400 - MOST_LANES} more" in picture_
+    picture_ = drawn(state, statistics, most=MOST_LINES)
+    assert picture_.count("request#") == MOST_LINES
+    assert f"+{400 - MOST_LINES} more" in picture_
     assert "400 waiting" in picture_
 
 
@@ -268,7 +268,7 @@ def test_without_a_terminal_there_is_nothing_to_watch_and_it_goes_on(
     assert left.value.code == status
 
 
-def test_who_transcribes_at_a_terminal_sees_the_files_as_lanes() -> None:
+def test_who_transcribes_at_a_terminal_sees_the_files_as_lines() -> None:
     """The whole command, on real weights, with a terminal on standard error."""
     samples = Path(triolet.demo.__file__).parent / "samples"
     ours, theirs = pty.openpty()

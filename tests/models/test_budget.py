@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import DeviceOutOfMemory
-from triolet.models.memory.budget import Budget, KVSizes, Room
+from triolet.models.memory.budget import Available, Budget, KVSizes
 
 SMOL = KVSizes(page=46_080 * 16, slot=0, positions=8192, page_size=16)  # float32
 BASE = KVSizes(page=24_576 * 16, slot=24_576 * 1500, positions=448, page_size=16)  # Whisper base, float32
@@ -21,38 +21,38 @@ def taken(sizes, room, **changes):
 
 
 def test_on_the_cpu_as_much_as_the_weights_but_a_quarter_of_what_is_free():
-    assert Room.on_cpu(weights=GIB, free=16 * GIB).most == GIB
-    assert Room.on_cpu(weights=GIB, free=2 * GIB).most == GIB // 2
-    assert Room.on_cpu(weights=1000, free=16 * GIB).most == GIB // 2
-    assert Room.on_cpu(weights=GIB, free=None).most == GIB
+    assert Available.on_cpu(weights=GIB, free=16 * GIB).most == GIB
+    assert Available.on_cpu(weights=GIB, free=2 * GIB).most == GIB // 2
+    assert Available.on_cpu(weights=1000, free=16 * GIB).most == GIB // 2
+    assert Available.on_cpu(weights=GIB, free=None).most == GIB
 
 
 def test_real_models_take_what_their_weights_take():
-    smol = taken(SMOL, Room.on_cpu(weights=538_060_032, free=24 * GIB))
+    smol = taken(SMOL, Available.on_cpu(weights=538_060_032, free=24 * GIB))
     assert smol.slots == 0
     assert SMOL.full <= smol.pages
     assert smol.bytes_of(SMOL) <= 538_060_032
-    base = taken(BASE, Room.on_cpu(weights=290_403_936, free=24 * GIB))
+    base = taken(BASE, Available.on_cpu(weights=290_403_936, free=24 * GIB))
     assert base.bytes_of(BASE) <= GIB // 2
     assert base.slots >= 8
 
 
 def test_a_large_room_is_not_filled():
     """Enough for `max_running` sequences of the usual length is enough."""
-    room = Room(most=100 * GIB, free=200 * GIB)
+    room = Available(most=100 * GIB, free=200 * GIB)
     assert taken(SMOL, room, max_running=8) == Budget(pages=8 * 64, slots=0)
     assert taken(BASE, room, max_running=3) == Budget(pages=3 * 28, slots=3)
 
 
 def test_where_one_sequence_does_not_fit_it_is_told_what_to_do():
-    room = Room(most=10 << 20, free=40 << 20)
+    room = Available(most=10 << 20, free=40 << 20)
     with pytest.raises(DeviceOutOfMemory, match="41943040 are free beside the weights; use a smaller max_positions"):
         taken(SMOL, room)
     assert taken(evolve(SMOL, positions=512), room).pages == 32
 
 
 def test_what_is_configured_is_taken_at_its_word():
-    room = Room(most=0, free=0)
+    room = Available(most=0, free=0)
     assert taken(SMOL, room, self_kv_bytes=600 * SMOL.page).pages == 599
     assert taken(BASE, room, self_kv_bytes=60 * BASE.page, cross_kv_bytes=BASE.slot) == Budget(pages=59, slots=1)
 
@@ -69,7 +69,7 @@ def test_what_is_configured_is_taken_at_its_word():
     st.integers(1, 200),
 )
 def test_it_fits_the_room_or_is_the_least_that_works(sizes, most, running):
-    budget = taken(sizes, Room(most=most, free=None), max_running=running)
+    budget = taken(sizes, Available(most=most, free=None), max_running=running)
     assert budget.pages >= sizes.full
     assert budget.slots >= (1 if sizes.slot else 0)
     least = Budget(pages=sizes.full, slots=1 if sizes.slot else 0)
@@ -80,6 +80,6 @@ def test_it_fits_the_room_or_is_the_least_that_works(sizes, most, running):
 
 @given(st.integers(0, 1 << 36), st.integers(0, 1 << 30))
 def test_more_room_never_gives_less(most, more):
-    small, large = (taken(BASE, Room(most=amount, free=None)) for amount in (most, most + more))
+    small, large = (taken(BASE, Available(most=amount, free=None)) for amount in (most, most + more))
     assert small.pages <= large.pages
     assert small.slots <= large.slots

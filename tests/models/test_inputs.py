@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from triolet.core.errors import CheckpointError, InvalidRequest
 from triolet.core.model import Prepared
-from triolet.models.architectures.prompts import Rendered, TextPreparer, content_key
+from triolet.models.architectures.prompts import Rendered, TextPreparer, payload_key
 from triolet.testing.families import make_checkpoint
 
 from .media import HIDDEN, PLACEHOLDERS, VISION, Checkpoint, make_preparer, make_processor, picture, sound
@@ -226,8 +226,8 @@ def test_grids_are_part_of_the_key(qwen: Checkpoint) -> None:
 def test_what_a_tensor_is_called_and_its_kind_and_shape_are_part_of_the_key() -> None:
     zeros = torch.zeros(4, 6)
     payloads = [{"a": zeros}, {"b": zeros}, {"a": zeros.reshape(6, 4)}, {"a": zeros.int()}, {"a": zeros, "b": zeros}]
-    assert len({content_key("weights", payload) for payload in payloads}) == 5
-    assert content_key("weights", {"a": zeros}) == content_key("weights", {"a": torch.zeros(6, 4).T})
+    assert len({payload_key("weights", payload) for payload in payloads}) == 5
+    assert payload_key("weights", {"a": zeros}) == payload_key("weights", {"a": torch.zeros(6, 4).T})
 
 
 # -- what cannot be read ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A `Mutant` is one function with one fragment of its source replaced; within `planted` the mistake is in force. A killer
 is a property that passes on our code and must fail on the mutant's, for the reason that the mutant's row names. The
-rows are in `mutants_of_core` and `mutants_of_actors`.
+rows are in the `mutants_of_...` file of the part that the mutant breaks.
 """
 
 from __future__ import annotations
