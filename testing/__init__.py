@@ -26,9 +26,9 @@ from .trace import INVARIANTS, InvariantViolation, TraceChecker
 from .trio_hooks import TrioChanged
 
 if TYPE_CHECKING:
+    from .cache_workloads import Ask, Encoded, Free, Release, Workload
     from .conformance import Answer, EncoderCache, check_encoder_cache, play
     from .strategies import image_requests, requests, scenarios, schedules, workloads
-    from .workloads import Ask, Encoded, Free, Release, Workload
 
 _CONFORMANCE = (
     "Answer",

@@ -46,7 +46,7 @@ from ..core.trace import (
     NO_PHANTOM,
     NO_USE_BEFORE_READY,
 )
-from .workloads import Ask, Encoded, Free, Operation, Release, Workload, workloads
+from .cache_workloads import Ask, Encoded, Free, Operation, Release, Workload, workloads
 
 PATIENCE = 8
 """Rounds without any progress after which a client that still waits counts as waiting for ever."""

@@ -18,10 +18,10 @@ import hypothesis.strategies as st
 from ..core.config import Speculation
 from ..core.model import Kind
 from ..core.request import Pooling
+from .cache_workloads import workloads
 from .clients import FOREVER, Client, Scenario
 from .schedule import Listed, Pct, Schedule, Uniform
 from .sim_model import IMAGE, MOST_IMAGE, START, SimModel
-from .workloads import workloads
 
 __all__ = ["image_requests", "requests", "scenarios", "schedules", "workloads"]
 

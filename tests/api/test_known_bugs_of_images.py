@@ -44,7 +44,7 @@ FAULTS = {
             "    sequence.sampling += samples\n",
             "    sequence.sampling += samples\n"
             "    fed, sequence.fed = sequence.fed, sequence.dispatched\n"
-            "    if sequence.placed:\n"
+            "    if sequence.placeholders:\n"
             "        self._holds.release_read(sequence)\n"
             "    sequence.fed = fed\n",
         ),
@@ -78,7 +78,7 @@ FAULTS = {
             "core.planning.acts:Acts._wanted",
             "    return stop - start",
             "    room = start + self.step_size.budget\n"
-            "    ends = [p.start for p in sequence.placed.placeholders if p.start < room < p.stop]\n"
+            "    ends = [p.start for p in sequence.placeholders.all if p.start < room < p.stop]\n"
             "    return min([stop, *ends]) - start",
         ),
         "stuck",

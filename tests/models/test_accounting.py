@@ -20,7 +20,8 @@ from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models import executor as module
 from triolet.models import sampler as drawing
-from triolet.models.blueprints import read as blueprint
+from triolet.models.blueprints import read as reading
+from triolet.models.blueprints import whisper as blueprint
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.resources import ResourceStack
@@ -361,18 +362,18 @@ def test_an_error_of_ours_keeps_no_tensor_either(books, driver, audio, ids, monk
 @pytest.fixture
 def read_once(monkeypatch):
     """The tokenizer takes longer to read than everything else: it is read once."""
-    read, known = blueprint.read_checkpoint, {}
+    read, known = reading.read_checkpoint, {}
 
     def read_checkpoint(folder):
         if folder not in known:
             known[folder] = read(folder)
         return known[folder]
 
-    monkeypatch.setattr(blueprint, "read_checkpoint", read_checkpoint)
+    monkeypatch.setattr(reading, "read_checkpoint", read_checkpoint)
 
 
 STAGES = [
-    (blueprint, "read_checkpoint"),
+    (reading, "read_checkpoint"),
     (blueprint.WeightFiles, "open"),
     (blueprint.WeightFiles, "get"),
     (blueprint.LogMel, "build"),

@@ -15,7 +15,7 @@ from triolet.core.errors import CheckpointError, EncodeFailed, InvalidRequest, U
 from triolet.core.model import Kind
 from triolet.core.plan import Chunk, DeviceMemory, EncodeJob, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
-from triolet.models.attention.layers import paged
+from triolet.models.attention import paged
 from triolet.models.executor import TorchExecutor
 from triolet.testing.families import make_checkpoint
 from triolet.testing.tensors import live_bytes
@@ -349,7 +349,7 @@ def first_step(lengths):
 
 def test_an_open_that_fails_leaves_nothing(books, folder, config, monkeypatch):
     """After the weights were read, and in the trial."""
-    for target in ("triolet.models.blueprints.read.PagedKV.allocate", "triolet.models.blueprints.trial._compare"):
+    for target in ("triolet.models.blueprints.text.PagedKV.allocate", "triolet.models.blueprints.trial._compare"):
         executor = TorchExecutor(folder("llama"), config())
         with monkeypatch.context() as patch:
             patch.setattr(target, lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("planted")))

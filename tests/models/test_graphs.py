@@ -447,7 +447,7 @@ def test_an_open_that_fails_at_the_graphs_leaves_nothing(books, folder, config, 
         raise RuntimeError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"triolet.models.{'causal' if 'Causal' in target else 'graphs'}.{target}", fail)
+        patch.setattr(f"triolet.models.{'networks.causal' if 'Causal' in target else 'launch.graphs'}.{target}", fail)
         with pytest.raises(RuntimeError, match="planted") as kept:
             executor.open()
     assert books.live() == {}, f"{kept.value} keeps tensors"

@@ -15,7 +15,7 @@ import os, sys
 import triolet
 from triolet import demo
 assert "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ, "nothing is done at import"
-from triolet.models import openmp
+from triolet.models.machine import openmp
 real = openmp.prepare_openmp
 def watch():
     policy = real()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from triolet.core.plan import Chunk
+from triolet.models.attention import paged as module
 from triolet.models.attention.layers import PAGED, check_request, register
-from triolet.models.attention.layers import paged as module
 from triolet.models.attention.paged import PagedLayout, PagedStep
 from triolet.models.memory.kv import PagedKV
 

@@ -20,7 +20,7 @@ from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, DeviceOutOfMemory, InvalidRequest, UnsupportedModel
 from triolet.core.plan import DeviceMemory
 from triolet.models.attention.paged import PagedLayout
-from triolet.models.blueprints import read as blueprint_module
+from triolet.models.blueprints import text as blueprint_module
 from triolet.models.blueprints.trial import _feed, _Nothing, _record
 from triolet.models.executor import TorchExecutor
 from triolet.models.launch import pipeline as module

@@ -14,7 +14,7 @@ from triolet.core.errors import CheckpointError, DeviceOutOfMemory
 from triolet.core.plan import DeviceMemory
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models import executor as module
-from triolet.models.blueprints import read as blueprint
+from triolet.models.blueprints import whisper as blueprint
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import ResourceStack
 from triolet.models.networks.whisper import WhisperModel

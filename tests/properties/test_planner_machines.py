@@ -392,9 +392,9 @@ class PlannerMachine(Machine):
     @invariant()
     def what_has_been_read_is_given_back(self) -> None:
         for sequence in self.planner._sequences.values():
-            if sequence.phase is Phase.RUNNING and sequence.placed:
+            if sequence.phase is Phase.RUNNING and sequence.placeholders:
                 needed = {
-                    placeholder.key for placeholder in sequence.placed.placeholders if placeholder.stop > sequence.fed
+                    placeholder.key for placeholder in sequence.placeholders.all if placeholder.stop > sequence.fed
                 }
                 assert self.planner._holds.keys(sequence) <= needed, "an image that has been read is given back"
 

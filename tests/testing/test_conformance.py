@@ -23,8 +23,8 @@ from triolet.core.trace import (
     NO_USE_BEFORE_READY,
 )
 from triolet.testing import conformance
+from triolet.testing.cache_workloads import Ask, Encoded, Free, Release, Workload, workloads
 from triolet.testing.conformance import Answer, check_encoder_cache, play
-from triolet.testing.workloads import Ask, Encoded, Free, Release, Workload, workloads
 
 THOROUGH = settings(max_examples=600)
 BRIEF = settings(max_examples=300, print_blob=False)
