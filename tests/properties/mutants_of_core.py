@@ -62,7 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="sequence.in_flight or ",
         mistake="",
         killer=PLANNER,
-        reason=("list_pages", "preemption rolls back", "a request never ended", "a draw before the last token"),
+        reason=("list_pages", "preemption rolls back", "a request never ended", "sampled before the last one is fed"),
     ),
     Mutant(
         name="a skipped step's news of ended sequences is lost",

@@ -1,4 +1,4 @@
-"""The table of mutants: pages shared by content, items placed among the tokens, guesses, whole prompts."""
+"""The table of mutants: pages shared by content, placeholders among the tokens, draft tokens, whole prompts."""
 
 from __future__ import annotations
 
@@ -402,7 +402,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment=" or sequence.drafting",
         mistake="",
         killer=SHARING,
-        reason=("every position is fed once", "a draw before the last token"),
+        reason=("every position is fed once", "sampled before the last one is fed"),
     ),
     Mutant(
         name="tokens behind the last one are committed",

@@ -349,7 +349,7 @@ def test_r1_a_request_that_holds_a_bound_partial_of_itself():
         "    from functools import partial\n"
         "    class Bound(Sequence):\n"
         "        __slots__ = ('settle',)\n"
-        "    names = ('request', 'key', 'tokens', 'page_keys', 'placed', 'cross_item', 'limit', 'stops')\n"
+        "    names = ('request', 'key', 'tokens', 'page_keys', 'placeholders', 'cross_item', 'limit', 'stops')\n"
         "    sequence = Bound(*[getattr(sequence, name) for name in names])\n"
         "    sequence.settle = partial(self._settle, sequence)\n"
         "    self._sequences[request.id] = sequence\n",

@@ -137,7 +137,7 @@ def test_e7_an_image_that_occurs_twice_is_freed_at_its_first_occurrence():
     )
     no_more = (
         "core.planning.placeholders:PlaceholderItems.needed",
-        "self.placeholders[index].stop > start",
+        "self.all[index].stop > start",
         "index == 0",
     )
     shortest = images(submit("p", "p", before=1), budget=2)
@@ -271,7 +271,7 @@ def test_r1_a_request_with_images_that_holds_a_bound_partial_of_itself():
         "    from functools import partial\n"
         "    class Bound(Sequence):\n"
         "        __slots__ = ('settle',)\n"
-        "    names = ('request', 'key', 'tokens', 'page_keys', 'placed', 'cross_item', 'limit', 'stops')\n"
+        "    names = ('request', 'key', 'tokens', 'page_keys', 'placeholders', 'cross_item', 'limit', 'stops')\n"
         "    sequence = Bound(*[getattr(sequence, name) for name in names])\n"
         "    sequence.settle = partial(self._settle, sequence)\n"
         "    self._sequences[request.id] = sequence\n",
