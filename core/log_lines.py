@@ -16,12 +16,6 @@ LONGEST = 500  # characters of an error: CUDA's run over many lines
 _TROUBLE = ("cut off", "device call abandoned")
 
 
-def line_of(event: events.Event) -> Line | None:
-    """The log's line for ``event``; ``None``: it is not logged."""
-    line = LINES.get(type(event))
-    return None if line is None else line(event)
-
-
 def one_line(error: str) -> str:
     """An error's text on one line, cut where it is very long."""
     told = " ".join(error.split()) or "no error was told"

@@ -15,7 +15,7 @@ from triolet.actors.emit import Emit
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.config import EngineConfig
-from triolet.core.log_lines import LONGEST, line_of, one_line
+from triolet.core.log_lines import LINES, LONGEST, Line, one_line
 from triolet.core.trace import TraceChecker
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
 
@@ -213,3 +213,8 @@ def test_what_shrinks_or_is_cut_off_is_a_warning(event, text):
     level, line = line_of(event)
     assert level == logging.WARNING
     assert text in line
+
+
+def line_of(event: events.Event) -> Line | None:
+    line = LINES.get(type(event))
+    return None if line is None else line(event)
