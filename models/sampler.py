@@ -108,7 +108,7 @@ def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
 
 
 def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
-    """Rows that are sampled come first, so that they are one view of the logits; a probe at a sampled row shares it."""
+    """The rows to compute. Sampled rows come first: one view of the logits. A probe may share a sampled row."""
     wanted = _Wanted(rows=[], samples={}, probes={})
     for index, feed in enumerate(feeds):
         if feed.part.samples:

@@ -98,7 +98,7 @@ def _read(feed: Feed, last: Feed) -> int:
 
 
 def _twin(feed: Feed) -> Feed:
-    """The chunk, as the smaller model reads it; it samples where draft tokens are wanted."""
+    """The chunk for the smaller model, which samples if draft tokens are wanted."""
     assert feed.record.twin is not None, "a sequence that has been started has a twin"
     return Feed(part=evolve(feed.part, samples=feed.part.draft_tokens > 0), record=feed.record.twin)
 

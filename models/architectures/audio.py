@@ -45,7 +45,7 @@ class QwenAudio:
         return apart([row[:length] for row, length in zip(rows, embeddings.tolist(), strict=True)])
 
     def _mask(self, model: Any, heard: Tensor, length: int, dtype: torch.dtype) -> Any:
-        """Of each window's ``length`` positions, those that it hears see each other; as transformers' own forward."""
+        """The mask of transformers' own forward: each window's first ``heard`` positions see each other."""
         from transformers.masking_utils import create_bidirectional_mask
 
         shown = torch.arange(length, device=heard.device) < heard[:, None]

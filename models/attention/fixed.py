@@ -86,7 +86,7 @@ class FixedInputs:
 
     @classmethod
     def of(cls, bucket: Bucket, numbers: Tensor, logits: Tensor) -> FixedInputs:
-        """Of the beginnings of ``numbers`` (as long as `Buckets.numbers`) and ``logits`` [most rows, vocabulary]."""
+        """Views the beginnings of ``numbers`` [`Buckets.numbers`] and ``logits`` [most rows, vocabulary]."""
         rows = bucket.rows
         lengths = [*[rows] * _NUMBERS, rows * bucket.pages]
         token_ids, starts, positions, slot_mapping, table = torch.split_with_sizes(numbers[: sum(lengths)], lengths)

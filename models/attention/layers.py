@@ -73,7 +73,7 @@ class AnyStep(Protocol):
 
 @define(kw_only=True, eq=False)
 class PagedCall:
-    """What goes through the model's forward to every layer. When the forward has ended the step is to be forgotten:
+    """The argument that the model's forward hands to every layer. Clear ``step`` when the forward has ended:
     compiled code keeps the call that it was made with."""
 
     step: AnyStep | None

@@ -32,7 +32,7 @@ class Own(Protocol):
 
 @frozen(kw_only=True, eq=False)
 class Parts:
-    """What an open executor's model is made of, each owned; what a kind of model has not is ``None``."""
+    """The parts of an open executor's model, each owned. ``None``: this kind of model has none."""
 
     network: Network
     model: AnyModel
@@ -42,7 +42,7 @@ class Parts:
 
 
 class Blueprint(Protocol):
-    """What `TorchExecutor.open` finds out once, and builds from; so does `TorchExecutor.wake`. No tensors."""
+    """`TorchExecutor.open` makes it once. `open` and `wake` build the model from it. It holds no tensor."""
 
     @property
     def device(self) -> torch.device:
@@ -50,7 +50,7 @@ class Blueprint(Protocol):
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Of its stages; none where ``device`` is all."""
+        """The stages' devices; empty on one device."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,7 +58,7 @@ class Blueprint(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights, when they have been read."""
+        """A hash that tells weights apart, once they are read."""
 
     @property
     def checkpoint(self) -> Checkpoint | TextCheckpoint:
@@ -98,7 +98,7 @@ def chosen(budget: Budget | None) -> Budget:
 
 
 def most_positions(config: EngineConfig, own: int) -> int:
-    """What a sequence may have, of a model with ``own`` positions."""
+    """The most positions of a sequence; the model has ``own``."""
     return min(own, config.max_positions or own)
 
 

@@ -63,7 +63,7 @@ def _refuse(config: EngineConfig, kind: str) -> None:
 
 @frozen(kw_only=True, eq=False)
 class Blueprints:
-    """Of the model, and of a smaller one that proposes draft tokens for it if the configuration has one."""
+    """The blueprint of the model, and that of its draft model if the configuration has one."""
 
     main: WhisperBlueprint | TextBlueprint
     draft: WhisperBlueprint | TextBlueprint | None

@@ -62,7 +62,7 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
 
 
 def _compile(network: CausalNetwork, prompts: list[list[int]]) -> list[Tensor]:
-    """Of the last positions, by compiled layers; the code for all numbers of rows is made here.
+    """Each last row, by compiled layers. The code for all numbers of rows is made here.
 
     Raises:
         InvalidRequest: torch cannot compile here.
@@ -102,14 +102,14 @@ def try_out_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
 
 
 def _mean(network: EncoderNetwork, prompt: list[int]) -> Tensor:
-    """Of the last hidden states of one prompt, as transformers computes them."""
+    """The mean of one prompt's last hidden states, by transformers alone."""
     hidden: Tensor = network.model.module.base_model(torch.tensor([prompt], device=network.device)).last_hidden_state
     return hidden[0].float().mean(0).cpu()
 
 
 @contextmanager
 def _refused(checkpoint: TextCheckpoint) -> Iterator[None]:
-    """What a module raises that is called as it does not expect, or whose config.json does not fit it, refuses it."""
+    """Turns a module's errors into a refusal of the checkpoint. Errors of memory and of the device pass."""
     try:
         yield
     except (UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
@@ -130,7 +130,7 @@ def _prompts(checkpoint: TextCheckpoint, lengths: Sequence[int]) -> list[list[in
 
 
 def _reference(network: CausalNetwork, prompt: list[int]) -> Tensor:
-    """Of the last position, as transformers computes it."""
+    """The last position's row, by transformers alone."""
     tokens = torch.tensor([prompt], device=network.device)
     module = network.model.module if network.generates else network.model.module.base_model
     positions = torch.arange(len(prompt), device=network.device)[None]
@@ -154,7 +154,7 @@ def _run(network: CausalNetwork, prompts: list[list[int]], witness: _Witness) ->
 
 
 def _last(network: CausalNetwork, feeds: list[Feed]) -> list[Tensor]:
-    """Of the last row of each chunk."""
+    """The last row of each chunk."""
     wanted = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
     return list(network.rows(feeds, wanted, _Nothing()))
 

@@ -46,8 +46,8 @@ def load_module(loader: str, folder: Path, dtype: torch.dtype, *, spare: str | N
 
 
 def _load(loader: str, folder: Path, **options: Any) -> Any:
-    """As `load_part`. Weights from safetensors are read piece by piece, each into memory of its own; left to itself
-    transformers maps the files, and what is mapped and touched counts as the process's memory."""
+    """Calls `load_part` with safetensors weights that are read piece by piece, each into its own memory. transformers
+    alone would map the files, and touched pages count as the process's memory."""
     if is_mapped(folder):
         return load_part(loader, folder, **options)
     config = load_part("AutoConfig", folder)

@@ -124,7 +124,7 @@ class SpecialTokens:
 
     @property
     def _multilingual(self) -> bool:
-        """As it is written; or else a table of languages tells, or the vocabulary's size."""
+        """``is_multilingual``; without it: a language table, or the vocabulary's size."""
         known = None if self.generation is None else self.generation.flag("is_multilingual")
         if known is not None:
             return known

@@ -27,7 +27,7 @@ class CompiledLayers:
 
     @classmethod
     def of(cls, language: nn.Module, count: int) -> CompiledLayers:
-        """Of a language model with ``count`` layers. Raises `UnsupportedModel` where it has no list of them."""
+        """Takes ``language``'s ``count`` layers. Raises `UnsupportedModel` where it has no list of them."""
         layers = language.get_submodule(find_layers(language, language, count))
         return cls([(layer, torch.compile(layer.forward, dynamic=True)) for layer in layers.children()])
 

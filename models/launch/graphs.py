@@ -301,7 +301,7 @@ class GraphManager:
 
 
 def find_recorder(mode: str, device: torch.device) -> Recorder | None:
-    """Of ``EngineConfig.graphs``; ``None``: steps are not recorded."""
+    """The recorder for ``mode``; ``None``: no step is recorded."""
     if mode == "eager":
         return EagerRecorder()
     return CudaRecorder(device) if mode == "auto" and device.type == "cuda" else None

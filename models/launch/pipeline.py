@@ -252,7 +252,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, model: TransformerModel, places: Places, buffers: Buffers) -> Pipeline:
-        """Of a model that lies as ``places`` say."""
+        """The pipeline of the placed ``model``."""
         module = model.module
         return cls(
             stages=places.stages,
@@ -277,7 +277,7 @@ class Pipeline:
             moved.clear()
 
     def _forwards(self, moved: _Moved) -> list[tuple[nn.Module, Callable[..., Any]]]:
-        """What is called instead of each module's own: no comprehension, since that is a closure."""
+        """Each module's replaced forward. No comprehension here: it would be a closure."""
         found: list[tuple[nn.Module, Callable[..., Any]]] = []
         for module, device in self._others:
             move = partial(_move, moved, device)
@@ -303,7 +303,7 @@ def _forward(befores: tuple[_Before, ...], forward: Callable[..., Any], *args: A
 
 
 def _move(moved: _Moved, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-    """What a module is called with comes to ``device``."""
+    """Moves a module's arguments to ``device``."""
     there: tuple[Any, ...] = _on(device, args, moved)
     return there, _on(device, kwargs, moved)
 

@@ -10,7 +10,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 def find_devices(names: tuple[str, ...]) -> tuple[torch.device, ...]:
-    """Of ``EngineConfig.devices``. Raises `InvalidRequest` where one is not there, or they are of different kinds."""
+    """The devices in ``names``. Raises `InvalidRequest` if one is missing, or their kinds differ."""
     devices = tuple(map(find_device, names))
     if len({device.type for device in devices}) > 1:
         raise InvalidRequest(f"devices={names!r}; allowed: devices of one kind, as ('cuda:0', 'cuda:1')")

@@ -109,7 +109,7 @@ def _machine_memory(read: Read) -> int | None:
 
 
 def _cgroup_memory(read: Read, folder: str) -> int | None:
-    """What is left of a cgroup's limit. Pages of files not used lately count as free: they are dropped first."""
+    """The bytes left of a cgroup's limit. Idle file pages count as free: the system drops them first."""
     for limit, usage, idle in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

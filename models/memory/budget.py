@@ -79,8 +79,7 @@ class Budget:
 
     @classmethod
     def choose(cls, config: EngineConfig, own: KVSizes, together: KVSizes, available: Available) -> Budget:
-        """What the configuration says of the model's ``own`` KV; what it leaves open by the memory ``available`` for
-        both.
+        """Configured bytes hold ``own`` KV alone. What is left open shares ``available`` with a draft model.
 
         Raises:
             DeviceOutOfMemory: there is no memory for one sequence of full length and one window.
@@ -123,7 +122,7 @@ def _configured(config: EngineConfig, own: KVSizes) -> tuple[int, int]:
 
 
 def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, available: Available) -> None:
-    """What was chosen must be there. What was configured is taken at its word: the system refuses it, or has it."""
+    """Raises `DeviceOutOfMemory` if chosen sizes exceed the free memory. Configured sizes are not checked."""
     pages = 0 if config.self_kv_bytes else (budget.pages + 1) * sizes.page
     needed = pages + (0 if config.cross_kv_bytes else budget.slots * sizes.slot)
     if available.free is not None and needed > available.free:

@@ -83,7 +83,7 @@ def _second(feed: Feed) -> int | None:
 
 
 def _answer(rows: Tensor, feed: Feed, classify: bool) -> tuple[float, ...]:
-    """Of the last hidden states of one prompt [longest, hidden], or its scores [1, labels]."""
+    """A prompt's vector. ``rows``: hidden states [longest, hidden], or scores [1, labels]."""
     pooling = _pooling(feed)
     sums = Sums()
     sums.add(rows if classify else rows[: feed.part.length], pooling)

@@ -35,7 +35,7 @@ class Sums:
         self.count += len(hidden)
 
     def vector(self, pooling: Pooling) -> Any:
-        """Of all that was taken in, numpy float32 [hidden], before a head and before it is normalized."""
+        """The pooled vector, numpy float32 [hidden], before a head and before normalization."""
         if pooling.kind == "cls":
             return self.first
         return self.last if self.total is None else (self.total / self.count).astype(np.float32)

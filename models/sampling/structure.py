@@ -114,10 +114,9 @@ class Guide:
             self.error = self._told() or "tokens that were sampled before are none of its"
 
     def allowed(self, generated: Sequence[int]) -> NDArray[np.uint8] | None:
-        """Which tokens may come after ``generated``, one bit each, the lowest first; where all is written, the ends of
-        text alone. ``None``: there is an `error`, or a token of ``generated`` was not allowed itself, or follows the
-        end. Such a token can only be a draft token, or of a step that was on its way: what is sampled behind it counts
-        for nothing."""
+        """The tokens that may follow ``generated``, one bit each, the lowest first. A finished structure allows
+        only end-of-text tokens. ``None``: there is an `error`, or ``generated`` has a token that was not allowed.
+        Such a token is a draft token, or of an in-flight step: what is sampled behind it is dropped."""
         if self.error or not self._go_to(generated):
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -131,7 +130,7 @@ class Guide:
         return self._matcher.deep_copy().try_consume_tokens(list(proposed))
 
     def _go_to(self, tokens: Sequence[int]) -> bool:
-        """Takes back what is not of ``tokens`` and reads what is new. Whether all of it could be read."""
+        """Goes back to the common beginning, and reads the rest of ``tokens``; true if all is read."""
         same = _common(self._read, tokens)
         if same < len(self._read):
             self._go_back(same)
