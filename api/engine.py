@@ -31,7 +31,7 @@ from .inputs.prompts import Message, Query
 from .inputs.vectors import Vectors
 from .outputs.results import Completion, Transcript
 from .outputs.streams import DeltaStream, StreamBlock
-from .speech.options import TranscribeOptions
+from .speech.options import read_options
 from .speech.segments import SegmentStream
 
 _DRAIN = number(0, math.inf, "; 0 aborts at once")
@@ -42,12 +42,31 @@ class TranscribeArguments(TypedDict, total=False):
 
     language: str | None
     task: str
-    prompt: str | None
+    initial_prompt: str | None
+    prefix: str | None
+    condition_on_previous_text: bool
+    prompt_reset_temperature: float
     timestamps: str
     temperature: float | Sequence[float]
+    beam_size: int
+    patience: float | None
+    length_penalty: float
+    best_of: int
     compression_ratio_threshold: float | None
     logprob_threshold: float | None
     no_speech_threshold: float | None
+    hallucination_silence_threshold: float | None
+    clip_timestamps: str | Sequence[float] | Sequence[tuple[float, float]]
+    max_initial_timestamp: float | None
+    suppress_tokens: Sequence[int] | None
+    prepend_punctuations: str
+    append_punctuations: str
+    voice_activity: str
+    parallel: bool
+    language_detection_segments: int
+    language_detection_threshold: float
+    multilingual: bool
+    strict: bool
     seed: int | None
 
 
@@ -343,7 +362,7 @@ class Engine:
             priority: of all windows; the smallest runs first, see `generate`.
             request_id: a name for the trace and for errors; it need not be unique.
             wait: wait where the queue is full, or raise `Overloaded` at once.
-            options: ``language``, ``task``, ``prompt``, ``timestamps``, ``temperature`` and the other fields of
+            options: ``language``, ``task``, ``initial_prompt``, ``timestamps``, ``temperature`` and the other fields of
                 `TranscribeOptions`.
 
         Raises:
@@ -351,7 +370,7 @@ class Engine:
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: a window could not be served.
         """
-        resolved = TranscribeOptions(**options)
+        resolved = read_options(options)
         transcribe = partial(self.inside.transcribe, audio, resolved, priority, request_id, wait=wait)
         return await self._reached().call(transcribe)
 
@@ -365,7 +384,7 @@ class Engine:
         **options: Unpack[TranscribeArguments],
     ) -> AbstractAsyncContextManager[SegmentStream]:
         """Like `transcribe`, segment by segment: ``async with engine.stream_transcription(...) as segments``."""
-        resolved = TranscribeOptions(**options)
+        resolved = read_options(options)
         stream = partial(self.inside.stream_transcription, audio, resolved, priority, request_id, wait=wait)
         return StreamBlock(self._reached().segments(stream), "stream_transcription")
 

@@ -65,6 +65,20 @@ class Delta:
 
 
 @frozen(kw_only=True)
+class Word:
+    """One word: ``text`` as the model wrote it, usually with a leading space and with the marks that belong to it.
+
+    ``start`` and ``end`` are seconds from the beginning of the audio; ``probability``, 0 to 1, is the mean of its
+    tokens'.
+    """
+
+    text: str
+    start: float
+    end: float
+    probability: float
+
+
+@frozen(kw_only=True)
 class Segment:
     """A stretch of speech: what was said from ``start`` to ``end``, both in seconds from the beginning of the audio.
 
@@ -78,6 +92,7 @@ class Segment:
         no_speech_prob: the model's probability, 0 to 1, that nobody speaks in the window; 0 if the model has none.
         compression_ratio: UTF-8 bytes of the window's text over their zlib-compressed size; above 2.4: repetitions.
         temperature: the sampling temperature that gave the window's text.
+        words: with their times, where they were asked for; their texts joined are ``text``.
     """
 
     id: int
@@ -89,6 +104,17 @@ class Segment:
     no_speech_prob: float
     compression_ratio: float
     temperature: float
+    words: tuple[Word, ...] | None = None
+
+
+@frozen(kw_only=True)
+class Stretch:
+    """A part of the audio and what became of it. ``kind`` is ``"speech"`` (it has text), ``"silent"`` (nobody speaks,
+    or it was left out by ``clip_timestamps``) or ``"failed"`` (somebody may speak, but there is no text)."""
+
+    start: float
+    end: float
+    kind: str
 
 
 @frozen(kw_only=True)

@@ -108,16 +108,16 @@ class Recipe:
 
     @previous.default
     def _previous(self) -> tuple[int, ...]:
-        prompt = (self.options.prompt or "").strip()
+        prompt = (self.options.initial_prompt or "").strip()
         if not prompt:
             return ()
         if self.tokens.previous_id is None:
             raise InvalidRequest(
-                f"prompt={prompt!r}, but {self.description.name} has no <|startofprev|> token; allowed: None"
+                f"initial_prompt={prompt!r}, but {self.description.name} has no <|startofprev|> token; allowed: None"
             )
         encoded = tuple(self.description.tokenizer.encode(f" {prompt}", add_special_tokens=False))
         if any(not self.is_text(token) for token in encoded):
-            raise InvalidRequest(f"prompt={prompt!r} holds a special token (<|...|>); allowed: plain text")
+            raise InvalidRequest(f"initial_prompt={prompt!r} holds a special token (<|...|>); allowed: plain text")
         kept = max(self.description.max_positions // 2 - 1, 0)
         last = encoded[max(len(encoded) - kept, 0) :]
         return (self.tokens.previous_id, *last) if last else ()
