@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 import trio
@@ -72,3 +73,26 @@ def _first(group: BaseExceptionGroup[BaseException] | None) -> BaseException | N
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def background() -> AsyncIterator[Callable[[Callable[[], Awaitable[None]]], None]]:
+    """Gives a function that starts a task. The tasks are cancelled when the block ends, and must not raise. The block's
+    own error leaves it as it is, in no group."""
+    error: BaseException | None = None
+    try:
+        try:
+            async with trio.open_nursery() as nursery:
+                try:
+                    yield nursery.start_soon
+                finally:
+                    nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            error = _first(group.split(trio.Cancelled)[1])
+            if error is None:
+                await trio.lowlevel.checkpoint_if_cancelled()  # a cancellation in the group came from here
+        if error is not None:
+            raise error
+    finally:
+        del error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import reprlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -26,7 +26,7 @@ from ...core.order import check_priority
 from ...core.plan import SampledToken
 from ...core.request import Request
 from ..inputs.audio import AudioSource
-from ..inputs.prompts import Query, build_request, check_kind, load, with_page_keys
+from ..inputs.prompts import Query, build_request, check_kind, with_page_keys
 from ..inputs.threads import run_in_thread
 from ..inputs.vectors import (
     VectorQuery,
@@ -41,12 +41,12 @@ from ..outputs.results import Completion, Transcript
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
 from ..outputs.text import Output, TextDeltas, completion_of, output_of
 from ..speech.options import TranscribeOptions
-from ..speech.recipe import whisper_tokens
 from ..speech.segments import Segments, SegmentStream
 from ..speech.transcription import Transcription
 from ..speech.windows import Generated
 from .alternatives import run_together
 from .door import Door
+from .transcriptions import open_transcription
 
 
 class State(enum.Enum):
@@ -271,29 +271,34 @@ class TrioEngine:
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> Transcript:
         """See `Engine.transcribe`."""
-        transcription = await self._transcription(audio, options, priority, request_id, wait=wait)
-        return await transcription.transcript()
+        async with self._transcription(audio, options, priority, request_id, wait=wait) as transcription:
+            return await transcription.transcript()
 
     @asynccontextmanager
     async def stream_transcription(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> AsyncIterator[SegmentStream]:
         """See `Engine.stream_transcription`."""
-        transcription = await self._transcription(audio, options, priority, request_id, wait=wait)
-        await transcription.start()
-        segments = Segments(transcription)
-        yield SegmentStream(segments, segments.progress)
+        async with self._transcription(audio, options, priority, request_id, wait=wait) as transcription:
+            await transcription.start()
+            segments = Segments(transcription)
+            yield SegmentStream(segments, segments.progress)
 
-    async def _transcription(
+    def _transcription(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
-    ) -> Transcription:
+    ) -> AbstractAsyncContextManager[Transcription]:
         asked = trio.current_time()
         _, description = self._opened()
-        whisper_tokens(description)  # raises before a file is read in vain
         check_priority(priority)
-        samples = await load(audio, description.sampling_rate)
-        run = partial(self._run, priority=priority, wait=wait)
-        return Transcription(samples, options, description, run, request_id=self._new_id(request_id), asked=asked)
+        return open_transcription(
+            audio,
+            options,
+            description,
+            partial(self._run_together, priority=priority, wait=wait),
+            request_id=self._new_id(request_id),
+            asked=asked,
+            at_once=min(description.cross_slots, self.config.max_pending),
+        )
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -342,6 +347,11 @@ class TrioEngine:
             await self._door.enter(priority)
         else:
             self._door.enter_nowait()
+
+    async def _run_together(self, requests: Sequence[Request], *, priority: int, wait: bool) -> list[Generated]:
+        """Runs requests of a transcription to the end of all."""
+        runs = [partial(self._run, one, priority=priority, wait=wait) for one in requests]
+        return [await runs[0]()] if len(runs) == 1 else await run_together([partial(_at_once, run) for run in runs])
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, request: Request, *, priority: int, wait: bool) -> Generated:
@@ -422,3 +432,9 @@ class TrioEngine:
             first = description.vocabulary_size if whisper is None else whisper.start_id
             self._special = frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
         return self._special
+
+
+async def _at_once(run: Callable[[], Awaitable[Generated]], begun: Callable[[], object]) -> Generated:
+    """A run for `run_together`; the others need not wait for it to begin."""
+    begun()
+    return await run()

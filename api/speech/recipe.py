@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription, WhisperTokens
-from ...core.request import EncoderItem, FinishReason, LogitRules, Probe, Request, SamplingParams, TimestampRules
+from ...core.request import EncoderItem, LogitRules, Probe, Request, SamplingParams, TimestampRules
+from .history import History
 from .options import TranscribeOptions
 from .windows import Generated, Span, WindowCut, cut_window
-
-MIN_PROGRESS = 1.0  # seconds: a next window that starts sooner would cost a whole window's work for little new audio
 
 
 def language_probabilities(language_ids: Mapping[str, int], logprobs: Sequence[float]) -> dict[str, float]:
@@ -81,7 +80,8 @@ class Recipe:
     tokens: WhisperTokens = field(init=False)
     language: str | None = field(init=False)  # None: to detect
     special: frozenset[int] = field(init=False)
-    previous: tuple[int, ...] = field(init=False)  # <|startofprev|> and the prompt's tokens
+    initial: tuple[int, ...] = field(init=False)  # tokens of the initial prompt
+    prefix: tuple[int, ...] = field(init=False)  # tokens of the prefix
 
     @tokens.default
     def _tokens(self) -> WhisperTokens:
@@ -106,21 +106,55 @@ class Recipe:
         layout = range(tokens.start_id, tokens.timestamp_begin_id)
         return frozenset(token for token in ids if token is not None).union([tokens.start_id], layout)
 
-    @previous.default
-    def _previous(self) -> tuple[int, ...]:
-        prompt = (self.options.initial_prompt or "").strip()
-        if not prompt:
+    @initial.default
+    def _initial(self) -> tuple[int, ...]:
+        if self.options.initial_prompt is None or not self.options.initial_prompt.strip():
             return ()
         if self.tokens.previous_id is None:
             raise InvalidRequest(
-                f"initial_prompt={prompt!r}, but {self.description.name} has no <|startofprev|> token; allowed: None"
+                f"initial_prompt={self.options.initial_prompt!r}, but {self.description.name} has no <|startofprev|> "
+                "token; allowed: None"
             )
-        encoded = tuple(self.description.tokenizer.encode(f" {prompt}", add_special_tokens=False))
+        return self._encoded("initial_prompt", self.options.initial_prompt)
+
+    @prefix.default
+    def _prefix(self) -> tuple[int, ...]:
+        return () if self.options.prefix is None else self._encoded("prefix", self.options.prefix)
+
+    def _encoded(self, name: str, text: str) -> tuple[int, ...]:
+        if not text.strip():
+            return ()
+        encoded = tuple(self.description.tokenizer.encode(f" {text.strip()}", add_special_tokens=False))
         if any(not self.is_text(token) for token in encoded):
-            raise InvalidRequest(f"initial_prompt={prompt!r} holds a special token (<|...|>); allowed: plain text")
-        kept = max(self.description.max_positions // 2 - 1, 0)
-        last = encoded[max(len(encoded) - kept, 0) :]
-        return (self.tokens.previous_id, *last) if last else ()
+            raise InvalidRequest(f"{name}={text!r} holds a special token (<|...|>); allowed: plain text")
+        return encoded
+
+    @property
+    def half(self) -> int:
+        """Half of the model's positions: most tokens of a window's text, prefix included; the text before it and
+        <|startofprev|> take as many at most."""
+        return self.description.max_positions // 2
+
+    def history(self) -> History:
+        """The history before the first window."""
+        return History(
+            initial=self.initial,
+            room=max(self.half - 1, 0) if self.tokens.previous_id is not None else 0,
+            goes_on=self.options.condition_on_previous_text,
+            reset_above=self.options.prompt_reset_temperature,
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the options cannot be used as it is."""
+        found = []
+        for name, tokens, most in (
+            ("initial_prompt", self.initial, max(self.half - 1, 0)),
+            ("prefix", self.prefix, self.half // 2),
+        ):
+            if len(tokens) > most:
+                found.append(f"{name} has {len(tokens)} tokens; the last {most} are used")
+        return tuple(found)
 
     @property
     def timestamp_step(self) -> int:
@@ -130,7 +164,7 @@ class Recipe:
     @property
     def with_timestamps(self) -> bool:
         """True if the model writes timestamps."""
-        return self.options.timestamps == "segment"
+        return self.options.timestamps != "none"
 
     def is_text(self, token: int) -> bool:
         """True if ``token`` is no timestamp and not special."""
@@ -155,34 +189,62 @@ class Recipe:
             max_tokens=1,
         )
 
-    def detected(self, generated: Generated) -> tuple[str, float]:
-        """The likeliest language and its probability among all languages."""
+    def detected(self, generated: Generated) -> dict[str, float]:
+        """The probability of each language, by code."""
         assert generated.probe is not None, "the answer to a request with a probe has no probe"
         languages = self.tokens.language_ids
-        found = language_probabilities(languages, generated.probe[: len(languages)])
-        best = max(found, key=found.__getitem__)
-        return best, found[best]
+        return language_probabilities(languages, generated.probe[: len(languages)])
 
-    def request(self, request_id: str, item: EncoderItem, language: str, attempt: int, *, first: bool) -> Request:
-        """A request for a window's text at the temperature of ``attempt``, with a probe for "no speech"."""
-        prompt = (*(self.previous if first else ()), *self._start(language))
-        most = self.description.max_positions - len(prompt)
+    def attempt(
+        self,
+        name: Callable[[], str],
+        item: EncoderItem,
+        language: str,
+        attempt: int,
+        previous: tuple[int, ...],
+        *,
+        first: bool,
+    ) -> list[Request]:
+        """The requests for a window's text at the temperature of ``attempt``: one, or at a temperature above 0
+        ``best_of`` draws. The first has a probe for "no speech".
+
+        Args:
+            name: makes a new id.
+            previous: the text before, see `History`.
+            first: of the whole audio: its text begins with the prefix.
+        """
+        prompt = self._prompt(language, previous, first=first)
+        most = max(min(self.half, self.description.max_positions - len(prompt)), 1)
         silence = self.tokens.no_speech_id
-        assert self.options.seed is not None, "a fresh seed is chosen when the transcription is made"
-        start = prompt.index(self.tokens.start_id)
-        return Request(
-            id=request_id,
+        sampling = self._sampling(attempt, most)
+        request = Request(
+            id=name(),
             prompt_token_ids=prompt,
             items=(item,),
-            sampling=SamplingParams(
-                max_tokens=most, temperature=self.options.temperature[attempt], seed=self.options.seed + attempt
-            ),
+            sampling=sampling.sibling(0),
             rules=self._rules(),
-            probe=None if silence is None else Probe(position=start, token_ids=(silence,)),
+            probe=None if silence is None else Probe(position=prompt.index(self.tokens.start_id), token_ids=(silence,)),
             max_tokens=most,
         )
+        if False:
+            return []
+        others = [evolve(request, id=name(), sampling=sampling.sibling(n), probe=None) for n in range(1, sampling.n)]
+        return [request, *others]
 
-    def _start(self, language: str) -> tuple[int, ...]:
+    def _sampling(self, attempt: int, most: int) -> SamplingParams:
+        options, temperature = self.options, self.options.temperature[attempt]
+        assert options.seed is not None, "a fresh seed is chosen when the transcription is made"
+        if temperature == 0.0:
+            return SamplingParams(max_tokens=most)
+        return SamplingParams(max_tokens=most, temperature=temperature, seed=options.seed + attempt, n=options.best_of)
+
+    def _prompt(self, language: str, previous: tuple[int, ...], *, first: bool) -> tuple[int, ...]:
+        before = (self.tokens.previous_id, *previous) if previous and self.tokens.previous_id is not None else ()
+        prefix = self.prefix[max(len(self.prefix) - self.half // 2, 0) :] if first else ()
+        return (*before, *self.start(language), *prefix)
+
+    def start(self, language: str) -> tuple[int, ...]:
+        """The tokens from <|startoftranscript|> on."""
         tokens = self.tokens
         ids = [tokens.start_id]
         if tokens.language_ids:
@@ -194,14 +256,18 @@ class Recipe:
         return tuple(ids)
 
     def _rules(self) -> LogitRules:
-        tokens = self.tokens
+        options, tokens = self.options, self.tokens
+        latest = options.max_initial_timestamp
         timestamps = TimestampRules(
             begin_id=tokens.timestamp_begin_id,
             no_timestamps_id=tokens.no_timestamps_id,
-            max_initial=tokens.max_initial_timestamp,
+            max_initial=tokens.max_initial_timestamp
+            if latest is None
+            else round(latest / tokens.seconds_per_timestamp),
         )
+        suppress = options.suppress_tokens
         return LogitRules(
-            suppress=self.description.suppress_token_ids,
+            suppress=self.description.suppress_token_ids if suppress is None else suppress,
             begin_suppress=self.description.begin_suppress_token_ids,
             timestamps=timestamps if self.with_timestamps else None,
         )
@@ -209,8 +275,5 @@ class Recipe:
     def cut(self, generated: Generated) -> WindowCut:
         """The spans of a window, and where the next window starts."""
         if self.with_timestamps:
-            finished = generated.finish_reason is FinishReason.STOP
-            least = math.ceil(MIN_PROGRESS / self.tokens.seconds_per_timestamp)
-            begin_id = self.tokens.timestamp_begin_id
-            return cut_window(generated.token_ids, begin_id, finished=finished, least=least)
+            return cut_window(generated.token_ids, self.tokens.timestamp_begin_id)
         return WindowCut((Span(0, None, generated.token_ids),), None)

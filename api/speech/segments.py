@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 from ...core.timings import Timings
-from ..outputs.results import Progress, Segment
+from ..outputs.results import Progress, Segment, Transcript
 from .transcription import Transcription
 
 
@@ -18,12 +18,17 @@ class Segments:
 
     def progress(self) -> Progress:
         """Where the transcription is."""
+        told = self._transcription
         return Progress(
-            language=self._transcription.language,
-            language_probability=self._transcription.language_probability,
-            duration=self._transcription.duration,
-            position=self._transcription.position,
-            timings=self._transcription.timings,
+            language=told.language,
+            language_probability=told.language_probability,
+            duration=told.duration,
+            position=told.position,
+            timings=told.timings,
+            task=told.reader.recipe.options.task,
+            coverage=told.coverage,
+            warnings=told.warnings,
+            language_probabilities=told.language_probabilities,
         )
 
     def __aiter__(self) -> AsyncIterator[Segment]:
@@ -43,7 +48,23 @@ class SegmentStream:
 
     def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[], Progress]) -> None:
         self._segments = segments
+        self._found: list[Segment] = []
         self.progress = progress
+
+    def transcript(self) -> Transcript:
+        """Everything so far: the segments that were read from the stream. At the end that is the whole transcript."""
+        told = self.progress()
+        return Transcript.of(
+            self._found,
+            language=told.language,
+            language_probability=told.language_probability,
+            duration=told.position if told.duration is None else told.duration,
+            timings=told.timings,
+            task=told.task,
+            coverage=told.coverage,
+            warnings=told.warnings,
+            language_probabilities=told.language_probabilities,
+        )
 
     @property
     def language(self) -> str | None:
@@ -56,8 +77,8 @@ class SegmentStream:
         return self.progress().language_probability
 
     @property
-    def duration(self) -> float:
-        """Length of the audio in seconds."""
+    def duration(self) -> float | None:
+        """Length of the audio in seconds; ``None`` while nobody knows it."""
         return self.progress().duration
 
     @property
@@ -74,4 +95,6 @@ class SegmentStream:
         return self
 
     async def __anext__(self) -> Segment:
-        return await anext(self._segments)
+        segment = await anext(self._segments)
+        self._found.append(segment)
+        return segment

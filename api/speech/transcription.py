@@ -1,7 +1,8 @@
-"""Long audio, window by window: `Transcription` walks over the audio.
+"""Long audio to text, window by window: `Transcription` walks over the audio.
 
-The decisions (`cut_window`, `Assessment`, `Recipe`) are values in, values out. `Transcription` awaits the engine
-between decisions. The rules are those of Radford et al. 2022, section 4.5, as in openai/whisper's ``transcribe.py``::
+The decisions (`cut_window`, `Assessment`, `Recipe`, `window_at`) are values in, values out; `Walk` and `WindowReader`
+await the engine between decisions. The walk is that of openai/whisper's ``transcribe.py`` (Radford et al. 2022, section
+4.5)::
 
     audio     |-------- window --------|
     tokens     <0.00> A <5.20><5.20> B <11.00><11.00> C       C is cut off by the window's end
@@ -11,170 +12,163 @@ between decisions. The rules are those of Radford et al. 2022, section 4.5, as i
 
 from __future__ import annotations
 
-import itertools
-import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-import numpy as np
 import trio
 from attrs import define, evolve, field
 
-from ...core.errors import EngineStateError, InvalidRequest
-from ...core.model import ModelDescription
-from ...core.request import EncoderItem, Request
+from ...core.errors import EngineStateError
+from ...core.request import EncoderItem
 from ...core.timings import Timings
-from ..inputs.audio import Samples
-from ..inputs.prompts import audio_item
-from ..outputs.results import Segment, Transcript
-from .options import TranscribeOptions
-from .recipe import Recipe
-from .windows import Assessment, Generated, Span, WindowCut
-
-Run = Callable[[Request], Awaitable[Generated]]  # runs one request to its end
-
-
-@define
-class _Stopwatch:
-    """Adds up the timings of one transcription's requests, see `Timings`."""
-
-    asked: float | None  # None: the time of the first request
-    _queued: float = field(default=0.0, init=False)
-    _encoder_wait: float = field(default=0.0, init=False)
-    _first_token: float | None = field(default=None, init=False)
-    _ended: float | None = field(default=None, init=False)
-
-    def add(self, timings: Timings | None, begun: float, *, is_text: bool) -> None:
-        """Adds a request that was made at ``begun``."""
-        self.asked = begun if self.asked is None else self.asked
-        if timings is None:
-            return
-        self._queued += timings.queued
-        self._encoder_wait += timings.encoder_wait
-        if is_text and self._first_token is None and timings.first_token is not None:
-            self._first_token = begun - self.asked + timings.first_token
-
-    def end(self, now: float) -> None:
-        """The last window is done."""
-        if self._ended is None:
-            self._ended = now
-
-    def timings(self) -> Timings | None:
-        """The sums; ``None`` before the end."""
-        if self._ended is None or self.asked is None:
-            return None
-        return Timings(
-            queued=self._queued,
-            encoder_wait=self._encoder_wait,
-            first_token=self._first_token,
-            total=self._ended - self.asked,
-        )
+from ..outputs.results import Segment, Stretch, Transcript
+from .coverage import coverage
+from .languages import Languages
+from .plan import Plan, Recording
+from .reader import WindowReader
+from .walk import Walk
 
 
 class Transcription:
     """One audio on its way to text: call `next_window` until it returns ``None``, or `transcript` for all windows.
 
     A transcription has no nursery and no cancel scope, so it may be stopped after any window and driven from an async
-    generator. A window (at most ``description.window_samples``) starts where the previous window ends or, where the
-    previous window cut off a sentence, where its last whole segment ends. So every sample lies in a window, but for
-    less than one timestamp step (20 ms) at the end. Where a request fails, the position stays, and `next_window` may be
-    called again.
-
-    Attributes:
-        language: the code of the spoken language; ``None`` before `start` has detected it.
-        language_probability: the model's certainty, 0 to 1; ``None`` where nothing was detected.
-        duration: of the audio, in seconds.
-        position: seconds from the beginning that are done.
-        timings: how long the transcription took, from ``asked`` (trio time; by default the first request) on; ``None``
-            until the last window is done.
+    generator. Where a request fails, the position stays, and `next_window` may be called again.
 
     Raises:
-        InvalidRequest: options that the model does not allow, no samples.
         EngineStateError: `start` or `next_window` was called while an earlier call still runs.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        options: TranscribeOptions,
-        description: ModelDescription,
-        run: Run,
-        *,
-        request_id: str,
-        asked: float | None = None,
-    ) -> None:
-        if not len(samples):
-            raise InvalidRequest("audio without samples; allowed: 0.02 s of audio or more")
-        self._recipe = Recipe(options=_with_seed(options), description=description)
-        self._samples = samples
-        self._run = run
-        self._request_id = request_id
-        self._seek = 0  # samples: where the next window starts
-        self._spoken = 0  # samples: where the last segment ends
-        self._windows = 0
-        self._segments = 0
-        self._requests = itertools.count()
+    def __init__(self, recording: Recording, plan: Plan, reader: WindowReader) -> None:
+        self.recording = recording
+        self.plan = plan
+        self.reader = reader
+        self.languages = Languages(reader)
+        self._walk = Walk(
+            reader=reader,
+            recording=recording,
+            plan=plan,
+            history=reader.recipe.history(),
+            language=self.languages.of,
+        )
+        self._told: list[tuple[float, float]] = []  # the segments' times
+        self._started = False
+        self._ended = False
         self._busy = False
-        self._stopwatch = _Stopwatch(asked)
-        self.language = self._recipe.language
-        self.language_probability: float | None = None
+
+    # -- where it is -------------------------------------------------------------------------------------------------
 
     @property
-    def duration(self) -> float:
-        """Length of the audio in seconds."""
-        return self._seconds(len(self._samples))
+    def language(self) -> str | None:
+        """The code of the spoken language; ``None`` before `start` has detected it, and where nobody speaks."""
+        return self.languages.language
+
+    @property
+    def language_probability(self) -> float | None:
+        """The model's certainty, 0 to 1; ``None`` where nothing was detected."""
+        return self.languages.probability
+
+    @property
+    def language_probabilities(self) -> Mapping[str, float] | None:
+        """Of each language, by code; ``None`` where nothing was detected."""
+        return self.languages.probabilities
+
+    @property
+    def duration(self) -> float | None:
+        """Length of the audio in seconds; ``None`` while nobody knows."""
+        return self.recording.duration
 
     @property
     def position(self) -> float:
         """Seconds from the beginning that are done."""
-        return self._seconds(self._seek)
+        if self._ended and self.duration is not None:
+            return self.duration
+        reached = self._seconds(self._reached())
+        return reached if self.duration is None else min(reached, self.duration)
 
     @property
     def timings(self) -> Timings | None:
-        """See the class."""
-        return self._stopwatch.timings()
+        """How long the transcription took; ``None`` until the last window is done."""
+        return self.reader.stopwatch.timings()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the caller should know: a prompt that was cut, audio that breaks off."""
+        broken = self.recording.broken
+        return self.reader.recipe.warnings if broken is None else (*self.reader.recipe.warnings, broken)
+
+    @property
+    def coverage(self) -> tuple[Stretch, ...]:
+        """What became of the audio, up to `position`."""
+        heard = [(self._seconds(start), self._seconds(stop)) for start, stop in self.plan.speech]
+        return coverage(self.position, self._told, heard)
+
+    # -- the walk ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Detects the language where it is not known yet. Without it `next_window` does."""
         with self._alone("start"):
-            if self.language is None:
-                await self._detect(await self._item(self._window()))
+            await self._start()
 
     async def next_window(self) -> list[Segment] | None:
         """Transcribes one window. Returns its segments, none for a silent window; ``None`` after the last window."""
         with self._alone("next_window"):
-            if self._seek >= len(self._samples):
+            if self._ended:
                 return None
-            window = self._window()
-            item = await self._item(window)
-            language = self.language or await self._detect(item)
-            generated, assessment = await self._read_with_fallback(item, language)
-            silent = assessment.is_silent(self._recipe.options)
-            cut = WindowCut((), None) if silent else self._recipe.cut(generated)
-            segments = self._segments_of(cut.spans, assessment, self._seek + len(window))
-            self._move_on(cut.next_start, len(window))
-            return segments
+            await self._start()
+            segments = await self._next()
+            if segments is None:
+                self._ended = True
+                self.reader.stopwatch.end(trio.current_time())
+                return None
+            numbered = [evolve(one, id=len(self._told) + index) for index, one in enumerate(segments)]
+            self._told += [(one.start, one.end) for one in numbered]
+            return numbered
 
     async def transcript(self) -> Transcript:
         """Transcribes what is left of the audio."""
         segments: list[Segment] = []
         while (found := await self.next_window()) is not None:
             segments += found
+        return self.transcript_of(segments)
+
+    def transcript_of(self, segments: Iterable[Segment]) -> Transcript:
+        """The transcript of the audio up to `position`, whose ``segments`` these are."""
         return Transcript.of(
             segments,
+            task=self.reader.recipe.options.task,
             language=self.language,
             language_probability=self.language_probability,
-            duration=self.duration,
+            language_probabilities=self.language_probabilities,
+            duration=self.position if self.duration is None else self.duration,
+            coverage=self.coverage,
+            warnings=self.warnings,
             timings=self.timings,
         )
+
+    async def _start(self) -> None:
+        if not self._started:
+            await self.languages.detect(_FirstWindows(self.plan, self.recording, self.reader).next)
+            self._started = True
+
+    async def _next(self) -> Iterable[Segment] | None:
+        segments = await self._walk.next_window()
+        self.recording.forget(self._walk.seek)
+        return segments
+
+    def _reached(self) -> int:
+        return self._walk.seek
+
+    def _seconds(self, samples: float) -> float:
+        return samples / self.reader.recipe.description.sampling_rate
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
         """Refuses a second call while one runs: it would read the same window twice."""
         if self._busy:
             raise EngineStateError(
-                f"{what} of transcription {self._request_id!r} was called while an earlier call of it still runs; "
-                "allowed: one call at a time. Await it first, or open a transcription for each task"
+                f"{what} of transcription {self.reader.request_id!r} was called while an earlier call of it still "
+                "runs; allowed: one call at a time. Await it first, or open a transcription for each task"
             )
         self._busy = True
         try:
@@ -182,98 +176,24 @@ class Transcription:
         finally:
             self._busy = False
 
-    def _new_id(self, what: str) -> str:
-        """An id that ends in a number of its own. A window whose request was cancelled or failed is requested again,
-        under a new id, since the engine may still know the earlier one."""
-        return f"{self._request_id}/{what}/{next(self._requests)}"
 
-    def _window(self) -> Samples:
-        return self._samples[self._seek : self._seek + self._recipe.description.window_samples]
+@define(eq=False)
+class _FirstWindows:
+    """The items of the first windows, one after the other, to detect the language in."""
 
-    def _seconds(self, samples: int) -> float:
-        return samples / self._recipe.description.sampling_rate
+    plan: Plan
+    recording: Recording
+    reader: WindowReader
+    _seek: int = field(default=0, init=False)
 
-    async def _item(self, window: Samples) -> EncoderItem:
-        """The item of a copy of ``window``: a view would keep the whole audio alive."""
-        return await audio_item(self._recipe.description, np.array(window, np.float32))
-
-    async def _ask(self, request: Request, *, is_text: bool) -> Generated:
-        begun = trio.current_time()
-        generated = await self._run(request)
-        self._stopwatch.add(generated.timings, begun, is_text=is_text)
-        return generated
-
-    async def _detect(self, item: EncoderItem) -> str:
-        answer = await self._ask(self._recipe.detection(self._new_id("language"), item), is_text=False)
-        self.language, self.language_probability = self._recipe.detected(answer)
-        return self.language
-
-    async def _read_with_fallback(self, item: EncoderItem, language: str) -> tuple[Generated, Assessment]:
-        """The temperature fallback: tries one temperature after the other until the text is good. The last one's text
-        is taken as it is."""
-        options, first = self._recipe.options, self._windows == 0
-        for attempt, temperature in enumerate(options.temperature):
-            name = self._new_id(f"{self._windows}.{attempt}")
-            request = self._recipe.request(name, item, language, attempt, first=first)
-            generated = await self._ask(request, is_text=True)
-            assessment = Assessment.of(generated, self._recipe.decode(generated.token_ids), temperature)
-            if assessment.is_good(options):
-                break
-        return generated, assessment
-
-    def _segments_of(self, spans: Sequence[Span], assessment: Assessment, window_end: int) -> list[Segment]:
-        """Segments within the window and the audio, in order. Spans without text or time are left out. So are spans
-        that begin after the audio's end, where the model hears only padding. Where all begin there, the first is kept:
-        its words were said in the window, and only its time is wrong."""
-        segments, late = [], []
-        for span in spans:
-            text = self._recipe.decode(span.token_ids)
-            start = self._seek + span.start * self._recipe.timestamp_step
-            if not text.strip():
-                continue
-            if start >= window_end:
-                late.append((text, span))
-            elif found := self._segment(start, self._end(span, window_end), text, span, assessment):
-                segments.append(found)
-        if late and not segments and (found := self._segment(self._seek, window_end, *late[0], assessment)):
-            segments.append(found)
-        return segments
-
-    def _end(self, span: Span, window_end: int) -> int:
-        """Samples from the beginning of the audio to the end of ``span``."""
-        if span.end is None:
-            return window_end
-        return min(self._seek + span.end * self._recipe.timestamp_step, window_end)
-
-    def _segment(self, start: int, end: int, text: str, span: Span, assessment: Assessment) -> Segment | None:
-        """The segment of ``span``, begun no earlier than the last segment's end; ``None`` where no time is left."""
-        start = max(start, self._spoken)
-        if start >= end:
-            return None
-        segment = Segment(
-            id=self._segments,
-            start=self._seconds(start),
-            end=self._seconds(end),
-            text=text,
-            token_ids=tuple(token for token in span.token_ids if self._recipe.is_text(token)),
-            avg_logprob=assessment.avg_logprob,
-            no_speech_prob=assessment.no_speech_prob,
-            compression_ratio=assessment.compression_ratio,
-            temperature=assessment.temperature,
-        )
-        self._segments += 1
-        self._spoken = end
-        return segment
-
-    def _move_on(self, next_start: int | None, window_samples: int) -> None:
-        step = self._recipe.timestamp_step
-        moved = window_samples if next_start is None else min(next_start * step, window_samples)
-        self._windows += 1
-        self._seek += moved
-        if len(self._samples) - self._seek < step:
-            self._seek = len(self._samples)
-            self._stopwatch.end(trio.current_time())
-
-
-def _with_seed(options: TranscribeOptions) -> TranscribeOptions:
-    return options if options.seed is not None else evolve(options, seed=secrets.randbits(62))
+    async def next(self) -> EncoderItem | None:
+        """``None``: there is no window with a sound any more."""
+        while (planned := await self.plan.next(self._seek)) is not None:
+            start, stop = planned
+            samples = await self.recording.window(start, stop - start)
+            if len(samples) < self.reader.recipe.timestamp_step:
+                return None
+            self._seek = start + len(samples)
+            if samples.any():
+                return await self.reader.item(samples)
+        return None

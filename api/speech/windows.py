@@ -1,10 +1,14 @@
-"""Reads one window's tokens: its spans of text, where the next window starts, how good the text is."""
+"""Reads one window's tokens: its spans of text, where the next window starts, how good the text is.
+
+The decisions are those of openai/whisper's ``transcribe.py`` (Radford et al. 2022, section 4.5).
+"""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from attrs import frozen
 
@@ -24,11 +28,16 @@ class Generated:
     probe: tuple[float, ...] | None = None  # log-probabilities, as `Request.probe` asked
     timings: Timings | None = None
 
+    @property
+    def total_logprob(self) -> float:
+        """The log-probability of the whole output."""
+        return sum(self.logprobs)
+
 
 @frozen
 class Span:
-    """Text tokens between two timestamps, in timestamp steps from the window's start; ``end`` is ``None`` where the
-    text goes on to the end of the window."""
+    """Text between two timestamps, in timestamp steps from the window's start; ``end`` is ``None`` where the text goes
+    on to the end of the window. ``token_ids`` has the timestamps too."""
 
     start: int
     end: int | None
@@ -38,38 +47,37 @@ class Span:
 @frozen
 class WindowCut:
     """One window's spans, and where the next window starts, in timestamp steps from this window's start; ``None``: at
-    this window's end."""
+    this window's end. ``closed``: a lone timestamp ends the window: nobody speaks behind it, the model says."""
 
     spans: tuple[Span, ...]
     next_start: int | None
+    closed: bool = False
 
 
-def cut_window(token_ids: Sequence[int], begin_id: int, *, finished: bool, least: int) -> WindowCut:
+def cut_window(token_ids: Sequence[int], begin_id: int) -> WindowCut:
     """Reads the timestamps (ids from ``begin_id`` on) in a window's tokens, whatever they are.
 
-    A timestamp after text ends a span. The window is used up where its last text has an end timestamp and no token
-    follows. Where a new span was opened, or the text was cut off (``finished`` is false, or no end timestamp), the next
-    window starts at the end of the last complete span. Without a complete span, or where the next window would move on
-    by less than ``least`` steps, the window is used up too, and the text that was cut off is its last span.
+    Two timestamps in a row part two spans. Where the window has such a pair, the tokens behind the last pair are an
+    unfinished span: they are dropped, and the next window starts at the pair's first timestamp. But where a lone
+    timestamp ends the window, they are its last span, and the window is used up. Without a pair the whole window is one
+    span, which ends at the last timestamp that is not 0, or at the window's end.
     """
-    spans: list[Span] = []
-    opened: int | None = None
-    text: list[int] = []
-    for token in token_ids:
-        if token < begin_id:
-            text.append(token)
-        elif text:
-            spans.append(Span(opened or 0, token - begin_id, tuple(text)))
-            opened, text = None, []
-        else:
-            opened = token - begin_id
-    reached = spans[-1].end or 0 if spans else 0
-    cut_off = not finished or bool(text) or opened is not None
-    if cut_off and reached >= least:
-        return WindowCut(tuple(spans), reached)
-    if text:
-        spans.append(Span(reached if opened is None else opened, None, tuple(text)))
-    return WindowCut(tuple(spans), None)
+    is_time = [token >= begin_id for token in token_ids]
+    closed = is_time[-2:] == [False, True]
+    cuts = [index + 1 for index, pair in enumerate(pairwise(is_time)) if all(pair)]
+    if not cuts:
+        times = [token - begin_id for token in token_ids if token >= begin_id]
+        end = times[-1] if times and times[-1] != 0 else None
+        text = any(not time for time in is_time)
+        return WindowCut((Span(0, end, tuple(token_ids)),) if text else (), None, closed)
+    ends = [*cuts, len(token_ids)] if closed else cuts
+    parts = [tuple(token_ids[start:end]) for start, end in pairwise([0, *ends])]
+    spans, reached = [], 0
+    for part in parts:
+        start = part[0] - begin_id if part[0] >= begin_id else reached
+        reached = part[-1] - begin_id
+        spans.append(Span(start, reached, part))
+    return WindowCut(tuple(spans), None if closed else reached, closed)
 
 
 def compression_ratio(text: str) -> float:
@@ -93,7 +101,7 @@ class Assessment:
         """Rates ``generated``. The average counts the end-of-text token, as Radford et al.'s code does."""
         return cls(
             text=text,
-            avg_logprob=sum(generated.logprobs) / (len(generated.token_ids) + 1),
+            avg_logprob=generated.total_logprob / (len(generated.token_ids) + 1),
             no_speech_prob=math.exp(generated.probe[0]) if generated.probe else 0.0,
             compression_ratio=compression_ratio(text),
             temperature=temperature,
@@ -111,8 +119,34 @@ class Assessment:
             return False
         return options.logprob_threshold is None or self.is_improbable(options) or not self.text.strip()
 
+    def repeats(self, options: TranscribeOptions) -> bool:
+        """True if the text repeats itself."""
+        limit = options.compression_ratio_threshold
+        return limit is not None and self.compression_ratio > limit
+
     def is_good(self, options: TranscribeOptions) -> bool:
         """True if no other temperature is needed."""
-        limit = options.compression_ratio_threshold
-        repeats = limit is not None and self.compression_ratio > limit
-        return self.is_silent(options) or not (repeats or self.is_improbable(options))
+        return self.is_silent(options) or not (self.repeats(options) or self.is_improbable(options))
+
+
+@frozen
+class Attempt:
+    """A window's text at one temperature."""
+
+    generated: Generated
+    assessment: Assessment
+
+
+def likeliest(drawn: Iterable[Generated], length_penalty: float = 1.0) -> Generated:
+    """The best of several texts that were sampled at one temperature: the first with the highest log-probability over
+    its length, the end-of-text token not counted, to the power of ``length_penalty``."""
+    return max(drawn, key=lambda one: one.total_logprob / max(len(one.token_ids), 1) ** length_penalty)
+
+
+def best_attempt(attempts: Sequence[Attempt], options: TranscribeOptions) -> Attempt:
+    """The best of attempts none of which is good: one that does not repeat itself before one that does, then the
+    likeliest; among those that all repeat themselves, the one that does so least."""
+    calm = [one for one in attempts if not one.assessment.repeats(options)]
+    if calm:
+        return max(calm, key=lambda one: one.assessment.avg_logprob)
+    return min(attempts, key=lambda one: one.assessment.compression_ratio)

@@ -1,0 +1,124 @@
+"""Which stretch of the audio is read next: all of it window by window, or only where somebody speaks."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from attrs import frozen
+
+from ..inputs.audio import Samples
+from .cuts import CutRules, Spans, next_speech, window_at
+
+
+class Recording(Protocol):
+    """Audio that is decoded as it is asked for. Positions are samples from its beginning."""
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds; ``None`` while nobody knows. What a header promises may change at the end."""
+
+    @property
+    def broken(self) -> str | None:
+        """Why the audio breaks off, once its end was reached."""
+
+    async def window(self, start: int, length: int) -> Samples:
+        """Mono samples, float32, a copy; fewer than ``length`` at the end of the audio."""
+
+    def forget(self, before: int) -> None:
+        """No sample before ``before`` will be asked for again."""
+
+
+class Hearing(Protocol):
+    """What voice activity has found so far."""
+
+    @property
+    def spans(self) -> Spans:
+        """Speech."""
+
+    @property
+    def heard(self) -> int:
+        """Where the audio behind is not known yet."""
+
+    @property
+    def ended(self) -> bool:
+        """True if all audio is known."""
+
+    async def hear(self, until: int) -> None:
+        """Listens on, at least to ``until`` or to the end."""
+
+    def quietest(self, start: int, stop: int) -> int:
+        """Where in [start, stop) voice is least likely."""
+
+
+Clips = tuple[tuple[int, int | None], ...]  # [start, stop) in order; None: to the end of the audio
+
+
+class Plan(Protocol):
+    """Decides which samples are read next."""
+
+    @property
+    def speech(self) -> Spans:
+        """Where somebody speaks, as far as is known; nothing where nobody listens."""
+
+    async def next(self, seek: int, limit: int | None = None) -> tuple[int, int] | None:
+        """The next window, [start, stop), at ``seek`` or behind, and before ``limit``; ``None``: nothing is left. It
+        may reach past the end of the audio."""
+
+
+@frozen(eq=False)
+class PlainPlan:
+    """Reads everything in ``clips``, in windows of up to ``window`` samples."""
+
+    window: int
+    clips: Clips
+
+    @property
+    def speech(self) -> Spans:
+        return ()
+
+    async def next(self, seek: int, limit: int | None = None) -> tuple[int, int] | None:
+        for first, last in self.clips:
+            start, stop = max(first, seek), _least(last, limit)
+            if stop is None or start < stop:
+                return start, start + self.window if stop is None else min(start + self.window, stop)
+        return None
+
+
+@frozen(eq=False)
+class VoicedPlan:
+    """Reads where somebody speaks, in ``clips``."""
+
+    hearing: Hearing
+    rules: CutRules
+    clips: Clips
+
+    @property
+    def speech(self) -> Spans:
+        return self.hearing.spans
+
+    async def next(self, seek: int, limit: int | None = None) -> tuple[int, int] | None:
+        for first, last in self.clips:
+            begin, end = max(first, seek), _least(last, limit)
+            if end is not None and begin >= end:
+                continue
+            found = await self._within(begin, math.inf if end is None else end)
+            if found is not None:
+                return found
+        return None
+
+    async def _within(self, begin: int, end: float) -> tuple[int, int] | None:
+        """As `next`, within one clip. Listens until the next speech is known for a whole window and a gap behind it."""
+        ahead = self.rules.window + self.rules.gap + self.rules.padding
+        while True:
+            start = next_speech(self.hearing.spans, begin, self.hearing.heard)
+            if self.hearing.ended or self.hearing.heard >= min(start + ahead, end):
+                break
+            await self.hearing.hear(int(min(start + ahead, end)))
+        spans = [(max(a, begin), int(min(b, end))) for a, b in self.hearing.spans if b > begin and a < end]
+        return window_at(begin, spans, self.rules, self.hearing.quietest)
+
+
+def _least(first: int | None, second: int | None) -> int | None:
+    known = [one for one in (first, second) if one is not None]
+    return min(known) if known else None

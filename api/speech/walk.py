@@ -1,0 +1,149 @@
+"""`Walk`: window after window through one stretch of audio, where each window starts by what was read before it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from attrs import define, field, frozen
+
+from ...core.request import EncoderItem
+from ..outputs.results import Segment
+from .cuts import speech_within
+from .history import History
+from .plan import Plan, Recording
+from .reader import WindowReader
+from .windows import Assessment, Attempt, Span, WindowCut
+
+_LEAST_MOVE = 1.0  # seconds: after two moves that were shorter, the window is used up
+_MISSED = 1.0  # seconds: so much speech behind a window's last segment is read once more
+
+
+@frozen(kw_only=True)
+class Read:
+    """One window that was read: its segments, and where the next one starts."""
+
+    segments: tuple[Segment, ...]
+    token_ids: tuple[int, ...]  # of the segments, timestamps included
+    seek: int
+    temperature: float
+
+
+@define(eq=False)
+class Walk:
+    """Reads the windows of ``[seek, limit)`` one after the other.
+
+    Nothing changes before a window's last await: where a request fails or is cancelled, the window can be read again.
+
+    Args:
+        language: tells the language of a window.
+        limit: where the stretch ends; ``None``: at the end of the audio.
+        first: the stretch is the first one: its first window begins with the prefix.
+        name: of its requests.
+    """
+
+    reader: WindowReader
+    recording: Recording
+    plan: Plan
+    history: History
+    language: Callable[[EncoderItem], Awaitable[str]]
+    seek: int = 0
+    limit: int | None = None
+    first: bool = True
+    name: str = ""
+    _spoken: int = field(default=0, init=False)  # where the last segment ends
+    _windows: int = field(default=0, init=False)
+    _short: bool = field(default=False, init=False)  # the last move was short
+
+    async def next_window(self) -> tuple[Segment, ...] | None:
+        """Reads one window. Returns its segments, none for a silent window; ``None``: the stretch is read."""
+        planned = await self.plan.next(self.seek, self.limit)
+        if planned is None:
+            return None
+        start, stop = planned
+        samples = await self.recording.window(start, stop - start)
+        if len(samples) < self.reader.recipe.timestamp_step:
+            return None
+        if not samples.any():  # digital silence is nobody's speech
+            self._done(start + len(samples))
+            return ()
+        item = await self.reader.item(samples)
+        language = await self.language(item)
+        attempt = await self.reader.read(
+            item, language, self.history.last(), name=f"{self.name}{self._windows}", first=self.first
+        )
+        read = self._read(attempt, start, start + len(samples))
+        self.history.add(read.token_ids, read.temperature)
+        if read.segments:
+            self._spoken = round(read.segments[-1].end * self.reader.recipe.description.sampling_rate)
+        self._done(read.seek)
+        return read.segments
+
+    def _done(self, seek: int) -> None:
+        self._short = seek - self.seek < self._samples(_LEAST_MOVE)
+        self.seek = seek
+        self._windows += 1
+        self.first = False
+
+    # -- one window --------------------------------------------------------------------------------------------------
+
+    def _read(self, attempt: Attempt, start: int, stop: int) -> Read:
+        recipe = self.reader.recipe
+        silent = attempt.assessment.is_silent(recipe.options)
+        cut = WindowCut((), None) if silent else recipe.cut(attempt.generated)
+        segments, tokens = self._segments(cut.spans, attempt.assessment, start, stop)
+        seek = stop if cut.next_start is None else min(start + cut.next_start * recipe.timestamp_step, stop)
+        if cut.next_start is not None and self._short and seek - start < self._samples(_LEAST_MOVE):
+            seek = stop
+        if cut.next_start is None and segments:
+            seek = self._behind(segments[-1], start, stop)
+        return Read(segments=segments, token_ids=tokens, seek=seek, temperature=attempt.assessment.temperature)
+
+    def _behind(self, last: Segment, start: int, stop: int) -> int:
+        """Where to go on behind a window that the model has used up: at its last segment's end, if somebody speaks
+        behind it all the same."""
+        end = self._samples(last.end)
+        if end - start < self._samples(_LEAST_MOVE) or speech_within(self.plan.speech, end, stop) < self._samples(
+            _MISSED
+        ):
+            return stop
+        return end
+
+    def _segments(
+        self, spans: Sequence[Span], assessment: Assessment, start: int, stop: int
+    ) -> tuple[tuple[Segment, ...], tuple[int, ...]]:
+        """Segments within the window [start, stop), in order, and their tokens. Spans without text or time are left
+        out. So are spans that begin behind the window, where the model hears only padding. Where all begin there, the
+        first is kept: its words were said in the window, and only its time is wrong."""
+        recipe, spoken = self.reader.recipe, max(self._spoken, start)
+        found: list[Segment] = []
+        tokens: list[int] = []
+        told = [span for span in spans if recipe.decode(span.token_ids).strip()]
+        timely = [span for span in told if start + span.start * recipe.timestamp_step < stop]
+        for span in timely or [Span(0, None, span.token_ids) for span in told[:1]]:
+            begin = max(start + span.start * recipe.timestamp_step, spoken)
+            end = stop if span.end is None else min(start + span.end * recipe.timestamp_step, stop)
+            if begin < end:
+                found.append(self._segment(span, assessment, begin, end))
+                tokens += span.token_ids
+                spoken = end
+        return tuple(found), tuple(tokens)
+
+    def _segment(self, span: Span, assessment: Assessment, start: int, end: int) -> Segment:
+        recipe = self.reader.recipe
+        return Segment(
+            id=0,  # numbered when it is told
+            start=self._seconds(start),
+            end=self._seconds(end),
+            text=recipe.decode(span.token_ids),
+            token_ids=tuple(token for token in span.token_ids if recipe.is_text(token)),
+            avg_logprob=assessment.avg_logprob,
+            no_speech_prob=assessment.no_speech_prob,
+            compression_ratio=assessment.compression_ratio,
+            temperature=assessment.temperature,
+        )
+
+    def _samples(self, seconds: float) -> int:
+        return round(seconds * self.reader.recipe.description.sampling_rate)
+
+    def _seconds(self, samples: int) -> float:
+        return samples / self.reader.recipe.description.sampling_rate
