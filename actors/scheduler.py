@@ -256,7 +256,7 @@ class Scheduler:
 
     def _commit(self, commit: a.Commit) -> None:
         client, sampled = self._clients[commit.request_id], commit.sampled
-        if client.first_token is None and sampled[-1].token_id is not None:
+        if client.first_token is None and (sampled[-1].token_id is not None or sampled[-1].hypotheses):
             client.first_token = trio.current_time()
             self.emit(events.FirstToken(commit.request_id))
         client.stream.put(sampled)

@@ -25,6 +25,8 @@ class SequenceStart:
     probe: Probe | None
     placeholders: tuple[Placeholder, ...] = ()
     pooling: Pooling | None = None
+    max_tokens: int = 1  # most tokens behind the prompt; this and ``stops`` matter to a beam search alone
+    stops: frozenset[int] = frozenset()  # tokens that end the sequence
 
 
 @frozen(kw_only=True)
@@ -43,6 +45,10 @@ class Chunk:
     flight the planner does not know the newest token yet. ``samples`` is true where the chunk ends at the sequence's
     last token, so that a new token is sampled. ``page_table`` names the self-attention pages: position p lies in page
     ``page_table[p // page_size]``.
+
+    Behind the prompt of a beam search a chunk feeds up to ``beams`` rows, a token of each beam. The page table then has
+    the full pages of the prompt, and for each further block of positions as many pages as there may be beams (see
+    `triolet.core.beam_pages`). A chunk of a search that is over feeds nothing.
     """
 
     sequence_id: int
@@ -52,6 +58,7 @@ class Chunk:
     cross_slot: int | None
     samples: bool
     draft_tokens: int = 0
+    beams: int = 1
 
 
 @frozen(kw_only=True)
@@ -72,8 +79,20 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens fed by this step, draft tokens included."""
-        return sum([part.length + part.draft_tokens for part in self.chunks])
+        """Tokens fed by this step, draft tokens and those of all beams included."""
+        return sum([part.length * part.beams + part.draft_tokens for part in self.chunks])
+
+
+@frozen
+class Hypothesis:
+    """A text that a beam search has found: its tokens, the one that ends it included, and their log-probabilities as in
+    `SampledToken`. ``score`` is what the search ranks hypotheses by: the sum of the tokens' log-probabilities over
+    ``length ** length_penalty``. The score's log-probabilities are those before the rules, which rule tokens out but
+    leave the others' as they are, as in transformers: so they may be smaller than ``logprobs``."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    score: float
 
 
 @frozen(kw_only=True)
@@ -86,6 +105,8 @@ class SampledToken:
     `SamplingParams.logprobs` asks for. ``error`` tells why the sequence cannot go on, for a fault of its request alone
     (a structure that cannot be followed): the token is then an end-of-text, and the caller gets `InvalidRequest`.
     ``accepted`` are the tokens sampled behind this one, where draft tokens proved right; their ``accepted`` is empty.
+    ``hypotheses`` are what a beam search has found, the best first; they come with its last chunk, and ``token_id`` is
+    ``None`` in all its chunks.
     """
 
     token_id: int | None
@@ -95,6 +116,7 @@ class SampledToken:
     vector: tuple[float, ...] | None = None
     error: str = ""
     accepted: tuple[SampledToken, ...] = ()
+    hypotheses: tuple[Hypothesis, ...] = ()
 
 
 @frozen(kw_only=True)

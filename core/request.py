@@ -39,6 +39,7 @@ class FinishReason(enum.Enum):
 
 MOST_LOGPROBS = 20
 MOST_COMPLETIONS = 1_024
+MOST_BEAMS = 256
 _MOST_TOKENS = 2**31 - 1
 _MOST_STOPS = 64
 _MOST_CHARACTERS = 1_024  # of a stop string
@@ -177,6 +178,14 @@ class SamplingParams:
         n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, each other with a seed
             made from ``seed``, see `sibling`. With temperature 0 all completions are the same.
         structure: what the output must be; `None`: anything. See `Structure`.
+        beam_size: more than 1, up to 256: beam search with so many beams, as transformers' ``num_beams``. It goes with
+            temperature 0, and without ``structure``, ``stop`` and ``logprobs``. ``n`` of its hypotheses are told, the
+            best first.
+        length_penalty: of a beam search: hypotheses are ranked by the sum of their log-probabilities over ``length **
+            length_penalty``, -10 to 10. Above 0 longer ones gain.
+        patience: a beam search ends with ``round(beam_size * patience)`` hypotheses (Kasai et al. 2022), up to 1,000
+            times ``beam_size``; 1 is transformers' ``early_stopping=True``. ``None``: with ``beam_size`` hypotheses,
+            when the best beam, ended now, would not be among them: ``early_stopping=False``.
 
     Raises:
         InvalidRequest: a value out of its range.
@@ -199,6 +208,9 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     structure: Structure | None = None
+    beam_size: int = 1
+    length_penalty: float = 1.0
+    patience: float | None = None
 
     def __attrs_post_init__(self) -> None:
         settle(self, _SAMPLING)
@@ -209,6 +221,22 @@ class SamplingParams:
         if self.structure is not None:
             _check(not self.ignore_eos, "ignore_eos with a structure", "ignore_eos=False: nothing may follow its end")
             _check(self.min_tokens == 0, f"min_tokens={self.min_tokens} with a structure", "0: it ends where it ends")
+        if self.beam_size > 1:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        beams = f"with beam_size={self.beam_size}"
+        _check(self.temperature == 0.0, f"temperature={self.temperature} {beams}", "0, or beam_size=1")
+        _check(self.structure is None, f"a structure {beams}", "structure=None, or beam_size=1")
+        _check(not self.stop, f"stop={shown(self.stop)} {beams}", "no stop strings, stop_token_ids, or beam_size=1")
+        _check(self.logprobs is None, f"logprobs={self.logprobs} {beams}", "None, or beam_size=1")
+        most = min(self.beam_size, self.most_hypotheses)
+        _check(self.n <= most, f"n={self.n} {beams} and patience={self.patience}", f"up to {most}, or more beams")
+
+    @property
+    def most_hypotheses(self) -> int:
+        """How many hypotheses a beam search keeps."""
+        return self.beam_size if self.patience is None else max(1, round(self.beam_size * self.patience))
 
     def sibling(self, index: int) -> SamplingParams:
         """The parameters of completion ``index`` of `n`. The first has the plain seed; each other has a seed of its
@@ -246,6 +274,9 @@ _SAMPLING = {
     "structure": instance(Structure, "Structure(kind=..., text=...), as Structure.json_schema(...) makes one").or_none(
         "any text"
     ),
+    "beam_size": integer(1, MOST_BEAMS, "; 1: no beam search"),
+    "length_penalty": number(-10, 10),
+    "patience": number(0, 1000, above=True).or_none("until no beam can do better"),
 }
 
 

@@ -29,6 +29,7 @@ from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, StepPlan, StepResult
 from .blueprints.blueprint import AnyModel, Blueprint, Own, Parts, name_devices
 from .blueprints.read import Blueprints
+from .chunks import check_chunk, spread_all
 from .launch.pipeline import StagedKV
 from .machine.host import choose_threads
 from .memory.allocator import trim
@@ -37,6 +38,7 @@ from .memory.kv import PagedKV
 from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
 from .networks.network import Feed, Network, Record
 from .sampler import Sampler
+from .sampling.beams import Search
 from .sampling.logits import RuleMasks
 from .sampling.structure import Grammars
 from .speculation import DraftModelProposer, LookupProposer, Proposer
@@ -369,6 +371,8 @@ class TorchExecutor:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
             guide = now.grammars.guide(start.sampling.structure, start.token_ids[start.prompt_length :])
             record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide)
+            if start.sampling.beam_size > 1 and start.pooling is None:
+                record.search = Search.of(start, _paged(now.main).page_size)
             now.main.network.start(record)
             if now.proposer is not None and start.pooling is None:
                 now.proposer.start(record)
@@ -388,28 +392,12 @@ class TorchExecutor:
         return StepResult(step_id=plan.step_id, sampled=tuple(sampled))
 
     def _record(self, now: _Open, part: Chunk) -> Record:
-        """The record of a possible chunk. A bad index must go no further: on CUDA it ends the process's context."""
+        """The record of a possible chunk."""
         record = self._records.get(part.sequence_id)
         assert record is not None, (
             f"sequence {part.sequence_id} is not known: it was never started, or an earlier step of it failed"
         )
-        end, known = part.start + part.length, len(record.tokens)
-        assert 0 <= part.start < end <= known, (
-            f"sequence {part.sequence_id}: chunk {part.start}..{end} of {known} tokens"
-        )
-        assert end + part.draft_tokens <= now.main.network.positions, (
-            f"sequence {part.sequence_id}: position {end + part.draft_tokens - 1} is past the last"
-        )
-        if now.main.paged is None:
-            assert part.start == 0, f"sequence {part.sequence_id}: a prompt is read whole, but starts at {part.start}"
-            assert end == record.start.prompt_length, (
-                f"sequence {part.sequence_id}: a prompt is read whole, not to {end}"
-            )
-        else:
-            _check_pages(now.main.paged, part)
-        slots = 0 if now.main.cross is None else now.main.cross.slots
-        assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
-        assert not part.samples or end == known, f"sequence {part.sequence_id}: samples at {end} of {known} tokens"
+        check_chunk(part, record, now.main)
         return record
 
     def _pool(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
@@ -417,14 +405,20 @@ class TorchExecutor:
         return [SampledToken(token_id=None, vector=vector) for vector in now.main.network.vectors(feeds, now.outputs)]
 
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
-        """Sampled tokens, and the accepted draft tokens behind them. The records grow once all has gone well."""
+        """Sampled tokens, and the accepted draft tokens behind them; what searches have found. The records grow once
+        all has gone well."""
+        every, owned, copies = spread_all(feeds)
+        if not every:
+            return [SampledToken(token_id=None)] * len(feeds)
+        if copies:
+            _paged(now.main).copy(copies)
         if now.proposer is not None:
-            feeds = list(map(Feed.with_proposed, feeds, now.proposer.propose(feeds)))
-        sampled = now.sampler.sample(feeds)
-        for feed, one in zip(feeds, sampled, strict=True):
+            every = list(map(Feed.with_proposed, every, now.proposer.propose(every)))
+        sampled = now.sampler.sample(every)
+        for feed, one in zip(every, sampled, strict=True):
             tokens = [part.token_id for part in (one, *one.accepted)]
             feed.record.tokens += [token for token in tokens if token is not None]
-        return sampled
+        return [sampled[own.start] if own else SampledToken(token_id=None) for own in owned]
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""
@@ -490,8 +484,6 @@ def _is_finite(output: Tensor) -> bool:
     return bool(output.isfinite().all())
 
 
-def _check_pages(paged: PagedKV | StagedKV, part: Chunk) -> None:
-    end = part.start + part.length + part.draft_tokens
-    assert len(part.page_table) * paged.page_size >= end, f"sequence {part.sequence_id}: pages are missing"
-    known = 0 <= min(part.page_table) <= max(part.page_table) < paged.pages
-    assert known, f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"
+def _paged(parts: Parts) -> PagedKV | StagedKV:
+    assert parts.paged is not None, "a model without pages generates nothing"
+    return parts.paged

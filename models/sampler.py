@@ -19,17 +19,19 @@ from torch import Tensor
 from ..core.errors import EngineError
 from ..core.plan import SampledToken
 from .networks.network import Feed, Network, Outputs, Record
-from .sampling.logits import RuleMasks, SamplerInput, sample_tokens
+from .sampling.beams import Search, find_candidates
+from .sampling.logits import RuleMasks, SamplerInput, apply_rules, sample_tokens
 
 
 @frozen(kw_only=True)
 class _Wanted:
     """The rows whose logits a step needs, as (index of the chunk, offset in it). ``samples`` of them come first: for
-    each chunk (by index) where its rows lie, one for each token that may be sampled. ``probes``: where its probe
-    lies."""
+    each chunk (by index) where its rows lie, one for each token that may be sampled. Then come ``searches``: the row of
+    each beam. ``probes``: where a chunk's probe lies."""
 
     rows: list[tuple[int, int]]
     samples: dict[int, range]
+    searches: dict[int, int]
     probes: dict[int, int]
 
 
@@ -43,7 +45,8 @@ class Sampler:
     eos_token_ids: tuple[int, ...]
 
     def sample(self, feeds: Sequence[Feed]) -> list[SampledToken]:
-        """Feeds the chunks. Returns the result of each. No record changes.
+        """Feeds the chunks; those of a search are one for each beam, side by side. Returns the result of each; the
+        beams of a search have one together. No record changes, but searches go on.
 
         Raises:
             EngineError: a sequence has no token to sample.
@@ -64,7 +67,7 @@ class Sampler:
         asked = [feeds[index].record for index in wanted.probes]
         answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), asked)
         probes = dict(zip(wanted.probes, answers, strict=True))
-        sampled = self._sampled(logits, wanted.samples, feeds)
+        sampled = self._sampled(logits, wanted.samples, feeds) | self._searched(logits, wanted.searches, feeds)
         nothing = SampledToken(token_id=None)
         return [evolve(sampled.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
 
@@ -77,6 +80,20 @@ class Sampler:
             inputs += map(self._of, repeat(feeds[index]), range(len(own)))
         found = sample_tokens(logits[: len(inputs)], inputs, self.eos_token_ids)
         return {index: _accept(feeds[index], found[own.start : own.stop]) for index, own in rows.items()}
+
+    def _searched(self, logits: Tensor, rows: dict[int, int], feeds: Sequence[Feed]) -> dict[int, SampledToken]:
+        """The results of searches, by chunk. ``rows`` of ``logits`` lie side by side, and are overwritten. As in
+        transformers the rules come after the softmax, and what they rule out is not shared out among the others."""
+        if not rows:
+            return {}
+        first = min(rows.values())
+        own = logits[first : first + len(rows)]
+        own.copy_(own.log_softmax(-1))
+        apply_rules(own, list(map(self._of, map(feeds.__getitem__, rows), repeat(0))), self.eos_token_ids)
+        beams = {index: feeds[index].record.search for index in rows}
+        searches = list(dict.fromkeys(search for search in beams.values() if search is not None))
+        found = dict(zip(searches, map(Search.advance, searches, find_candidates(own, searches)), strict=True))
+        return {index: found[search] for index, search in beams.items() if search is not None}
 
     def _of(self, feed: Feed, behind: int) -> SamplerInput:
         """The input for the token that follows the first ``behind`` draft tokens of ``feed``."""
@@ -109,12 +126,16 @@ def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
 
 def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
     """The rows to compute. Sampled rows come first: one view of the logits. A probe may share a sampled row."""
-    wanted = _Wanted(rows=[], samples={}, probes={})
+    wanted = _Wanted(rows=[], samples={}, searches={}, probes={})
     for index, feed in enumerate(feeds):
-        if feed.part.samples:
+        if feed.part.samples and feed.record.search is None:
             first, row = feed.part.length - len(feed.proposed) - 1, len(wanted.rows)
             wanted.rows.extend((index, offset) for offset in range(first, feed.part.length))
             wanted.samples[index] = range(row, len(wanted.rows))
+    for index, feed in enumerate(feeds):
+        if feed.part.samples and feed.record.search is not None:
+            wanted.searches[index] = len(wanted.rows)
+            wanted.rows.append((index, feed.part.length - 1))
     for index, feed in enumerate(feeds):
         part, probe = feed.part, feed.record.start.probe
         if probe is None or not part.start <= probe.position < part.start + part.length - len(feed.proposed):

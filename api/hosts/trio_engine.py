@@ -39,7 +39,7 @@ from ..inputs.vectors import (
 )
 from ..outputs.results import Completion, Transcript
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
-from ..outputs.text import Output, TextDeltas, completion_of, output_of
+from ..outputs.text import Output, TextDeltas, completion_of, output_of, sampled_of
 from ..speech.options import TranscribeOptions
 from ..speech.segments import Segments, SegmentStream
 from ..speech.transcription import Transcription
@@ -186,7 +186,7 @@ class TrioEngine:
         asked = trio.current_time()
         request = await self._build(query)
         count = request.sampling.n
-        if count == 1:
+        if count == 1 or request.sampling.beam_size > 1:  # a search finds all its completions
             return await self._complete(request, asked, wait=wait)
         requests = [
             evolve(request, id=self._new_id(query.request_id), sampling=request.sampling.sibling(index))
@@ -362,12 +362,12 @@ class TrioEngine:
         async with self._submitted(request, asked, wait=wait) as mailbox:
             await mailbox.wait_end()
         reason = mailbox.take_end()
-        token_ids = [part.token_id for part in mailbox.unread if part.token_id is not None]
+        token_ids, logprobs = sampled_of(mailbox.unread)
         if token_ids and token_ids[-1] in self._stop_ids(request):
-            token_ids.pop()
+            token_ids = token_ids[:-1]
         return Generated(
-            token_ids=tuple(token_ids),
-            logprobs=tuple(part.logprob for part in mailbox.unread if part.token_id is not None),
+            token_ids=token_ids,
+            logprobs=logprobs,
             finish_reason=reason,
             probe=next((part.probe for part in mailbox.unread if part.probe is not None), None),
             timings=mailbox.timings,

@@ -34,7 +34,9 @@ class Completion:
     where fewer can be sampled); ``None`` where it asks for none.
 
     ``alternatives`` are the other completions of ``SamplingParams(n=...)``, each with a usage of its own and no
-    alternatives. ``timings`` tell how long each stage took; completions are compared without them.
+    alternatives; of a beam search, the next best hypotheses. ``score`` is what a beam search ranks its hypotheses by
+    (`triolet.core.plan.Hypothesis`), else ``None``. ``timings`` tell how long each stage took; completions are compared
+    without them.
     """
 
     text: str
@@ -44,6 +46,7 @@ class Completion:
     top_logprobs: tuple[TopLogprobs, ...] | None = None
     usage: Usage
     alternatives: tuple[Completion, ...] = ()
+    score: float | None = None
     timings: Timings | None = field(default=None, eq=False)
 
 
@@ -53,7 +56,7 @@ class Delta:
 
     ``text`` is ``""`` while a character is incomplete, or while the text may begin a stop string. ``logprobs`` and
     ``top_logprobs`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` come with the last delta
-    alone, which may have no tokens.
+    alone, which may have no tokens. A beam search has one delta, at its end.
     """
 
     text: str

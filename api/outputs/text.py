@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ...core.errors import InvalidRequest
-from ...core.plan import SampledToken
+from ...core.plan import Hypothesis, SampledToken
 from ...core.request import FinishReason, Request
 from .results import Completion, Delta, Usage
 from .stops import StopStrings
@@ -93,6 +93,7 @@ class Output:
         stops: the request's stop strings, which need ``texts``.
         tops: true if the caller asked for ``top_logprobs``.
         seed: for the usage.
+        n: most hypotheses of a beam search to tell.
         withdraw: called once, when a stop string or a fault ends the output before its request.
     """
 
@@ -103,6 +104,7 @@ class Output:
     tops: bool
     withdraw: Callable[[], object] | None = None
     seed: int | None = None
+    n: int = 1
     eager: bool = field(init=False)
     """True if the output must be fed when tokens come, not when they are read: else the request of a slow reader would
     decode beyond a stop string."""
@@ -113,6 +115,7 @@ class Output:
     fault: Exception | None = field(default=None, init=False)
     """The error that ended the output before its request; see `raise_fault`."""
     _sampled: int = field(default=0, init=False)
+    _found: Hypothesis | None = field(default=None, init=False)  # by a beam search, told at its end
 
     def __attrs_post_init__(self) -> None:
         self.eager = bool(self.stops.stops)
@@ -154,6 +157,8 @@ class Output:
     def _add(self, sampled: SampledToken) -> Delta | None:
         if sampled.error:
             raise InvalidRequest(sampled.error)
+        if sampled.hypotheses:
+            self._found = sampled.hypotheses[0]
         if sampled.token_id is None:
             return None
         self._sampled += 1
@@ -173,12 +178,17 @@ class Output:
         )
 
     def end(self, reason: FinishReason) -> None:
-        """Adds the last delta of a request that ended by itself: the text that was held back."""
+        """Adds the last delta of a request that ended by itself: the text that was held back. Of a beam search it is
+        the only delta, and has the whole output."""
         self.ended = True
-        text = "" if self.texts is None else self.stops.feed(self.texts.rest()) + self.stops.rest()
+        token_ids, logprobs = ((), ()) if self._found is None else self._kept(self._found)
+        text = "" if self.texts is None else "".join(map(self.texts.add, token_ids))
+        text += "" if self.texts is None else self.stops.feed(self.texts.rest()) + self.stops.rest()
+        self._sampled += 0 if self._found is None else len(self._found.token_ids)
         last = Delta(
             text=text,
-            token_ids=(),
+            token_ids=token_ids,
+            logprobs=logprobs,
             top_logprobs=() if self.tops else None,
             finish_reason=FinishReason.STOP if self.stops.stopped else reason,
             usage=self._usage(),
@@ -193,10 +203,12 @@ class Output:
         Raises:
             InvalidRequest: the request's structure could not be followed.
         """
-        given = [one for one in sampled if one.token_id is not None or one.error]
+        given = [one for one in sampled if one.token_id is not None or one.error or one.hypotheses]
         for one in given:
             if one.error:
                 raise InvalidRequest(one.error)
+            if one.hypotheses:
+                return self._best(one.hypotheses, decode)
         self._sampled, self.ended = len(given), True
         kept = [one for one in given if one.token_id not in self.stop_ids]
         token_ids = tuple(one.token_id for one in kept if one.token_id is not None)
@@ -208,6 +220,30 @@ class Output:
             top_logprobs=tuple(one.top for one in kept) if self.tops else None,
             usage=self._usage(),
         )
+
+    def _best(self, hypotheses: Sequence[Hypothesis], decode: Callable[[Sequence[int]], str]) -> Completion:
+        """The best of a beam search's hypotheses, with the next ones as its alternatives."""
+        self.ended = True
+        best, *others = [self._of(one, decode) for one in hypotheses[: self.n]]
+        return evolve(best, alternatives=tuple(others))
+
+    def _of(self, hypothesis: Hypothesis, decode: Callable[[Sequence[int]], str]) -> Completion:
+        self._sampled = len(hypothesis.token_ids)
+        token_ids, logprobs = self._kept(hypothesis)
+        stopped = hypothesis.token_ids[-1] in self.stop_ids
+        return Completion(
+            text=decode(token_ids),
+            token_ids=token_ids,
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            logprobs=logprobs,
+            usage=self._usage(),
+            score=hypothesis.score,
+        )
+
+    def _kept(self, hypothesis: Hypothesis) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The tokens and log-probabilities that belong to the output."""
+        count = len(hypothesis.token_ids) - (hypothesis.token_ids[-1] in self.stop_ids)
+        return hypothesis.token_ids[:count], hypothesis.logprobs[:count]
 
     def _usage(self) -> Usage:
         return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._sampled, seed=self.seed)
@@ -227,6 +263,7 @@ def output_of(
         tops=sampling.logprobs is not None,
         withdraw=withdraw,
         seed=sampling.seed,
+        n=sampling.n,
     )
 
 
@@ -244,3 +281,16 @@ def completion_of(deltas: Sequence[Delta]) -> Completion:
         top_logprobs=tuple(top for delta in deltas for top in delta.top_logprobs or ()) if asked else None,
         usage=last.usage,
     )
+
+
+def sampled_of(sampled: Iterable[SampledToken]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The tokens and log-probabilities of a request that ended well; of a beam search, those of its best hypothesis."""
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    for one in sampled:
+        if one.hypotheses:
+            return one.hypotheses[0].token_ids, one.hypotheses[0].logprobs
+        if one.token_id is not None:
+            token_ids.append(one.token_id)
+            logprobs.append(one.logprob)
+    return tuple(token_ids), tuple(logprobs)

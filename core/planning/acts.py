@@ -130,17 +130,30 @@ class Acts:
     # -- those that run ----------------------------------------------------------------------------------------------
 
     def _decode(self, draft: StepDraft, decoding: list[Sequence]) -> None:
-        """Feeds one token to each sequence; where a step has too few, to those that have waited longest."""
-        if len(decoding) > draft.tokens:
-            longest = sorted(decoding, key=attrgetter("last_step"))[: draft.tokens]
-            decoding = sorted(longest, key=_IN_ORDER)
+        """Feeds one token to each sequence, or to each of its beams; where a step has too few, to those that have
+        waited longest."""
         page_size = self.limits.page_size
-        for sequence in decoding:
+        for sequence in self._chosen(draft, decoding):
             start, has = sequence.dispatched, len(sequence.pages)
-            pages = 0 if start < has * page_size else self.room.pages_for(start + 1) - has
+            inside = sequence.beams == 1 and start < has * page_size
+            pages = 0 if inside else self.room.pages_for(sequence, start + 1) - has
             if sequence in draft.preempted or (pages > draft.pages and not self._make_room(draft, sequence, pages)):
                 continue
-            draft.add(Part(sequence, start, 1, 1, pages))
+            draft.add(Part(sequence, start, 1, 1, pages, beams=sequence.rows(start)))
+
+    def _chosen(self, draft: StepDraft, decoding: list[Sequence]) -> list[Sequence]:
+        """Those of the sequences whose rows the step has tokens for. A search with more rows than a step may have now
+        runs in a step alone."""
+        if sum([sequence.rows(sequence.dispatched) for sequence in decoding]) <= draft.tokens:
+            return decoding
+        left = draft.tokens
+        chosen: list[Sequence] = []
+        for sequence in sorted(decoding, key=attrgetter("last_step")):
+            rows = sequence.rows(sequence.dispatched)
+            if rows <= left or not chosen:
+                chosen.append(sequence)
+                left -= rows
+        return sorted(chosen, key=_IN_ORDER)
 
     def _make_room(self, draft: StepDraft, wanting: Sequence, pages: int) -> bool:
         """Preempts the last running sequences, perhaps ``wanting`` itself, until ``pages`` are left. False: ``wanting``
@@ -216,7 +229,9 @@ class Acts:
         draft.places -= 1
         draft.starts[sequence] = cached
         self._grow(draft, sequence, 1)
-        draft.add(Part(sequence, start, length, wanted, self.room.pages_for(len(sequence.tokens)) - len(cached)))
+        draft.add(
+            Part(sequence, start, length, wanted, self.room.pages_for(sequence, len(sequence.tokens)) - len(cached))
+        )
         return True
 
     def _first_share(self, draft: StepDraft, wanted: int) -> int:
@@ -234,7 +249,7 @@ class Acts:
         item = sequence.cross_item
         if draft.places < 1 or (item is not None and draft.slots < self._slots_taken(draft, item)):
             return False
-        needed = self.room.pages_for(len(sequence.tokens)) - len(cached) + self._unused(draft, cached)
+        needed = self.room.pages_for(sequence, len(sequence.tokens)) - len(cached) + self._unused(draft, cached)
         if needed > draft.pages or not (self.room.running or draft.starts) or self.limits.whole_prompts:
             return needed <= draft.pages
         tokens = self.limits.headroom * self.limits.page_size + len(sequence.tokens) // self.step_size.budget
@@ -254,8 +269,8 @@ class Acts:
 
     def _growth(self, sequence: Sequence, tokens: int) -> int:
         """Pages that ``sequence`` needs for its next ``tokens`` tokens."""
-        has = max(len(sequence.pages), self.room.pages_for(len(sequence.tokens)))
-        return max(0, self.room.pages_for(min(sequence.known + tokens, sequence.limit)) - has)
+        has = max(len(sequence.pages), self.room.pages_for(sequence, len(sequence.tokens)))
+        return max(0, self.room.pages_for(sequence, min(sequence.known + tokens, sequence.limit)) - has)
 
     def _unused(self, draft: StepDraft, cached: Iterable[int]) -> int:
         """Pages among ``cached`` that count as free until a sequence joins them: no sequence uses or joins them yet."""
@@ -285,11 +300,11 @@ class Acts:
             sequence = part.sequence
             if draft.tokens <= 0:
                 return
-            if not part.samples or sequence.request.id in self.quarantine or sequence.request.pooling is not None:
+            if not part.samples or sequence.request.id in self.quarantine or not sequence.may_draft:
                 continue
             most = min(self.limits.draft_tokens, sequence.left - 1, draft.tokens)
             had = part.pages + (len(draft.starts[sequence]) if sequence in draft.starts else len(sequence.pages))
-            pages = min(max(0, self.room.pages_for(part.stop + most) - had), draft.pages)
+            pages = min(max(0, self.room.pages_for(sequence, part.stop + most) - had), draft.pages)
             part.draft_tokens = max(0, min(most, (had + pages) * self.limits.page_size - part.stop))
             part.pages += pages
             draft.pages -= pages

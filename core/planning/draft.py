@@ -9,7 +9,8 @@ from .sequence import Sequence
 
 @define(eq=False)
 class Part:
-    """One sequence's share of the step: ``length`` of the ``wanted`` tokens from position ``start`` on."""
+    """One sequence's share of the step: ``length`` of the ``wanted`` tokens from position ``start`` on, of each of
+    ``beams`` beams."""
 
     sequence: Sequence
     start: int
@@ -17,6 +18,7 @@ class Part:
     wanted: int
     pages: int = 0  # new ones
     draft_tokens: int = 0
+    beams: int = 1
 
     @property
     def stop(self) -> int:
@@ -51,7 +53,7 @@ class StepDraft:
     def add(self, part: Part) -> None:
         """Puts ``part`` into the step."""
         self.parts.append(part)
-        self.tokens -= part.length
+        self.tokens -= part.length * part.beams
         self.pages -= part.pages
 
     def waits_before(self, sequence: Sequence) -> bool:

@@ -28,7 +28,7 @@ from ..batch_size import BatchSize
 from ..errors import RunnerCrashed
 from ..ledger import Hold, too_large
 from ..ordered import Ordered
-from ..plan import Chunk, CrossWrite, SampledToken, SequenceStart, StepPlan, StepResult
+from ..plan import Chunk, CrossWrite, SampledToken, StepPlan, StepResult
 from ..request import EncoderItem, FinishReason, Request
 from .acquirer import Acquirer
 from .actions import Abort, Action, Commit, Fail, Finish, Preempt, Shrink, Start, Suspect
@@ -94,6 +94,8 @@ class Planner:
         largest = max((item.size for item in request.items), default=0)
         if largest > self.limits.encoder_cache_bytes:
             self._end(sequence, Fail(request.id, too_large(largest, self.limits.encoder_cache_bytes)))
+        elif (refusal := self._room.refusal(sequence)) is not None:
+            self._end(sequence, Fail(request.id, refusal))
 
     def encoder_ready(self, holder: str) -> None:
         """``holder`` holds its encoder output now. An unknown holder has withdrawn its acquire."""
@@ -162,9 +164,10 @@ class Planner:
             self._chunk_done(sequence, chunk, sampled)
 
     def _clear(self, step: _InFlightStep) -> None:
-        """Clears the suspects that sampled a token. A chunk that goes well says nothing of the chunks to come."""
+        """Clears the suspects that sampled a token, but no search before it is further than ever. A chunk that goes
+        well says nothing of the chunks to come."""
         for sequence, chunk in zip(step.sequences, step.plan.chunks, strict=True):
-            if chunk.samples:
+            if chunk.samples and not sequence.replays:
                 self._quarantine.clear(sequence.request.id)
 
     def _chunk_done(self, sequence: Sequence, chunk: Chunk, sampled: SampledToken) -> None:
@@ -214,7 +217,9 @@ class Planner:
 
     def _divisible(self, step: _InFlightStep) -> bool:
         """True if the step could be smaller."""
-        return len(step.sequences) > 1 if self.limits.whole_prompts else step.plan.tokens > 1
+        if len(step.sequences) > 1 or self.limits.whole_prompts:
+            return len(step.sequences) > 1
+        return any(part.length + part.draft_tokens > 1 for part in step.plan.chunks)  # beams cannot be divided
 
     def _doom(self, step: _InFlightStep) -> None:
         """The step writes nothing: no sequence may join its cross KV, and its sequences leave to start anew."""
@@ -229,7 +234,7 @@ class Planner:
             self._quarantine.clear(request_id)
             return
         self._actions.append(Suspect(request_id))
-        steps = 1 if self.limits.whole_prompts else -(-len(sequence.tokens) // self._step_size.budget)
+        steps = 1 if self.limits.whole_prompts else sequence.steps(self._step_size.budget)
         poison = self._quarantine.poison(request_id, error, steps=steps)
         if poison is not None:
             self._end(sequence, Fail(request_id, poison))
@@ -318,7 +323,7 @@ class Planner:
         plan = StepPlan(
             step_id=self._counters.steps,
             epoch=self._epoch,
-            started=tuple(map(_sequence_start, draft.starts)),
+            started=tuple(map(Sequence.as_start, draft.starts)),
             ended=tuple(self._to_forget),
             cross_writes=tuple(map(_cross_write, written)),
             chunks=chunks,
@@ -384,7 +389,9 @@ class Planner:
         if part.draft_tokens:
             sequence.drafting += 1
             self._counters.tokens_drafted += part.draft_tokens
-        return Chunk(sequence.id, part.start, part.length, sequence.pages, sequence.slot, samples, part.draft_tokens)
+        return Chunk(
+            sequence.id, part.start, part.length, sequence.pages, sequence.slot, samples, part.draft_tokens, part.beams
+        )
 
     def _reads(self, part: Part) -> Iterator[Hold]:
         """The placed encoder outputs that ``part`` reads."""
@@ -413,6 +420,11 @@ class Planner:
         if samples and request.pooling is not None:
             assert sampled.vector is not None, "a chunk that pools must answer with a vector"
             reason = FinishReason.POOLED
+        elif samples and sequence.beams > 1:
+            reason = sequence.search_on(sampled.hypotheses)
+            self._counters.tokens_committed += len(sampled.hypotheses[0].token_ids) if reason is not None else 0
+            if reason is None and sampled.probe is None:
+                return  # nothing is committed before the end
         elif samples:
             before = len(sequence.tokens)
             reason = sequence.extend(given)
@@ -461,21 +473,6 @@ class Planner:
         sequence.phase = Phase.WAITING
         self._waiting.put(sequence, sequence.key)
         self._acquirer.waits(sequence)
-
-
-def _sequence_start(sequence: Sequence) -> SequenceStart:
-    request = sequence.request
-    assert sequence.id is not None, "a sequence that starts has an id"
-    return SequenceStart(
-        sequence_id=sequence.id,
-        token_ids=tuple(sequence.tokens),
-        prompt_length=len(request.prompt_token_ids),
-        sampling=request.sampling,
-        rules=request.rules,
-        probe=request.probe,
-        placeholders=sequence.placeholders.all,
-        pooling=request.pooling,
-    )
 
 
 def _cross_write(sequence: Sequence) -> CrossWrite:

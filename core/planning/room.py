@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from attrs import define, field
 
+from ..errors import RequestTooLarge
 from .limits import PlannerLimits
 from .pages import CrossSlots, PageAllocator
 from .sequence import Phase, Sequence
@@ -35,9 +36,28 @@ class Room:
         """How many more sequences may run."""
         return self.limits.max_running - len(self.running) - len(self.leaving)
 
-    def pages_for(self, positions: int) -> int:
-        """How many pages ``positions`` take."""
-        return 0 if self.limits.whole_prompts else -(-positions // self.limits.page_size)
+    def pages_for(self, sequence: Sequence, positions: int) -> int:
+        """How many pages the first ``positions`` of ``sequence`` take."""
+        return 0 if self.limits.whole_prompts else sequence.pages_for(positions, self.limits.page_size)
+
+    def refusal(self, sequence: Sequence) -> RequestTooLarge | None:
+        """Why a beam search can never run here; ``None``: it can."""
+        if sequence.beams == 1:
+            return None
+        limits, beams = self.limits, f"beam_size={sequence.beams}"
+        if sequence.beams > limits.max_step_tokens:
+            return RequestTooLarge(
+                f"{beams} feeds so many tokens in a step; allowed: up to {limits.max_step_tokens}; ask for fewer "
+                "beams, or raise EngineConfig(max_step_tokens=...)"
+            )
+        needed = self.pages_for(sequence, sequence.limit - 1)  # the last token is never fed
+        if needed > limits.pages:
+            return RequestTooLarge(
+                f"{beams} and up to {sequence.limit} tokens, the prompt's included, take {needed} pages of KV; "
+                f"allowed: up to {limits.pages}, all there are; ask for fewer beams or fewer max_tokens, or raise "
+                "EngineConfig(max_running=...), which makes more pages"
+            )
+        return None
 
     def cached_pages(self, sequence: Sequence) -> tuple[int, ...]:
         """The listed pages that hold the sequence's first tokens already."""
@@ -71,7 +91,8 @@ class Room:
 
     def list_pages(self, sequence: Sequence) -> None:
         """Lists the full pages that answered steps have written, for others to find."""
-        full = min(sequence.fed, len(sequence.tokens)) // self.limits.page_size
+        known = len(sequence.tokens) if sequence.beams == 1 else sequence.prompt_length  # beams differ behind it
+        full = min(sequence.fed, known) // self.limits.page_size
         keys = sequence.page_keys.upto(sequence.tokens, full, first=sequence.listed)
         for page, key in zip(sequence.pages[sequence.listed : full], keys, strict=True):
             self.pages.list_as(page, key)

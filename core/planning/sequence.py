@@ -7,12 +7,16 @@ from collections.abc import Iterable
 
 from attrs import define
 
+from ..beam_pages import pages_of_beams
 from ..order import order_of
-from ..plan import SampledToken
+from ..plan import Hypothesis, SampledToken, SequenceStart
 from ..request import EncoderItem, FinishReason, Request
 from .limits import PlannerLimits
 from .placeholders import PlaceholderItems
 from .prefix import PageKeys
+
+STAND_IN = -1
+"""Stands in `Sequence.tokens` for a token that a beam search has not decided."""
 
 
 class Phase(enum.Enum):
@@ -25,7 +29,8 @@ class Phase(enum.Enum):
 
 @define(eq=False)
 class Sequence:
-    """A request's progress. ``tokens`` is the prompt and the committed tokens.
+    """A request's progress. ``tokens`` is the prompt and the committed tokens. While a beam search runs, which commits
+    nothing before its end, ``tokens`` has a `STAND_IN` for each step of it, so that positions count as usual.
 
     Answered steps have fed the positions before ``fed``; with the steps in flight, those before ``dispatched``. Steps
     in flight sample ``sampling`` tokens.
@@ -52,6 +57,8 @@ class Sequence:
     in_flight: int = 0  # steps in flight that mention it
     last_step: int = -1  # the latest step that mentions it
     ended: bool = False  # its Finish, Fail or Abort has been told
+    beams: int = 1  # most rows that it feeds behind its prompt: more than 1 in a beam search
+    reached: int = 0  # most tokens that it has had, if it is a search: one that starts anew loses them
 
     @classmethod
     def of(cls, request: Request, arrival: int, limits: PlannerLimits) -> Sequence:
@@ -68,7 +75,25 @@ class Sequence:
             cross_item=cross,
             limit=len(request.prompt_token_ids) + request.max_tokens,
             stops=(frozenset() if sampling.ignore_eos else limits.eos_token_ids).union(sampling.stop_token_ids),
+            beams=sampling.beam_size if request.pooling is None else 1,
+            reached=len(request.prompt_token_ids),
         )
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    def rows(self, start: int) -> int:
+        """Rows of a chunk of one token at position ``start``."""
+        return self.beams if start >= self.prompt_length else 1
+
+    def pages_for(self, positions: int, page_size: int) -> int:
+        """How many pages the first ``positions`` take."""
+        if self.beams == 1:
+            return -(-positions // page_size)
+        shared = self.prompt_length // page_size
+        return pages_of_beams(positions, page_size=page_size, shared=shared, size=self.beams)
 
     @property
     def known(self) -> int:
@@ -79,6 +104,31 @@ class Sequence:
     def left(self) -> int:
         """Tokens that the sequence may still sample."""
         return self.limit - self.known
+
+    @property
+    def may_draft(self) -> bool:
+        """True if draft tokens may be proposed for it: it samples one token after the other."""
+        return self.beams == 1 and self.request.pooling is None
+
+    @property
+    def replays(self) -> bool:
+        """True if the next token is one that it has sampled before: it is a search that started anew."""
+        return len(self.tokens) < self.reached
+
+    def steps(self, budget: int) -> int:
+        """How many steps of up to ``budget`` tokens it takes from its start to its next token."""
+        if self.beams == 1:
+            return -(-len(self.tokens) // budget)
+        return -(-self.prompt_length // budget) + self.reached - self.prompt_length
+
+    def search_on(self, found: tuple[Hypothesis, ...]) -> FinishReason | None:
+        """A step of its beam search is done, which has ``found`` what it was after, or nothing yet. Returns why the
+        sequence ends; ``None``: it goes on."""
+        if found:
+            return FinishReason.STOP if found[0].token_ids[-1] in self.stops else FinishReason.LENGTH
+        self.tokens.append(STAND_IN)
+        self.reached = max(self.reached, len(self.tokens))
+        return None
 
     def extend(self, sampled: Iterable[SampledToken]) -> FinishReason | None:
         """Appends the tokens, up to one that ends the sequence. Returns why it ends; ``None``: it goes on."""
@@ -101,8 +151,27 @@ class Sequence:
             most = 0
         return most // self.page_keys.page_size
 
+    def as_start(self) -> SequenceStart:
+        """What the executor must know of it."""
+        assert self.id is not None, "a sequence that starts has an id"
+        request = self.request
+        return SequenceStart(
+            sequence_id=self.id,
+            token_ids=tuple(self.tokens),
+            prompt_length=self.prompt_length,
+            sampling=request.sampling,
+            rules=request.rules,
+            probe=request.probe,
+            placeholders=self.placeholders.all,
+            pooling=request.pooling,
+            max_tokens=request.max_tokens,
+            stops=self.stops,
+        )
+
     def rewind(self) -> None:
         """Sets the sequence back: it will start anew, from its prompt and committed tokens."""
+        if self.beams > 1:
+            del self.tokens[self.prompt_length :]
         self.id = self.slot = None
         self.pages = ()
         self.dispatched = self.fed = self.listed = self.sampling = self.drafting = 0

@@ -179,6 +179,11 @@ class StagedKV:
         for part in self.parts:
             part.enter(chunks)
 
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `PagedKV.copy`."""
+        for part in self.parts:
+            part.copy(pairs)
+
     def tensors(self) -> tuple[Tensor, ...]:
         """The pools."""
         return tuple(tensor for part in self.parts for tensor in part.tensors())

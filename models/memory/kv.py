@@ -108,6 +108,12 @@ class PagedKV:
         if entered:
             self._pool.index_fill_(1, torch.tensor(entered, device=self._pool.device), 0)
 
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies pages, each pair from one to another. No page is both."""
+        if pairs:
+            sources, targets = torch.tensor(pairs, device=self._pool.device).T
+            self._pool.index_copy_(1, targets, self._pool.index_select(1, sources))
+
     def write(self, layer: int, slot_mapping: Tensor, keys_values: Tensor) -> None:
         """Stores ``keys_values`` [rows, 2 * width] at ``slot_mapping`` [rows]."""
         self._pool[layer].view(-1, self._pool.shape[-1]).index_copy_(0, slot_mapping, keys_values)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...core.errors import InvalidRequest
 from ...core.plan import Chunk, EncodeJob, SequenceStart
 from ..memory.kv import CrossKV, PagedKV, lay_out
+from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
 from ..sampling.structure import Guide
 from .features import LogMel
@@ -34,6 +35,7 @@ class Record:
     lookup: Lookup | None = field(default=None, repr=False)  # of a proposer; see `triolet.models.speculation`
     twin: Record | None = field(default=None, repr=False)  # the same sequence, as a draft model knows it
     notes: Any = field(default=None, repr=False)
+    search: Search | None = field(default=None, repr=False)  # whose beams it has; their tokens are not among its own
     prompt: tuple[int, ...] = field(init=False)  # its tokens, each once; only where a penalty needs them
 
     @prompt.default

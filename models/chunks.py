@@ -1,0 +1,95 @@
+"""From the planner's chunks to what a network feeds: checks of a chunk, and a chunk of a beam search as one chunk for
+each beam. No network knows of beams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve
+
+from ..core.beam_pages import Copy, pages_of_beams, prompt_pages
+from ..core.plan import Chunk
+from .blueprints.blueprint import Parts
+from .launch.pipeline import StagedKV
+from .memory.kv import PagedKV
+from .networks.network import Feed, Record
+from .sampling.beams import Search
+
+
+def check_chunk(part: Chunk, record: Record, parts: Parts) -> None:
+    """Asserts that the chunk is possible. A bad index must go no further: on CUDA it ends the process's context."""
+    end, known = part.start + part.length, _known(record)
+    assert 0 <= part.start < end <= known, f"sequence {part.sequence_id}: chunk {part.start}..{end} of {known} tokens"
+    assert end + part.draft_tokens <= parts.network.positions, (
+        f"sequence {part.sequence_id}: position {end + part.draft_tokens - 1} is past the last"
+    )
+    if parts.paged is None:
+        assert part.start == 0, f"sequence {part.sequence_id}: a prompt is read whole, but starts at {part.start}"
+        assert end == record.start.prompt_length, f"sequence {part.sequence_id}: a prompt is read whole, not to {end}"
+    else:
+        _check_pages(parts.paged, part, record.search)
+    slots = 0 if parts.cross is None else parts.cross.slots
+    assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
+    assert not part.samples or end == known or is_over(record), (
+        f"sequence {part.sequence_id}: samples at {end} of {known} tokens"
+    )
+
+
+def is_over(record: Record) -> bool:
+    """True if the sequence is a search that is done: steps planned before that was known feed nothing of it."""
+    return record.search is not None and record.search.state.done
+
+
+def _known(record: Record) -> int:
+    """How many tokens the sequence has. Of a search that is done, the most that it may have."""
+    if record.search is None:
+        return len(record.tokens)
+    if record.search.state.done:
+        return record.start.prompt_length + record.start.max_tokens
+    return record.start.prompt_length + record.search.state.length
+
+
+def _check_pages(paged: PagedKV | StagedKV, part: Chunk, search: Search | None) -> None:
+    end, size = part.start + part.length + part.draft_tokens, paged.page_size
+    needed = -(-end // size)
+    if search is not None and part.start >= search.prompt_length:
+        pages = search.pages
+        needed = pages_of_beams(end, page_size=size, shared=pages.shared, size=pages.size)
+    assert len(part.page_table) >= needed, f"sequence {part.sequence_id}: pages are missing"
+    known = 0 <= min(part.page_table) <= max(part.page_table) < paged.pages
+    assert known, f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"
+
+
+def spread(feed: Feed) -> tuple[list[Feed], tuple[Copy, ...]]:
+    """The feeds of one chunk, one for each beam of a search; and the pages to copy before they are fed."""
+    part, search = feed.part, feed.record.search
+    if search is None:
+        return [feed], ()
+    if part.start < search.prompt_length:
+        read = evolve(part, page_table=prompt_pages(part.page_table, search.pages.shared))
+        return [Feed(part=read, record=feed.record)], ()
+    if search.state.done:
+        return [], ()
+    copies = search.pages.enter(part.start, part.page_table)
+    return list(_beams(feed, search)), copies
+
+
+def _beams(feed: Feed, search: Search) -> Iterator[Feed]:
+    part, record = feed.part, feed.record
+    for index, beam in enumerate(search.state.beams):
+        own = evolve(part, page_table=search.pages.table(index, part.page_table), beams=1)
+        tokens = [*record.tokens, *beam.token_ids]
+        yield Feed(part=own, record=Record(record.start, tokens, notes=record.notes, search=search))
+
+
+def spread_all(feeds: Sequence[Feed]) -> tuple[list[Feed], list[range], list[Copy]]:
+    """`spread` for the chunks of a step: all feeds, which of them are each chunk's, and the pages to copy."""
+    every: list[Feed] = []
+    owned: list[range] = []
+    copies: list[Copy] = []
+    for feed in feeds:
+        own, needed = spread(feed)
+        owned.append(range(len(every), len(every) + len(own)))
+        every += own
+        copies += needed
+    return every, owned, copies
