@@ -22,6 +22,7 @@ from ...core.request import EncoderItem, LogitRules, Request, SamplingParams
 from ...models.sampling.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
+from .sources import is_pair
 from .threads import run_in_thread
 
 _INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
@@ -222,7 +223,7 @@ def _is_short(query: Query) -> bool:
 def _several(audio: Any) -> tuple[Any, ...]:
     if audio is None:
         return ()
-    return tuple(audio) if isinstance(audio, list | tuple) else (audio,)
+    return tuple(audio) if isinstance(audio, list | tuple) and not is_pair(audio) else (audio,)
 
 
 def _split(messages: Sequence[Message] | None) -> tuple[list[Message], list[tuple[str, Any]]]:

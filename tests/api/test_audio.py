@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.inputs.audio import content_key, load_audio
+from triolet.api.inputs.sources import is_pair, with_rate
 from triolet.core.errors import InvalidRequest, UnsupportedAudio
 
 RATE = 16_000
@@ -120,6 +121,49 @@ def test_whatever_numpy_can_read_is_an_array() -> None:
             return tone()
 
     np.testing.assert_array_equal(load_audio(Tensor()), tone())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 22_050, 44_100, 48_000])
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", ">f4", "<i2"])
+def test_arrays_may_carry_their_rate(rate: int, dtype: str) -> None:
+    """As soundfile returns them, and as the library datasets has them: soxr converts, int16 is scaled."""
+    array = tone(2.0, rate)
+    given = (array * 32768).astype(dtype) if dtype == "<i2" else array.astype(dtype)
+    samples = load_audio((given, rate))
+    assert samples.dtype == np.float32
+    assert abs(len(samples) - 2 * RATE) <= 1
+    np.testing.assert_allclose(samples[800:-800], tone(2.0)[800 : len(samples) - 800], atol=2e-3)
+    mapping = {"path": "x.wav", "array": given, "sampling_rate": np.int64(rate)}
+    np.testing.assert_array_equal(load_audio(mapping), samples)
+    np.testing.assert_array_equal(load_audio(with_rate(given, rate)), samples)
+    if rate == RATE:
+        np.testing.assert_allclose(samples, array, atol=1 / 32768)
+
+
+def test_an_array_of_a_rate_is_the_file_of_that_rate() -> None:
+    """The same samples, whichever way they come."""
+    array = tone(2.0, 44_100)
+    np.testing.assert_array_equal(load_audio((array, 44_100)), load_audio(encode(array, 44_100, subtype="FLOAT")))
+
+
+def test_a_rate_beside_the_array_leaves_other_audio_alone() -> None:
+    """Without one the array is at the model's rate."""
+    array = tone()
+    assert with_rate(array, None) is array
+    assert with_rate("x.wav", None) == "x.wav"
+
+
+@pytest.mark.parametrize("source", ["x.wav", b"RIFF", (tone(), RATE), {"array": tone(), "sampling_rate": RATE}])
+def test_a_rate_beside_audio_that_carries_its_own_is_refused(source: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"sampling_rate=8000 beside audio given as \w+; allowed: beside an array"):
+        with_rate(source, 8_000)
+
+
+def test_a_pair_is_one_audio() -> None:
+    """Where a tuple may also hold several."""
+    assert is_pair((tone(), RATE))
+    assert is_pair((tone(), np.int32(RATE)))
+    assert not any(map(is_pair, [(tone(), tone()), ("a.wav", "b.wav"), ("a.wav",), [tone(), RATE], (tone(), True)]))
 
 
 @pytest.mark.parametrize(
@@ -317,6 +361,24 @@ def flac_that_promises(frames: int) -> bytes:
         (AsyncFile(), r"asynchronous; allowed: a plain binary file, or await"),
         (closed_file(), r"cannot be read \(I/O operation on closed file"),
         (Unreadable(), r"cannot be read as an array \(it lies on the device\)"),
+        ((RATE, tone()), r"given as \(rate, samples\); allowed: \(samples, rate\). Turn it round"),
+        ((tone(), 0), r"array's sampling rate is 0 Hz; allowed: 1000 to 768000 Hz"),
+        ((tone(), 44.1), r"array's sampling rate is 44.1; allowed: a whole number of Hz"),
+        ((tone(), "16000"), r"array's sampling rate is '16000'; allowed: a whole number of Hz"),
+        ((tone(), None), r"array's sampling rate is None; allowed: a whole number of Hz"),
+        ((tone(), float("nan")), r"array's sampling rate is nan; allowed"),
+        (("x.wav", RATE), r"pair's first part is str; allowed: a 1-D float32, float64 or int16 array"),
+        ((tone(), RATE, 1), r"given as tuple; allowed"),
+        ((np.zeros(RATE, np.int32), RATE), r"holds int32; allowed: float32 or float64.* / 2147483648"),
+        ((np.zeros((RATE, 2), np.float32), RATE), r"shape \(16000, 2\); allowed: one dimension, mono"),
+        ((np.zeros((RATE, 2), np.int16), RATE), r"shape \(16000, 2\); allowed: one dimension, mono"),
+        ((np.zeros(0, np.float32), 8_000), r"has no samples"),
+        ((np.full(RATE, np.inf, np.float32), 8_000), r"NaN or infinite \(number 0\)"),
+        ((tone() * 32768, RATE), r"peak of 8192; allowed: full scale at 1.0"),
+        ({"array": tone()}, r"mapping without 'sampling_rate' \(keys: 'array'\); allowed"),
+        ({"bytes": b"", "path": "x"}, r"without 'array' and 'sampling_rate' \(keys: 'bytes', 'path'\); allowed"),
+        ({"array": [0.0], "sampling_rate": RATE}, r"the mapping's array is list; allowed"),
+        (np.zeros(RATE, np.int16), r"or give \(samples, rate\)"),
         (np.zeros(RATE, np.int16), r"holds int16; allowed: float32 or float64.*astype\(np.float32\) / 32768"),
         (np.zeros(RATE, np.float16), r"holds float16; allowed: float32 or float64"),
         (np.zeros(RATE, np.complex64), r"holds complex64; allowed"),

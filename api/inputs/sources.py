@@ -1,0 +1,271 @@
+"""What audio may be given as: a path, bytes, a binary file or an array, each checked and named for messages."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from ...core.errors import InvalidRequest
+
+Samples: TypeAlias = npt.NDArray[np.float32]
+SampleArray: TypeAlias = npt.NDArray[np.floating] | npt.NDArray[np.int16]
+AudioSource: TypeAlias = (
+    str
+    | os.PathLike[str]
+    | bytes
+    | bytearray
+    | memoryview
+    | IO[bytes]
+    | npt.NDArray[np.floating]
+    | tuple[SampleArray, int]
+    | Mapping[str, Any]
+)
+
+SAMPLING_RATE = 16_000  # Hz, Whisper's rate
+MIN_SECONDS = 0.02  # one timestamp step of Whisper
+MAX_PEAK = 100.0  # full scale is 1.0; float audio may exceed it a little, integers kept as floats exceed it a lot
+RATES = (1_000, 768_000)  # Hz
+
+_ALLOWED = (
+    "a path, bytes, a binary file object, or a 1-D float32 or float64 array, alone (at the model's rate) or with its "
+    "rate: (samples, rate) or {'array': samples, 'sampling_rate': rate}"
+)
+_CHECKED_AT_ONCE = 1 << 20  # samples: so that the check of a long array makes no copy of all of it
+_KEYS = ("array", "sampling_rate")  # of a mapping, as the library `datasets` has them
+
+
+@frozen(eq=False)
+class ArraySource:
+    """An array that can be read as audio: one dimension, float32, float64 or int16. ``rate`` in Hz; ``None``: nobody
+    said, so it is the rate that is wanted."""
+
+    samples: npt.NDArray[Any]
+    rate: int | None
+
+    def part(self, start: int, stop: int) -> Samples:
+        """A float32 copy of samples ``start`` to ``stop``, full scale at 1.0."""
+        found = self.samples[start:stop].astype(np.float32)
+        return found if self.samples.dtype.kind == "f" else found / np.float32(full_scale(self.samples.dtype))
+
+
+def with_rate(source: AudioSource, sampling_rate: int | None) -> AudioSource:
+    """``source`` with the rate that the caller named beside it (``sampling_rate=...``); ``None``: none was named.
+
+    Raises:
+        InvalidRequest: a rate beside audio that carries its own.
+    """
+    if sampling_rate is None:
+        return source
+    if hasattr(source, "__array__"):
+        return source, sampling_rate
+    raise InvalidRequest(
+        f"sampling_rate={sampling_rate!r} beside audio given as {type_name(source)}; allowed: beside an array. "
+        "Leave it out: files, bytes, pairs and mappings say their rate themselves"
+    )
+
+
+def is_pair(source: object) -> bool:
+    """True for ``(samples, rate)``: one audio, where a list or tuple may hold several."""
+    return isinstance(source, tuple) and len(source) == 2 and _is_number(source[1])
+
+
+def array_source(source: Any) -> ArraySource | None:
+    """``source`` as an array, with the rate it carries; ``None``: a file, bytes, or something else.
+
+    Values are not checked yet: that is `check_all`, which takes its time where the array is long.
+
+    Raises:
+        InvalidRequest: another dtype or shape, a rate that is none, a pair or mapping of something else.
+    """
+    if isinstance(source, Mapping):
+        if missing := [key for key in _KEYS if key not in source]:
+            raise InvalidRequest(
+                f"audio given as a mapping without {' and '.join(map(repr, missing))} "
+                f"(keys: {', '.join(map(repr, list(source)[:9])) or 'none'}); allowed: {_ALLOWED}"
+            )
+        return ArraySource(_array(source["array"], "the mapping's array"), _rate(source["sampling_rate"]))
+    if isinstance(source, tuple) and len(source) == 2:
+        if _is_number(source[0]) and hasattr(source[1], "__array__") and np.ndim(source[1]):
+            raise InvalidRequest("audio given as (rate, samples); allowed: (samples, rate). Turn it round")
+        return ArraySource(_array(source[0], "the pair's first part"), _rate(source[1]))
+    if hasattr(source, "__array__"):
+        return ArraySource(_float_array(_as_array(source)), None)
+    return None
+
+
+def check_all(samples: npt.NDArray[Any], name: str) -> None:
+    """Refuses an array with NaN, infinity or integers kept as floats, whatever its length."""
+    if samples.dtype.kind == "f":
+        for start in range(0, len(samples), _CHECKED_AT_ONCE):
+            check_values(samples[start : start + _CHECKED_AT_ONCE], name, InvalidRequest, start)
+
+
+class BytesFile(io.BytesIO):
+    """A file in memory. A seek before its beginning returns -1 and moves nothing, as ``lseek`` does. libsndfile tries
+    that on damaged files, and an exception could not pass through libsndfile."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """The new position, or -1."""
+        try:
+            return super().seek(offset, whence)
+        except ValueError:
+            return -1
+
+
+@contextlib.contextmanager
+def opened(source: Any) -> Iterator[tuple[IO[bytes], str]]:
+    """A seekable binary file with the whole source, and its name for messages."""
+    if isinstance(source, str | os.PathLike):
+        with _open_path(source) as (file, name):
+            yield file, name
+    elif isinstance(source, bytes | bytearray | memoryview):
+        yield BytesFile(source), "the audio given as bytes"
+    elif hasattr(source, "read"):
+        yield BytesFile(_read_all(source)), "the audio file object"
+    else:
+        raise InvalidRequest(f"audio given as {type_name(source)}; allowed: {_ALLOWED}")
+
+
+@contextlib.contextmanager
+def _open_path(source: str | os.PathLike[str]) -> Iterator[tuple[IO[bytes], str]]:
+    name = repr(os.fspath(source))
+    try:
+        file = open(source, "rb", buffering=0)  # noqa: SIM115  (libsndfile reads from the descriptor: nothing may read ahead)
+    except FileNotFoundError as error:
+        hint = " (URLs are not fetched: download it first)" if "://" in name else ""
+        raise InvalidRequest(f"the path {name} does not exist{hint}; allowed: {_ALLOWED}") from error
+    except IsADirectoryError as error:
+        raise InvalidRequest(f"the path {name} is a directory; allowed: an audio file") from error
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"the path {name} cannot be opened ({error}); allowed: a readable audio file") from error
+    with file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            yield file, name
+        else:
+            yield BytesFile(_read_all(file)), name
+
+
+def _read_all(file: Any) -> bytes:
+    try:
+        data = file.read()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(
+            f"the audio file object cannot be read ({error}); give one that is open for reading"
+        ) from error
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    if hasattr(data, "__await__"):
+        if hasattr(data, "close"):
+            data.close()
+        raise InvalidRequest(
+            "the file object is asynchronous; allowed: a plain binary file, or await its read() and give the bytes"
+        )
+    raise InvalidRequest(
+        f"the file object gave {type_name(data)}; allowed: bytes. Open it in binary mode: open(path, 'rb')"
+    )
+
+
+def type_name(value: object) -> str:
+    """The type as it is imported, for messages."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def _array(value: Any, what: str) -> npt.NDArray[Any]:
+    """The array of a pair or mapping, in which int16 is allowed: who says the rate knows the format."""
+    if not hasattr(value, "__array__"):
+        raise InvalidRequest(f"{what} is {type_name(value)}; allowed: a 1-D float32, float64 or int16 array")
+    array = _as_array(value)
+    return _mono(array) if array.dtype == np.int16 else _float_array(array)
+
+
+def _as_array(source: Any) -> npt.NDArray[Any]:
+    """numpy's array, or that of anything that numpy can read, such as a tensor on the CPU."""
+    try:
+        return np.asarray(source)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidRequest(
+            f"{type_name(source)} cannot be read as an array ({error}); allowed: {_ALLOWED}"
+        ) from error
+
+
+def _float_array(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.dtype.kind in "iu":
+        beside = ", or give (samples, rate)" if array.dtype == np.int16 else ""
+        raise InvalidRequest(
+            f"the array holds {array.dtype}; allowed: float32 or float64 with full scale at 1.0{beside}. "
+            f"Convert: samples.astype(np.float32) / {full_scale(array.dtype)}"
+        )
+    if array.dtype.kind != "f" or array.dtype.itemsize not in (4, 8):
+        raise InvalidRequest(
+            f"the array holds {array.dtype}; allowed: float32 or float64. Convert: samples.astype(np.float32)"
+        )
+    return _mono(array)
+
+
+def _mono(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.ndim != 1:
+        raise InvalidRequest(
+            f"the array has shape {array.shape}; allowed: one dimension, mono. "
+            "Mix channels down first: samples.mean(axis=...) over the axis of the channels"
+        )
+    return array
+
+
+def full_scale(dtype: np.dtype[Any]) -> int:
+    """What an integer sample is divided by."""
+    bits = 8 * dtype.itemsize
+    return int(2 ** (bits - 1))
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _rate(value: Any) -> int:
+    if not _is_number(value) or value != value // 1:
+        raise InvalidRequest(f"the array's sampling rate is {value!r}; allowed: a whole number of Hz, such as 44100")
+    check_rate(int(value), "the array's sampling rate", InvalidRequest)
+    return int(value)
+
+
+def check_rate(rate: int, what: str, error: type[InvalidRequest]) -> None:
+    """Raises ``error`` for a rate that no audio has."""
+    low, high = RATES
+    if not low <= rate <= high:
+        raise error(f"{what} is {rate} Hz; allowed: {low} to {high} Hz")
+
+
+def check_values(samples: npt.NDArray[np.floating], name: str, error: type[InvalidRequest], offset: int = 0) -> None:
+    """Refuses NaN, infinity and integers kept as floats. ``offset``: how many samples came before ``samples``."""
+    peak = float(np.abs(samples).max(initial=0.0))
+    if not math.isfinite(peak):
+        at = offset + int(np.flatnonzero(~np.isfinite(samples))[0])
+        raise error(f"{name} holds a sample that is NaN or infinite (number {at}); allowed: finite samples")
+    if peak > MAX_PEAK:
+        raise error(
+            f"{name} has a peak of {peak:g}; allowed: full scale at 1.0 (up to {MAX_PEAK:g}). "
+            "Samples that were integers are divided by their full scale: 16-bit ones by 32768"
+        )
+
+
+def check_length(count: int, name: str, rate: int) -> None:
+    """Refuses ``count`` samples where they are too few to hear anything."""
+    if not count:
+        raise InvalidRequest(f"{name} has no samples; allowed: {MIN_SECONDS:g} s of audio or more")
+    if count < round(MIN_SECONDS * rate):
+        raise InvalidRequest(f"{name} lasts {count / rate:.4f} s; allowed: {MIN_SECONDS:g} s of audio or more")
