@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from attrs import evolve
 
 from ...core.model import ModelDescription
 from ..inputs.audio import AudioSource
-from ..inputs.prompts import load
+from ..inputs.recording import Recording
 from ..speech.options import TranscribeOptions
 from ..speech.parallel import ParallelTranscription
 from ..speech.plan import PlainPlan, Plan
@@ -18,23 +19,6 @@ from ..speech.reader import Run, Stopwatch, WindowReader
 from ..speech.recipe import Recipe
 from ..speech.transcription import Transcription
 from .alternatives import background
-
-
-class ArrayRecording:
-    def __init__(self, samples, rate):
-        self.samples = samples
-        self.rate = rate
-        self.broken = None
-
-    @property
-    def duration(self):
-        return len(self.samples) / self.rate
-
-    async def window(self, start, length):
-        return self.samples[start : start + length].copy()
-
-    def forget(self, before):
-        pass
 
 
 @asynccontextmanager
@@ -57,20 +41,18 @@ async def open_transcription(
         options = evolve(options, seed=secrets.randbits(62))
     recipe = Recipe(options=options, description=description)  # raises before a file is read in vain
     reader = WindowReader(recipe, run, request_id, Stopwatch(asked))
-    rate = description.sampling_rate
-    recording = ArrayRecording(await load(audio, rate), rate)
-    plan = _plan(options, recording, description)
-    if not options.parallel:
-        yield Transcription(recording, plan, reader)
-        return
-    async with background() as start_soon:
-        yield ParallelTranscription(recording, plan, reader, at_once=at_once, start_soon=start_soon)
+    async with Recording(audio, sampling_rate=description.sampling_rate, strict=options.strict) as recording:
+        plan = _plan(options, description)
+        if not options.parallel:
+            yield Transcription(recording, plan, reader)
+            return
+        async with background() as start_soon:
+            yield ParallelTranscription(recording, plan, reader, at_once=at_once, start_soon=start_soon)
 
 
-def _plan(options: TranscribeOptions, recording: ArrayRecording, description: ModelDescription) -> Plan:
+def _plan(options: TranscribeOptions, description: ModelDescription) -> Plan:
     rate = description.sampling_rate
-    clips = tuple(
-        (round(start * rate), None if end == float("inf") else round(end * rate))
-        for start, end in options.clip_timestamps
-    )
-    return PlainPlan(description.window_samples, clips or ((0, None),))
+    clips = [
+        (round(start * rate), None if math.isinf(end) else round(end * rate)) for start, end in options.clip_timestamps
+    ]
+    return PlainPlan(description.window_samples, tuple(clips) or ((0, None),))

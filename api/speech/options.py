@@ -117,7 +117,7 @@ _CHECKS = {
     "timestamps": one_of(*TIMESTAMPS),
     "beam_size": integer(1, 64, "; 1 is greedy"),
     "patience": number(0, 100, above=True).or_none("until no better text can come"),
-    "length_penalty": number(-100, 100),
+    "length_penalty": number(-10, 10),
     "best_of": integer(1, 64),
     "compression_ratio_threshold": _THRESHOLD,
     "logprob_threshold": _THRESHOLD,

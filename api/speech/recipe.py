@@ -226,8 +226,8 @@ class Recipe:
             probe=None if silence is None else Probe(position=prompt.index(self.tokens.start_id), token_ids=(silence,)),
             max_tokens=most,
         )
-        if False:
-            return []
+        if sampling.beam_size > 1:
+            return [evolve(request, sampling=sampling)]
         others = [evolve(request, id=name(), sampling=sampling.sibling(n), probe=None) for n in range(1, sampling.n)]
         return [request, *others]
 
@@ -235,7 +235,12 @@ class Recipe:
         options, temperature = self.options, self.options.temperature[attempt]
         assert options.seed is not None, "a fresh seed is chosen when the transcription is made"
         if temperature == 0.0:
-            return SamplingParams(max_tokens=most)
+            return SamplingParams(
+                max_tokens=most,
+                beam_size=options.beam_size,
+                patience=options.patience,
+                length_penalty=options.length_penalty,
+            )
         return SamplingParams(max_tokens=most, temperature=temperature, seed=options.seed + attempt, n=options.best_of)
 
     def _prompt(self, language: str, previous: tuple[int, ...], *, first: bool) -> tuple[int, ...]:
