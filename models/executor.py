@@ -36,6 +36,7 @@ from .memory.encoder_outputs import EncoderOutputs
 from .memory.kv import PagedKV
 from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
 from .networks.network import Feed, Network, Record
+from .readers import read_prompts
 from .sampler import Sampler
 from .sampling.logits import RuleMasks
 from .sampling.structure import Grammars
@@ -370,7 +371,7 @@ class TorchExecutor:
             guide = now.grammars.guide(start.sampling.structure, start.token_ids[start.prompt_length :])
             record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide)
             now.main.network.start(record)
-            if now.proposer is not None and start.pooling is None:
+            if now.proposer is not None and not start.reads_only:
                 now.proposer.start(record)
         for write in plan.cross_writes:
             slots = 0 if now.main.cross is None else now.main.cross.slots
@@ -379,9 +380,9 @@ class TorchExecutor:
                 parts.network.write_cross(write.slot, outputs.get(write.key))
         feeds = [Feed(part=part, record=self._record(now, part)) for part in plan.chunks]
         sampled: list[SampledToken] = [SampledToken(token_id=None)] * len(feeds)
-        pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
-        others = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is None]
-        for indices, answer in ((pooled, self._pool), (others, self._sample)):
+        reading = [index for index, feed in enumerate(feeds) if feed.record.start.reads_only]
+        others = [index for index, feed in enumerate(feeds) if not feed.record.start.reads_only]
+        for indices, answer in ((reading, self._read), (others, self._sample)):
             if indices:
                 for index, one in zip(indices, answer(now, [feeds[index] for index in indices]), strict=True):
                     sampled[index] = one
@@ -412,9 +413,9 @@ class TorchExecutor:
         assert not part.samples or end == known, f"sequence {part.sequence_id}: samples at {end} of {known} tokens"
         return record
 
-    def _pool(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
-        """The vectors of the chunks that end their prompt."""
-        return [SampledToken(token_id=None, vector=vector) for vector in now.main.network.vectors(feeds, now.outputs)]
+    def _read(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
+        """The vectors and alignments of the chunks that end their prompt."""
+        return read_prompts(now.main, feeds, now.outputs)
 
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """Sampled tokens, and the accepted draft tokens behind them. The records grow once all has gone well."""

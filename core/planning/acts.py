@@ -285,7 +285,7 @@ class Acts:
             sequence = part.sequence
             if draft.tokens <= 0:
                 return
-            if not part.samples or sequence.request.id in self.quarantine or sequence.request.pooling is not None:
+            if not part.samples or sequence.request.id in self.quarantine or sequence.request.reads is not None:
                 continue
             most = min(self.limits.draft_tokens, sequence.left - 1, draft.tokens)
             had = part.pages + (len(draft.starts[sequence]) if sequence in draft.starts else len(sequence.pages))

@@ -29,7 +29,7 @@ from ..errors import RunnerCrashed
 from ..ledger import Hold, too_large
 from ..ordered import Ordered
 from ..plan import Chunk, CrossWrite, SampledToken, SequenceStart, StepPlan, StepResult
-from ..request import EncoderItem, FinishReason, Request
+from ..request import EncoderItem, Request
 from .acquirer import Acquirer
 from .actions import Abort, Action, Commit, Fail, Finish, Preempt, Shrink, Start, Suspect
 from .acts import Acts
@@ -410,9 +410,9 @@ class Planner:
         """Commits the tokens that the chunk sampled, up to one that ends the request."""
         request, reason = sequence.request, None
         given = (evolve(sampled, accepted=()), *sampled.accepted) if sampled.accepted else (sampled,)
-        if samples and request.pooling is not None:
-            assert sampled.vector is not None, "a chunk that pools must answer with a vector"
-            reason = FinishReason.POOLED
+        if samples and request.reads is not None:
+            assert (sampled.vector or sampled.aligned) is not None, "a prompt that was read must be answered"
+            reason = request.reads
         elif samples:
             before = len(sequence.tokens)
             reason = sequence.extend(given)
@@ -475,6 +475,7 @@ def _sequence_start(sequence: Sequence) -> SequenceStart:
         probe=request.probe,
         placeholders=sequence.placeholders.all,
         pooling=request.pooling,
+        alignment=request.alignment,
     )
 
 

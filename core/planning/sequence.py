@@ -99,6 +99,8 @@ class Sequence:
             most = min(most, self.request.probe.position)
         if self.request.pooling is not None and self.request.pooling.kind in ("mean", "cls"):
             most = 0
+        if self.request.alignment is not None:
+            most = min(most, self.request.alignment.start - 1)
         return most // self.page_keys.page_size
 
     def rewind(self) -> None:
