@@ -40,7 +40,7 @@ def cross_weights(queries: Tensor, keys: Tensor, frames: int) -> Tensor:
 
 
 def smoothed(weights: Tensor, width: int) -> Tensor:
-    """``weights`` [heads, tokens, frames] on one scale: at each frame the tokens' weights have mean 0 and standard
+    """One head's ``weights`` [tokens, frames] on one scale: at each frame the tokens' weights have mean 0 and standard
     deviation 1. Then the median of ``width`` frames is taken around each."""
     deviation, mean = torch.std_mean(weights, dim=-2, keepdim=True, correction=0)
     return median_filtered((weights - mean) / deviation.clamp(min=_TINY), width)
@@ -82,9 +82,10 @@ def mean_weights(heads: Iterable[Tensor], width: int) -> Tensor:
     [heads, tokens, frames], so that no two parts lie in memory together."""
     total, count = None, 0
     for weights in heads:
-        part = smoothed(weights, width).sum(0)
-        total = part if total is None else total + part
-        count += len(weights)
+        for head in weights:  # one at a time: what fits the processor's cache is twice as fast
+            part = smoothed(head, width)
+            total = part if total is None else total.add_(part)
+            count += 1
     assert total is not None, "there is a head, or words were refused"
     return total / count
 

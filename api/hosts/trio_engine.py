@@ -360,6 +360,7 @@ class TrioEngine:
             logprobs=tuple(part.logprob for part in mailbox.unread if part.token_id is not None),
             finish_reason=reason,
             probe=next((part.probe for part in mailbox.unread if part.probe is not None), None),
+            aligned=next((part.aligned for part in mailbox.unread if part.aligned is not None), None),
             timings=mailbox.timings,
         )
 
