@@ -213,9 +213,7 @@ class SimExecutor:
             assert whole, f"{record.start.pooling} of a prompt whose first {record.first} positions were not fed"
             return SampledToken(token_id=None, vector=(float(fingerprint),))
         if (alignment := record.start.alignment) is not None:
-            assert record.first is not None and record.first < alignment.start, (
-                f"{alignment} of a prompt whose first {record.first} were not fed"
-            )
+            assert (record.first or 0) < alignment.start, f"{alignment} needs what comes before it, which was not fed"
             read = record.read_to(part.start + part.length)
             return SampledToken(token_id=None, aligned=aligned_tokens(read[alignment.start - 1 :], alignment))
         token_id = fingerprint % self.model.vocabulary_size
