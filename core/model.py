@@ -126,4 +126,6 @@ class ModelDescription:
     structures: Structures | None = field(default=None, repr=False, eq=False)  # None: the executor compiles in a step
     whole_prompts: bool = False  # every position attends to all others: a prompt is one chunk, and holds no pages
     default_pooling: Pooling | None = None  # of pooling models
+    alignment_fault: str | None = "its decoder reads no audio through cross-attention"
+    """Why an `Alignment` is not possible; ``None``: it is."""
     labels: tuple[str, ...] = ()  # of a classification head, in the order of its scores

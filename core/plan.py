@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from .request import LogitRules, Placeholder, Pooling, Probe, SamplingParams
+from .request import Alignment, LogitRules, Placeholder, Pooling, Probe, SamplingParams
 
 
 @frozen(kw_only=True)
@@ -27,6 +27,12 @@ class SequenceStart:
     pooling: Pooling | None = None
     max_tokens: int = 1  # most tokens behind the prompt; this and ``stops`` matter to a beam search alone
     stops: frozenset[int] = frozenset()  # tokens that end the sequence
+    alignment: Alignment | None = None
+
+    @property
+    def reads_only(self) -> bool:
+        """True if no token is sampled: something is asked of the prompt."""
+        return self.pooling is not None or self.alignment is not None
 
 
 @frozen(kw_only=True)
@@ -96,17 +102,30 @@ class Hypothesis:
 
 
 @frozen(kw_only=True)
+class AlignedTokens:
+    """The answer to an `Alignment`.
+
+    ``frames`` has for each aligned token the encoder frame at which it begins, 20 ms each in Whisper, and then the
+    frame at which the last token ends: one more than there are tokens, never falling. ``logprobs`` has the tokens'
+    log-probabilities, each behind those before it; minus infinity for a token that is not `Alignment.among`.
+    """
+
+    frames: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@frozen(kw_only=True)
 class SampledToken:
     """The result of one chunk.
 
-    ``token_id`` is the sampled token (``None`` for a chunk with ``samples=False``, or with a `Pooling`). ``logprob`` is
-    its log-probability after all rules and penalties, before temperature, top-k and top-p. ``probe`` answers a `Probe`,
-    ``vector`` a `Pooling`. ``top`` are the likeliest tokens and their log-probabilities, as many as
-    `SamplingParams.logprobs` asks for. ``error`` tells why the sequence cannot go on, for a fault of its request alone
-    (a structure that cannot be followed): the token is then an end-of-text, and the caller gets `InvalidRequest`.
-    ``accepted`` are the tokens sampled behind this one, where draft tokens proved right; their ``accepted`` is empty.
-    ``hypotheses`` are what a beam search has found, the best first; they come with its last chunk, and ``token_id`` is
-    ``None`` in all its chunks.
+    ``token_id`` is the sampled token (``None`` for a chunk with ``samples=False``, a `Pooling` or an `Alignment`).
+    ``logprob`` is its log-probability after all rules and penalties, before temperature, top-k and top-p. ``probe``
+    answers a `Probe`, ``vector`` a `Pooling`, ``aligned`` an `Alignment`. ``top`` are the likeliest tokens and their
+    log-probabilities, as many as `SamplingParams.logprobs` asks for. ``error`` tells why the sequence cannot go on, for
+    a fault of its request alone (a structure that cannot be followed): the token is then an end-of-text, and the caller
+    gets `InvalidRequest`. ``accepted`` are the tokens sampled behind this one, where draft tokens proved right; their
+    ``accepted`` is empty. ``hypotheses`` are what a beam search has found, the best first; they come with its last
+    chunk, and ``token_id`` is ``None`` in all its chunks.
     """
 
     token_id: int | None
@@ -114,6 +133,7 @@ class SampledToken:
     probe: tuple[float, ...] | None = None
     top: tuple[tuple[int, float], ...] = ()
     vector: tuple[float, ...] | None = None
+    aligned: AlignedTokens | None = None
     error: str = ""
     accepted: tuple[SampledToken, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()

@@ -35,6 +35,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"  # an end-of-text or stop token, or a stop string
     LENGTH = "length"  # max_tokens, or the model's last position
     POOLED = "pooled"  # the whole prompt was read into a vector: requests with a `Pooling`
+    ALIGNED = "aligned"  # the times of the prompt's tokens were found: requests with an `Alignment`
 
 
 MOST_LOGPROBS = 20
@@ -344,6 +345,30 @@ _POOLING = {
 
 
 @frozen(kw_only=True)
+class Alignment:
+    """Asks when the tokens of the prompt are spoken, instead of for more tokens: see `AlignedTokens`.
+
+    The prompt is what the model would have written: special tokens, then text (teacher forcing). The tokens from
+    position ``start`` on are aligned with the first ``frames`` frames of the encoder's output, those with audio in
+    them. Log-probabilities are told among the first ``among`` tokens of the vocabulary; ``None``: among all.
+    """
+
+    start: int
+    frames: int
+    among: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        settle(self, _ALIGNMENT, named="Alignment.{}")
+
+
+_ALIGNMENT = {
+    "start": integer(1, _MOST_TOKENS, "; no token comes before the first one, which so cannot be aligned"),
+    "frames": integer(1, _MOST_TOKENS),
+    "among": integer(1, _MOST_TOKENS).or_none("all tokens"),
+}
+
+
+@frozen(kw_only=True)
 class Placeholder:
     """Where the embeddings of one encoder item go in the prompt.
 
@@ -404,6 +429,14 @@ class Request:
     rules: LogitRules = LogitRules()
     probe: Probe | None = None
     pooling: Pooling | None = None
+    alignment: Alignment | None = None
     max_tokens: int = 1  # sampling.max_tokens resolved against the model's last position
     priority: int = 0  # the smallest runs first
     page_keys: tuple[bytes, ...] = field(default=(), repr=False)  # of the prompt's full pages, computed off the loop
+
+    @property
+    def reads(self) -> FinishReason | None:
+        """How a request ends that asks for something of its prompt, instead of tokens; ``None``: it asks for tokens."""
+        if self.alignment is not None:
+            return FinishReason.ALIGNED
+        return None if self.pooling is None else FinishReason.POOLED

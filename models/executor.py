@@ -37,6 +37,7 @@ from .memory.encoder_outputs import EncoderOutputs
 from .memory.kv import PagedKV
 from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
 from .networks.network import Feed, Network, Record
+from .readers import read_prompts
 from .sampler import Sampler
 from .sampling.beams import Search
 from .sampling.logits import RuleMasks
@@ -371,10 +372,10 @@ class TorchExecutor:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
             guide = now.grammars.guide(start.sampling.structure, start.token_ids[start.prompt_length :])
             record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide)
-            if start.sampling.beam_size > 1 and start.pooling is None:
+            if start.sampling.beam_size > 1 and not start.reads_only:
                 record.search = Search.of(start, _paged(now.main).page_size)
             now.main.network.start(record)
-            if now.proposer is not None and start.pooling is None:
+            if now.proposer is not None and not start.reads_only:
                 now.proposer.start(record)
         for write in plan.cross_writes:
             slots = 0 if now.main.cross is None else now.main.cross.slots
@@ -383,9 +384,9 @@ class TorchExecutor:
                 parts.network.write_cross(write.slot, outputs.get(write.key))
         feeds = [Feed(part=part, record=self._record(now, part)) for part in plan.chunks]
         sampled: list[SampledToken] = [SampledToken(token_id=None)] * len(feeds)
-        pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
-        others = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is None]
-        for indices, answer in ((pooled, self._pool), (others, self._sample)):
+        reading = [index for index, feed in enumerate(feeds) if feed.record.start.reads_only]
+        others = [index for index, feed in enumerate(feeds) if not feed.record.start.reads_only]
+        for indices, answer in ((reading, self._read), (others, self._sample)):
             if indices:
                 for index, one in zip(indices, answer(now, [feeds[index] for index in indices]), strict=True):
                     sampled[index] = one
@@ -400,9 +401,9 @@ class TorchExecutor:
         check_chunk(part, record, now.main)
         return record
 
-    def _pool(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
-        """The vectors of the chunks that end their prompt."""
-        return [SampledToken(token_id=None, vector=vector) for vector in now.main.network.vectors(feeds, now.outputs)]
+    def _read(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
+        """The vectors and alignments of the chunks that end their prompt."""
+        return read_prompts(now.main, feeds, now.outputs)
 
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """Sampled tokens, and the accepted draft tokens behind them; what searches have found. The records grow once

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.config import Speculation
 from ..core.model import Kind
-from ..core.request import Pooling
+from ..core.request import Alignment, Pooling
 from .adapters import ADAPTER_INVARIANTS, check_model_adapter
 from .clients import SCENARIOS, Client, Scenario
 from .families import FAMILIES, make_checkpoint
 from .faults import Fault, FaultKind
 from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
 from .sim import SimExecutor, SimWorker, sim_engine
-from .sim_model import SimModel, SimPreparer, expected_tokens, expected_vector
+from .sim_model import SimModel, SimPreparer, expected_alignment, expected_tokens, expected_vector
 from .simulation import Outcome, simulate
 from .sweep import Failure, Report, sweep_all, sweep_scenario
 from .tensors import live_bytes
@@ -50,6 +50,7 @@ __all__ = [
     "FAMILIES",
     "INVARIANTS",
     "SCENARIOS",
+    "Alignment",
     "Answer",
     "Ask",
     "Batches",
@@ -82,6 +83,7 @@ __all__ = [
     "Workload",
     "check_encoder_cache",
     "check_model_adapter",
+    "expected_alignment",
     "expected_tokens",
     "expected_vector",
     "image_requests",

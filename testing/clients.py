@@ -13,8 +13,9 @@ from attrs import field, frozen
 from ..api.inputs.audio import Samples, content_key
 from ..core.config import Speculation
 from ..core.model import Kind, Prepared
-from ..core.request import Placeholder, Pooling, SamplingParams
-from .sim_model import EOS, IMAGE, START, SimModel, SimPreparer, expected_tokens, expected_vector
+from ..core.plan import AlignedTokens
+from ..core.request import Alignment, EncoderItem, Placeholder, Pooling, SamplingParams
+from .sim_model import EOS, IMAGE, START, SimModel, SimPreparer, expected_alignment, expected_tokens, expected_vector
 
 FOREVER = 1e9
 """Virtual seconds, longer than any run."""
@@ -26,18 +27,25 @@ class Client:
     and leave after ``patience`` seconds; ``pause`` seconds pass between two reads.
 
     For a model that is no encoder-decoder there is no audio, but ``images``, one for each
-    `triolet.testing.sim_model.IMAGE` of the prompt; a ``pooling`` requests a vector instead of tokens."""
+    `triolet.testing.sim_model.IMAGE` of the prompt; a ``pooling`` requests a vector instead of tokens, an
+    ``alignment`` the times of the prompt's tokens."""
 
     audio: int = 0
     images: tuple[int, ...] = ()
     prompt: tuple[int, ...] = (START,)
     pooling: Pooling | None = None
+    alignment: Alignment | None = None
     max_tokens: int = 3
     priority: int = 0
     arrives: float = 0.0
     patience: float = FOREVER
     pause: float = 0.0
     sampling: SamplingParams = field(init=False, eq=False, repr=False)  # made once: checking it takes time in every run
+
+    @property
+    def reads_only(self) -> bool:
+        """True if the client requests something of its prompt, and no tokens."""
+        return self.pooling is not None or self.alignment is not None
 
     @sampling.default
     def _sampling(self) -> SamplingParams:
@@ -84,9 +92,25 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     return tokens[:-1] if tokens[-1] == EOS else tokens
 
 
-def true_vector(client: Client, model: SimModel) -> tuple[float, ...]:
-    """The vector that a client with a ``pooling`` must get."""
-    prompt = prepared(client, model)
+def prompt_of(client: Client, model: SimModel) -> Prepared:
+    """The prompt of any client, with the items that it reads."""
+    if model.kind is not Kind.ENCODER_DECODER:
+        return prepared(client, model)
+    samples = audio(client.audio)
+    item = EncoderItem(
+        key=content_key(samples, "sim"),
+        payload=samples,
+        embeddings=model.encoder_embeddings,
+        size=model.encoder_bytes,
+    )
+    return Prepared(token_ids=client.prompt, items=(item,))
+
+
+def true_answer(client: Client, model: SimModel) -> AlignedTokens | tuple[float, ...]:
+    """What a client must get that requests no tokens."""
+    prompt = prompt_of(client, model)
+    if client.alignment is not None:
+        return expected_alignment(prompt.token_ids, prompt.items[0].key, client.alignment)
     return expected_vector(prompt.token_ids, None, _placeholders(prompt))
 
 
@@ -244,6 +268,18 @@ _ALL = (
         ),
         model=_READS_IMAGES,
         config={"encoder_cache_bytes": 40, "max_step_tokens": 6},
+    ),
+    Scenario(
+        name="alignment",  # of texts that are read in chunks, beside others on the same audio; the last one preempts
+        clients=(
+            Client(audio=1, max_tokens=6),
+            Client(audio=1, prompt=(START, *range(2, 8)), alignment=Alignment(start=1, frames=10)),
+            Client(audio=2, prompt=(START, *range(2, 9)), alignment=Alignment(start=3, frames=5), patience=0.66),
+            Client(audio=1, prompt=(START, *range(2, 6)), alignment=Alignment(start=4, frames=7), arrives=0.345),
+            Client(audio=1, prompt=(START, 2, 3), max_tokens=2, priority=-1, arrives=0.36),
+        ),
+        model=_FEW_PAGES,
+        config={"max_step_tokens": 3},
     ),
 )
 

@@ -22,7 +22,7 @@ from ..core.errors import (
 from ..core.model import Kind
 from ..core.request import LogitRules, Request
 from ..core.trace import TraceChecker
-from .clients import Client, Scenario, audio, prepared, true_tokens, true_vector
+from .clients import Client, Scenario, audio, prompt_of, true_answer, true_tokens
 from .faults import ACTORS, FaultKind, Injected, Injector
 from .sim import SimExecutor, SimWorker, sim_engine
 
@@ -174,7 +174,7 @@ class Run:
         self.ends[number] = "cancelled"
         try:
             with trio.move_on_after(client.patience) as scope:
-                await (self._read(client) if client.pooling is None else self._read_vector(client))
+                await (self._read_answer(client) if client.reads_only else self._read(client))
             self.ends[number] = "left" if scope.cancelled_caught else "finished"
         except TrioletError as error:
             self.ends[number] = type(error).__name__
@@ -195,15 +195,15 @@ class Run:
         assert told is not None, f"{client} was not told how long it took"
         assert 0 <= told.encoder_wait <= told.queued <= told.total, f"{client} took {told}"
 
-    async def _read_vector(self, client: Client) -> None:
+    async def _read_answer(self, client: Client) -> None:
         async with self.engine.inside._submitted(self._request(client), wait=True) as mailbox:
             await mailbox.wait_end()
             mailbox.take_end()
             if await self._stalls():
                 return
-        got = [part.vector for part in mailbox.unread]
-        true = true_vector(client, self.scenario.model)
-        assert got == [true], f"{client} finished with the vectors {got}, not {true}"
+        got = [part.vector or part.aligned for part in mailbox.unread]
+        true = true_answer(client, self.scenario.model)
+        assert got == [true], f"{client} finished with the answers {got}, not {true}"
 
     async def _stalls(self) -> bool:
         """A client has read a delta. True if it has stopped reading; it may raise."""
@@ -226,13 +226,14 @@ class Run:
         )
 
     def _request(self, client: Client) -> Request:
-        prompt = prepared(client, self.scenario.model)
+        prompt = prompt_of(client, self.scenario.model)
         return Request(
             id=self.engine.inside._new_id(None),
             prompt_token_ids=prompt.token_ids,
             items=prompt.items,
             rules=LogitRules(),
-            max_tokens=client.max_tokens if client.pooling is None else 1,
+            max_tokens=1 if client.reads_only else client.max_tokens,
             pooling=client.pooling,
+            alignment=client.alignment,
             priority=client.priority,
         )

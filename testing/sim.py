@@ -22,7 +22,7 @@ from ..api.engine import Engine
 from ..core.config import EngineConfig
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
-from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen
+from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen, aligned_tokens
 from .trio_hooks import Alarm
 
 SECONDS: Mapping[Job, float] = {
@@ -212,6 +212,10 @@ class SimExecutor:
             whole = record.first == 0 or record.start.pooling.kind not in READ_WHOLE
             assert whole, f"{record.start.pooling} of a prompt whose first {record.first} positions were not fed"
             return SampledToken(token_id=None, vector=(float(fingerprint),))
+        if (alignment := record.start.alignment) is not None:
+            assert (record.first or 0) < alignment.start, f"{alignment} needs what comes before it, which was not fed"
+            read = record.read_to(part.start + part.length)
+            return SampledToken(token_id=None, aligned=aligned_tokens(read[alignment.start - 1 :], alignment))
         token_id = fingerprint % self.model.vocabulary_size
         record.tokens.append(token_id)
         return SampledToken(

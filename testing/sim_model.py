@@ -10,7 +10,8 @@ from attrs import field, frozen
 
 from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription, Prepared, WhisperTokens
-from ..core.request import EncoderItem, Placeholder, Pooling
+from ..core.plan import AlignedTokens
+from ..core.request import Alignment, EncoderItem, Placeholder, Pooling
 
 EOS, START = 0, 1
 
@@ -138,6 +139,7 @@ class SimModel:
             kind=self.kind,
             preparer=None if windows else SimPreparer(model=self),
             whole_prompts=self.whole_prompts,
+            alignment_fault=None if windows else "the simulated model reads no audio",
             default_pooling=Pooling(kind="last") if self.kind is Kind.POOLING else None,
         )
 
@@ -197,6 +199,24 @@ def expected_vector(
 ) -> tuple[float, ...]:
     """The vector that a request with a `Pooling` must get."""
     return (float(_read(prompt_token_ids, key, placeholders)),)
+
+
+def expected_alignment(prompt_token_ids: Sequence[int], key: str, alignment: Alignment) -> AlignedTokens:
+    """The answer that a request with an `Alignment` must get."""
+    fingerprints, before = [], 0
+    for token_id in prompt_token_ids:
+        before = _chain(before, token_id, key)
+        fingerprints.append(before)
+    return aligned_tokens(fingerprints[alignment.start - 1 :], alignment)
+
+
+def aligned_tokens(fingerprints: Sequence[int], alignment: Alignment) -> AlignedTokens:
+    """Times and log-probabilities made of the fingerprints of the positions that an alignment needs: those of the
+    aligned tokens, and of the token before them."""
+    return AlignedTokens(
+        frames=tuple(sorted(one % alignment.frames for one in fingerprints)),
+        logprobs=tuple(-(one % 1000) / 100 for one in fingerprints[:-1]),
+    )
 
 
 def _read(prompt_token_ids: Sequence[int], key: str | None, placeholders: Sequence[Placeholder]) -> int:

@@ -370,6 +370,7 @@ class TrioEngine:
             logprobs=logprobs,
             finish_reason=reason,
             probe=next((part.probe for part in mailbox.unread if part.probe is not None), None),
+            aligned=next((part.aligned for part in mailbox.unread if part.aligned is not None), None),
             timings=mailbox.timings,
         )
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from attrs import frozen
 
+from ...core.plan import AlignedTokens
 from ...core.request import FinishReason
 from ...core.timings import Timings
 from .options import TranscribeOptions
@@ -26,6 +27,7 @@ class Generated:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     probe: tuple[float, ...] | None = None  # log-probabilities, as `Request.probe` asked
+    aligned: AlignedTokens | None = None  # as `Request.alignment` asked
     timings: Timings | None = None
 
     @property

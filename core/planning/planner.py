@@ -29,7 +29,7 @@ from ..errors import RunnerCrashed
 from ..ledger import Hold, too_large
 from ..ordered import Ordered
 from ..plan import Chunk, CrossWrite, SampledToken, StepPlan, StepResult
-from ..request import EncoderItem, FinishReason, Request
+from ..request import EncoderItem, Request
 from .acquirer import Acquirer
 from .actions import Abort, Action, Commit, Fail, Finish, Preempt, Shrink, Start, Suspect
 from .acts import Acts
@@ -417,9 +417,9 @@ class Planner:
         """Commits the tokens that the chunk sampled, up to one that ends the request."""
         request, reason = sequence.request, None
         given = (evolve(sampled, accepted=()), *sampled.accepted) if sampled.accepted else (sampled,)
-        if samples and request.pooling is not None:
-            assert sampled.vector is not None, "a chunk that pools must answer with a vector"
-            reason = FinishReason.POOLED
+        if samples and request.reads is not None:
+            assert (sampled.vector or sampled.aligned) is not None, "a prompt that was read must be answered"
+            reason = request.reads
         elif samples and sequence.beams > 1:
             reason = sequence.search_on(sampled.hypotheses)
             self._counters.tokens_committed += len(sampled.hypotheses[0].token_ids) if reason is not None else 0

@@ -75,7 +75,7 @@ class Sequence:
             cross_item=cross,
             limit=len(request.prompt_token_ids) + request.max_tokens,
             stops=(frozenset() if sampling.ignore_eos else limits.eos_token_ids).union(sampling.stop_token_ids),
-            beams=sampling.beam_size if request.pooling is None else 1,
+            beams=sampling.beam_size if request.reads is None else 1,
             reached=len(request.prompt_token_ids),
         )
 
@@ -108,7 +108,7 @@ class Sequence:
     @property
     def may_draft(self) -> bool:
         """True if draft tokens may be proposed for it: it samples one token after the other."""
-        return self.beams == 1 and self.request.pooling is None
+        return self.beams == 1 and self.request.reads is None
 
     @property
     def replays(self) -> bool:
@@ -149,6 +149,8 @@ class Sequence:
             most = min(most, self.request.probe.position)
         if self.request.pooling is not None and self.request.pooling.kind in ("mean", "cls"):
             most = 0
+        if self.request.alignment is not None:
+            most = min(most, self.request.alignment.start - 1)
         return most // self.page_keys.page_size
 
     def as_start(self) -> SequenceStart:
@@ -164,6 +166,7 @@ class Sequence:
             probe=request.probe,
             placeholders=self.placeholders.all,
             pooling=request.pooling,
+            alignment=request.alignment,
             max_tokens=request.max_tokens,
             stops=self.stops,
         )

@@ -17,7 +17,7 @@ from ..memory.kv import CrossKV, PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.resources import AnyHolder
 from ..networks.features import LogMel
-from ..networks.network import Network
+from ..networks.network import Aligner, Network
 from ..networks.whisper import WhisperModel
 
 AnyModel = WhisperModel | TransformerModel
@@ -39,6 +39,7 @@ class Parts:
     log_mel: LogMel | None
     paged: PagedKV | StagedKV | None
     cross: CrossKV | None
+    aligner: Aligner | None = None
 
 
 class Blueprint(Protocol):

@@ -12,6 +12,7 @@ from ...core.model import ModelDescription
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import CrossKV, PagedKV
+from ..networks.aligner import WhisperAligner
 from ..networks.features import LogMel
 from ..networks.network import Network, WhisperNetwork
 from ..networks.whisper import WhisperModel
@@ -78,7 +79,8 @@ class WhisperBlueprint:
             dtype=self.dtype,
             device=self.device,
         )
-        return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross)
+        aligner = WhisperAligner(network=network, settings=self.checkpoint.alignment)
+        return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross, aligner=aligner)
 
     def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
         return network
@@ -132,5 +134,6 @@ class WhisperBlueprint:
             window_samples=checkpoint.features.window_samples,
             processor_identity=checkpoint.identity(self.fingerprint, dtype_name),
             whisper=checkpoint.tokens,
+            alignment_fault=checkpoint.alignment.fault,
             tokenizer=checkpoint.tokenizer,
         )

@@ -17,6 +17,7 @@ from attrs import asdict, field, frozen, mutable
 
 from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import WhisperTokens
+from .alignment import AlignmentSettings
 from .files import changed_files, file_stamps, find_weights, read_config
 from .settings import Settings
 from .tokens import SpecialTokens
@@ -194,6 +195,7 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     suppress_token_ids: tuple[int, ...]
     begin_suppress_token_ids: tuple[int, ...]
+    alignment: AlignmentSettings
     architecture: str
     tokenizer: Any = field(repr=False, eq=False)
     stamps: Mapping[str, str] = field(repr=False)  # a hash of each file that all this was read from
@@ -222,10 +224,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     shape = _shape(config)
     features = _features(folder, shape)
     tokenizer = _lighter(_load(folder, "tokenizer.json", "AutoTokenizer"))
+    generation = Settings.read_if_there(folder / "generation_config.json")
     tokens = SpecialTokens(
         config=plain,
         defaults=config,
-        generation=Settings.read_if_there(folder / "generation_config.json"),
+        generation=generation,
         tokenizer=tokenizer,
         vocabulary=shape.vocabulary,
     )
@@ -241,6 +244,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         eos_token_ids=tokens.eos_token_ids(),
         suppress_token_ids=tokens.suppressed("suppress_tokens"),
         begin_suppress_token_ids=tokens.suppressed("begin_suppress_tokens"),
+        alignment=AlignmentSettings.read(generation, config, layers=shape.decoder_layers, heads=shape.decoder_heads),
         architecture=(plain.get("architectures") or ARCHITECTURES)[0],
         tokenizer=tokenizer,
         stamps=stamps,

@@ -191,6 +191,10 @@ class CrossKV:
         split = keys_values.view(embeddings, layers, 2, heads, size)
         self._pool[:, :, slot] = split.permute(1, 2, 3, 0, 4)
 
+    def keys(self, layer: int, slot: int) -> Tensor:
+        """The keys in ``slot``, [heads, embeddings, head_dim]."""
+        return self._pool[layer, 0, slot]
+
     def attend(self, layer: int, queries: Tensor, runs: tuple[SlotRun, ...]) -> Tensor:
         """Attention of scaled ``queries`` [rows, width], ordered by slot, over their slots; [rows, width]."""
         if len(runs) == 1:

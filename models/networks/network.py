@@ -13,7 +13,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ...core.errors import InvalidRequest
-from ...core.plan import Chunk, EncodeJob, SequenceStart
+from ...core.plan import AlignedTokens, Chunk, EncodeJob, SequenceStart
 from ..memory.kv import CrossKV, PagedKV, lay_out
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
@@ -125,6 +125,13 @@ class Network(Protocol):
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         """Feeds chunks of sequences with a `Pooling`; the vector of each whose chunk ends its prompt."""
+
+
+class Aligner(Protocol):
+    """A network that tells when the tokens of a prompt are spoken. What `Network` says of chunks holds here too."""
+
+    def align(self, feeds: Sequence[Feed]) -> list[AlignedTokens | None]:
+        """Feeds chunks of sequences with an `Alignment`; the answer to each whose chunk ends its prompt."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -218,11 +218,15 @@ class _DecoderLayer:
             feed_forward=_FeedForward.load(loader, name, width, inner, activation),
         )
 
-    def __call__(self, hidden: Tensor, layout: StepLayout, paged: PagedKV, cross: CrossKV) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, layout: StepLayout, paged: PagedKV, cross: CrossKV, kept: dict[int, Tensor] | None
+    ) -> Tensor:
         qkv = self.qkv(self.norm(hidden))
         paged.write(self.index, layout.slot_mapping, qkv[:, self.width :])
         hidden = hidden + self.out(paged.attend(self.index, qkv[:, : self.width], layout.groups))
         queries = self.cross_query(self.cross_norm(hidden))
+        if kept is not None:
+            kept[self.index] = queries
         hidden = hidden + self.cross_out(cross.attend(self.index, queries, layout.runs))
         return self.feed_forward(hidden)
 
@@ -316,13 +320,21 @@ class WhisperModel:
         assert self._decoder is not None, "the model is released"
         return self._decoder.cross_keys_values(encoder_output)
 
-    def decode(self, token_ids: Tensor, layout: StepLayout, paged: PagedKV, cross: CrossKV) -> Tensor:
-        """Feeds ``token_ids`` [rows]; the last hidden states [rows, width], before the final norm."""
+    def decode(
+        self,
+        token_ids: Tensor,
+        layout: StepLayout,
+        paged: PagedKV,
+        cross: CrossKV,
+        kept: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """Feeds ``token_ids`` [rows]; the last hidden states [rows, width], before the final norm. Puts the scaled
+        queries [rows, width] of each layer's cross-attention into ``kept``, by layer."""
         decoder = self._decoder
         assert decoder is not None, "the model is released"
         hidden = functional.embedding(token_ids, decoder.tokens) + decoder.positions[layout.positions]
         for layer in decoder.layers:
-            hidden = layer(hidden, layout, paged, cross)
+            hidden = layer(hidden, layout, paged, cross, kept)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,0 +1,79 @@
+"""Which heads of a Whisper checkpoint's decoder tell when words are spoken, as generation_config.json names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+from .settings import Settings
+
+_FILTER_WIDTH = 7  # where neither file says one: transformers' default
+
+
+@frozen(kw_only=True)
+class AlignmentSettings:
+    """How words are aligned. ``fault`` says why they cannot be; ``None``: they can."""
+
+    heads: tuple[tuple[int, int], ...]  # (layer, head) of the decoder
+    filter_width: int  # frames of the median filter, odd
+    fault: str | None = None
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers with alignment heads, ascending."""
+        return tuple(sorted({layer for layer, _ in self.heads}))
+
+    def heads_of(self, layer: int) -> list[int]:
+        """The alignment heads of ``layer``."""
+        return [head for found, head in self.heads if found == layer]
+
+    @classmethod
+    def read(cls, generation: Settings | None, config: Settings, *, layers: int, heads: int) -> AlignmentSettings:
+        """The settings for a decoder of ``layers`` layers with ``heads`` heads each.
+
+        Without ``alignment_heads`` in generation_config.json all heads of the upper half of the layers are taken, as
+        openai/whisper does. A checkpoint is not refused for what it says here: it still transcribes.
+        """
+        written = None if generation is None else generation.get("alignment_heads")
+        width, source = _filter_width(generation, config)
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width % 2 == 0:
+            return cls(
+                heads=(),
+                filter_width=1,
+                fault=f"{source.path} has median_filter_width={width!r}; allowed: odd, as in 7",
+            )
+        if written is None:
+            upper = range(layers // 2, layers)
+            return cls(heads=tuple((layer, head) for layer in upper for head in range(heads)), filter_width=width)
+        if fault := _fault(written, layers, heads):
+            path = None if generation is None else generation.path
+            return cls(heads=(), filter_width=width, fault=f"{path} has alignment_heads={written!r:.200}; {fault}")
+        return cls(heads=tuple(dict.fromkeys((layer, head) for layer, head in written)), filter_width=width)
+
+
+def _filter_width(generation: Settings | None, config: Settings) -> tuple[Any, Settings]:
+    """The width as it is written, and where."""
+    if generation is not None and generation.get("median_filter_width") is not None:
+        return generation.get("median_filter_width"), generation
+    width = config.get("median_filter_width")
+    return (_FILTER_WIDTH if width is None else width), config
+
+
+def _fault(written: Any, layers: int, heads: int) -> str | None:
+    """Why ``written`` names no heads of the decoder; ``None`` where it does."""
+    allowed = f"allowed: pairs of [layer, head], layers 0 to {layers - 1} and heads 0 to {heads - 1} of its decoder"
+    if not isinstance(written, list) or not written:
+        return allowed
+    for pair in written:
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(_is_index(*one) for one in zip(pair, (layers, heads), strict=True))
+        ):
+            return f"{pair!r:.50} is not one of them; {allowed}"
+    return None
+
+
+def _is_index(value: Any, count: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < count

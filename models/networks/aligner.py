@@ -1,0 +1,100 @@
+"""`WhisperAligner`: answers an `Alignment` by reading a prompt and looking at the decoder's cross-attention.
+
+The fused attention tells no weights. So the queries of the alignment heads' layers are kept while the prompt is read,
+chunk by chunk, on the host. The last chunk still has the window's cross-attention slot, with all its keys: from queries
+and keys come the weights of the chosen heads alone. A step that aligns nothing pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from ...core.plan import AlignedTokens
+from ...core.request import Alignment
+from ..alignment import cross_weights, first_frames, mean_weights
+from ..checkpoints.alignment import AlignmentSettings
+from ..memory.kv import lay_out
+from .network import Feed, WhisperNetwork
+
+_ROWS = 32  # logits computed at once: a whole prompt's would take 90 MB
+
+
+@define(eq=False)
+class _Read:
+    """What is kept of the chunks read so far, on the host: a record holds no tensor."""
+
+    queries: list[Any] = field(factory=list)  # numpy float32 [layers, rows, width], one for each chunk
+    logprobs: list[float] = field(factory=list)
+
+
+@frozen(kw_only=True, eq=False)
+class WhisperAligner:
+    """Whisper's `Aligner`."""
+
+    network: WhisperNetwork
+    settings: AlignmentSettings
+
+    def align(self, feeds: Sequence[Feed]) -> list[AlignedTokens | None]:
+        """Feeds chunks of sequences with an `Alignment`; the answer to each whose chunk ends its prompt."""
+        assert self.settings.fault is None, f"words are aligned although {self.settings.fault}"
+        network, chunks = self.network, [feed.part for feed in feeds]
+        network.paged.enter(chunks)
+        layout = lay_out(chunks, network.paged, dtype=network.dtype, device=network.device)
+        fed = torch.tensor([token for index in layout.order for token in feeds[index].tokens]).to(network.device)
+        queries: dict[int, Tensor] = {}
+        hidden = network.model.decode(fed, layout, network.paged, network.cross, queries)
+        kept = torch.stack([queries[layer] for layer in self.settings.layers])
+        answers: list[AlignedTokens | None] = [None] * len(feeds)
+        for index, start in zip(layout.order, layout.starts, strict=True):
+            rows = slice(start, start + feeds[index].part.length)
+            answers[index] = self._read(feeds[index], hidden[rows], kept[:, rows])
+        return answers
+
+    def _read(self, feed: Feed, hidden: Tensor, queries: Tensor) -> AlignedTokens | None:
+        """Keeps what a chunk tells, given its rows; the answer where its prompt ends."""
+        part, record = feed.part, feed.record
+        alignment, length = record.start.alignment, record.start.prompt_length
+        assert alignment is not None, "only a sequence with an alignment is aligned"
+        assert alignment.start < length, f"sequence {part.sequence_id}: no token from {alignment.start} on of {length}"
+        if record.notes is None:
+            record.notes = _Read()
+            assert part.start < alignment.start, (
+                f"sequence {part.sequence_id}: positions before {part.start} are needed, and were not fed"
+            )
+        # the row of a token tells of the token behind it: the first row is that of the token before ``start``
+        first = max(alignment.start - 1 - part.start, 0)
+        record.notes.queries.append(queries[:, first:].float().cpu().numpy().copy())
+        known = record.tokens[part.start + first + 1 : min(part.start + part.length + 1, length)]
+        record.notes.logprobs += self._logprobs(hidden[first : first + len(known)], known, alignment.among)
+        return self._answer(feed, record.notes, alignment) if part.samples else None
+
+    def _logprobs(self, hidden: Tensor, tokens: list[int], among: int | None) -> list[float]:
+        found: list[float] = []
+        for start in range(0, len(tokens), _ROWS):
+            asked = torch.tensor(tokens[start : start + _ROWS], device=hidden.device)
+            logits = self.network.model.logits(hidden[start : start + _ROWS])[:, :among]
+            there = asked < logits.shape[1]
+            chosen = logits.gather(1, asked.where(there, 0)[:, None])[:, 0] - logits.logsumexp(-1)
+            found += chosen.masked_fill(~there, -torch.inf).tolist()
+        return found
+
+    def _answer(self, feed: Feed, read: _Read, alignment: Alignment) -> AlignedTokens:
+        slot = feed.part.cross_slot
+        assert slot is not None, f"sequence {feed.part.sequence_id} of an encoder-decoder model has no cross slot"
+        queries = torch.from_numpy(np.concatenate(read.queries, 1)).to(self.network.device)
+        mean = mean_weights(self._weights(queries, slot, alignment.frames), self.settings.filter_width)
+        return AlignedTokens(frames=tuple(first_frames(mean.double().cpu().numpy())), logprobs=tuple(read.logprobs))
+
+    def _weights(self, queries: Tensor, slot: int, frames: int) -> Iterator[Tensor]:
+        """The weights of the alignment heads of each layer, [heads, tokens, frames]."""
+        for layer, found in zip(self.settings.layers, queries, strict=True):
+            keys = self.network.cross.keys(layer, slot)  # [heads, embeddings, head_dim]
+            heads = self.settings.heads_of(layer)
+            split = found.view(len(found), len(keys), -1).transpose(0, 1)
+            yield cross_weights(split[heads], keys[heads], frames)

@@ -1,0 +1,250 @@
+"""Token times by cross-attention are transformers' own, whole or in chunks, alone or beside others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
+from triolet.core.request import Alignment, LogitRules, SamplingParams
+from triolet.models.alignment import first_frames, mean_weights, median_filtered
+
+SECONDS = 0.02  # of a frame
+NEAR = 0.04  # seconds
+
+
+# -- the path --------------------------------------------------------------------------------------------------------
+
+
+def plain_first_frames(gains):
+    """The same path by the textbook: every cell from its three neighbours."""
+    tokens, frames = gains.shape
+    best = np.full((tokens, frames), -np.inf)
+    came = {}
+    for token in range(tokens):
+        for frame in range(frames):
+            ways = [(best[token, frame - 1], "frame")] if frame else []
+            if token and frame:
+                ways.append((best[token - 1, frame - 1], "both"))
+            if token:
+                ways.append((best[token - 1, frame], "token"))
+            sum_before, came[token, frame] = max(ways, key=lambda way: way[0]) if ways else (0.0, None)
+            best[token, frame] = gains[token, frame] + sum_before
+    token, frame, found = tokens - 1, frames - 1, [0] * tokens
+    while came[token, frame] is not None:
+        found[token] = frame
+        way = came[token, frame]
+        token, frame = token - (way != "frame"), frame - (way != "token")
+    assert (token, frame) == (0, 0)
+    found[0] = 0
+    return found
+
+
+@settings(max_examples=200)
+@given(
+    arrays.arrays(
+        np.float64,
+        st.tuples(st.integers(1, 8), st.integers(1, 12)),
+        elements=st.integers(-3, 3).map(float),  # ties, and sums without rounding
+    )
+)
+def test_the_path_is_that_of_the_textbook(gains):
+    assert first_frames(gains) == plain_first_frames(gains)
+
+
+def test_the_path_of_real_weights_is_that_of_the_textbook():
+    gains = np.random.default_rng(1).standard_normal((23, 301))
+    assert first_frames(gains) == plain_first_frames(gains)
+
+
+def test_the_path_begins_at_the_first_frame_and_never_runs_back():
+    found = first_frames(np.random.default_rng(2).standard_normal((200, 1500)))
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert found[-1] < 1500
+
+
+def test_more_tokens_than_frames_share_frames():
+    found = first_frames(np.zeros((5, 2)))
+    assert found == sorted(found)
+    assert {*found} <= {0, 1}
+
+
+@pytest.mark.parametrize("width", [1, 3, 7, 9])
+@pytest.mark.parametrize("frames", [1, 3, 4, 5, 50])
+def test_the_median_filter_is_transformers_own(width, frames):
+    from transformers.models.whisper.generation_whisper import _median_filter
+
+    values = torch.randn(2, 3, frames, generator=torch.Generator().manual_seed(width))
+    torch.testing.assert_close(median_filtered(values, width), _median_filter(values, width), rtol=0, atol=0)
+
+
+def test_the_mean_of_heads_does_not_depend_on_how_they_come():
+    heads = torch.rand(5, 7, 40, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(mean_weights([heads[:2], heads[2:]], 7), mean_weights([heads], 7))
+
+
+def test_tokens_that_attend_alike_tell_nothing():
+    """Equal weights give zeros, not a division by zero."""
+    assert mean_weights([torch.full((2, 3, 20), 0.05)], 7).abs().max() == 0
+
+
+# -- the executor ----------------------------------------------------------------------------------------------------
+
+
+def run_alignments(driver, asked, *, chunk=64, shuffled=()):
+    """The answers to (key, prompt, alignment) of ``asked``, read side by side in chunks, all of one slot a key."""
+    executor, size = driver.executor, driver.description.page_size
+    keys = sorted({key for key, _, _ in asked})
+    per_sequence = -(-driver.description.max_positions // size)
+    answers, fed = [None] * len(asked), [0] * len(asked)
+    for step in range(1000):
+        left = [index for index in range(len(asked)) if answers[index] is None]
+        if not left:
+            break
+        lengths = {index: min(chunk, len(asked[index][1]) - fed[index]) for index in left}
+        parts = [
+            Chunk(
+                1000 + index,
+                fed[index],
+                lengths[index],
+                tuple(range(index * per_sequence, (index + 1) * per_sequence)),
+                keys.index(asked[index][0]),
+                fed[index] + lengths[index] == len(asked[index][1]),
+            )
+            for index in left
+        ]
+        starts = [
+            SequenceStart(
+                sequence_id=1000 + index,
+                token_ids=prompt,
+                prompt_length=len(prompt),
+                sampling=SamplingParams(),
+                rules=LogitRules(),
+                probe=None,
+                alignment=alignment,
+            )
+            for index, (_, prompt, alignment) in enumerate(asked)
+        ]
+        plan = StepPlan(
+            step_id=step,
+            epoch=0,
+            started=tuple(starts) if step == 0 else (),
+            ended=(),
+            cross_writes=tuple(CrossWrite(key=key, slot=slot) for slot, key in enumerate(keys)) if step == 0 else (),
+            chunks=tuple(parts),
+        )
+        for index, sampled in zip(left, executor.step(plan).sampled, strict=True):
+            fed[index] += lengths[index]
+            assert sampled.token_id is None
+            answers[index] = sampled.aligned
+    done = tuple(1000 + index for index in range(len(asked)))
+    executor.step(StepPlan(step_id=-1, epoch=0, started=(), ended=done, cross_writes=(), chunks=()))
+    return answers
+
+
+def transformers_times(model, features, tokens, *, given, frames, heads):
+    """transformers' own token timestamps, in seconds, of the rows that feed ``tokens[given:]``."""
+    with torch.inference_mode():
+        found = model(features, decoder_input_ids=torch.tensor([tokens]), output_attentions=True)
+    outputs = SimpleNamespace(cross_attentions=[found.cross_attentions], sequences=torch.zeros(1, len(tokens) + 1))
+    outputs = type("Outputs", (dict,), {"__getattr__": dict.__getitem__})(vars(outputs))
+    times = model._extract_token_timestamps(outputs, heads, num_frames=torch.tensor([2 * frames]), num_input_ids=given)
+    return times[0, given:-1].tolist(), found.logits[0]
+
+
+TEXTS = ["Hello there, you.", "a", "one two three four five six seven eight nine"]
+
+
+@pytest.fixture(scope="module")
+def sounds(audio):
+    return {"whole": audio(1), "short": audio(2, 0.7), "tiny": audio(3, 0.05)}
+
+
+def frames_of(samples):
+    return max(1, len(samples) // 320)
+
+
+def make_attentive(make, seed):
+    """A random model whose cross-attention is neither even nor all on one frame, as a trained model's."""
+    model = make(seed)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        for layer in model.model.decoder.layers:
+            layer.encoder_attn.q_proj.weight.mul_(0.1)
+            layer.encoder_attn.q_proj.bias.mul_(0.1)
+    return model
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_token_times_are_transformers_own(open_driver, save, make, tmp_path, ids, sounds, features, seed):
+    model = make_attentive(make, seed)
+    heads = [[0, 1], [1, 0], [1, 2]]
+    model.generation_config.alignment_heads = heads
+    driver = open_driver(save(tmp_path, model))
+    driver.encode(**sounds)
+    special = (ids.start, ids.en, ids.transcribe)
+    for key, samples in sounds.items():
+        for text in TEXTS:
+            tokens = (*special, ids.no_timestamps, *text.encode())
+            frames = frames_of(samples)
+            (found,) = run_alignments(driver, [(key, tokens, Alignment(start=4, frames=frames))])
+            times, logits = transformers_times(model, features(samples), tokens, given=3, frames=frames, heads=heads)
+            assert len(found.frames) == len(times) == len(text) + 1
+            far = [abs(SECONDS * ours - theirs) for ours, theirs in zip(found.frames, times, strict=True)]
+            assert max(far) <= NEAR, (key, text, far)
+            expected = logits.log_softmax(-1)[range(3, len(tokens) - 1), tokens[4:]]
+            torch.testing.assert_close(torch.tensor(found.logprobs), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_without_named_heads_the_upper_half_is_taken(open_driver, save, make, tmp_path, ids, sounds, features):
+    model = make_attentive(make, 2)
+    driver = open_driver(save(tmp_path, model))
+    driver.encode(**sounds)
+    tokens = (ids.start, ids.en, ids.transcribe, ids.no_timestamps, *b"Hello there")
+    (found,) = run_alignments(driver, [("whole", tokens, Alignment(start=4, frames=100))])
+    upper = [[1, 0], [1, 1], [1, 2]]
+    times, _ = transformers_times(model, features(sounds["whole"]), tokens, given=3, frames=100, heads=upper)
+    assert max(abs(SECONDS * ours - theirs) for ours, theirs in zip(found.frames, times, strict=True)) <= NEAR
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5, 7])
+def test_chunks_and_company_change_nothing(driver, sounds, ids, chunk):
+    driver.encode(**sounds)
+    special = (ids.start, ids.en, ids.transcribe, ids.no_timestamps)
+    asked = [
+        (key, (*special, *text.encode()), Alignment(start=start, frames=frames_of(sounds[key])))
+        for key, text, start in (
+            ("whole", TEXTS[2], 4),
+            ("short", TEXTS[0], 4),
+            ("whole", TEXTS[0], 7),
+            ("tiny", "ab", 1),
+        )
+    ]
+    alone = [run_alignments(driver, [one])[0] for one in asked]
+    together = run_alignments(driver, asked, chunk=chunk)
+    for one, other in zip(alone, together, strict=True):
+        assert max(abs(a - b) for a, b in zip(one.frames, other.frames, strict=True)) <= 2
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_log_probabilities_are_among_the_first_tokens(driver, sounds, ids):
+    driver.encode(**sounds)
+    tokens = (ids.start, ids.en, ids.transcribe, ids.no_timestamps, *b"ab", ids.timestamps)
+    (free,) = run_alignments(driver, [("whole", tokens, Alignment(start=4, frames=100))])
+    (text,) = run_alignments(driver, [("whole", tokens, Alignment(start=4, frames=100, among=ids.eos))])
+    assert all(a < b for a, b in zip(free.logprobs[:2], text.logprobs[:2], strict=True))
+    assert text.logprobs[2] == -np.inf
+    assert free.frames == text.frames
+
+
+def test_impossible_alignments_are_our_bug(driver, sounds, ids):
+    driver.encode(whole=sounds["whole"])
+    with pytest.raises(AssertionError, match="no token from 9 on of 4"):
+        run_alignments(driver, [("whole", (ids.start, ids.en, 65, 66), Alignment(start=9, frames=100))])
