@@ -141,13 +141,17 @@ class Progress:
 class Transcript:
     """What was said in one audio.
 
-    ``text`` is the segments' text without outer blanks. ``language`` is the code of the spoken language ("en"), and
-    ``language_probability`` the model's certainty among the languages it knows, 0 to 1; ``None`` where the language was
-    not detected, because the caller named it or the model knows only one. ``duration`` is the length of the audio in
-    seconds. Where nobody speaks at all, ``language`` is ``None``. ``task`` is ``"transcribe"`` or ``"translate"``. ``coverage`` tells for every second what became of it.
-    ``warnings`` are sentences on what was not done as asked. ``language_probabilities`` has the probability of each
-    language by its code, where the language was detected. ``timings`` tell how long each stage took; transcripts are
-    compared without them.
+    Args:
+        text: the segments' text without outer blanks.
+        language: the code of the spoken language ("en"); ``None``: nobody speaks.
+        language_probability: the model's certainty among the languages it knows, 0 to 1; ``None`` where the language
+            was not detected, because the caller named it or the model knows only one.
+        language_probabilities: the probability of each language by its code, where the language was detected.
+        duration: the length of the audio in seconds.
+        task: ``"transcribe"`` or ``"translate"``.
+        coverage: tells for every second what became of it.
+        warnings: sentences on what was not done as asked.
+        timings: how long each stage took; transcripts are compared without them.
     """
 
     text: str

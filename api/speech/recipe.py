@@ -13,6 +13,7 @@ from ...core.request import EncoderItem, LogitRules, Probe, Request, SamplingPar
 from .history import History
 from .options import TranscribeOptions
 from .windows import Generated, Span, WindowCut, cut_window
+from .words import WordRules, check_alignment, words_request
 
 
 def language_probabilities(language_ids: Mapping[str, int], logprobs: Sequence[float]) -> dict[str, float]:
@@ -90,6 +91,8 @@ class Recipe:
     @language.default
     def _language(self) -> str | None:
         tasks = self.tokens.task_ids or ("transcribe",)
+        if self.options.timestamps == "word":
+            check_alignment(self.description)
         if self.options.task not in tasks:
             raise InvalidRequest(
                 f"task={self.options.task!r}, but {self.description.name} knows only: {', '.join(map(repr, tasks))}"
@@ -275,6 +278,30 @@ class Recipe:
             suppress=self.description.suppress_token_ids if suppress is None else suppress,
             begin_suppress=self.description.begin_suppress_token_ids,
             timestamps=timestamps if self.with_timestamps else None,
+        )
+
+    def alignment(
+        self, request_id: str, item: EncoderItem, language: str, text: Sequence[int], frames: int
+    ) -> Request | None:
+        """A request for the times of a window's text; ``None``: there is no text."""
+        return words_request(
+            request_id,
+            item,
+            special=(*self.start(language), self.tokens.no_timestamps_id),
+            text=text,
+            frames=frames,
+            most_positions=self.description.max_positions,
+            among=min(*self.special, self.tokens.timestamp_begin_id),
+        )
+
+    def word_rules(self, language: str) -> WordRules:
+        """How a window's tokens become words."""
+        return WordRules(
+            decode=self.decode,
+            language=language,
+            prepended=self.options.prepend_punctuations,
+            appended=self.options.append_punctuations,
+            frame_seconds=self.tokens.seconds_per_timestamp,
         )
 
     def cut(self, generated: Generated) -> WindowCut:

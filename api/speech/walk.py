@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ...core.request import EncoderItem
 from ..outputs.results import Segment
 from .cuts import speech_within
+from .hallucinations import Surroundings, without_hallucinations
 from .history import History
 from .plan import Plan, Recording
 from .reader import WindowReader
 from .windows import Assessment, Attempt, Span, WindowCut
+from .words import place_words
 
 _LEAST_MOVE = 1.0  # seconds: after two moves that were shorter, the window is used up
 _MISSED = 1.0  # seconds: so much speech behind a window's last segment is read once more
@@ -26,6 +28,7 @@ class Read:
     token_ids: tuple[int, ...]  # of the segments, timestamps included
     seek: int
     temperature: float
+    closed: bool  # nobody speaks behind its last segment, the model says
 
 
 @define(eq=False)
@@ -72,6 +75,8 @@ class Walk:
             item, language, self.history.last(), name=f"{self.name}{self._windows}", first=self.first
         )
         read = self._read(attempt, start, start + len(samples))
+        if self.reader.recipe.options.timestamps == "word" and read.segments:
+            read = await self._with_words(read, item, language, start, start + len(samples))
         self.history.add(read.token_ids, read.temperature)
         if read.segments:
             self._spoken = round(read.segments[-1].end * self.reader.recipe.description.sampling_rate)
@@ -96,7 +101,48 @@ class Walk:
             seek = stop
         if cut.next_start is None and segments:
             seek = self._behind(segments[-1], start, stop)
-        return Read(segments=segments, token_ids=tokens, seek=seek, temperature=attempt.assessment.temperature)
+        temperature = attempt.assessment.temperature
+        return Read(segments=segments, token_ids=tokens, seek=seek, temperature=temperature, closed=cut.closed)
+
+    async def _with_words(self, read: Read, item: EncoderItem, language: str, start: int, stop: int) -> Read:
+        """The window with the times of its words, without those that nobody spoke."""
+        recipe = self.reader.recipe
+        text = [token for segment in read.segments for token in segment.token_ids]
+        frames = -(-(stop - start) // recipe.timestamp_step)
+        request = recipe.alignment(
+            self.reader.new_id(f"{self.name}{self._windows}.words"), item, language, text, frames
+        )
+        answer = None if request is None else (await self.reader.ask([request], is_text=False))[0].aligned
+        segments = place_words(
+            read.segments,
+            answer,
+            rules=recipe.word_rules(language),
+            offset=self._seconds(start),
+            spoken_until=self._seconds(self._spoken),
+        )
+        return self._heard(evolve(read, segments=segments), start, stop)
+
+    def _heard(self, read: Read, start: int, stop: int) -> Read:
+        """The window without what nobody spoke. The next one starts behind the last word, if the model has not said
+        that nobody speaks there."""
+        threshold = self.reader.recipe.options.hallucination_silence_threshold
+        ends = [segment.words[-1].end for segment in read.segments if segment.words]
+        if not read.closed and ends and ends[-1] > self._seconds(start):
+            read = evolve(read, seek=min(max(self._samples(ends[-1]), start + 1), stop))
+        if threshold is None:
+            return read
+        around = Surroundings(
+            start=self._seconds(start),
+            stop=self._seconds(stop),
+            full=self._seconds(start + self.reader.recipe.description.window_samples),
+            audio=self.recording.duration,
+            last_speech=self._seconds(self._spoken),
+            closed=read.closed,
+        )
+        kept = without_hallucinations(read.segments, around, threshold)
+        seek = read.seek if kept.seek is None else min(max(self._samples(kept.seek), start + 1), stop)
+        tokens = read.token_ids if len(kept.segments) == len(read.segments) else _tokens_of(kept.segments)
+        return evolve(read, segments=kept.segments, seek=seek, token_ids=tokens)
 
     def _behind(self, last: Segment, start: int, stop: int) -> int:
         """Where to go on behind a window that the model has used up: at its last segment's end, if somebody speaks
@@ -147,3 +193,8 @@ class Walk:
 
     def _seconds(self, samples: int) -> float:
         return samples / self.reader.recipe.description.sampling_rate
+
+
+def _tokens_of(segments: Sequence[Segment]) -> tuple[int, ...]:
+    """The text's tokens of segments that were left over."""
+    return tuple(token for segment in segments for token in segment.token_ids)

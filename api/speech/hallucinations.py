@@ -1,0 +1,106 @@
+"""Words that nobody spoke: found by their times and probabilities, as in openai/whisper's ``transcribe.py``.
+
+A model that hears a long silence writes something all the same. Such words are improbable, or last for no time or for
+seconds, and stand alone. Values in, values out, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ..outputs.results import Segment, Word
+from .options import APPENDED, PREPENDED
+
+_LOOKED_AT = 8  # words of a segment
+_SHORT, _LONG = 0.133, 2.0  # seconds of a word
+_NEAR = 2.0  # seconds: so near to its window's edge a segment counts as surrounded by silence
+
+
+def strangeness(word: Word) -> float:
+    """0 for a word as people speak it; 1 and more for one that is improbable, or lasts too short or too long."""
+    seconds, strange = word.end - word.start, 0.0
+    if word.probability < 0.15:
+        strange += 1.0
+    if seconds < _SHORT:
+        strange += (_SHORT - seconds) * 15
+    if seconds > _LONG:
+        strange += seconds - _LONG
+    return strange
+
+
+def is_strange(segment: Segment | None) -> bool:
+    """True if the segment's first words sound like nobody's."""
+    if segment is None or not segment.words:
+        return False
+    words = [word for word in segment.words if word.text not in PREPENDED + APPENDED][:_LOOKED_AT]
+    score = sum(map(strangeness, words))
+    return score >= 3 or score + 0.01 >= len(words)
+
+
+@frozen(kw_only=True)
+class Surroundings:
+    """Where a window lies. All in seconds from the beginning of the audio.
+
+    Args:
+        start: of the window.
+        stop: of its audio.
+        full: where a window of full length ends.
+        audio: where the audio ends; ``None``: nobody knows.
+        last_speech: where the last word before the window ends.
+        closed: the model says that nobody speaks behind the window's last segment.
+    """
+
+    start: float
+    stop: float
+    full: float
+    audio: float | None
+    last_speech: float
+    closed: bool
+
+
+@frozen
+class Kept:
+    """The segments that somebody spoke, and where the next window starts; ``None``: as it would have."""
+
+    segments: tuple[Segment, ...]
+    seek: float | None
+
+
+def without_hallucinations(segments: Sequence[Segment], around: Surroundings, threshold: float) -> Kept:
+    """Leaves out what nobody spoke, where silence of more than ``threshold`` seconds is around it, and skips it."""
+    seek = _behind_last_word(segments, around, threshold)
+    first = _next_spoken(segments, 0)
+    if first is not None and is_strange(first) and first.start - around.start > threshold:
+        return Kept((), first.start)  # the silence before it is skipped, and it is heard again
+    last_end = around.last_speech
+    for index, segment in enumerate(segments):
+        if not segment.words:
+            continue
+        if is_strange(segment) and _is_alone(segments, index, last_end, around, threshold):
+            ends = around.audio is not None and around.audio - segment.end < threshold
+            return Kept(tuple(segments[:index]), around.audio if ends else max(around.start + 1, segment.start))
+        last_end = segment.end
+    return Kept(tuple(segments), seek)
+
+
+def _behind_last_word(segments: Sequence[Segment], around: Surroundings, threshold: float) -> float | None:
+    """Where the next window starts: behind the last word where a long silence follows it, else behind this window."""
+    ends = [segment.words[-1].end for segment in segments if segment.words]
+    if around.closed or not ends or ends[-1] <= around.start:
+        return None
+    return ends[-1] if around.full - ends[-1] > threshold else around.stop
+
+
+def _is_alone(segments: Sequence[Segment], index: int, last_end: float, around: Surroundings, threshold: float) -> bool:
+    """True if silence, an edge of the window, or more hallucinations lie on both sides of a segment."""
+    segment, following = segments[index], _next_spoken(segments, index + 1)
+    next_start = around.stop if following is None or not following.words else following.words[0].start
+    before = segment.start - last_end > threshold or segment.start < threshold or segment.start - around.start < _NEAR
+    behind = next_start - segment.end > threshold or is_strange(following) or around.full - segment.end < _NEAR
+    return before and behind
+
+
+def _next_spoken(segments: Sequence[Segment], first: int) -> Segment | None:
+    return next((segment for segment in segments[first:] if segment.words), None)
