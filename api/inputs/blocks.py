@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import soxr
@@ -71,7 +71,7 @@ def open_blocks(source: AudioSource, sampling_rate: int) -> Blocks:
             decoding = open_decoder(file, name, stack)
         except OSError as error:
             raise unreadable(name, error) from error
-        blocks: Any = stack.enter_context(closing(_mono(decoding.parts, name, sampling_rate)))
+        blocks = stack.enter_context(closing(_mono(decoding.parts, name, sampling_rate)))
         return Blocks(blocks, stack.pop_all(), name, decoding.seconds)
 
 
@@ -85,7 +85,7 @@ def _array_parts(array: ArraySource, rate: int) -> Iterator[Part]:
         yield rate, array.part(start, start + rate)[:, None]
 
 
-def _mono(parts: Iterator[Part], name: str, sampling_rate: int) -> Iterator[Samples]:
+def _mono(parts: Iterator[Part], name: str, sampling_rate: int) -> Generator[Samples, None, None]:
     """Blocks of the parts. What comes before an error, and what is still in the resampler, is given before it."""
     converter: _Converter | None = None
     try:

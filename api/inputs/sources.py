@@ -66,7 +66,8 @@ def with_rate(source: AudioSource, sampling_rate: int | None) -> AudioSource:
     if sampling_rate is None:
         return source
     if hasattr(source, "__array__"):
-        return source, sampling_rate
+        array: Any = source
+        return array, sampling_rate
     raise InvalidRequest(
         f"sampling_rate={sampling_rate!r} beside audio given as {type_name(source)}; allowed: beside an array. "
         "Leave it out: files, bytes, pairs and mappings say their rate themselves"

@@ -1,0 +1,222 @@
+"""Silero: voice activity by the network of the package silero-vad, computed by numpy.
+
+The package runs its network by torch.jit, which torch has deprecated, or by onnxruntime, and importing it changes
+torch's number of threads for the whole process. Neither is needed: the network is small (310,000 weights), so its
+weights are read from the package's file, which is found without an import, and numpy multiplies. That takes one core,
+a 300th of the audio's time, and no thread, so that a device that computes with all cores beside it is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from attrs import Factory, define, field, frozen
+
+from ...core.errors import CheckpointError
+from ..inputs.audio import Samples
+from .onnx import read_tensors
+from .voice import Probabilities
+
+FRAME = 512  # samples of one probability: 32 ms
+_CONTEXT = 64  # samples before a frame that the network sees too
+_SPECTRUM, _HOP, _BINS = 256, 128, 129  # samples of one spectrum, between two, and its frequencies
+_WIDTH = 128  # of the recurrent layer
+_FRAMES_AT_ONCE = 128  # bounds the memory of one call to a few megabytes
+_FILE = "data/silero_vad_16k_op15.onnx"  # the file of the package's default network that has 16 kHz alone
+_HELP = "pip install 'silero-vad>=6.2,<7', or give a VoiceActivity of your own, or none"
+
+Array = npt.NDArray[np.float32]
+
+
+@define(eq=False)
+class Silero:
+    """A `VoiceActivity`. The weights, 1.2 MB, are read from the installed package when the first one listens; nothing
+    is downloaded. Any number of listeners share them. Listening may begin in any thread.
+
+    Raises:
+        CheckpointError: from `listen`: the package is not installed, or is one that this code does not know.
+    """
+
+    sampling_rate: int = field(default=16_000, init=False)
+    frame_samples: int = field(default=FRAME, init=False)
+    _weights: _Weights | None = field(default=None, init=False)
+    _reading: threading.Lock = field(factory=threading.Lock, init=False)
+
+    def listen(self) -> SileroListener:
+        """A listener at the beginning of a stream."""
+        with self._reading:
+            if self._weights is None:
+                self._weights = _Weights.of(read_tensors(_find().read_bytes()))
+            return SileroListener(self._weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights in memory; 0 before anybody has listened and after `release`."""
+        weights = self._weights
+        return 0 if weights is None else weights.nbytes
+
+    def release(self) -> None:
+        """Drops the weights; who listens still keeps them to its end."""
+        self._weights = None
+
+
+def _find() -> Path:
+    """The file with the weights. The package is not imported."""
+    found = importlib.util.find_spec("silero_vad")
+    folders = found.submodule_search_locations if found is not None else None
+    if not folders:
+        raise CheckpointError(f"the package silero-vad is not installed; voice activity needs it: {_HELP}")
+    path = Path(folders[0], _FILE)
+    if not path.is_file():
+        raise CheckpointError(f"the package silero-vad in {folders[0]} has no {_FILE}; allowed: versions 6.x: {_HELP}")
+    return path
+
+
+@frozen(eq=False)
+class _Weights:
+    """The network's weights, each as the right factor of a product."""
+
+    cosine: Array  # [256, 129]
+    sine: Array  # [256, 129]
+    convolutions: tuple[tuple[Array, Array], ...]  # [taps * channels in, channels out], [channels out], four of them
+    input: Array  # [128, 512]
+    recurrent: Array  # [512, 128], the left factor
+    bias: Array  # [512]
+    output: Array  # [128]
+    output_bias: float
+
+    @classmethod
+    def of(cls, tensors: dict[str, Array]) -> _Weights:
+        """From the tensors of the package's file, by their names there."""
+        shapes = {name: tensors[name].shape if name in tensors else None for name in _SHAPES}
+        if shapes != _SHAPES:
+            wrong = {name: shape for name, shape in shapes.items() if shape != _SHAPES[name]}
+            raise CheckpointError(
+                f"silero-vad's {_FILE} holds {wrong}; allowed: { ({name: _SHAPES[name] for name in wrong}) }: {_HELP}"
+            )
+        basis = tensors["model.stft.forward_basis_buffer"][:, 0]
+        return cls(
+            cosine=np.ascontiguousarray(basis[:_BINS].T),
+            sine=np.ascontiguousarray(basis[_BINS:].T),
+            convolutions=tuple(
+                (_taps(tensors[f"{name}.weight"]), tensors[f"{name}.bias"].copy()) for name in _CONVOLUTIONS
+            ),
+            input=np.ascontiguousarray(tensors["model.decoder.rnn.weight_ih"].T),
+            recurrent=tensors["model.decoder.rnn.weight_hh"].copy(),
+            bias=tensors["model.decoder.rnn.bias_ih"] + tensors["model.decoder.rnn.bias_hh"],
+            output=tensors["model.decoder.decoder.2.weight"][0, :, 0].copy(),
+            output_bias=float(tensors["model.decoder.decoder.2.bias"][0]),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        arrays = [self.cosine, self.sine, self.input, self.recurrent, self.bias, self.output]
+        return sum(array.nbytes for array in (*arrays, *(one for pair in self.convolutions for one in pair)))
+
+
+def _taps(weight: Array) -> Array:
+    """[out, in, taps] as [taps * in, out]."""
+    return np.ascontiguousarray(weight.transpose(2, 1, 0).reshape(-1, len(weight)))
+
+
+_CONVOLUTIONS = tuple(f"model.encoder.{number}.reparam_conv" for number in range(4))
+_SHAPES = {
+    "model.stft.forward_basis_buffer": (2 * _BINS, 1, _SPECTRUM),
+    "model.encoder.0.reparam_conv.weight": (128, _BINS, 3),
+    "model.encoder.0.reparam_conv.bias": (128,),
+    "model.encoder.1.reparam_conv.weight": (64, 128, 3),
+    "model.encoder.1.reparam_conv.bias": (64,),
+    "model.encoder.2.reparam_conv.weight": (64, 64, 3),
+    "model.encoder.2.reparam_conv.bias": (64,),
+    "model.encoder.3.reparam_conv.weight": (128, 64, 3),
+    "model.encoder.3.reparam_conv.bias": (128,),
+    "model.decoder.rnn.weight_ih": (4 * _WIDTH, _WIDTH),
+    "model.decoder.rnn.weight_hh": (4 * _WIDTH, _WIDTH),
+    "model.decoder.rnn.bias_ih": (4 * _WIDTH,),
+    "model.decoder.rnn.bias_hh": (4 * _WIDTH,),
+    "model.decoder.decoder.2.weight": (1, _WIDTH, 1),
+    "model.decoder.decoder.2.bias": (1,),
+}
+
+
+def _zeros(size: int) -> Array:
+    return np.zeros(size, np.float32)
+
+
+@define(eq=False)
+class SileroListener:
+    """The network's way through one stream: what it remembers between frames, and the samples of a frame that is not
+    whole yet. A listener belongs to one thread at a time."""
+
+    _weights: _Weights
+    _rest: Array = Factory(lambda: _zeros(0))
+    _context: Array = Factory(lambda: _zeros(_CONTEXT))
+    _hidden: Array = Factory(lambda: _zeros(_WIDTH))
+    _cell: Array = Factory(lambda: _zeros(_WIDTH))
+
+    def hear(self, samples: Samples) -> Probabilities:
+        """Takes the next samples; returns the probabilities of the frames that are whole now, float32 [frames]."""
+        heard = np.concatenate([self._rest, samples]).astype(np.float32, copy=False)
+        count = len(heard) // FRAME
+        self._rest = heard[count * FRAME :].copy()
+        frames = heard[: count * FRAME].reshape(count, FRAME)
+        parts = [self._frames(frames[at : at + _FRAMES_AT_ONCE]) for at in range(0, count, _FRAMES_AT_ONCE)]
+        return np.concatenate([_zeros(0), *parts])
+
+    def end(self) -> Probabilities:
+        """The stream has ended: the probability of what is left, as a frame filled up with silence; none where nothing
+        is left."""
+        if not len(self._rest):
+            return _zeros(0)
+        return self.hear(_zeros(FRAME - len(self._rest)))
+
+    def _frames(self, frames: Array) -> Array:
+        features = _encoded(self._weights, self._with_context(frames))
+        return self._remembered(features)
+
+    def _with_context(self, frames: Array) -> Array:
+        """[frames, 640]: the samples before each frame, the frame, and its end mirrored."""
+        contexts = np.concatenate([self._context[None], frames[:-1, -_CONTEXT:]])
+        self._context = frames[-1, -_CONTEXT:].copy()
+        return np.concatenate([contexts, frames, frames[:, -2 : -2 - _CONTEXT : -1]], axis=1)
+
+    def _remembered(self, features: Array) -> Array:
+        """The recurrent layer (LSTM), frame by frame, and the probability of each."""
+        weights = self._weights
+        gates = (features @ weights.input)[:, 0] + weights.bias
+        hidden = np.empty((len(gates), _WIDTH), np.float32)
+        for row, gate in zip(hidden, gates, strict=True):
+            gate += np.einsum("ij,j->i", weights.recurrent, self._hidden)  # noqa: PLW2901  (in place)
+            taken, kept, told = _sigmoid(gate.reshape(4, _WIDTH)[[0, 1, 3]])
+            self._cell = kept * self._cell + taken * np.tanh(gate[2 * _WIDTH : 3 * _WIDTH])
+            row[:] = self._hidden = told * np.tanh(self._cell)
+        return _sigmoid(np.maximum(hidden, 0) @ weights.output + np.float32(weights.output_bias))
+
+
+def _encoded(weights: _Weights, samples: Array) -> Array:
+    """Features of each frame, [frames, 1, 128], from [frames, 640].
+
+    Every product is one of small matrices, a stack of them for the frames: numpy's BLAS starts no threads for these.
+    """
+    windows = np.lib.stride_tricks.sliding_window_view(samples, _SPECTRUM, axis=1)[:, ::_HOP]  # [frames, 4, 256]
+    windows = np.ascontiguousarray(windows)
+    features = np.sqrt((windows @ weights.cosine) ** 2 + (windows @ weights.sine) ** 2)
+    for (weight, bias), stride in zip(weights.convolutions, (1, 2, 2, 1), strict=True):
+        features = np.maximum(_neighbours(features, stride) @ weight + bias, 0)
+    return features
+
+
+def _neighbours(features: Array, stride: int) -> Array:
+    """[frames, steps, channels] as [frames, steps / stride, 3 * channels]: each step between its neighbours, zeros
+    beyond the ends."""
+    steps = features.shape[1]
+    padded = np.pad(features, ((0, 0), (1, 1), (0, 0)))
+    return np.concatenate([padded[:, tap : tap + steps : stride] for tap in range(3)], axis=2)
+
+
+def _sigmoid(values: Array) -> Array:
+    return (np.tanh(values / 2) + 1) / 2  # as 1 / (1 + exp(-values)), but nothing overflows

@@ -1,0 +1,101 @@
+"""The table of mutants: the spans of speech."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from . import test_spans
+from .mutants import Killer, Mutant
+from .test_spans import probabilities, rules, runs
+
+
+def examples(test: Any, **strategies: st.SearchStrategy[Any]) -> Killer:
+    """A property over a few examples, the same in every run, not shrunk."""
+    check: Callable[..., None] = test.hypothesis.inner_test
+
+    @settings(
+        derandomize=True,
+        max_examples=80,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.fixed_dictionaries({"heard": probabilities | runs, "rule": rules(), **strategies}))
+    def kill(values: dict[str, Any]) -> None:
+        check(**values)
+
+    return kill
+
+
+SAME = examples(
+    test_spans.test_little_by_little_is_all_at_once,
+    sizes=st.lists(st.integers(0, 9), max_size=12),
+    short=st.integers(0, 99),
+)
+ORDERED = examples(test_spans.test_spans_are_ordered_and_disjoint_and_cover_what_is_voiced, short=st.integers(0, 99))
+SOON = examples(test_spans.test_a_span_is_told_as_soon_as_nothing_can_change_it, longer=st.integers(1, 40))
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="a frame is judged as if nobody had spoken before",
+        function="api.speech.spans:SpeechSpans._hear",
+        fragment="self.rules.end_threshold if self._voiced else self.rules.threshold",
+        mistake="self.rules.threshold",
+        killer=test_spans.test_hysteresis_keeps_what_it_would_not_begin,
+        reason="SpeechSpan(start=200",
+    ),
+    Mutant(
+        name="a span is told one frame too early",
+        function="api.speech.spans:SpeechSpans._hear",
+        fragment="self.frames - self._stop >= self._silent_frames",
+        mistake="self.frames - self._stop >= self._silent_frames - 1",
+        killer=SOON,
+        reason="it changed its mind",
+    ),
+    Mutant(
+        name="a span is told one frame too late",
+        function="api.speech.spans:SpeechSpans._hear",
+        fragment="self.frames - self._stop >= self._silent_frames",
+        mistake="self.frames - self._stop > self._silent_frames",
+        killer=SOON,
+        reason="it was told too late",
+    ),
+    Mutant(
+        name="the rest of long speech is dropped where it is short",
+        function="api.speech.spans:SpeechSpans._told",
+        fragment="self._is_rest or self._stop",
+        mistake="self._stop",
+        killer=SAME,
+        reason="all_at_once(heard, rule, length)",
+    ),
+    Mutant(
+        name="long speech is cut wherever it becomes too long",
+        function="api.speech.spans:SpeechSpans._cut",
+        fragment="(self._probabilities[index], -index)",
+        mistake="-index",
+        killer=test_spans.test_long_speech_is_cut_at_its_quietest_and_not_padded_there,
+        reason="SpeechSpan(start=300",
+    ),
+    Mutant(
+        name="the part behind a cut is padded into the one before",
+        function="api.speech.spans:SpeechSpans._begin",
+        fragment="sample if self._is_rest else max(sample - self._padding, 0)",
+        mistake="max(sample - self._padding, 0)",
+        killer=ORDERED,
+        reason=("spans overlap", "what was settled is open again", "begins before what was settled"),
+    ),
+    Mutant(
+        name="padding reaches beyond the recording",
+        function="api.speech.spans:SpeechSpans._told",
+        fragment="min(stop, length)",
+        mistake="stop",
+        killer=ORDERED,
+        reason="span.stop <= length",
+    ),
+)

@@ -1,0 +1,188 @@
+"""Speech spans: decided frame by frame as they are decided all at once, by the five steps of the module's docstring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triolet.api.speech.spans import SpanRules, SpeechSpan, SpeechSpans
+from triolet.core.errors import InvalidRequest
+
+RATE, FRAME = 1_000, 100  # frames of 0.1 s
+
+tenths = st.integers(0, 12).map(lambda count: count / 10)
+probabilities = st.lists(st.sampled_from([0.0, 0.2, 0.4, 0.5, 0.7, 0.9, 1.0]), max_size=30)
+runs = st.lists(st.tuples(st.sampled_from([0.0, 0.4, 0.9]), st.integers(1, 20)), max_size=6).map(
+    lambda parts: [probability for probability, count in parts for _ in range(count)]
+)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> SpanRules:
+    silence, padding = draw(tenths), draw(tenths)
+    padding = min(padding, math.floor(silence * 5) / 10)
+    longest = draw(st.none() | st.integers(10, 30).map(lambda count: count / 10 + 2 * padding))
+    thresholds = draw(st.sampled_from([(0.5, 0.35), (0.5, 0.5), (0.9, 0.1)]))
+    return SpanRules(
+        threshold=thresholds[0],
+        end_threshold=thresholds[1],
+        min_speech=draw(tenths),
+        min_silence=silence,
+        padding=padding,
+        longest=longest,
+    )
+
+
+def all_at_once(heard: Sequence[float], rule: SpanRules, length: int) -> list[SpeechSpan]:
+    """The five steps over the whole recording."""
+    voiced: list[bool] = []
+    for probability in heard:
+        limit = rule.end_threshold if voiced and voiced[-1] else rule.threshold
+        voiced.append(probability >= limit)
+    joined: list[list[int]] = []
+    for frame in (frame for frame, is_voiced in enumerate(voiced) if is_voiced):
+        if joined and (frame == joined[-1][1] or frame - joined[-1][1] < frames(rule.min_silence)):
+            joined[-1][1] = frame + 1
+        else:
+            joined.append([frame, frame + 1])
+    spans = []
+    padding = round(rule.padding * RATE)
+    for start, stop in joined:
+        pieces = list(pieces_of(heard, start, stop, rule))
+        if len(pieces) == 1 and stop - start < frames(rule.min_speech):
+            continue
+        for number, (first, last) in enumerate(pieces):
+            begin = first * FRAME - (padding if number == 0 else 0)
+            end = last * FRAME + (padding if number == len(pieces) - 1 else 0)
+            spans.append(SpeechSpan(max(begin, 0), min(end, length)))
+    return spans
+
+
+def pieces_of(heard: Sequence[float], start: int, stop: int, rule: SpanRules) -> list[tuple[int, int]]:
+    if rule.longest is None:
+        return [(start, stop)]
+    most = (round(rule.longest * RATE) - 2 * round(rule.padding * RATE)) // FRAME
+    voiced: list[bool] = []
+    for probability in heard[:stop]:
+        voiced.append(probability >= (rule.end_threshold if voiced and voiced[-1] else rule.threshold))
+    pieces = []
+    while True:
+        beyond = [frame for frame in range(start, stop) if voiced[frame] and frame + 1 - start > most]
+        if not beyond:
+            return [*pieces, (start, stop)]
+        candidates = range(start + most // 2, start + most + 1)
+        at = max(candidates, key=lambda frame: (-heard[frame], frame))
+        pieces.append((start, at))
+        start = at
+
+
+def frames(seconds: float) -> int:
+    return math.ceil(seconds * RATE / FRAME)
+
+
+def little_by_little(heard: Sequence[float], rule: SpanRules, length: int, sizes: Sequence[int]) -> list[SpeechSpan]:
+    """In blocks of ``sizes``, with what must hold after each."""
+    decides = SpeechSpans(rule, RATE, FRAME)
+    found: list[SpeechSpan] = []
+    at, settled = 0, 0
+    for size in [*sizes, len(heard)]:
+        told = decides.hear(heard[at : at + size])
+        at = min(at + size, len(heard))
+        assert decides.frames == at
+        assert all(span.start >= settled for span in told), "a span begins before what was settled"
+        found += told
+        assert decides.settled >= max([settled, *(span.stop for span in found)]), "what was settled is open again"
+        settled = decides.settled
+        if decides.open is not None:
+            assert decides.open.start == settled
+    return found + decides.end(length)
+
+
+@given(
+    heard=probabilities | runs, rule=rules(), sizes=st.lists(st.integers(0, 9), max_size=12), short=st.integers(0, 99)
+)
+def test_little_by_little_is_all_at_once(heard: list[float], rule: SpanRules, sizes: list[int], short: int) -> None:
+    """Whatever the blocks: the same spans, and each is told when it is final."""
+    length = max(len(heard) * FRAME - short, 0)  # the last frame need not be whole
+    assert little_by_little(heard, rule, length, sizes) == all_at_once(heard, rule, length)
+
+
+@given(heard=probabilities | runs, rule=rules(), short=st.integers(0, 99))
+def test_spans_are_ordered_and_disjoint_and_cover_what_is_voiced(
+    heard: list[float], rule: SpanRules, short: int
+) -> None:
+    """Within the recording, each longer than nothing, none longer than allowed; every frame that begins speech lies in
+    one unless it was too short, and without padding, pauses and cuts nothing else does."""
+    length = max(len(heard) * FRAME - short, 0)
+    spans = little_by_little(heard, rule, length, [])
+    edges = [edge for span in spans for edge in (span.start, span.stop)]
+    assert edges == sorted(edges), "spans overlap"
+    assert all(0 <= span.start < span.stop <= length for span in spans)
+    if rule.longest is not None:
+        assert all(span.stop - span.start <= round(rule.longest * RATE) for span in spans), "longer than a window"
+    covered = {frame for frame in range(len(heard)) for span in spans if span.start <= frame * FRAME < span.stop}
+    if rule.min_speech <= 0.1:
+        missed = [frame for frame, one in enumerate(heard) if one >= rule.threshold and frame not in covered]
+        assert not missed, "speech is lost"
+    if rule.min_silence == 0:
+        assert all(heard[frame] >= rule.end_threshold for frame in covered), "silence counts as speech"
+
+
+@given(heard=runs, rule=rules(), longer=st.integers(1, 40))
+def test_a_span_is_told_as_soon_as_nothing_can_change_it(heard: list[float], rule: SpanRules, longer: int) -> None:
+    """What is not told yet differs by what may follow: silence, or speech that goes on. (Where speech may be cut, both
+    may end alike.)"""
+    rule = evolve(rule, longest=None)
+    decides = SpeechSpans(rule, RATE, FRAME)
+    told = decides.hear(heard)
+    length = (len(heard) + longer) * FRAME
+    silent, spoken = (all_at_once([*heard, *([one] * longer)], rule, length) for one in (0.0, 1.0))
+    assert told == silent[: len(told)] == spoken[: len(told)], "it changed its mind"
+    if longer >= frames(rule.min_silence) + 1 and len(told) < len(silent):
+        assert silent[len(told)] != (spoken[len(told)] if len(told) < len(spoken) else None), "it was told too late"
+
+
+def test_hysteresis_keeps_what_it_would_not_begin() -> None:
+    rule = SpanRules(min_speech=0, min_silence=0, padding=0)
+    heard = [0.4, 0.4, 0.6, 0.4, 0.36, 0.3, 0.4, 0.5]
+    assert little_by_little(heard, rule, 800, []) == [SpeechSpan(200, 500), SpeechSpan(700, 800)]
+
+
+def test_long_speech_is_cut_at_its_quietest_and_not_padded_there() -> None:
+    rule = SpanRules(min_silence=0.4, padding=0.2, longest=2.4)  # 20 frames without the padding
+    heard = [0.0] * 5 + [0.9] * 9 + [0.2] + [0.9] * 4 + [0.4] + [0.9] * 10 + [0.0] * 9
+    assert little_by_little(heard, rule, 3900, []) == [SpeechSpan(300, 1900), SpeechSpan(1900, 3200)]
+
+
+def test_nothing_heard_is_no_speech() -> None:
+    decides = SpeechSpans(SpanRules(), 16_000, 512)
+    assert decides.end(0) == []
+    assert decides.settled == 0
+    assert decides.open is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"threshold": 0}, "threshold=0; allowed: a number, more than 0, up to 1"),
+        ({"threshold": float("nan")}, "threshold=nan; allowed"),
+        ({"end_threshold": 0.6}, r"end_threshold=0.6; allowed: up to threshold=0.5"),
+        ({"padding": 0.6}, r"padding=0.6; allowed: up to 0.5, half of min_silence"),
+        ({"min_speech": -1}, "min_speech=-1; allowed: a number, 0 or more, up to 60"),
+        ({"longest": 1.5}, r"longest=1.5; allowed: 1.6 or more"),
+        ({"longest": "30"}, r"longest='30'; allowed: a number"),
+    ],
+)
+def test_rules_that_contradict_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        SpanRules(**values)  # type: ignore[arg-type]
+
+
+def test_frames_too_long_for_the_longest_speech_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="frames of 1 s with longest=2"):
+        SpeechSpans(SpanRules(longest=2), 1_000, 1_000)
