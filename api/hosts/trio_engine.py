@@ -42,6 +42,7 @@ from ..outputs.streams import Deltas, DeltaStream, Mailbox
 from ..outputs.text import Output, TextDeltas, completion_of, output_of, sampled_of
 from ..speech.options import TranscribeOptions
 from ..speech.segments import Segments, SegmentStream
+from ..speech.silero import Silero
 from ..speech.transcription import Transcription
 from ..speech.windows import Generated
 from .alternatives import run_together
@@ -72,6 +73,7 @@ class TrioEngine:
         self.config = config
         self.state = State.NEW
         self.supervisor: Supervisor | None = None  # once it is entered
+        self._voice_activity = Silero()
         self._make_executor = make_executor
         self._make_worker = make_worker
         self._trim = trim
@@ -117,6 +119,7 @@ class TrioEngine:
     def _let_go(self) -> None:
         """Drops what the release of the device has left, above all the tokenizer."""
         self._device, self._description = self.device, None
+        self._voice_activity.release()
         self._trim()
 
     async def aclose(self, drain: float) -> None:
@@ -298,6 +301,7 @@ class TrioEngine:
             request_id=self._new_id(request_id),
             asked=asked,
             at_once=min(description.cross_slots, self.config.max_pending),
+            detector=self._voice_activity,
         )
 
     # -- requests ----------------------------------------------------------------------------------------------------
