@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from . import test_spans
 from .mutants import Killer, Mutant
-from .test_spans import probabilities, rules, runs
+from .test_spans import rules
+
+LONG = st.lists(st.tuples(st.sampled_from([0.0, 0.4, 0.9]), st.integers(5, 20)), min_size=4, max_size=6).map(
+    lambda parts: [probability for probability, count in parts for _ in range(count)]
+)
 
 
 def examples(test: Any, **strategies: st.SearchStrategy[Any]) -> Killer:
@@ -26,7 +30,7 @@ def examples(test: Any, **strategies: st.SearchStrategy[Any]) -> Killer:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.fixed_dictionaries({"heard": probabilities | runs, "rule": rules(), **strategies}))
+    @given(st.fixed_dictionaries({"heard": LONG, "rule": rules(), **strategies}))
     def kill(values: dict[str, Any]) -> None:
         check(**values)
 
@@ -39,7 +43,6 @@ SAME = examples(
     short=st.integers(0, 99),
 )
 ORDERED = examples(test_spans.test_spans_are_ordered_and_disjoint_and_cover_what_is_voiced, short=st.integers(0, 99))
-SOON = examples(test_spans.test_a_span_is_told_as_soon_as_nothing_can_change_it, longer=st.integers(1, 40))
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -48,29 +51,37 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="self.rules.end_threshold if self._voiced else self.rules.threshold",
         mistake="self.rules.threshold",
         killer=test_spans.test_hysteresis_keeps_what_it_would_not_begin,
-        reason="SpeechSpan(start=200",
+        reason="[SpeechSpan(200, 500)",
     ),
     Mutant(
         name="a span is told one frame too early",
         function="api.speech.spans:SpeechSpans._hear",
         fragment="self.frames - self._stop >= self._silent_frames",
         mistake="self.frames - self._stop >= self._silent_frames - 1",
-        killer=SOON,
-        reason="it changed its mind",
+        killer=test_spans.test_speech_ends_with_the_frame_that_completes_the_silence,
+        reason="it may go on",
     ),
     Mutant(
         name="a span is told one frame too late",
         function="api.speech.spans:SpeechSpans._hear",
         fragment="self.frames - self._stop >= self._silent_frames",
         mistake="self.frames - self._stop > self._silent_frames",
-        killer=SOON,
-        reason="it was told too late",
+        killer=test_spans.test_speech_ends_with_the_frame_that_completes_the_silence,
+        reason="it has ended",
     ),
     Mutant(
         name="the rest of long speech is dropped where it is short",
         function="api.speech.spans:SpeechSpans._told",
         fragment="self._is_rest or self._stop",
         mistake="self._stop",
+        killer=test_spans.test_what_is_left_of_long_speech_is_speech_however_short,
+        reason="SpeechSpan(2000, 2300)",
+    ),
+    Mutant(
+        name="long speech is cut at the first of equally quiet frames",
+        function="api.speech.spans:SpeechSpans._cut",
+        fragment="(self._probabilities[index], -index)",
+        mistake="(self._probabilities[index], index)",
         killer=SAME,
         reason="all_at_once(heard, rule, length)",
     ),
@@ -80,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="(self._probabilities[index], -index)",
         mistake="-index",
         killer=test_spans.test_long_speech_is_cut_at_its_quietest_and_not_padded_there,
-        reason="SpeechSpan(start=300",
+        reason="[SpeechSpan(300, 1900)",
     ),
     Mutant(
         name="the part behind a cut is padded into the one before",

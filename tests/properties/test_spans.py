@@ -159,6 +159,21 @@ def test_long_speech_is_cut_at_its_quietest_and_not_padded_there() -> None:
     assert little_by_little(heard, rule, 3900, []) == [SpeechSpan(300, 1900), SpeechSpan(1900, 3200)]
 
 
+def test_speech_ends_with_the_frame_that_completes_the_silence() -> None:
+    """Not one frame before, since it may go on, and not one after."""
+    decides = SpeechSpans(SpanRules(min_silence=0.4, padding=0.1), RATE, FRAME)
+    assert decides.hear([0.9, 0.9, 0.9, 0.0, 0.0, 0.0]) == [], "it may go on"
+    assert decides.open == SpeechSpan(0, 400)
+    assert decides.hear([0.0]) == [SpeechSpan(0, 400)], "it has ended"
+    assert decides.open is None
+    assert decides.settled == 600
+
+
+def test_what_is_left_of_long_speech_is_speech_however_short() -> None:
+    rule = SpanRules(min_speech=1.0, min_silence=0.4, padding=0.2, longest=2.4)
+    assert little_by_little([0.9] * 21 + [0.0] * 4, rule, 2500, []) == [SpeechSpan(0, 2000), SpeechSpan(2000, 2300)]
+
+
 def test_nothing_heard_is_no_speech() -> None:
     decides = SpeechSpans(SpanRules(), 16_000, 512)
     assert decides.end(0) == []

@@ -1,0 +1,280 @@
+"""Voice activity: the network's probabilities are the package's own, speech is heard and nothing else is."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triolet import demo
+from triolet.api.inputs.audio import Samples, load_audio
+from triolet.api.inputs.recording import Recording
+from triolet.api.speech.hearing import speech_spans
+from triolet.api.speech.onnx import read_tensors
+from triolet.api.speech.silero import FRAME, Silero
+from triolet.api.speech.spans import SpeechSpan
+from triolet.api.speech.voice import Probabilities, is_silent
+from triolet.core.errors import CheckpointError
+
+RATE = 16_000
+SAMPLES = {Path(sample.path).name: Path(sample.path) for sample in demo.samples()}
+REAL = os.environ.get("TRIOLET_REAL")
+SPOKEN = sorted(name for name in SAMPLES if name not in ("noise.flac", "silence.flac"))
+
+
+@pytest.fixture(scope="module")
+def silero() -> Silero:
+    return Silero()
+
+
+def heard(silero: Silero, samples: Samples) -> Probabilities:
+    listener = silero.listen()
+    return np.concatenate([listener.hear(samples), listener.end()])
+
+
+async def spans_of(source: object, silero: Silero) -> list[SpeechSpan]:
+    async with Recording(source) as recording:  # type: ignore[arg-type]
+        return [span async for span in speech_spans(recording, silero)]
+
+
+def by_the_package(samples: Samples) -> Probabilities:
+    """The package's own network, frame by frame, as it streams. The package itself is not imported: that would change
+    torch's threads."""
+    spec = importlib.util.find_spec("silero_vad")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    network = torch.jit.load(str(Path(spec.submodule_search_locations[0], "data/silero_vad.jit"))).eval()
+    frames = np.pad(samples, (0, -len(samples) % FRAME)).reshape(-1, FRAME)
+    with torch.no_grad():
+        return np.array([float(network(torch.from_numpy(frame.copy())[None], RATE)) for frame in frames], np.float32)
+
+
+# ---- the network -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["en-noisy.flac", "de-command.wav", "es-command.ogg"])
+def test_probabilities_are_those_of_the_packages_own_network(name: str, silero: Silero) -> None:
+    """Of speech, in noise too, through all that it remembers from frame to frame."""
+    samples = load_audio(SAMPLES[name])
+    found = heard(silero, samples)
+    np.testing.assert_allclose(found, by_the_package(samples), atol=1e-4)
+    assert found.max() > 0.9
+    assert found.min() < 0.1
+
+
+@given(sizes=st.lists(st.integers(0, 5_000), max_size=8))
+@settings(max_examples=15, deadline=None)
+def test_the_division_of_the_stream_changes_nothing(sizes: list[int]) -> None:
+    """A microphone's blocks of any size, or all at once: the same probabilities, of the same frames."""
+    samples = load_audio(SAMPLES["es-command.ogg"])[:20_000]
+    silero = Silero()
+    whole, listener, at, parts = heard(silero, samples), silero.listen(), 0, []
+    for size in [*sizes, len(samples)]:
+        parts.append(listener.hear(samples[at : at + size]))
+        at = min(at + size, len(samples))
+        assert sum(map(len, parts)) == at // FRAME
+    np.testing.assert_allclose(np.concatenate([*parts, listener.end()]), whole, atol=1e-5)
+
+
+def test_listeners_do_not_hear_each_other(silero: Silero) -> None:
+    samples = load_audio(SAMPLES["es-command.ogg"])
+    alone = heard(silero, samples)
+    first, second = silero.listen(), silero.listen()
+    second.hear(samples[::-1].copy())
+    np.testing.assert_array_equal(first.hear(samples), alone[: len(samples) // FRAME])
+
+
+def test_a_stream_of_nothing_has_no_frames(silero: Silero) -> None:
+    assert heard(silero, np.zeros(0, np.float32)).shape == (0,)
+    assert heard(silero, np.zeros(1, np.float32)).shape == (1,)
+
+
+def test_the_weights_are_read_once_when_somebody_listens_and_dropped_on_release() -> None:
+    silero = Silero()
+    assert silero.nbytes == 0
+    listener = silero.listen()
+    assert 1_200_000 < silero.nbytes < 1_300_000
+    weights = silero._weights
+    silero.listen()
+    assert silero._weights is weights
+    silero.release()
+    assert silero.nbytes == 0
+    assert len(listener.hear(np.zeros(FRAME, np.float32))) == 1, "who listens may go on"
+
+
+def test_hearing_imports_neither_the_package_nor_torch() -> None:
+    """Importing the package would set torch's threads to one, and slow down every engine of the process."""
+    code = """if True:
+        import sys, numpy
+        from triolet.api.speech.silero import Silero
+        print(len(Silero().listen().hear(numpy.zeros(16_000, numpy.float32))))
+        print(sorted({"silero_vad", "torch", "onnxruntime", "torchaudio"} & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["31", "[]"]
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match=r"silero-vad is not installed; .* pip install 'silero-vad>=6.2,<7'"):
+        Silero().listen()
+
+
+def test_a_package_without_the_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = ModuleSpec("silero_vad", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(CheckpointError, match=r"has no data/silero_vad_16k_op15.onnx; allowed: versions 6.x"):
+        Silero().listen()
+    (tmp_path / "data").mkdir()
+    for content, message in ((b"", r"holds \{.*stft.*None.*; allowed"), (b"hello", "not a whole ONNX file")):
+        (tmp_path / "data/silero_vad_16k_op15.onnx").write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            Silero().listen()
+
+
+# ---- weights of an ONNX file -----------------------------------------------------------------------------------------
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out += bytes([value & 127 | 128])
+        value >>= 7
+    return out + bytes([value])
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def tensor(name: str, values: np.ndarray, *, kind: int = 1, packed: bool = False) -> bytes:
+    dims = (
+        field(1, b"".join(map(varint, values.shape))) if packed else b"".join(field(1, size) for size in values.shape)
+    )
+    return dims + field(2, kind) + field(8, name.encode()) + field(9, values.tobytes())
+
+
+def onnx(*tensors: bytes) -> bytes:
+    """A model with other fields around: of every kind that the format has."""
+    graph = field(2, b"a graph") + b"".join(field(5, one) for one in tensors)
+    others = varint(20 << 3 | 1) + bytes(8) + varint(21 << 3 | 5) + bytes(4)
+    return field(1, 8) + others + field(7, graph) + field(8, b"opset")
+
+
+def test_float_tensors_are_read_by_their_names() -> None:
+    """Whole or packed shapes, a single number; other types are left out."""
+    first, second = np.arange(600, dtype=np.float32).reshape(2, 300), np.float32(7).reshape(())
+    read = read_tensors(
+        onnx(tensor("a", first), tensor("b", first, packed=True), tensor("c", second), tensor("d", first, kind=7))
+    )
+    assert set(read) == {"a", "b", "c"}
+    np.testing.assert_array_equal(read["a"], first)
+    np.testing.assert_array_equal(read["b"], first)
+    np.testing.assert_array_equal(read["c"], second)
+
+
+@given(end=st.integers(0, 200), at=st.integers(0, 200), value=st.integers(0, 255))
+@settings(max_examples=200)
+def test_damaged_files_give_tensors_or_one_kind_of_error(end: int, at: int, value: int) -> None:
+    data = bytearray(onnx(tensor("a", np.ones((2, 8), np.float32)), tensor("b", np.ones(4, np.float32))))
+    data[at % len(data)] = value
+    try:
+        read_tensors(bytes(data[: end or None]))
+    except CheckpointError as error:
+        assert "not a whole ONNX file" in str(error)  # noqa: PT017
+
+
+# ---- what is speech --------------------------------------------------------------------------------------------------
+
+
+def white(seconds: float, level: float = 0.1) -> Samples:
+    return (level * np.random.default_rng(3).standard_normal(round(seconds * RATE))).astype(np.float32)
+
+
+def sine(seconds: float, hertz: float) -> Samples:
+    return (0.3 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * RATE)) / RATE)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        np.zeros(20 * RATE, np.float32),
+        white(20),
+        white(20, 0.001),
+        white(20, 0.9),
+        *(sine(10, hertz) for hertz in (60, 220, 440, 3_000)),
+        np.cumsum(white(20, 0.001)) * np.float32(0.1),
+    ],
+    ids=["silence", "white noise", "quiet noise", "loud noise", "60 Hz", "220 Hz", "440 Hz", "3 kHz", "brown noise"],
+)
+async def test_nobody_speaks_in_silence_noise_and_tones(samples: Samples, silero: Silero) -> None:
+    assert await spans_of(samples, silero) == []
+
+
+@pytest.mark.parametrize("name", ["noise.flac", "silence.flac"])
+async def test_nobody_speaks_in_the_recordings_without_speech(name: str, silero: Silero) -> None:
+    assert await spans_of(SAMPLES[name], silero) == []
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+async def test_speech_is_found_in_the_demo_recordings(name: str, silero: Silero) -> None:
+    """Ordered, within the recording, none longer than a window; louder than what lies between."""
+    samples = load_audio(SAMPLES[name])
+    spans = await spans_of(SAMPLES[name], silero)
+    assert sum(span.stop - span.start for span in spans) > 0.4 * len(samples)
+    assert all(0 <= span.start < span.stop <= len(samples) for span in spans)
+    assert all(span.stop - span.start <= 30 * RATE for span in spans)
+    assert all(first.stop <= second.start for first, second in itertools.pairwise(spans))
+    speech = np.concatenate([samples[span.start : span.stop] for span in spans])
+    spoken = np.zeros(len(samples), bool)
+    for span in spans:
+        spoken[span.start : span.stop] = True
+    if len(rest := samples[~spoken]) > RATE:
+        assert np.square(speech).mean() > 4 * np.square(rest).mean()
+
+
+async def test_speech_is_found_where_it_was_put(silero: Silero) -> None:
+    """Between silences, behind noise: from 0.5 s before to 0.6 s after, no more."""
+    word = load_audio(SAMPLES["es-command.ogg"])[: 3 * RATE]
+    samples = np.concatenate([white(5, 0.002), word, white(7, 0.002), word, white(4, 0.002)])
+    first, second = await spans_of(samples, silero)
+    for span, start in ((first, 5 * RATE), (second, 15 * RATE)):
+        assert start - RATE // 2 <= span.start
+        assert span.stop <= start + 3 * RATE + 0.6 * RATE
+        assert span.stop - span.start >= 1.5 * RATE
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not REAL, reason="TRIOLET_REAL is not set")
+def test_people_are_heard_as_by_the_packages_own_network(silero: Silero) -> None:
+    """Real voices: the same probabilities, and most of every sentence is speech."""
+    paths = sorted(Path(REAL or "", "speech").glob("*.wav"))
+    assert paths, f"no speech in {REAL}"
+    for path in paths:
+        samples = load_audio(path)
+        found = heard(silero, samples)
+        np.testing.assert_allclose(found, by_the_package(samples), atol=1e-4, err_msg=path.name)
+        spans = trio.run(spans_of, path, silero)
+        assert sum(span.stop - span.start for span in spans) > 0.6 * len(samples), path.name
+
+
+def test_exact_silence_is_known_without_a_network() -> None:
+    silence = np.zeros(RATE, np.float32)
+    assert is_silent(silence)
+    assert is_silent(silence[:0])
+    silence[-1] = 1e-30
+    assert not is_silent(silence)
