@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from attrs import Factory, define, field, frozen
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from ...core.errors import CheckpointError
 from ..inputs.audio import Samples
-from .onnx import read_tensors
 from .voice import Probabilities
 
 FRAME = 512  # samples of one probability: 32 ms
@@ -26,7 +27,7 @@ _CONTEXT = 64  # samples before a frame that the network sees too
 _SPECTRUM, _HOP, _BINS = 256, 128, 129  # samples of one spectrum, between two, and its frequencies
 _WIDTH = 128  # of the recurrent layer
 _FRAMES_AT_ONCE = 128  # bounds the memory of one call to a few megabytes
-_FILE = "data/silero_vad_16k_op15.onnx"  # the file of the package's default network that has 16 kHz alone
+_FILE = "data/silero_vad_16k.safetensors"
 _HELP = "pip install 'silero-vad>=6.2,<7', or give a VoiceActivity of your own, or none"
 
 Array = npt.NDArray[np.float32]
@@ -50,7 +51,7 @@ class Silero:
         """A listener at the beginning of a stream."""
         with self._reading:
             if self._weights is None:
-                self._weights = _Weights.of(read_tensors(_find().read_bytes()))
+                self._weights = _Weights.read(_find())
             return SileroListener(self._weights)
 
     @property
@@ -90,6 +91,19 @@ class _Weights:
     output_bias: float
 
     @classmethod
+    def read(cls, path: Path) -> _Weights:
+        """From the package's file.
+
+        Raises:
+            CheckpointError: it is damaged, or of another network.
+        """
+        try:
+            tensors = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}): {_HELP}") from error
+        return cls.of(tensors)
+
+    @classmethod
     def of(cls, tensors: dict[str, Array]) -> _Weights:
         """From the tensors of the package's file, by their names there."""
         shapes = {name: tensors[name].shape if name in tensors else None for name in _SHAPES}
@@ -98,18 +112,18 @@ class _Weights:
             raise CheckpointError(
                 f"silero-vad's {_FILE} holds {wrong}; allowed: { ({name: _SHAPES[name] for name in wrong}) }: {_HELP}"
             )
-        basis = tensors["model.stft.forward_basis_buffer"][:, 0]
+        basis = tensors["stft_conv.weight"][:, 0]
         return cls(
             cosine=np.ascontiguousarray(basis[:_BINS].T),
             sine=np.ascontiguousarray(basis[_BINS:].T),
             convolutions=tuple(
                 (_taps(tensors[f"{name}.weight"]), tensors[f"{name}.bias"].copy()) for name in _CONVOLUTIONS
             ),
-            input=np.ascontiguousarray(tensors["model.decoder.rnn.weight_ih"].T),
-            recurrent=tensors["model.decoder.rnn.weight_hh"].copy(),
-            bias=tensors["model.decoder.rnn.bias_ih"] + tensors["model.decoder.rnn.bias_hh"],
-            output=tensors["model.decoder.decoder.2.weight"][0, :, 0].copy(),
-            output_bias=float(tensors["model.decoder.decoder.2.bias"][0]),
+            input=np.ascontiguousarray(tensors["lstm_cell.weight_ih"].T),
+            recurrent=tensors["lstm_cell.weight_hh"].copy(),
+            bias=tensors["lstm_cell.bias_ih"] + tensors["lstm_cell.bias_hh"],
+            output=tensors["final_conv.weight"][0, :, 0].copy(),
+            output_bias=float(tensors["final_conv.bias"][0]),
         )
 
     @property
@@ -123,23 +137,23 @@ def _taps(weight: Array) -> Array:
     return np.ascontiguousarray(weight.transpose(2, 1, 0).reshape(-1, len(weight)))
 
 
-_CONVOLUTIONS = tuple(f"model.encoder.{number}.reparam_conv" for number in range(4))
+_CONVOLUTIONS = tuple(f"conv{number}" for number in range(1, 5))
 _SHAPES = {
-    "model.stft.forward_basis_buffer": (2 * _BINS, 1, _SPECTRUM),
-    "model.encoder.0.reparam_conv.weight": (128, _BINS, 3),
-    "model.encoder.0.reparam_conv.bias": (128,),
-    "model.encoder.1.reparam_conv.weight": (64, 128, 3),
-    "model.encoder.1.reparam_conv.bias": (64,),
-    "model.encoder.2.reparam_conv.weight": (64, 64, 3),
-    "model.encoder.2.reparam_conv.bias": (64,),
-    "model.encoder.3.reparam_conv.weight": (128, 64, 3),
-    "model.encoder.3.reparam_conv.bias": (128,),
-    "model.decoder.rnn.weight_ih": (4 * _WIDTH, _WIDTH),
-    "model.decoder.rnn.weight_hh": (4 * _WIDTH, _WIDTH),
-    "model.decoder.rnn.bias_ih": (4 * _WIDTH,),
-    "model.decoder.rnn.bias_hh": (4 * _WIDTH,),
-    "model.decoder.decoder.2.weight": (1, _WIDTH, 1),
-    "model.decoder.decoder.2.bias": (1,),
+    "stft_conv.weight": (2 * _BINS, 1, _SPECTRUM),
+    "conv1.weight": (128, _BINS, 3),
+    "conv1.bias": (128,),
+    "conv2.weight": (64, 128, 3),
+    "conv2.bias": (64,),
+    "conv3.weight": (64, 64, 3),
+    "conv3.bias": (64,),
+    "conv4.weight": (128, 64, 3),
+    "conv4.bias": (128,),
+    "lstm_cell.weight_ih": (4 * _WIDTH, _WIDTH),
+    "lstm_cell.weight_hh": (4 * _WIDTH, _WIDTH),
+    "lstm_cell.bias_ih": (4 * _WIDTH,),
+    "lstm_cell.bias_hh": (4 * _WIDTH,),
+    "final_conv.weight": (1, _WIDTH, 1),
+    "final_conv.bias": (1,),
 }
 
 

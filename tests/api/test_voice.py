@@ -16,14 +16,14 @@ import torch
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from triolet import demo
 from triolet.api.inputs.audio import Samples, load_audio
 from triolet.api.inputs.recording import Recording
-from triolet.api.speech.hearing import speech_spans
-from triolet.api.speech.onnx import read_tensors
-from triolet.api.speech.silero import FRAME, Silero
-from triolet.api.speech.spans import SpeechSpan
+from triolet.api.speech.hearing import Hearing
+from triolet.api.speech.silero import FRAME, Silero, _Weights
+from triolet.api.speech.spans import SpanRules, SpeechSpan
 from triolet.api.speech.voice import Probabilities, is_silent
 from triolet.core.errors import CheckpointError
 
@@ -45,16 +45,42 @@ def heard(silero: Silero, samples: Samples) -> Probabilities:
 
 async def spans_of(source: object, silero: Silero) -> list[SpeechSpan]:
     async with Recording(source) as recording:  # type: ignore[arg-type]
-        return [span async for span in speech_spans(recording, silero)]
+        hearing = Hearing(recording, silero, SpanRules())
+        await hearing.hear(2**40)
+        assert hearing.ended
+        return [SpeechSpan(start, stop) for start, stop in hearing.spans]
 
 
-def by_the_package(samples: Samples) -> Probabilities:
-    """The package's own network, frame by frame, as it streams. The package itself is not imported: that would change
-    torch's threads."""
+def packages_network() -> torch.jit.ScriptModule:
+    """The network that the package runs by default. The package itself is not imported: that would change torch's
+    threads."""
     spec = importlib.util.find_spec("silero_vad")
     assert spec is not None
     assert spec.submodule_search_locations
-    network = torch.jit.load(str(Path(spec.submodule_search_locations[0], "data/silero_vad.jit"))).eval()
+    return torch.jit.load(str(Path(spec.submodule_search_locations[0], "data/silero_vad.jit"))).eval()
+
+
+def with_weights_of(network: torch.jit.ScriptModule) -> Silero:
+    """Our network with the weights of the package's, whose file has the same ones by other names."""
+    theirs = {name: value.numpy() for name, value in network.state_dict().items()}
+    names = {
+        "stft.forward_basis_buffer": "stft_conv.weight",
+        "decoder.decoder.2": "final_conv",
+        "decoder.rnn": "lstm_cell",
+    }
+    names |= {f"encoder.{number}.reparam_conv": f"conv{number + 1}" for number in range(4)}
+    tensors = {}
+    for old, new in names.items():
+        prefix = f"_model.{old}"
+        tensors |= {new + name.removeprefix(prefix): value for name, value in theirs.items() if name.startswith(prefix)}
+    silero = Silero()
+    silero._weights = _Weights.of(tensors)
+    return silero
+
+
+def by_the_package(network: torch.jit.ScriptModule, samples: Samples) -> Probabilities:
+    """Frame by frame, as it streams."""
+    network.reset_states()
     frames = np.pad(samples, (0, -len(samples) % FRAME)).reshape(-1, FRAME)
     with torch.no_grad():
         return np.array([float(network(torch.from_numpy(frame.copy())[None], RATE)) for frame in frames], np.float32)
@@ -64,11 +90,11 @@ def by_the_package(samples: Samples) -> Probabilities:
 
 
 @pytest.mark.parametrize("name", ["en-noisy.flac", "de-command.wav", "es-command.ogg"])
-def test_probabilities_are_those_of_the_packages_own_network(name: str, silero: Silero) -> None:
+def test_probabilities_are_those_of_the_packages_own_network(name: str) -> None:
     """Of speech, in noise too, through all that it remembers from frame to frame."""
-    samples = load_audio(SAMPLES[name])
-    found = heard(silero, samples)
-    np.testing.assert_allclose(found, by_the_package(samples), atol=1e-4)
+    samples, network = load_audio(SAMPLES[name]), packages_network()
+    found = heard(with_weights_of(network), samples)
+    np.testing.assert_allclose(found, by_the_package(network, samples), atol=1e-4)
     assert found.max() > 0.9
     assert found.min() < 0.1
 
@@ -135,67 +161,16 @@ def test_a_package_without_the_file_is_named(monkeypatch: pytest.MonkeyPatch, tm
     spec = ModuleSpec("silero_vad", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    with pytest.raises(CheckpointError, match=r"has no data/silero_vad_16k_op15.onnx; allowed: versions 6.x"):
+    with pytest.raises(CheckpointError, match=r"has no data/silero_vad_16k.safetensors; allowed: versions 6.x"):
         Silero().listen()
     (tmp_path / "data").mkdir()
-    for content, message in ((b"", r"holds \{.*stft.*None.*; allowed"), (b"hello", "not a whole ONNX file")):
-        (tmp_path / "data/silero_vad_16k_op15.onnx").write_bytes(content)
+    for content, message in (
+        (save({}), r"holds \{.*stft.*None.*; allowed"),
+        (b"hello", r"cannot be read .*: pip install"),
+    ):
+        (tmp_path / "data/silero_vad_16k.safetensors").write_bytes(content)
         with pytest.raises(CheckpointError, match=message):
             Silero().listen()
-
-
-# ---- weights of an ONNX file -----------------------------------------------------------------------------------------
-
-
-def varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out += bytes([value & 127 | 128])
-        value >>= 7
-    return out + bytes([value])
-
-
-def field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def tensor(name: str, values: np.ndarray, *, kind: int = 1, packed: bool = False) -> bytes:
-    dims = (
-        field(1, b"".join(map(varint, values.shape))) if packed else b"".join(field(1, size) for size in values.shape)
-    )
-    return dims + field(2, kind) + field(8, name.encode()) + field(9, values.tobytes())
-
-
-def onnx(*tensors: bytes) -> bytes:
-    """A model with other fields around: of every kind that the format has."""
-    graph = field(2, b"a graph") + b"".join(field(5, one) for one in tensors)
-    others = varint(20 << 3 | 1) + bytes(8) + varint(21 << 3 | 5) + bytes(4)
-    return field(1, 8) + others + field(7, graph) + field(8, b"opset")
-
-
-def test_float_tensors_are_read_by_their_names() -> None:
-    """Whole or packed shapes, a single number; other types are left out."""
-    first, second = np.arange(600, dtype=np.float32).reshape(2, 300), np.float32(7).reshape(())
-    read = read_tensors(
-        onnx(tensor("a", first), tensor("b", first, packed=True), tensor("c", second), tensor("d", first, kind=7))
-    )
-    assert set(read) == {"a", "b", "c"}
-    np.testing.assert_array_equal(read["a"], first)
-    np.testing.assert_array_equal(read["b"], first)
-    np.testing.assert_array_equal(read["c"], second)
-
-
-@given(end=st.integers(0, 200), at=st.integers(0, 200), value=st.integers(0, 255))
-@settings(max_examples=200)
-def test_damaged_files_give_tensors_or_one_kind_of_error(end: int, at: int, value: int) -> None:
-    data = bytearray(onnx(tensor("a", np.ones((2, 8), np.float32)), tensor("b", np.ones(4, np.float32))))
-    data[at % len(data)] = value
-    try:
-        read_tensors(bytes(data[: end or None]))
-    except CheckpointError as error:
-        assert "not a whole ONNX file" in str(error)  # noqa: PT017
 
 
 # ---- what is speech --------------------------------------------------------------------------------------------------
@@ -261,13 +236,15 @@ async def test_speech_is_found_where_it_was_put(silero: Silero) -> None:
 @pytest.mark.real
 @pytest.mark.skipif(not REAL, reason="TRIOLET_REAL is not set")
 def test_people_are_heard_as_by_the_packages_own_network(silero: Silero) -> None:
-    """Real voices: the same probabilities, and most of every sentence is speech."""
+    """Real voices: the same probabilities by the same weights, and most of every sentence is speech."""
+    network = packages_network()
+    ours = with_weights_of(network)
     paths = sorted(Path(REAL or "", "speech").glob("*.wav"))
     assert paths, f"no speech in {REAL}"
     for path in paths:
         samples = load_audio(path)
-        found = heard(silero, samples)
-        np.testing.assert_allclose(found, by_the_package(samples), atol=1e-4, err_msg=path.name)
+        found = heard(ours, samples)
+        np.testing.assert_allclose(found, by_the_package(network, samples), atol=1e-4, err_msg=path.name)
         spans = trio.run(spans_of, path, silero)
         assert sum(span.stop - span.start for span in spans) > 0.6 * len(samples), path.name
 
