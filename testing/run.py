@@ -231,6 +231,7 @@ class Run:
             id=self.engine.inside._new_id(None),
             prompt_token_ids=prompt.token_ids,
             items=prompt.items,
+            sampling=client.sampling,
             rules=LogitRules(),
             max_tokens=client.max_tokens if client.pooling is None else 1,
             pooling=client.pooling,

@@ -118,6 +118,7 @@ def search(
         return_dict_in_generate=True,
         output_scores=True,
         do_sample=False,
+        decoder_start_token_id=prompt[0],
     )
     with torch.no_grad():
         found = GenerationMixin.generate(

@@ -6,15 +6,13 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 from triolet.core.request import EncoderItem, LogitRules, Request, SamplingParams
 from triolet.models.executor import TorchExecutor
-from triolet.testing.families import make_checkpoint
 
 from .searches import Pump, search
-from .texts import noise
 
 SEARCHES = (
     {"beam_size": 2},
@@ -79,9 +77,7 @@ def expect(whisper, features, ids):
                 eos_token_id=ids.eos,
                 max_initial_timestamp_index=timestamps.max_initial,
             )
-            processors = [
-                WhisperTimeStampLogitsProcessor(generation, begin_index=len(request.prompt_token_ids))
-            ]
+            processors = [WhisperTimeStampLogitsProcessor(generation, begin_index=len(request.prompt_token_ids))]
         return search(
             whisper,
             request.prompt_token_ids,
