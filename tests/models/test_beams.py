@@ -185,7 +185,7 @@ def test_searches_among_others_are_what_each_is_alone(pump, checkpoint, audio, i
     ]
     by_one = pump(checkpoint)
     alone = [by_one.run(request)[0] for request in requests]
-    together = pump(checkpoint, pages=60, max_step_tokens=12, headroom=0)
+    together = pump(checkpoint, pages=50, max_step_tokens=12, headroom=0)
     answers = together.run(*requests)
     assert together.encodes == 2, "beams, and whoever else reads a recording, share its encoding"
     assert together.planner.statistics().preemptions > 2
