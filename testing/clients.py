@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from attrs import field, frozen
@@ -15,6 +15,7 @@ from ..core.config import Speculation
 from ..core.model import Kind, Prepared
 from ..core.plan import AlignedTokens
 from ..core.request import Alignment, EncoderItem, Placeholder, Pooling, SamplingParams
+from .sim_beams import expected_hypotheses
 from .sim_model import EOS, IMAGE, START, SimModel, SimPreparer, expected_alignment, expected_tokens, expected_vector
 
 FOREVER = 1e9
@@ -28,7 +29,7 @@ class Client:
 
     For a model that is no encoder-decoder there is no audio, but ``images``, one for each
     `triolet.testing.sim_model.IMAGE` of the prompt; a ``pooling`` requests a vector instead of tokens, an
-    ``alignment`` the times of the prompt's tokens."""
+    ``alignment`` the times of the prompt's tokens. More than one of ``beams`` is a beam search."""
 
     audio: int = 0
     images: tuple[int, ...] = ()
@@ -36,6 +37,7 @@ class Client:
     pooling: Pooling | None = None
     alignment: Alignment | None = None
     max_tokens: int = 3
+    beams: int = 1
     priority: int = 0
     arrives: float = 0.0
     patience: float = FOREVER
@@ -49,7 +51,7 @@ class Client:
 
     @sampling.default
     def _sampling(self) -> SamplingParams:
-        return SamplingParams(max_tokens=self.max_tokens)
+        return SamplingParams(max_tokens=self.max_tokens, beam_size=self.beams)
 
 
 @frozen(kw_only=True)
@@ -84,12 +86,20 @@ def prepared(client: Client, model: SimModel) -> Prepared:
 def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     """The tokens that a client must get, without end-of-text."""
     if model.kind is Kind.ENCODER_DECODER:
-        key = content_key(audio(client.audio), "sim")
-        tokens = expected_tokens(client.prompt, key, client.max_tokens, model)
+        tokens = _tokens(client, client.prompt, content_key(audio(client.audio), "sim"), model, ())
     else:
         prompt = prepared(client, model)
-        tokens = expected_tokens(prompt.token_ids, None, client.max_tokens, model, _placeholders(prompt))
+        tokens = _tokens(client, prompt.token_ids, None, model, _placeholders(prompt))
     return tokens[:-1] if tokens[-1] == EOS else tokens
+
+
+def _tokens(
+    client: Client, prompt: Sequence[int], key: str | None, model: SimModel, placeholders: Sequence[Placeholder]
+) -> tuple[int, ...]:
+    if client.beams == 1:
+        return expected_tokens(prompt, key, client.max_tokens, model, placeholders)
+    found = expected_hypotheses(prompt, key, client.max_tokens, client.sampling, model, placeholders)
+    return found[0].token_ids
 
 
 def prompt_of(client: Client, model: SimModel) -> Prepared:
@@ -247,6 +257,17 @@ _ALL = (
         ),
         model=SimModel(kind=Kind.DECODER, max_positions=16, pages=8),
         config=_SPECULATES | {"encoder_cache_bytes": 80},
+    ),
+    Scenario(
+        name="beams",  # too few pages for two searches at once: they are preempted in the middle
+        clients=(
+            Client(audio=1, prompt=(START, 5), max_tokens=6, beams=3),
+            Client(audio=1, prompt=(START, 7, 2), max_tokens=6, beams=2, priority=-1, arrives=0.34),
+            Client(audio=2, max_tokens=4, arrives=0.3),
+            Client(audio=2, max_tokens=8, beams=2, patience=0.43),
+        ),
+        model=SimModel(max_positions=16, pages=12, page_size=2, cross_slots=2),
+        config={"max_step_tokens": 8},
     ),
     Scenario(
         name="pooling",

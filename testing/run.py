@@ -231,6 +231,7 @@ class Run:
             id=self.engine.inside._new_id(None),
             prompt_token_ids=prompt.token_ids,
             items=prompt.items,
+            sampling=client.sampling,
             rules=LogitRules(),
             max_tokens=1 if client.reads_only else client.max_tokens,
             pooling=client.pooling,

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ..actors.worker import Call, Deliver, Job, run_call
 from ..api.engine import Engine
 from ..core.config import EngineConfig
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
+from .sim_beams import SimSearch
 from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen, aligned_tokens
 from .trio_hooks import Alarm
 
@@ -45,6 +46,7 @@ class _Record:
     tokens: list[int]
     placed: dict[int, tuple[str, int]]
     key: str | None = None
+    search: SimSearch | None = None
     first: int | None = None  # the first position that was fed
     fingerprints: list[int] = field(factory=list)  # of the positions fed or read so far, which never change
 
@@ -126,7 +128,9 @@ class SimExecutor:
     def _step(self, plan: StepPlan) -> StepResult:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} was started twice"
-            self._records[start.sequence_id] = _Record(start, list(start.token_ids), _placed(start.placeholders))
+            record = _Record(start, list(start.token_ids), _placed(start.placeholders))
+            record.search = SimSearch.of(start, self.model.page_size)
+            self._records[start.sequence_id] = record
         for write in plan.cross_writes:
             assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
             self._slots[write.slot] = write.key
@@ -202,6 +206,9 @@ class SimExecutor:
 
     def _run(self, part: Chunk) -> SampledToken:
         record = self._record(part)
+        if record.search is not None and part.start >= record.search.prompt_length:
+            prompt = record.read_to(record.search.prompt_length)
+            return record.search.go_on(part, self._pages, prompt, self.model.vocabulary_size, record.key)
         fingerprint = self._feed(record, part)
         probe = record.start.probe
         asked = probe is not None and part.start <= probe.position < part.start + part.length
@@ -216,6 +223,9 @@ class SimExecutor:
             assert (record.first or 0) < alignment.start, f"{alignment} needs what comes before it, which was not fed"
             read = record.read_to(part.start + part.length)
             return SampledToken(token_id=None, aligned=aligned_tokens(read[alignment.start - 1 :], alignment))
+        if record.search is not None:
+            found = record.search.begin(fingerprint, self.model.vocabulary_size, record.key)
+            return evolve(found, probe=answer)
         token_id = fingerprint % self.model.vocabulary_size
         record.tokens.append(token_id)
         return SampledToken(
@@ -229,6 +239,9 @@ class SimExecutor:
         if record.first is None:
             record.key, record.first = key, part.start
         assert record.key == key, f"cross slot {part.cross_slot} held {record.key}, now it holds {key}"
+        if record.search is not None and part.start >= record.search.prompt_length:
+            return record
+        assert part.beams == 1, "a chunk of beams of a sequence that has none yet"
         assert part.start + part.length <= len(record.tokens), "a chunk beyond the tokens that are known"
         assert not part.samples or part.start + part.length == len(record.tokens), (
             "a token is sampled before the last one is fed"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList
 
@@ -25,6 +25,7 @@ class Answer:
 
     tokens: list[int] = field(factory=list)
     logprobs: list[float] = field(factory=list)
+    tops: list[tuple[tuple[int, float], ...]] = field(factory=list)
     hypotheses: tuple[Hypothesis, ...] = ()
     reason: FinishReason | None = None
     error: Exception | None = None
@@ -41,10 +42,11 @@ class Pump:
     _flights: deque[StepPlan] = field(factory=deque)
 
     @classmethod
-    def of(cls, executor: TorchExecutor, **limits: Any) -> Pump:
-        """Opens ``executor``."""
+    def of(cls, executor: TorchExecutor, *, pages: int = 0, headroom: int = 4, **limits: Any) -> Pump:
+        """Opens ``executor``. The planner may use the first ``pages`` of its pages alone."""
         settings = {"max_running": 8, "max_step_tokens": 64, "steps_in_flight": 2, **limits}
-        return cls(executor, Planner(PlannerLimits.of(executor.open(), **settings)))
+        found = PlannerLimits.of(executor.open(), **settings)
+        return cls(executor, Planner(evolve(found, pages=pages or found.pages, headroom=headroom)))
 
     def run(self, *requests: Request) -> list[Answer]:
         """Runs all of them to their ends."""
@@ -85,6 +87,7 @@ class Pump:
         if one.token_id is not None:
             answer.tokens.append(one.token_id)
             answer.logprobs.append(one.logprob)
+            answer.tops.append(one.top)
 
 
 @frozen
@@ -118,6 +121,7 @@ def search(
         return_dict_in_generate=True,
         output_scores=True,
         do_sample=False,
+        decoder_start_token_id=prompt[0],
     )
     with torch.no_grad():
         found = GenerationMixin.generate(

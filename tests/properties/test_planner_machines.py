@@ -13,9 +13,10 @@ from attrs import evolve
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from triolet.core.errors import RequestTooLarge
 from triolet.core.ledger import Decisions, EncoderLedger
 from triolet.core.ledger_table import State
-from triolet.core.plan import Chunk, StepPlan
+from triolet.core.plan import Chunk, Hypothesis, SampledToken, StepPlan
 from triolet.core.planning.actions import (
     Abort,
     Acquire,
@@ -31,9 +32,10 @@ from triolet.core.planning.actions import (
 )
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
-from triolet.core.planning.sequence import Phase, Sequence
-from triolet.core.request import EncoderItem, Pooling, Probe, Request
+from triolet.core.planning.sequence import STAND_IN, Phase, Sequence
+from triolet.core.request import EncoderItem, Pooling, Probe, Request, SamplingParams
 from triolet.testing.sim import SimExecutor
+from triolet.testing.sim_beams import expected_hypotheses
 from triolet.testing.sim_model import EOS, SimModel, expected_tokens, expected_vector
 
 from .machines import Machine
@@ -41,6 +43,11 @@ from .machines import Machine
 KEYS = ("a", "b", "c")
 PLACED = {"p": 1, "q": 3, "r": 5}  # embeddings of each
 UNITS = {"p": 1, "q": 1, "r": 2}  # and its bytes, in those of a cross-attention item
+SEARCHES = {
+    1: SamplingParams(),
+    2: SamplingParams(beam_size=2, patience=1.0),
+    3: SamplingParams(beam_size=3, length_penalty=0.5),
+}
 POOLINGS = tuple(Pooling(kind=kind) for kind in ("last", "mean", "cls"))
 
 
@@ -93,6 +100,7 @@ class PlannerMachine(Machine):
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
         self.vectors: dict[str, list[tuple[float, ...]]] = {}
+        self.searches: dict[str, tuple[Hypothesis, ...]] = {}
         self.probed: dict[str, list[tuple[float, ...]]] = {}
         self.ends: dict[str, object] = {}
         self.flights: deque[StepPlan] = deque()
@@ -122,6 +130,7 @@ class PlannerMachine(Machine):
                     self.obey(self.ledger.release(holder, key, now=0.0))
                 case Commit(request_id, sampled):
                     assert request_id not in self.ends, "terminal once: nothing is committed after the end"
+                    self.found(request_id, [one for one in sampled if one.hypotheses])
                     self.vectors[request_id] += [one.vector for one in sampled if one.vector is not None]
                     self.probed[request_id] += [one.probe for one in sampled if one.probe is not None]
                     self.tokens[request_id] += [one.token_id for one in sampled if one.token_id is not None]
@@ -130,6 +139,15 @@ class PlannerMachine(Machine):
                 case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
                     assert request_id not in self.ends, f"terminal once: {request_id} ended twice"
                     self.ends[request_id] = action
+
+    def found(self, name: str, ends: list[SampledToken]) -> None:
+        """A beam search commits nothing before its end, and then all at once."""
+        request = self.requests[name]
+        if request.sampling.beam_size > 1 and ends:
+            assert not self.tokens[name], "a search ends once"
+            assert ends[0].hypotheses == self.true_hypotheses(request), "a search finds what it finds alone"
+            self.tokens[name] += ends[0].hypotheses[0].token_ids
+        assert request.sampling.beam_size > 1 or not ends, "a hypothesis of a request without beams"
 
     def obey(self, decisions: Decisions) -> None:
         for hold in decisions.ready:
@@ -151,6 +169,7 @@ class PlannerMachine(Machine):
         begins=st.sampled_from((0, 0, 1)),
         probe=st.sampled_from((None, None, 0, 1)),
         pooling=st.sampled_from(POOLINGS),
+        beams=st.sampled_from((1, 1, 2, 3)),
     )
     def submit(
         self,
@@ -162,6 +181,7 @@ class PlannerMachine(Machine):
         begins: int = 0,
         probe: int | None = None,
         pooling: Pooling = POOLINGS[0],
+        beams: int = 1,
     ) -> None:
         """A prompt that begins as others do. A model with whole prompts pools them, and reads nothing beside them."""
         text = tuple(1 + (len(self.requests) // 4 + begins + i) % 60 for i in range(length))
@@ -170,7 +190,8 @@ class PlannerMachine(Machine):
             return
         items = () if key is None else (self.item(key, self.model.encoder_embeddings, ()),)
         asked = None if probe is None else Probe(position=probe * (length - 1), token_ids=(3, 1))
-        self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison, probe=asked)
+        sampling = SEARCHES[beams]
+        self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison, probe=asked, sampling=sampling)
 
     @precondition(lambda self: not self.limits.whole_prompts)
     @rule(
@@ -180,6 +201,7 @@ class PlannerMachine(Machine):
         priority=st.integers(0, 1),
         poison=st.sampled_from((False, False, False, False, False, True)),
         pooling=st.sampled_from((None, None, None, *POOLINGS)),
+        beams=st.sampled_from((1, 1, 1, 2)),
     )
     def submit_placed(
         self,
@@ -189,6 +211,7 @@ class PlannerMachine(Machine):
         priority: int = 0,
         poison: bool = False,
         pooling: Pooling | None = None,
+        beams: int = 1,
     ) -> None:
         """Images among the tokens: also one that comes twice, one that is larger than the encoder cache, and more than
         fit it together."""
@@ -201,7 +224,8 @@ class PlannerMachine(Machine):
             items.append(self.item(key, PLACED[key], ((len(prompt), stop),), units=UNITS[key]))
             prompt += [61] * PLACED[key] + [8]
         tokens = max_tokens if pooling is None else 1
-        self.ask(tuple(prompt), tuple(items), max_tokens=tokens, priority=priority, poison=poison, pooling=pooling)
+        more = {"pooling": pooling, "sampling": SEARCHES[beams if pooling is None else 1]}
+        self.ask(tuple(prompt), tuple(items), max_tokens=tokens, priority=priority, poison=poison, **more)
 
     @precondition(lambda self: self.requests and not self.limits.whole_prompts)
     @rule(data=st.data(), more=st.integers(0, 2), pooling=st.sampled_from((None, None, *POOLINGS)))
@@ -300,8 +324,11 @@ class PlannerMachine(Machine):
         return sequence in self.planner._acquirer.ready and self.planner._acquirer.has_what_it_needs(sequence)
 
     def crashes(self, name: str, part: Chunk) -> bool:
-        """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's."""
-        return name.startswith("poison") and part.start + part.length > len(self.requests[name].prompt_token_ids) // 2
+        """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's; of a
+        search, the second of its beams."""
+        prompt = len(self.requests[name].prompt_token_ids)
+        position = prompt + 1 if self.requests[name].sampling.beam_size > 1 else prompt // 2
+        return name.startswith("poison") and part.start + part.length > position
 
     @rule(broken=st.sampled_from((False, False, False, True)))
     def device_steps(self, broken: bool) -> None:
@@ -361,8 +388,25 @@ class PlannerMachine(Machine):
         free = self.planner.statistics().pages_free
         assert len(uses) + free == self.limits.pages, "books balance: a page is free or taken"
         for sequence in self.planner._sequences.values():
-            own = sequence.pages[sequence.fed // self.limits.page_size :]
+            own = sequence.pages[min(sequence.fed, sequence.prompt_length) // self.limits.page_size :]
+            own = own if sequence.beams > 1 else sequence.pages[sequence.fed // self.limits.page_size :]
             assert all(uses[page] == 1 for page in own), "a page that is still written belongs to one sequence"
+
+    @invariant()
+    def beams_have_a_page_each_behind_the_prompt(self) -> None:
+        """And only the prompt's full pages can be found by others."""
+        for sequence in self.planner._sequences.values():
+            if sequence.beams == 1 or sequence.phase is Phase.WAITING:
+                continue
+            shared = sequence.prompt_length // self.limits.page_size
+            assert sequence.listed <= shared, "a page of one beam can be found"
+            blocks, left = divmod(max(0, len(sequence.pages) - shared), sequence.beams)
+            assert left == 0, "each block behind the prompt has a page for each beam"
+            if sequence.dispatched > shared * self.limits.page_size:
+                positions = (shared + blocks) * self.limits.page_size
+                assert sequence.dispatched <= positions < sequence.dispatched + self.limits.page_size + 1, (
+                    "no more pages than positions need"
+                )
 
     @invariant()
     def nobody_holds_what_another_one_waits_for(self) -> None:
@@ -404,6 +448,7 @@ class PlannerMachine(Machine):
         for sequence in self.planner._sequences.values():
             if sequence.phase is Phase.WAITING:
                 assert not sequence.pages, "a waiting request holds no pages"
+                assert STAND_IN not in sequence.tokens, "a search starts anew from its prompt"
                 assert sequence.slot is None, "a waiting request holds no cross slot"
                 taken = (sequence.dispatched, sequence.fed, sequence.listed, sequence.sampling, sequence.drafting)
                 assert (sequence.id, sequence.in_flight, *taken) == (None, 0, 0, 0, 0, 0, 0), (
@@ -419,9 +464,20 @@ class PlannerMachine(Machine):
     def true_tokens(self, request: Request) -> tuple[int, ...]:
         if request.pooling is not None:
             return ()
+        if request.sampling.beam_size > 1:
+            return self.true_hypotheses(request)[0].token_ids
         placeholders = [item.placeholder for item in request.items if item.placeholder is not None]
         key = request.items[0].key if request.items and not placeholders else None
         return expected_tokens(request.prompt_token_ids, key, request.max_tokens, self.model, placeholders)
+
+    def true_hypotheses(self, request: Request) -> tuple[Hypothesis, ...]:
+        if request.id not in self.searches:
+            placeholders = [item.placeholder for item in request.items if item.placeholder is not None]
+            key = request.items[0].key if request.items and not placeholders else None
+            self.searches[request.id] = expected_hypotheses(
+                request.prompt_token_ids, key, request.max_tokens, request.sampling, self.model, placeholders
+            )
+        return self.searches[request.id]
 
     def true_vector(self, request: Request) -> tuple[float, ...]:
         placeholders = [item.placeholder for item in request.items if item.placeholder is not None]
@@ -445,10 +501,13 @@ class PlannerMachine(Machine):
         for name, end in self.ends.items():
             if isinstance(end, Finish):
                 self.ended_well(name, self.requests[name], end)
+            if isinstance(end, Fail) and isinstance(end.error, RequestTooLarge):
+                self.was_too_large(self.requests[name])
         self.everything_is_given_back()
 
     def ended_well(self, name: str, request: Request, end: Finish) -> None:
-        assert not name.startswith("poison"), "a crash counted as a success"
+        short = request.sampling.beam_size > 1 and len(self.true_tokens(request)) <= 2  # over before the crash
+        assert short or not name.startswith("poison"), "a crash counted as a success"
         if request.pooling is not None:
             assert self.vectors[name] == [self.true_vector(request)], "one vector for a prompt, and the true one"
             assert end.reason.value == "pooled", "a wrong reason for the end"
@@ -457,6 +516,19 @@ class PlannerMachine(Machine):
         assert (self.tokens[name][-1] == EOS) == (end.reason.value == "stop"), "a wrong reason for the end"
         if request.probe is not None:  # again, where it was replayed
             assert set(self.probed[name]) == {(-4.0, -2.0)}, "what a request asks about its prompt is answered"
+
+    def was_too_large(self, request: Request) -> None:
+        """An item beyond the encoder cache, or a search whose beams the steps or the pages cannot hold."""
+        beams, size = request.sampling.beam_size, self.limits.page_size
+        shared = len(request.prompt_token_ids) // size
+        blocks = -(-(len(request.prompt_token_ids) + request.max_tokens - 1) // size)
+        pages = shared + beams * (blocks - shared)
+        item = max((item.size for item in request.items), default=0)
+        assert (
+            item > self.limits.encoder_cache_bytes
+            or beams > self.limits.max_step_tokens
+            or (beams > 1 and pages > self.limits.pages)
+        ), "a request is refused that would run"
 
     def everything_is_given_back(self) -> None:
         statistics = self.planner.statistics()
