@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from attrs import field, frozen
@@ -119,14 +119,19 @@ class Stretch:
 
 @frozen(kw_only=True)
 class Progress:
-    """Where a transcription is: the language, if known (see `Transcript`), ``duration`` and ``position`` (seconds of
-    audio, all and done), and at its end ``timings``."""
+    """Where a transcription is: the language, if known, ``duration`` and ``position`` (seconds of audio, all and done),
+    and at its end ``timings``. ``duration`` is ``None`` while nobody knows the length. The other fields are what
+    `Transcript` has of them so far."""
 
     language: str | None
     language_probability: float | None
-    duration: float
+    duration: float | None
     position: float
     timings: Timings | None = None
+    task: str = "transcribe"
+    coverage: tuple[Stretch, ...] = ()
+    warnings: tuple[str, ...] = ()
+    language_probabilities: Mapping[str, float] | None = None
 
 
 @frozen(kw_only=True)
@@ -136,7 +141,10 @@ class Transcript:
     ``text`` is the segments' text without outer blanks. ``language`` is the code of the spoken language ("en"), and
     ``language_probability`` the model's certainty among the languages it knows, 0 to 1; ``None`` where the language was
     not detected, because the caller named it or the model knows only one. ``duration`` is the length of the audio in
-    seconds. ``timings`` tell how long each stage took; transcripts are compared without them.
+    seconds. ``task`` is ``"transcribe"`` or ``"translate"``. ``coverage`` tells for every second what became of it.
+    ``warnings`` are sentences on what was not done as asked. ``language_probabilities`` has the probability of each
+    language by its code, where the language was detected. ``timings`` tell how long each stage took; transcripts are
+    compared without them.
     """
 
     text: str
@@ -145,6 +153,10 @@ class Transcript:
     duration: float
     segments: tuple[Segment, ...]
     timings: Timings | None = field(default=None, eq=False)
+    task: str = "transcribe"
+    coverage: tuple[Stretch, ...] = ()
+    warnings: tuple[str, ...] = ()
+    language_probabilities: Mapping[str, float] | None = None
 
     @classmethod
     def of(
@@ -155,6 +167,10 @@ class Transcript:
         language_probability: float | None,
         duration: float,
         timings: Timings | None = None,
+        task: str = "transcribe",
+        coverage: tuple[Stretch, ...] = (),
+        warnings: tuple[str, ...] = (),
+        language_probabilities: Mapping[str, float] | None = None,
     ) -> Self:
         """The transcript of ``segments``, all of one audio. ``language`` must be known."""
         found = tuple(segments)
@@ -166,4 +182,8 @@ class Transcript:
             duration=duration,
             segments=found,
             timings=timings,
+            task=task,
+            coverage=coverage,
+            warnings=warnings,
+            language_probabilities=language_probabilities,
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
+from ...core.errors import EngineStateError
 from ...core.timings import Timings
-from ..outputs.results import Progress, Segment
+from ..outputs.results import Progress, Segment, Transcript
 from .transcription import Transcription
 
 
@@ -43,7 +44,29 @@ class SegmentStream:
 
     def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[], Progress]) -> None:
         self._segments = segments
+        self._found: list[Segment] = []
         self.progress = progress
+
+    def transcript(self) -> Transcript:
+        """Everything so far: the segments that were read from the stream. At the end that is the whole transcript.
+
+        Raises:
+            EngineStateError: the language is not known yet, since nothing was transcribed.
+        """
+        told = self.progress()
+        if told.language is None:
+            raise EngineStateError("the language is not detected yet; ask for the transcript after the first segment")
+        return Transcript.of(
+            self._found,
+            language=told.language,
+            language_probability=told.language_probability,
+            duration=told.position if told.duration is None else told.duration,
+            timings=told.timings,
+            task=told.task,
+            coverage=told.coverage,
+            warnings=told.warnings,
+            language_probabilities=told.language_probabilities,
+        )
 
     @property
     def language(self) -> str | None:
@@ -56,8 +79,8 @@ class SegmentStream:
         return self.progress().language_probability
 
     @property
-    def duration(self) -> float:
-        """Length of the audio in seconds."""
+    def duration(self) -> float | None:
+        """Length of the audio in seconds; ``None`` while nobody knows it."""
         return self.progress().duration
 
     @property
@@ -74,4 +97,6 @@ class SegmentStream:
         return self
 
     async def __anext__(self) -> Segment:
-        return await anext(self._segments)
+        segment = await anext(self._segments)
+        self._found.append(segment)
+        return segment
