@@ -36,6 +36,7 @@ from .terminal import (
     stdout,
     until_interrupted,
     view_of,
+    visible,
     watched,
     write,
 )
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
 _TEXTS_AT_ONCE = 256  # of `embed`: enough for full steps, few enough that output comes early
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
 # ---- generate --------------------------------------------------------------------------------------------------------
@@ -327,8 +327,7 @@ class _Text:
         if not text:
             return
         self._last = text[-1]
-        # a terminal obeys control characters, even those that a model wrote
-        write(text.translate(_CONTROLS) if self._terminal else text, self.out, end="")
+        write(visible(text) if self._terminal else text, self.out, end="")
 
     def __enter__(self) -> _Text:
         return self
