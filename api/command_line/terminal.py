@@ -39,13 +39,19 @@ class OutputError(Exception):
 
 
 class WrongInput(click.ClickException):
-    """A prompt or a file that cannot be used, found before any model is loaded: one line, status 2."""
+    """A prompt that cannot be used, found before any model is loaded: one line, status 2."""
 
     exit_code = WRONG
 
     def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002  (click's)
         """Shows it on standard error."""
         complain(self.message)
+
+
+class WrongFile(WrongInput):
+    """A file or standard input that cannot be used, found before any model is loaded: one line, status 1."""
+
+    exit_code = FAILED
 
 
 def engine_options(command: Command) -> Command:
@@ -204,6 +210,23 @@ def shown(name: str) -> str:
     return {STDIN: "standard input", "": "''"}.get(name, name)
 
 
+_SHELL_WORDS = {
+    "give audio=...": "give --audio FILE",
+    "engine.transcribe takes": "triolet transcribe takes",
+    "engine.generate asks": "triolet generate asks",
+    "ask engine.embed(...) or engine.score(...)": "ask triolet embed",
+    "ask engine.embed(...)": "ask triolet embed",
+}
+"""What messages advise a program to do, and what a user at a shell does instead."""
+
+
+def in_shell_words(message: str) -> str:
+    """``message``, with commands and flags in place of Python's calls and keywords."""
+    for call, command in _SHELL_WORDS.items():
+        message = message.replace(call, command)
+    return message
+
+
 _EMPTY_NAME = "an empty file name; look at the quotes, and whether the variable between them is set"
 
 
@@ -211,7 +234,7 @@ def at_a_shell(name: str, error: TrioletError) -> str:
     """The text of ``error`` for a user who types file names, and has no arrays or bytes to pass."""
     if not name:
         return _EMPTY_NAME
-    return _no_such_file(name) if isinstance(error.__cause__, FileNotFoundError) else str(error)
+    return _no_such_file(name) if isinstance(error.__cause__, FileNotFoundError) else in_shell_words(str(error))
 
 
 def _no_such_file(name: str) -> str:

@@ -26,6 +26,7 @@ from .terminal import (
     OutputError,
     at_a_shell,
     complain,
+    in_shell_words,
     log_lines,
     read_stdin,
     shown,
@@ -86,7 +87,7 @@ class Job:
                         return await run.transcribe()
             except TrioletError as error:
                 progress.clear()
-                complain(str(error))
+                complain(in_shell_words(str(error)))
                 return FAILED
 
 
