@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -49,6 +50,7 @@ class _File:
     transcript: Transcript | None = None
     position: float = 0.0
     is_complete: bool = False
+    has_ended: bool = False
     error: Exception | None = None
 
 
@@ -114,8 +116,9 @@ class _Run:
                     nursery.start_soon(self._work, waiting, sender.clone())
                 sender.close()
                 try:
-                    async for file in self._in_order(ended):
-                        status = max(status, self._report(file))
+                    async for ended_file in ended:
+                        for file in self._to_report(ended_file):
+                            status = max(status, self._report(file))
                 except BrokenPipeError:
                     status = PIPE_CLOSED
                     nursery.cancel_scope.cancel()
@@ -128,17 +131,12 @@ class _Run:
                 self._leave()
         return status
 
-    async def _in_order(self, ended: AsyncIterator[_File]) -> AsyncIterator[_File]:
-        """The files that have ended: at once, or in their order, as the destination wants them."""
-        waiting: list[_File] = list(self._files)
-        done: set[int] = set()
-        async for file in ended:
-            if not self.destination.in_order:
-                yield file
-                continue
-            done.add(id(file))
-            while waiting and id(waiting[0]) in done:
-                yield waiting.pop(0)
+    def _to_report(self, file: _File) -> list[_File]:
+        """The files to report now that ``file`` has ended: itself, or all up to the first that has not ended."""
+        file.has_ended = True
+        if not self.destination.in_order:
+            return [file]
+        return list(itertools.takewhile(lambda each: each.has_ended, self._files))
 
     async def _work(self, waiting: Iterator[_File], ended: trio.MemorySendChannel[_File]) -> None:
         with ended:
