@@ -44,12 +44,13 @@ class Progress:
             from tqdm import tqdm
 
             self._begun = trio.current_time()
-            self._bar = tqdm(total=0.0, file=sys.stderr, disable=None, leave=False, bar_format=_FORM)
-        if seconds is None:
+            form = _FORM_WITHOUT_TOTAL if seconds is None else _FORM
+            self._bar = tqdm(total=seconds, file=sys.stderr, disable=None, leave=False, bar_format=form)
+        elif seconds is None:
             self._bar.total, self._bar.bar_format = None, _FORM_WITHOUT_TOTAL
         elif self._bar.total is not None:
             self._bar.total += seconds
-        self._bar.refresh()
+            self._bar.refresh()
         return 0.0
 
     def advance(self, told: float, position: float) -> float:

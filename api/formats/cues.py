@@ -105,6 +105,8 @@ class CueMaker:
         separator = ""
         if self._width and room and not pause and not begins:
             self._width += len(text)
+        elif not text.strip():
+            return []  # a blank begins no line
         else:
             text = text.strip()
             full = settings.max_line_count is not None and (pause or self._lines >= settings.max_line_count)
