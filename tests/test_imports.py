@@ -39,9 +39,10 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "api": {"hosts", "inputs", "outputs", "speech"},
     "api/inputs": set(),
     "api/outputs": set(),
+    "api/formats": {"outputs"},
     "api/speech": {"inputs", "outputs"},
     "api/hosts": {"inputs", "outputs", "speech"},
-    "api/command_line": {"api", "inputs", "outputs", "speech"},
+    "api/command_line": {"api", "formats", "inputs", "outputs", "speech"},
 }
 FOREIGN = {  # what a folder must not know of the outside
     "core": {

@@ -22,12 +22,14 @@ from .terminal import (
     FAILED,
     PIPE_CLOSED,
     STDIN,
-    WRONG,
     OpenEngine,
     OutputError,
+    WrongFile,
     WrongInput,
-    at_a_shell,
     complain,
+    file_fault,
+    in_shell_words,
+    is_terminal,
     is_utf8,
     log_lines,
     model_options,
@@ -36,6 +38,7 @@ from .terminal import (
     stdout,
     until_interrupted,
     view_of,
+    visible,
     watched,
     write,
 )
@@ -46,7 +49,6 @@ if TYPE_CHECKING:
 Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
 _TEXTS_AT_ONCE = 256  # of `embed`: enough for full steps, few enough that output comes early
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
 # ---- generate --------------------------------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ def _prompt(given: str | None, *, needed: bool) -> str:
     """The prompt: the argument, or standard input without the line end that shells put behind a text."""
     if given is not None and given != STDIN:
         text = _checked(given, "PROMPT")
-    elif given is None and _is_terminal():
+    elif given is None and is_terminal(sys.stdin):
         raise click.UsageError("no PROMPT: give it as an argument, pipe it in, or type it after - (^D ends it)")
     else:
         text = _stdin_text("a prompt").removesuffix("\n").removesuffix("\r")
@@ -149,9 +151,9 @@ def _stdin_text(what: str) -> str:
     try:
         return read_stdin(what).decode()
     except InvalidRequest as error:
-        raise WrongInput(f"{shown(STDIN)}: {error}") from error
+        raise WrongFile(f"{shown(STDIN)}: {error}") from error
     except UnicodeDecodeError as error:
-        raise WrongInput(
+        raise WrongFile(
             f"{shown(STDIN)}: byte {error.start} is no UTF-8 text; images and audio are given with --image and --audio"
         ) from error
 
@@ -171,17 +173,13 @@ def _image(name: str) -> Any:
     try:
         return load_image(name)
     except InvalidRequest as error:
-        raise WrongInput(str(error)) from error
+        raise WrongFile(str(error)) from error
 
 
 def _check_readable(name: str) -> None:
-    try:
-        with open(name, "rb"):
-            return
-    except (OSError, ValueError) as error:
-        told = InvalidRequest(f"it cannot be read ({getattr(error, 'strerror', None) or error})")
-        told.__cause__ = error
-        raise WrongInput(f"{shown(name)}: {at_a_shell(name, told)}") from error
+    fault = file_fault(name)
+    if fault is not None:
+        raise WrongFile(f"{shown(name)}: {fault}")
 
 
 def _structure(name: str) -> Structure:
@@ -193,11 +191,11 @@ def _structure(name: str) -> Structure:
         with open(name, encoding="utf-8") as file:
             structure = Structure.json_schema(json.dumps(json.load(file)))
     except OSError as error:
-        raise WrongInput(f"{name}: it cannot be read ({error.strerror or error})") from error
+        raise WrongFile(f"{name}: it cannot be read ({error.strerror or error})") from error
     except ValueError as error:
-        raise WrongInput(f"{name}: it is no JSON ({error}); a JSON schema is wanted") from error
+        raise WrongFile(f"{name}: it is no JSON ({error}); a JSON schema is wanted") from error
     if fault := fault_of(structure):
-        raise WrongInput(f"{name}: {fault}")
+        raise WrongFile(f"{name}: {fault}")
     return structure
 
 
@@ -327,8 +325,7 @@ class _Text:
         if not text:
             return
         self._last = text[-1]
-        # a terminal obeys control characters, even those that a model wrote
-        write(text.translate(_CONTROLS) if self._terminal else text, self.out, end="")
+        write(visible(text) if self._terminal else text, self.out, end="")
 
     def __enter__(self) -> _Text:
         return self
@@ -412,7 +409,7 @@ def embed(
 
 
 def _lines() -> list[str]:
-    if _is_terminal():
+    if is_terminal(sys.stdin):
         raise click.UsageError("no TEXT: give texts as arguments, or pipe them in, one a line")
     lines = [line for line in _stdin_text("texts").split("\n") if line.strip()]
     if not lines:
@@ -463,23 +460,17 @@ async def _reported(
                 except BrokenPipeError:
                     return PIPE_CLOSED
                 except OutputError as error:
-                    return _failed(error, clear, FAILED)
-        except InvalidRequest as error:
-            return _failed(error, clear, WRONG)
+                    return _failed(error, clear)
         except TrioletError as error:
-            return _failed(error, clear, FAILED)
+            return _failed(error, clear)
     return 0
 
 
-def _failed(error: Exception, clear: Callable[[], None], status: int) -> int:
+def _failed(error: Exception, clear: Callable[[], None]) -> int:
     clear()
-    complain(str(error))
-    return status
+    complain(in_shell_words(str(error)))
+    return FAILED
 
 
 def nothing() -> None:
     """For a terminal without a view, which need not make room."""
-
-
-def _is_terminal() -> bool:
-    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()

@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import signal
+import stat
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext, suppress
@@ -29,6 +30,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 FAILED, WRONG, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 STDIN = "-"
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
@@ -37,7 +39,7 @@ class OutputError(Exception):
 
 
 class WrongInput(click.ClickException):
-    """A prompt or a file that cannot be used, found before any model is loaded: one line, status 2."""
+    """A prompt that cannot be used, found before any model is loaded: one line, status 2."""
 
     exit_code = WRONG
 
@@ -46,17 +48,38 @@ class WrongInput(click.ClickException):
         complain(self.message)
 
 
-def model_options(command: Command) -> Command:
-    """The options of every command that opens a model."""
+class WrongFile(WrongInput):
+    """A file or standard input that cannot be used, found before any model is loaded: one line, status 1."""
+
+    exit_code = FAILED
+
+
+def engine_options(command: Command) -> Command:
+    """The options of every command that opens a model, but ``--verbose``."""
     for option in (
         click.option("--watch", is_flag=True, help="Show on standard error what the engine does, as it does it."),
-        click.option("--verbose", "-v", is_flag=True, help="The log, and statistics, on standard error."),
         click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes."),
         click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights."),
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices."),
     ):
         command = option(command)
     return command
+
+
+def model_options(command: Command) -> Command:
+    """`engine_options` and ``--verbose``."""
+    verbose = click.option("--verbose", "-v", is_flag=True, help="The log, and statistics, on standard error.")
+    return engine_options(verbose(command))
+
+
+def visible(text: str) -> str:
+    """``text`` for a terminal, which obeys control characters, even those that a model wrote."""
+    return text.translate(_CONTROLS)
+
+
+def is_terminal(stream: Any) -> bool:
+    """True if ``stream`` is open and a terminal."""
+    return stream is not None and not stream.closed and bool(stream.isatty())
 
 
 def stdout() -> TextIO:
@@ -187,15 +210,58 @@ def shown(name: str) -> str:
     return {STDIN: "standard input", "": "''"}.get(name, name)
 
 
+_SHELL_WORDS = {
+    "give audio=...": "give --audio FILE",
+    "engine.transcribe takes": "triolet transcribe takes",
+    "engine.generate asks": "triolet generate asks",
+    "ask engine.embed(...) or engine.score(...)": "ask triolet embed",
+    "ask engine.embed(...)": "ask triolet embed",
+}
+"""What messages advise a program to do, and what a user at a shell does instead."""
+
+
+def in_shell_words(message: str) -> str:
+    """``message``, with commands and flags in place of Python's calls and keywords."""
+    for call, command in _SHELL_WORDS.items():
+        message = message.replace(call, command)
+    return message
+
+
+_EMPTY_NAME = "an empty file name; look at the quotes, and whether the variable between them is set"
+
+
 def at_a_shell(name: str, error: TrioletError) -> str:
     """The text of ``error`` for a user who types file names, and has no arrays or bytes to pass."""
     if not name:
-        return "an empty file name; look at the quotes, and whether the variable between them is set"
-    if not isinstance(error.__cause__, FileNotFoundError):
-        return str(error)
+        return _EMPTY_NAME
+    return _no_such_file(name) if isinstance(error.__cause__, FileNotFoundError) else in_shell_words(str(error))
+
+
+def _no_such_file(name: str) -> str:
     if "://" in name:
         return "no such file; addresses are not fetched: download it first, or pipe it in and give - as its name"
     return "no such file; check the spelling and the folder (ls shows what is there)"
+
+
+def file_fault(name: str) -> str | None:
+    """Why the file ``name`` cannot be read, as far as that shows without reading it; ``None``: it can. Standard input
+    has no fault here."""
+    if name == STDIN:
+        return None
+    if not name:
+        return _EMPTY_NAME
+    try:
+        mode = os.stat(name).st_mode
+        if stat.S_ISDIR(mode):
+            return f"it is a folder; give the files in it ({name.rstrip('/')}/*)"
+        if stat.S_ISREG(mode):  # a pipe that was opened and closed again would have lost its writer
+            with open(name, "rb"):
+                pass
+    except FileNotFoundError:
+        return _no_such_file(name)
+    except (OSError, ValueError) as error:
+        return f"it cannot be read ({getattr(error, 'strerror', None) or error})"
+    return None
 
 
 def read_stdin(what: str) -> bytes:

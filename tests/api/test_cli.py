@@ -13,113 +13,32 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
-import trio
 
 import triolet
-from triolet.api.command_line.main import Job, main
+import triolet.demo
+from triolet.api.command_line.destinations import standard_output
+from triolet.api.command_line.main import main
 from triolet.api.command_line.terminal import log_lines
-from triolet.api.inputs.audio import load_audio
-from triolet.api.outputs.results import Segment
+from triolet.api.command_line.transcribe_job import Job
+from triolet.api.formats.settings import SubtitleSettings
+from triolet.api.formats.writers import JSON, TEXT, Format
 from triolet.core.config import EngineConfig
-from triolet.core.errors import CheckpointError, EngineTeardownError, TrioletError, UnsupportedAudio
+from triolet.core.errors import CheckpointError, EngineTeardownError
+
+from .paper import PaperEngine, Terminal, run, run_as_it_is
 
 
-def segment(number: int, start: float, end: float, text: str) -> Segment:
-    return Segment(
-        id=number,
-        start=start,
-        end=end,
-        text=text,
-        token_ids=(1, 2),
-        avg_logprob=-0.5,
-        no_speech_prob=0.1,
-        compression_ratio=1.0,
-        temperature=0.0,
-    )
-
-
-class PaperStream:
-    """Two segments that say the file's name."""
-
-    language = "en"
-    language_probability = 0.75
-    duration = 2.5
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.position = 0.0
-
-    async def __aiter__(self) -> AsyncIterator[Segment]:
-        await trio.lowlevel.checkpoint()
-        self.position = 1.0
-        yield segment(0, 0.0, 1.0, f" said in {self.name},")
-        self.position = 2.5
-        yield segment(1, 1.0, 2.5, "\nmöglichst.")
-
-
-class PaperEngine:
-    """Answers by the name of the file: ``bad*`` cannot be decoded, ``absent*`` is not there, ``interrupt*`` presses ^C,
-    ``slow*`` comes last."""
-
-    def __init__(self, opening: TrioletError | None = None, closing: BaseException | None = None) -> None:
-        self.opening = opening
-        self.closing = closing
-        self.models: list[tuple[str, EngineConfig]] = []
-        self.asked: list[tuple[Any, str | None, str]] = []
-        self.running = self.most_running = 0
-        self.closed = False
-        self.finished = 0
-
-    def __call__(self, model: str, config: EngineConfig) -> PaperEngine:
-        self.models.append((model, config))
-        return self
-
-    async def __aenter__(self) -> PaperEngine:
-        if self.opening:
-            raise self.opening
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.closed = True
-        if isinstance(self.closing, KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        elif self.closing:
-            raise self.closing
-
-    @asynccontextmanager
-    async def stream_transcription(self, audio: Any, *, language: str | None, task: str) -> AsyncIterator[PaperStream]:
-        self.asked.append((audio, language, task))
-        self.running += 1
-        self.most_running = max(self.running, self.most_running)
-        name = str(audio)
-        if name.startswith("bad"):
-            raise UnsupportedAudio("cut short:\n  promised 2, found 1")
-        if name.startswith("absent") or not name:
-            load_audio(name)
-        if name.startswith("interrupt"):
-            signal.raise_signal(signal.SIGINT)
-            await trio.sleep_forever()
-        while name.startswith("slow") and self.finished < 2:
-            await trio.lowlevel.checkpoint()
-        yield PaperStream(name)
-        self.running -= 1
-        self.finished += 1
-
-
-def run(arguments: Sequence[str], engine: PaperEngine) -> int:
-    """The exit status."""
-    with pytest.raises(SystemExit) as caught:
-        main(arguments, engine)
-    status = caught.value.code
-    assert isinstance(status, int)
-    return status
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -132,7 +51,7 @@ def test_one_file_gives_its_text_alone(engine: PaperEngine, capsys: pytest.Captu
     assert run(["transcribe", "a.wav"], engine) == 0
     assert capsys.readouterr() == ("said in a.wav, möglichst.\n", "")
     assert engine.closed
-    assert engine.asked == [("a.wav", None, "transcribe")]
+    assert engine.asked == [("a.wav", {})]
 
 
 def test_many_files_are_named_and_keep_their_order(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,21 +86,49 @@ def test_options_reach_the_engine(engine: PaperEngine) -> None:
     )
     assert run(words.split(), engine) == 0
     assert engine.models == [("some/model", EngineConfig(device="cpu", dtype="float32", threads=2))]
-    assert engine.asked == [("a.wav", "de", "translate")]
+    assert engine.asked == [("a.wav", {"language": "de", "task": "translate"})]
 
 
-def test_the_default_model_is_the_one_that_comes_along(engine: PaperEngine) -> None:
-    """No download is needed to try it out."""
-    assert run(["transcribe", "a.wav"], engine) == 0
-    ((model, config),) = engine.models
-    assert (Path(model) / "config.json").exists()
-    assert config == EngineConfig()
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("demo", str(triolet.demo.checkpoint())),
+        ("base", "openai/whisper-base"),
+        ("turbo", "openai/whisper-large-v3-turbo"),
+        ("./demo", "./demo"),
+        ("a/b", "a/b"),
+    ],
+)
+def test_the_toy_and_the_names_of_openai_whisper_stand_for_checkpoints(
+    name: str, model: str, engine: PaperEngine
+) -> None:
+    assert run(["transcribe", "a.wav", "--model", name], engine) == 0
+    assert engine.models[0][0] == model
+
+
+def test_a_folder_with_the_name_of_a_size_is_taken(engine: PaperEngine, folder: Path) -> None:
+    """Who converted a checkpoint into ./base means it."""
+    (folder / "base").mkdir()
+    assert run(["transcribe", "a.wav", "--model", "base"], engine) == 0
+    assert engine.models[0][0] == "base"
+
+
+def test_without_a_model_the_command_names_real_ones(
+    engine: PaperEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A silent default would invent speech."""
+    (folder / "a.wav").touch()
+    assert run_as_it_is(["transcribe", "a.wav"], engine) == 2
+    told = capsys.readouterr().err
+    assert "no --model: give the folder or the hub id of a Whisper checkpoint" in told
+    assert "openai/whisper-small" in told
+    assert "--model demo is a toy" in told
 
 
 def test_few_files_are_held_at_once(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
     """Memory holds the audio of --at-once files; they start in order."""
     names = [f"{number}.wav" for number in range(9)]
-    assert run(["transcribe", "--at-once", "3", *names], engine) == 0
+    assert run(["transcribe", "--at-once", "3", "--no-parallel", *names], engine) == 0
     assert engine.most_running == 3
     assert [asked[0] for asked in engine.asked] == names
     assert len(capsys.readouterr().out.splitlines()) == 9
@@ -256,12 +203,24 @@ def test_standard_input_that_cannot_be_read_is_one_line(
 def test_a_missing_file_is_told_in_the_words_of_a_shell(
     name: str, told: str, engine: PaperEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody there has arrays or binary file objects to give."""
+    """Nobody there has arrays or binary file objects to give. The engine never hears of it."""
     assert run(["transcribe", name, "b.wav"], engine) == 1
     out, err = capsys.readouterr()
     assert out == "b.wav: said in b.wav, möglichst.\n"
     assert err.startswith(f"triolet: {told}")
     assert "array" not in err
+    assert [audio for audio, _ in engine.asked] == ["b.wav"]
+
+
+def test_where_no_file_can_be_read_no_model_is_loaded(
+    engine: PaperEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "sub").mkdir()
+    assert run(["transcribe", "absent.wav", "sub"], engine) == 1
+    assert not engine.models
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("triolet: absent.wav: no such file")
+    assert second == "triolet: sub: it is a folder; give the files in it (sub/*)"
 
 
 def test_a_wrong_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,22 +259,27 @@ def test_wrong_usage_has_status_2(
 
 def test_interrupting_closes_the_engine(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
     """^C: status 130, the engine's block is left in order, no traceback."""
-    assert run(["transcribe", "interrupt.wav", "b.wav"], engine) == 130
+    assert run(["transcribe", "interrupt.wav"], engine) == 130
     assert engine.closed
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "triolet: stopped; nothing is transcribed of interrupt.wav\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_interrupting_again_while_it_closes_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
     """The second ^C is Python's own; still no traceback."""
     assert run(["transcribe", "interrupt.wav"], PaperEngine(closing=KeyboardInterrupt())) == 130
-    assert capsys.readouterr().err == ""
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_other_errors_in_groups_are_not_swallowed() -> None:
     """A bug keeps its traceback."""
     with pytest.raises(BaseExceptionGroup):
-        main(["transcribe", "a.wav"], PaperEngine(closing=ZeroDivisionError()))
+        main(["transcribe", "--model", "m", __file__], PaperEngine(closing=ZeroDivisionError()))
+
+
+def job(out: TextIO, *files: str, format_: Format = TEXT) -> Job:
+    """Files to ``out``."""
+    return Job(files=files, destination=lambda clear: standard_output(out, files, format_, SubtitleSettings(), clear))
 
 
 async def test_a_reader_that_goes_away_ends_the_work(engine: PaperEngine) -> None:
@@ -325,8 +289,7 @@ async def test_a_reader_that_goes_away_ends_the_work(engine: PaperEngine) -> Non
         def flush(self) -> None:
             raise BrokenPipeError
 
-    job = Job(files=("a.wav", *["slow.wav"] * 5))
-    assert await job.run(lambda: engine("model", EngineConfig()), Pipe()) == 141
+    assert await job(Pipe(), "a.wav", *["slow.wav"] * 5).run(lambda: engine("model", EngineConfig())) == 141
     assert engine.closed
     assert engine.finished < 6
 
@@ -337,8 +300,7 @@ async def test_json_is_valid_in_every_encoding(engine: PaperEngine, encoding: st
     names = ("é.wav", "日本.wav", "🎙.wav", "\udcff.wav")
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace")
-    job = Job(files=names, style="json")
-    assert await job.run(lambda: engine("model", EngineConfig()), out) == 0
+    assert await job(out, *names, format_=JSON).run(lambda: engine("model", EngineConfig())) == 0
     lines = raw.getvalue().decode(encoding).splitlines()
     assert [json.loads(line)["file"] for line in lines] == list(names)
     assert ("日本" in lines[1]) == encoding.lower().startswith(("utf-8", "utf8"))
@@ -353,8 +315,7 @@ async def test_output_that_cannot_be_written_is_one_line(
         def flush(self) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    job = Job(files=("a.wav", *["slow.wav"] * 5))
-    assert await job.run(lambda: engine("model", EngineConfig()), Full()) == 1
+    assert await job(Full(), "a.wav", *["slow.wav"] * 5).run(lambda: engine("model", EngineConfig())) == 1
     assert engine.closed
     assert capsys.readouterr().err == "triolet: the output cannot be written: [Errno 28] No space left on device\n"
 
@@ -372,7 +333,7 @@ def test_without_standard_output_nothing_is_loaded(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("words", ["transcribe a.wav", "devices", "--help", "--version"])
+@pytest.mark.parametrize("words", [f"transcribe --model m {__file__}", "devices", "--help", "--version"])
 def test_a_full_disk_leaves_no_traceback(words: str) -> None:
     """In a real process, also at its exit: one line and status 1."""
     with open("/dev/full", "w", encoding="utf-8") as full:
@@ -405,16 +366,18 @@ REAL = textwrap.dedent(
     from contextlib import asynccontextmanager
     from triolet.api.command_line.main import main
 
-    class Segments:
-        language, language_probability, duration, position = "en", 1.0, 1.0, 1.0
-        async def __aiter__(self):
-            return
-            yield
+    from triolet.api.outputs.results import Progress
+    from triolet.api.speech.segments import SegmentStream
+
+    async def nothing():
+        return
+        yield
 
     class Engine:
         @asynccontextmanager
         async def stream_transcription(self, audio, **options):
-            yield Segments()
+            told = Progress(language="en", language_probability=1.0, duration=1.0, position=1.0)
+            yield SegmentStream(nothing(), lambda: told)
 
     @asynccontextmanager
     async def open_engine(model, config):
@@ -429,7 +392,7 @@ REAL = textwrap.dedent(
 def test_head_leaves_no_traceback() -> None:
     """In a real pipe whose reader is gone: status 141 and a clean standard error, also at exit."""
     with subprocess.Popen(
-        [sys.executable, "-c", REAL, "transcribe", "--model", "m", "a.wav", "b.wav"],
+        [sys.executable, "-c", REAL, "transcribe", "--model", "m", __file__, __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -443,17 +406,15 @@ def test_head_leaves_no_traceback() -> None:
 def test_a_terminal_shows_seconds_of_audio(
     engine: PaperEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bar on standard error, over all files opened so far; standard output stays clean."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+    """A bar on standard error, over all files opened so far, with the speed, and each segment as it becomes final;
+    standard output stays clean."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["transcribe", "a.wav", "b.wav", "bad.wav"], engine) == 1
     assert "% of 5 s |" in terminal.getvalue()
+    assert re.search(r"left, \d+\.\dx", terminal.getvalue())
+    assert "b.wav [00:01.000 --> 00:02.500] möglichst.\n" in terminal.getvalue()
     assert "triolet: bad.wav: cut short" in terminal.getvalue()
     assert capsys.readouterr().out.count("\n") == 2
 
@@ -505,6 +466,10 @@ def test_the_command_starts_without_torch() -> None:
     assert done.stdout == "set()\n"
 
 
+LOGGED = ["triolet: open: paper", "triolet: warning: step 3 failed: RuntimeError: boom"]
+SEGMENTS = ["[00:00.000 --> 00:01.000] said in a.wav,", "[00:01.000 --> 00:02.500] möglichst."]
+
+
 # -- the log ---------------------------------------------------------------------------------------------------------
 
 
@@ -524,8 +489,9 @@ class LoggingEngine(PaperEngine):
     ("words", "told"),
     [
         ([], ["triolet: warning: step 3 failed: RuntimeError: boom"]),
-        (["-v"], ["triolet: open: paper", "triolet: warning: step 3 failed: RuntimeError: boom"]),
-        (["--verbose"], ["triolet: open: paper", "triolet: warning: step 3 failed: RuntimeError: boom"]),
+        (["-v"], [*LOGGED, *SEGMENTS]),
+        (["--verbose"], [*LOGGED, *SEGMENTS]),
+        (["--no-verbose"], LOGGED[1:]),
     ],
 )
 def test_warnings_of_the_log_are_lines_on_standard_error_and_more_is_asked_for(

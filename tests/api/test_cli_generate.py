@@ -359,11 +359,21 @@ def test_wrong_usage_has_status_2(words: str, told: str, capsys: pytest.CaptureF
         (["hi", "--audio", "absent.wav"], "absent.wav: no such file; check the spelling and the folder"),
         (["hi", "--image", "https://a.b/c.png"], "https://a.b/c.png: no such file; addresses are not fetched"),
         (["hi", "--image", ""], "'': an empty file name; look at the quotes"),
-        (["hi", "--image", "."], ".: it cannot be read (Is a directory)"),
+        (["hi", "--image", "."], ".: it is a folder; give the files in it"),
         (["hi", "--image", __file__], "is not an image that can be read (no format that is known); allowed: PNG,"),
         (["hi", "--json-schema", "absent.json"], "absent.json: no such file"),
         (["hi", "--json-schema", __file__], "it is no JSON (Extra data"),
         (["hi", "--json-schema", os.devnull], "it is no JSON (Expecting value"),
+    ],
+)
+def test_a_wrong_file_is_one_line_and_status_1(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `transcribe` has it. Told before any model is loaded."""
+    assert_one_line_and_status(1, words, told, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
         ([""], "the prompt is empty; write one, or give --image or --audio"),
         (["\udcff"], "PROMPT is no UTF-8 text (character 0); convert it first"),
         (["hi", "--system", "\udcff"], "--system is no UTF-8 text"),
@@ -373,8 +383,12 @@ def test_a_wrong_input_is_one_line_and_status_2(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Told before any model is loaded."""
+    assert_one_line_and_status(2, words, told, capsys)
+
+
+def assert_one_line_and_status(status: int, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     engine = PaperEngine()
-    assert run(["generate", "model", *words], engine) == 2
+    assert run(["generate", "model", *words], engine) == status
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("triolet: ")
@@ -385,24 +399,34 @@ def test_a_wrong_input_is_one_line_and_status_2(
 def test_a_schema_that_cannot_be_followed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "schema.json"
     path.write_text('{"type": "poem"}')
-    assert run(["generate", "model", "hi", "--json-schema", str(path)], PaperEngine()) == 2
+    assert run(["generate", "model", "hi", "--json-schema", str(path)], PaperEngine()) == 1
     assert capsys.readouterr().err.startswith(f"triolet: {path}: ")
 
 
 @pytest.mark.parametrize(
-    ("command", "data", "told"),
+    ("command", "data", "status", "told"),
     [
-        ("generate", b"\n", "the prompt is empty"),
-        ("generate", b"ab\xff", "standard input: byte 2 is no UTF-8 text; images and audio are given with --image and"),
-        ("embed", b"\n \n", "standard input has no text; one a line is wanted"),
+        ("generate", b"\n", 2, "the prompt is empty"),
+        (
+            "generate",
+            b"ab\xff",
+            1,
+            "standard input: byte 2 is no UTF-8 text; images and audio are given with --image and",
+        ),
+        ("embed", b"\n \n", 2, "standard input has no text; one a line is wanted"),
     ],
 )
 def test_standard_input_without_a_text_is_one_line(
-    command: str, data: bytes, told: str, typed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+    command: str,
+    data: bytes,
+    status: int,
+    told: str,
+    typed: Callable[[bytes], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     typed(data)
     engine = PaperEngine()
-    assert run([command, "model"], engine) == 2
+    assert run([command, "model"], engine) == status
     assert capsys.readouterr().err.startswith(f"triolet: {told}")
     assert not engine.configs
 
@@ -426,23 +450,23 @@ def test_standard_input_that_is_closed_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert run(["generate", "model"], PaperEngine()) == 2
+    assert run(["generate", "model"], PaperEngine()) == 1
     assert capsys.readouterr().err.startswith("triolet: standard input: it is closed; pipe a prompt in")
 
 
 @pytest.mark.parametrize(
-    ("engine", "status", "told"),
+    ("engine", "told"),
     [
-        (PaperEngine(opening=CheckpointError("no checkpoint there")), 1, "no checkpoint there"),
-        (PaperEngine(opening=InvalidRequest("no such device")), 2, "no such device"),
-        (PaperEngine(RequestTooLarge("too long a prompt")), 2, "too long a prompt"),
-        (PaperEngine("a", converses=False), 2, "--system, but paper has no chat template; write it into the prompt"),
+        (PaperEngine(opening=CheckpointError("no checkpoint there")), "no checkpoint there"),
+        (PaperEngine(opening=InvalidRequest("no such device")), "no such device"),
+        (PaperEngine(RequestTooLarge("too long a prompt")), "too long a prompt"),
+        (PaperEngine("a", converses=False), "--system, but paper has no chat template; write it into the prompt"),
     ],
 )
 def test_what_the_engine_refuses_is_one_line(
-    engine: PaperEngine, status: int, told: str, capsys: pytest.CaptureFixture[str]
+    engine: PaperEngine, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["generate", "model", "hi", "--system", "be brief"], engine) == status
+    assert run(["generate", "model", "hi", "--system", "be brief"], engine) == 1
     assert capsys.readouterr() == ("", f"triolet: {told}\n")
 
 
@@ -540,7 +564,7 @@ def test_whisper_is_asked_by_its_own_tokens(capsys: pytest.CaptureFixture[str]) 
         ("bert", ["hi"], "BertModel gives vectors, not text"),
     ],
 )
-def test_what_the_model_cannot_read_is_one_line_and_status_2(
+def test_what_the_model_cannot_read_is_one_line_and_status_1(
     family: str,
     words: list[str],
     told: str,
@@ -549,7 +573,7 @@ def test_what_the_model_cannot_read_is_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = [str(picture) if word == "PICTURE" else word for word in words]
-    assert run(["generate", checkpoint(family), *given, *CPU]) == 2
+    assert run(["generate", checkpoint(family), *given, *CPU]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert told in err

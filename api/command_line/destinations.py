@@ -1,0 +1,245 @@
+"""Where transcripts go: into files of a folder, or to standard output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from attrs import define, evolve, field, frozen
+
+from ..formats.cues import one_line
+from ..formats.settings import SubtitleSettings
+from ..formats.writers import TEXT, Format, Writer, WriterSettings, timed_line
+from ..outputs.results import Segment, Transcript
+from .terminal import STDIN, OutputError, is_utf8, visible, write
+
+
+class Destination(Protocol):
+    """Takes the segments of each file as they become final, and its transcript at the end. ``in_order``: it wants the
+    end of the files in their order.
+
+    `add` and `finish` raise `OutputError`, or BrokenPipeError where the reader went away.
+    """
+
+    in_order: bool
+
+    def add(self, name: str, segment: Segment) -> None:
+        """A segment of the file ``name`` is final."""
+
+    def finish(self, name: str, transcript: Transcript) -> None:
+        """The file ``name`` has ended, perhaps before its audio did."""
+
+
+# ---- a folder --------------------------------------------------------------------------------------------------------
+
+
+def output_name(name: str) -> str:
+    """What the outputs of the file ``name`` are called, before the extension of the format."""
+    return "stdin" if name == STDIN else Path(name).stem or name
+
+
+def clash(names: Sequence[str]) -> tuple[str, str] | None:
+    """The first two files whose outputs would be the same file."""
+    seen: dict[str, str] = {}
+    for name in names:
+        key = output_name(name)
+        if key in seen:
+            return seen[key], name
+        seen[key] = name
+    return None
+
+
+def prepare_folder(folder: str) -> None:
+    """Makes the folder, where it is missing.
+
+    Raises:
+        OutputError: it cannot be made, or nothing can be written there.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: this folder cannot be made ({error.strerror})") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder}: nothing can be written to this folder; check its permissions (ls -ld)")
+
+
+@define
+class _OpenOutput:
+    """One output file. It is made with the first text that it gets, so that a file which fails at its beginning leaves
+    what an earlier run wrote."""
+
+    path: Path
+    writer: Writer
+    _file: TextIO | None = field(default=None, init=False)
+
+    def put(self, text: str) -> None:
+        """Writes ``text`` behind what was written."""
+        if not text:
+            return
+        try:
+            if self._file is None:
+                # a name that is no text is written as JSON's own escapes
+                self._file = open(self.path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+                text = self.writer.begin() + text
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            raise OutputError(f"{self.path}: it cannot be written ({error.strerror or error})") from error
+
+    def close(self) -> None:
+        """Ends the file; one that got no text has its beginning alone."""
+        try:
+            if self._file is None:
+                self.path.write_text(self.writer.begin(), encoding="utf-8")
+            else:
+                self._file.close()
+        except OSError as error:
+            raise OutputError(f"{self.path}: it cannot be written ({error.strerror or error})") from error
+
+
+@define
+class Folder:
+    """Files named after the audio's: ``talk.mp3`` gives ``talk.srt``. Formats that can are written as segments come."""
+
+    folder: Path
+    formats: Sequence[Format]
+    settings: SubtitleSettings
+    in_order: bool = field(default=False, init=False)
+    _open: dict[str, list[_OpenOutput]] = field(factory=dict, init=False)
+
+    def add(self, name: str, segment: Segment) -> None:
+        """See `Destination`."""
+        for output in self._outputs(name):
+            output.put(output.writer.add(segment))
+
+    def finish(self, name: str, transcript: Transcript) -> None:
+        """See `Destination`."""
+        for output in self._outputs(name):
+            output.put(output.writer.end(transcript))
+            output.close()
+        del self._open[name]
+
+    def _outputs(self, name: str) -> list[_OpenOutput]:
+        if name not in self._open:
+            settings = WriterSettings(subtitles=self.settings, file=name)
+            self._open[name] = [
+                _OpenOutput(self.folder / f"{output_name(name)}.{each.extension}", each.make(settings))
+                for each in self.formats
+            ]
+        return self._open[name]
+
+
+# ---- standard output -------------------------------------------------------------------------------------------------
+
+
+@define
+class OneLine:
+    """A writer of plain text in one line, for a pipe: the segments' texts, as they come."""
+
+    _blanks: str = field(default="", init=False)
+    _begun: bool = field(default=False, init=False)
+
+    def begin(self) -> str:
+        """See `Writer`."""
+        return ""
+
+    def add(self, segment: Segment) -> str:
+        """See `Writer`."""
+        text = self._blanks + one_line(segment.text)
+        if not self._begun:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._blanks = text[len(shown) :]
+        self._begun = self._begun or bool(shown)
+        return shown
+
+    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
+        """See `Writer`."""
+        return "\n"
+
+
+@frozen
+class TimedLines:
+    """A writer of a line for each segment with its times, for people at a terminal."""
+
+    def begin(self) -> str:
+        """See `Writer`."""
+        return ""
+
+    def add(self, segment: Segment) -> str:
+        """See `Writer`."""
+        return f"{visible(timed_line(segment))}\n"
+
+    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
+        """See `Writer`."""
+        return ""
+
+
+@define
+class OneFile:
+    """One file's transcript to ``out``, as it becomes final. ``clear`` makes room on the terminal."""
+
+    out: TextIO
+    writer: Writer
+    clear: Callable[[], None]
+    in_order: bool = field(default=True, init=False)
+    _begun: bool = field(default=False, init=False)
+
+    def add(self, name: str, segment: Segment) -> None:  # noqa: ARG002
+        """See `Destination`."""
+        self._put(self.writer.add(segment))
+
+    def finish(self, name: str, transcript: Transcript) -> None:  # noqa: ARG002
+        """See `Destination`."""
+        self._put(self.writer.end(transcript), last=True)
+
+    def _put(self, text: str, *, last: bool = False) -> None:
+        if not self._begun and (text or last):
+            self._begun, text = True, self.writer.begin() + text
+        if text:
+            self.clear()
+            write(text, self.out, end="")
+
+
+@define
+class Lines:
+    """A line for each of several files to ``out``, in their order: ``NAME: text``, or one JSON object."""
+
+    out: TextIO
+    format: Format
+    settings: WriterSettings
+    clear: Callable[[], None]
+    in_order: bool = field(default=True, init=False)
+
+    def add(self, name: str, segment: Segment) -> None:
+        """See `Destination`."""
+
+    def finish(self, name: str, transcript: Transcript) -> None:
+        """See `Destination`."""
+        self.clear()
+        write(self._line(name, transcript), self.out, end="")
+
+    def _line(self, name: str, transcript: Transcript) -> str:
+        if self.format is TEXT:
+            text = one_line(transcript.text)
+            return f"{name}: {visible(text) if self.out.isatty() else text}\n"
+        return self.format.make(evolve(self.settings, file=name)).end(transcript)
+
+
+def standard_output(
+    out: TextIO, files: Sequence[str], format_: Format, settings: SubtitleSettings, clear: Callable[[], None]
+) -> Destination:
+    """Standard output ``out`` for these files, which can follow each other there in this format."""
+    known = WriterSettings(subtitles=settings, ascii_only=not is_utf8(out))
+    if len(files) > 1:
+        return Lines(out, format_, known, clear)
+    if format_ is TEXT:
+        return OneFile(out, TimedLines() if out.isatty() else OneLine(), clear)
+    return OneFile(out, format_.make(evolve(known, file=files[0])), clear)
+
+
+def follow_each_other(format_: Format) -> bool:
+    """True if the outputs of several files can follow each other on standard output."""
+    return format_ is TEXT or format_.is_line

@@ -1,0 +1,70 @@
+"""The command ``triolet devices``: what a model can run on."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import click
+
+from .terminal import PIPE_CLOSED, stdout, write
+
+
+@click.command()
+def devices() -> int:
+    """List what a model can run on. The default is marked with a star."""
+    out = stdout()
+    try:
+        for line in _device_lines():
+            write(line, out)
+    except BrokenPipeError:
+        return PIPE_CLOSED
+    return 0
+
+
+def _device_lines() -> list[str]:
+    from ...models.machine.host import affinity, available_memory, choose_threads, read_file, usable_cores
+    from ...models.machine.openmp import prepare_openmp
+
+    policy = prepare_openmp()
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    lines = []
+    for index in range(count):
+        device = torch.cuda.get_device_properties(index)
+        star = "*" if index == torch.cuda.current_device() else " "
+        free, total = torch.cuda.mem_get_info(index)
+        lines.append(f"{star} cuda:{index}  {device.name}, {_gibibytes(total)} ({_gibibytes(free)} free), float16")
+    star = " " if count else "*"
+    threads = choose_threads(torch.get_num_threads())
+    cores = usable_cores(read_file, affinity(), os.cpu_count() or 1)
+    left = available_memory(read_file)
+    available = "" if left is None else f" ({_gibibytes(left)} available)"
+    return [
+        *lines,
+        f"{star} cpu  {_cpu_name()}, {_gibibytes(_memory())}{available}, float32, {threads} threads",
+        f"       cores: {cores.count} usable of {cores.reason}",
+        f"       waiting threads: {policy.setting or 'spin'}, {policy.reason}",
+    ]
+
+
+def _gibibytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def _memory() -> int:
+    """Bytes of the machine's memory; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return next(iter(names), platform.processor() or platform.machine())

@@ -1,0 +1,76 @@
+"""What a terminal sees while files are transcribed: a bar of seconds of audio, and segments as they become final."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import trio
+
+from ..formats.writers import timed_line
+from ..outputs.results import Segment
+from .terminal import visible
+
+if TYPE_CHECKING:
+    from .watch import View
+
+_FORM = "{percentage:3.0f}% of {total:.0f} s |{bar}| {elapsed}, {remaining} left{postfix}"
+_FORM_WITHOUT_TOTAL = "{n:.0f} s, {elapsed}{postfix}"
+
+
+class Progress:
+    """A bar of seconds of audio on standard error, with the speed (seconds of audio a second); nothing where standard
+    error is no terminal, or there is a view. ``shows_text``: `show` writes segments there."""
+
+    def __init__(self, view: View | None = None, *, shows_text: bool = False) -> None:
+        self._view = view
+        self._shows_text = shows_text
+        self._bar: Any = None
+        self._begun = 0.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def begin(self, seconds: float | None) -> float:
+        """A file of that length was opened; ``None``: nobody knows its length. Returns the seconds done: 0."""
+        if self._view is not None:
+            return 0.0
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._begun = trio.current_time()
+            form = _FORM_WITHOUT_TOTAL if seconds is None else _FORM
+            self._bar = tqdm(total=seconds, file=sys.stderr, disable=None, leave=False, bar_format=form)
+        elif seconds is None:
+            self._bar.total, self._bar.bar_format = None, _FORM_WITHOUT_TOTAL
+        elif self._bar.total is not None:
+            self._bar.total += seconds
+            self._bar.refresh()
+        return 0.0
+
+    def advance(self, told: float, position: float) -> float:
+        """The file has moved on from ``told`` to ``position``, in seconds."""
+        if self._bar is not None and not self._bar.disable:
+            self._bar.update(position - told)
+            elapsed = trio.current_time() - self._begun
+            if elapsed > 0:
+                self._bar.set_postfix_str(f"{self._bar.n / elapsed:.1f}x")
+        return position
+
+    def show(self, name: str | None, segment: Segment) -> None:
+        """Writes a final segment with its times, and the ``name`` of its file where there are several."""
+        if self._shows_text:
+            self.clear()
+            click.echo(visible((f"{name} " if name else "") + timed_line(segment)), err=True)
+
+    def clear(self) -> None:
+        """Makes room for a line on the terminal."""
+        if self._view is not None:
+            self._view.clear()
+        if self._bar is not None:
+            self._bar.clear()

@@ -1,0 +1,271 @@
+"""`Job`: files to transcribe through one engine, several at once."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from ...core.errors import TrioletError
+from ..inputs.audio import AudioSource
+from ..outputs.results import Transcript
+from .destinations import Destination
+from .progress import Progress
+from .terminal import (
+    FAILED,
+    PIPE_CLOSED,
+    STDIN,
+    OutputError,
+    at_a_shell,
+    complain,
+    in_shell_words,
+    log_lines,
+    read_stdin,
+    shown,
+    watched,
+)
+
+if TYPE_CHECKING:
+    from .watch import View
+
+Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
+
+PARALLEL_SECONDS = 120.0  # longer files are transcribed in parallel where nobody said otherwise
+
+
+@define(eq=False)
+class _File:
+    """A file and what became of it. ``transcript`` is what there is of it, ``position`` the seconds that are done."""
+
+    name: str
+    transcript: Transcript | None = None
+    position: float = 0.0
+    is_complete: bool = False
+    has_ended: bool = False
+    error: Exception | None = None
+
+
+@frozen(kw_only=True)
+class Job:
+    """Files to transcribe through one engine.
+
+    Args:
+        files: paths; "-" is standard input.
+        destination: makes the place where the transcripts go; it is given what makes room on the terminal.
+        options: of the transcriptions, by name.
+        parallel_when_long: transcribe a file of more than `PARALLEL_SECONDS` in parallel.
+        at_once: files transcribed together, and so held in memory.
+        verbose: write the log to standard error, not its warnings alone.
+        shows_text: write segments to standard error as they become final.
+        view: what ``--watch`` draws.
+    """
+
+    files: tuple[str, ...]
+    destination: Callable[[Callable[[], None]], Destination]
+    options: Mapping[str, Any] = field(factory=dict)
+    parallel_when_long: bool = False
+    at_once: int = 8
+    verbose: bool = False
+    shows_text: bool = False
+    view: View | None = None
+
+    async def run(self, open_engine: Opening) -> int:
+        """Transcribes the files; returns the exit status. A cancelled run leaves what was transcribed so far."""
+        progress = Progress(self.view, shows_text=self.shows_text)
+        with progress, log_lines(progress.clear, verbose=self.verbose):
+            try:
+                async with open_engine() as engine:
+                    with watched(self.view, engine):
+                        run = _Run(self, engine, progress, self.destination(progress.clear))
+                        return await run.transcribe()
+            except TrioletError as error:
+                progress.clear()
+                complain(in_shell_words(str(error)))
+                return FAILED
+
+
+@define(eq=False)
+class _Run:
+    """One run of a job, with an open engine."""
+
+    job: Job
+    engine: Any
+    progress: Progress
+    destination: Destination
+    _files: list[_File] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._files = [_File(name) for name in self.job.files]
+
+    async def transcribe(self) -> int:
+        """The exit status."""
+        status, waiting, at_end = 0, iter(self._files), False
+        sender, ended = trio.open_memory_channel[_File](math.inf)
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(self.job.at_once, len(self._files))):
+                    nursery.start_soon(self._work, waiting, sender.clone())
+                sender.close()
+                try:
+                    async for ended_file in ended:
+                        for file in self._to_report(ended_file):
+                            status = max(status, self._report(file))
+                except BrokenPipeError:
+                    status = PIPE_CLOSED
+                    nursery.cancel_scope.cancel()
+                except OutputError as error:
+                    status = self._complain(str(error))
+                    nursery.cancel_scope.cancel()
+            at_end = True
+        finally:
+            if not at_end:
+                self._leave()
+        return status
+
+    def _to_report(self, file: _File) -> list[_File]:
+        """The files to report now that ``file`` has ended: itself, or all up to the first that has not ended."""
+        file.has_ended = True
+        if not self.destination.in_order:
+            return [file]
+        return list(itertools.takewhile(lambda each: each.has_ended, self._files))
+
+    async def _work(self, waiting: Iterator[_File], ended: trio.MemorySendChannel[_File]) -> None:
+        with ended:
+            for file in waiting:
+                try:
+                    await self._transcribe(file)
+                except (TrioletError, OutputError, BrokenPipeError) as error:
+                    file.error = error
+                ended.send_nowait(file)
+
+    async def _transcribe(self, file: _File) -> None:
+        name, progress = file.name, self.progress
+        source: AudioSource = name
+        if name == STDIN:
+            source = await trio.to_thread.run_sync(_read_audio, abandon_on_cancel=True)
+        async with self.engine.stream_transcription(source, **await self._options(name, source)) as segments:
+            told, found = progress.begin(segments.duration), 0
+            try:
+                async for segment in segments:
+                    found += 1
+                    self.destination.add(name, segment)
+                    progress.show(shown(name) if len(self.job.files) > 1 else None, segment)
+                    told = progress.advance(told, segments.position)
+                file.is_complete = True
+                progress.advance(told, segments.position if segments.duration is None else segments.duration)
+            finally:
+                file.position = segments.position
+                if found or file.is_complete:
+                    file.transcript = segments.transcript()
+
+    async def _options(self, name: str, source: AudioSource) -> dict[str, Any]:
+        options = dict(self.job.options)
+        if self.job.parallel_when_long:
+            seconds = await trio.to_thread.run_sync(seconds_of, source, abandon_on_cancel=True)
+            if seconds is not None and seconds > PARALLEL_SECONDS:
+                options["parallel"] = True
+        if self.job.view is not None:
+            options["request_id"] = shown(Path(name).name)  # lines say which file they are of
+        return options
+
+    # -- what is told ------------------------------------------------------------------------------------------------
+
+    def _report(self, file: _File) -> int:
+        """Writes what became of a file that has ended. Returns its exit status; raises the errors of writing."""
+        if isinstance(file.error, OutputError | BrokenPipeError):
+            raise file.error
+        self._forget(file)
+        why = None if file.error is None else at_a_shell(file.name, _as_ours(file.error))
+        self._finish(file, why)
+        if file.error is None:
+            return 0
+        return FAILED if file.transcript is not None else self._complain(f"{shown(file.name)}: {why}")
+
+    def _finish(self, file: _File, why: str | None) -> None:
+        """Hands over the transcript of ``file``, if there is any. ``why`` it is not complete is a warning of its."""
+        transcript, file_name = file.transcript, shown(file.name)
+        if transcript is None:
+            return
+        missing = () if why is None else (f"{why}; what is said after {file.position:.2f} s is missing",)
+        self.destination.finish(file.name, evolve(transcript, warnings=transcript.warnings + missing))
+        for warning in transcript.warnings:
+            self._complain(f"{file_name}: warning: {warning}")
+        for told in missing:
+            self._complain(f"{file_name}: {told}")
+
+    def _leave(self) -> None:
+        """The run is cut off, by ^C or because the engine failed: writes what there is of each file, in their order."""
+        nothing = []
+        for file in list(self._files):
+            if file.transcript is None:
+                nothing.append(shown(file.name))
+                continue
+            try:
+                self._finish(file, None if file.is_complete else "stopped before its end")
+            except BrokenPipeError:
+                return
+            except OutputError as error:
+                self._complain(str(error))
+        if nothing:
+            self._complain(f"stopped; nothing is transcribed of {', '.join(nothing)}")
+
+    def _forget(self, file: _File) -> None:
+        """`_leave` has nothing to do with a file that was reported."""
+        self._files[:] = [each for each in self._files if each is not file]
+
+    def _complain(self, message: str) -> int:
+        self.progress.clear()
+        complain(message)
+        return FAILED
+
+
+def _as_ours(error: Exception) -> TrioletError:
+    assert isinstance(error, TrioletError), f"{error!r} is not for users"
+    return error
+
+
+def _read_audio() -> bytes:
+    return read_stdin("audio")
+
+
+def seconds_of(source: Any) -> float | None:
+    """How long audio is, as its header says; ``None`` where nothing is said. Pipes are not read, since what was read
+    would be gone. Blocking."""
+    import av
+    import soundfile
+
+    try:
+        if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
+            return None
+        make: Callable[[], Any] = (lambda: source) if isinstance(source, str) else (lambda: io.BytesIO(source))
+        for read in (_by_soundfile, _by_ffmpeg):
+            try:
+                return read(make())
+            except (soundfile.SoundFileError, av.FFmpegError):
+                continue
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _by_soundfile(source: Any) -> float | None:
+    import soundfile
+
+    with soundfile.SoundFile(source) as sound:
+        return float(sound.frames / sound.samplerate)
+
+
+def _by_ffmpeg(source: Any) -> float | None:
+    import av
+
+    with av.open(source, options={"protocol_whitelist": "none"}, metadata_errors="replace") as container:
+        return None if container.duration is None else container.duration / 1e6

@@ -1,0 +1,145 @@
+"""Cues, the subtitles of SRT and WebVTT: when a text is shown, and in which lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from attrs import define, field, frozen
+
+from ...core.errors import InvalidRequest
+from ..outputs.results import Segment, Word
+from .settings import SubtitleSettings
+
+LONG_PAUSE = 3.0  # seconds between the starts of two words: where subtitles run on, the second begins a new one
+_ARROW = re.compile(r"-{2,}>")  # separates the times of a cue, so that no text may hold it
+_LINE_END = re.compile(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")
+
+
+@frozen
+class Cue:
+    """``text``, of one or more lines, is shown from ``start`` to ``end``, both in milliseconds."""
+
+    start: int
+    end: int
+    text: str
+
+
+def milliseconds(seconds: float) -> int:
+    """``seconds`` as whole milliseconds, the nearest."""
+    return round(seconds * 1000)
+
+
+def one_line(text: str) -> str:
+    """``text`` with a blank for each end of a line: a line of its own would end a cue."""
+    return _LINE_END.sub(" ", text)
+
+
+def same(text: str) -> str:
+    """``text`` as it is: for formats that escape nothing."""
+    return text
+
+
+@frozen
+class _Piece:
+    """A word in its cue. ``text`` may begin with the end of the line before."""
+
+    start: int
+    end: int
+    text: str
+
+
+@define
+class CueMaker:
+    """Makes cues of segments, one after the other. ``escape`` is applied to the text of each word and segment.
+
+    Segments with words are cut as openai/whisper cuts them; see `SubtitleSettings`. Each other segment is a cue.
+    """
+
+    settings: SubtitleSettings
+    escape: Callable[[str], str] = same
+    _pieces: list[_Piece] = field(factory=list, init=False)  # of the cue that is not finished
+    _width: int = field(default=0, init=False)  # characters of its last line
+    _lines: int = field(default=1, init=False)
+    _last: float | None = field(default=None, init=False)  # seconds: where the last word starts
+
+    def add(self, segment: Segment) -> list[Cue]:
+        """The cues that are finished when ``segment`` comes.
+
+        Raises:
+            InvalidRequest: the settings need words, and the segment has none.
+        """
+        if segment.words is not None:
+            return [cue for chunk in self._chunks(segment.words) for cue in self._add_chunk(chunk)]
+        if self.settings.needing_words is not None:
+            raise InvalidRequest(
+                f"{self.settings.needing_words} for a transcript without words; allowed: a transcript with their "
+                "times. Transcribe with timestamps='word'"
+            )
+        text = _without_arrow(self.escape(one_line(segment.text).strip()))
+        plain = [Cue(milliseconds(segment.start), milliseconds(segment.end), text)] if text else []
+        return self.end() + plain
+
+    def end(self) -> list[Cue]:
+        """The cues that are left at the end."""
+        pieces, self._pieces = self._pieces, []
+        self._width, self._lines = 0, 1
+        if not any(piece.text.strip() for piece in pieces):
+            return []
+        return list(_highlighted(pieces)) if self.settings.highlight_words else [_joined(pieces)]
+
+    def _chunks(self, words: Sequence[Word]) -> Iterator[Sequence[Word]]:
+        size = self.settings.max_words_per_line or max(1, len(words))
+        return (words[start : start + size] for start in range(0, len(words), size))
+
+    def _add_chunk(self, words: Sequence[Word]) -> Iterator[Cue]:
+        for index, word in enumerate(words):
+            yield from self._add_word(word, begins=index == 0 and not self.settings.runs_on)
+
+    def _add_word(self, word: Word, *, begins: bool) -> list[Cue]:
+        """The cues that end before ``word``. ``begins``: it is the first of a cue."""
+        settings, text, finished = self.settings, one_line(word.text), []
+        pause = settings.runs_on and self._last is not None and word.start - self._last > LONG_PAUSE
+        self._last = word.start
+        room = settings.max_line_width is None or self._width + len(text) <= settings.max_line_width
+        separator = ""
+        if self._width and room and not pause and not begins:
+            self._width += len(text)
+        elif not text.strip():
+            return []  # a blank begins no line
+        else:
+            text = text.strip()
+            full = settings.max_line_count is not None and (pause or self._lines >= settings.max_line_count)
+            if self._pieces and (full or begins):
+                finished = self.end()
+            elif self._width:
+                self._lines += 1
+                separator = "\n"
+            self._width = len(text)
+        self._pieces.append(_Piece(milliseconds(word.start), milliseconds(word.end), separator + self.escape(text)))
+        return finished
+
+
+def _joined(pieces: Sequence[_Piece]) -> Cue:
+    return Cue(pieces[0].start, pieces[-1].end, _without_arrow("".join(piece.text for piece in pieces)))
+
+
+def _highlighted(pieces: Sequence[_Piece]) -> Iterator[Cue]:
+    """A cue for each word, in which it is underlined, and one for each gap between two words."""
+    shown = _joined(pieces).text
+    last = pieces[0].start
+    for index, piece in enumerate(pieces):
+        if piece.start > last:
+            yield Cue(last, piece.start, shown)
+        texts = [_underlined(each.text) if at == index else each.text for at, each in enumerate(pieces)]
+        yield Cue(piece.start, piece.end, _without_arrow("".join(texts)))
+        last = piece.end
+
+
+def _underlined(text: str) -> str:
+    bare = text.lstrip()
+    return f"{text[: len(text) - len(bare)]}<u>{bare}</u>" if bare else text
+
+
+def _without_arrow(text: str) -> str:
+    return _ARROW.sub("->", text)

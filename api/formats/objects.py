@@ -1,0 +1,78 @@
+"""What JSON holds of a transcript: all of it, or the shape of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from ..outputs.languages import language_name
+from ..outputs.results import Segment, Transcript
+
+_SEEK_STEPS = 100  # a second: Whisper counts frames of 10 ms
+_WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities", "words")
+
+
+def as_object(transcript: Transcript) -> dict[str, Any]:
+    """All that a transcript holds but its timings: text, language, segments. ``words``, ``coverage``, ``warnings`` and
+    ``language_probabilities`` are there where there are some."""
+    return attrs.asdict(transcript, filter=_is_told)
+
+
+def _is_told(attribute: attrs.Attribute[Any], value: Any) -> bool:
+    if attribute.name in _WHERE_THERE_ARE_SOME:
+        return bool(value)
+    return attribute.name != "timings"
+
+
+def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
+    """The shape of ``verbose_json`` in OpenAI's API (Audio, create transcription). The language is its English name.
+    ``words`` are there where the transcript has some, without the blanks around them. ``seek`` is where the segment
+    starts, in frames of 10 ms: a transcript does not know its windows."""
+    told = {
+        "task": transcript.task,
+        "language": language_name(transcript.language),
+        "duration": transcript.duration,
+        "text": transcript.text,
+        "segments": [_verbose_segment(segment) for segment in transcript.segments],
+    }
+    if any(segment.words is not None for segment in transcript.segments):
+        told["words"] = [
+            {"word": word.text.strip(), "start": word.start, "end": word.end}
+            for segment in transcript.segments
+            for word in segment.words or ()
+        ]
+    return told
+
+
+def _verbose_segment(segment: Segment) -> dict[str, Any]:
+    return {
+        "id": segment.id,
+        "seek": round(segment.start * _SEEK_STEPS),
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": list(segment.token_ids),
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": segment.no_speech_prob,
+    }
+
+
+def as_line(told: Mapping[str, Any], *, ascii_only: bool = False) -> str:
+    """``told`` as JSON in one line. JSON knows no infinity and no NaN, which become null."""
+    return json.dumps(_finite(told), ensure_ascii=ascii_only, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,61 @@
+"""`SubtitleSettings`: how subtitles are broken into lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from ...core.checks import flag, integer, settle
+
+_MOST = 100_000
+
+_CHECKS = {
+    "max_line_width": integer(1, _MOST).or_none("as long as the text is"),
+    "max_line_count": integer(1, _MOST).or_none("as many as the width needs"),
+    "max_words_per_line": integer(1, _MOST).or_none("as many as fit"),
+    "highlight_words": flag(),
+}
+
+
+@frozen(kw_only=True)
+class SubtitleSettings:
+    """How subtitles (SRT, WebVTT) are broken into lines, as openai/whisper's writers do. All of it needs words with
+    their times. Without any setting a segment is a subtitle of one line.
+
+    Args:
+        max_line_width: characters of a line. A word that is longer has a line of its own.
+        max_line_count: lines of a subtitle. With ``max_line_width`` subtitles run on over the ends of segments, and a
+            pause of more than 3 s begins a new one.
+        max_words_per_line: words of a subtitle, which then has one line.
+        highlight_words: a subtitle for each word, which is underlined in it.
+
+    Raises:
+        InvalidRequest: a value that is not allowed.
+    """
+
+    max_line_width: int | None = None
+    max_line_count: int | None = None
+    max_words_per_line: int | None = None
+    highlight_words: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        settle(self, _CHECKS)
+
+    @property
+    def needing_words(self) -> str | None:
+        """The name of the first setting that needs words; ``None`` where there is none."""
+        given = (name for name in _CHECKS if getattr(self, name) not in (None, False))
+        return next(given, None)
+
+    @property
+    def runs_on(self) -> bool:
+        """True if subtitles run on over the ends of segments."""
+        return self.max_line_width is not None and self.max_line_count is not None
+
+    def without_effect(self) -> Iterator[str]:
+        """A sentence for each setting that changes nothing beside the others."""
+        if self.max_line_count is not None and self.max_line_width is None:
+            yield "max_line_count has no effect without max_line_width"
+        if self.max_words_per_line is not None and self.runs_on:
+            yield "max_words_per_line has no effect with max_line_width and max_line_count"

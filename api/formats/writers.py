@@ -1,0 +1,249 @@
+"""A writer for each format, fed with segments as they become final.
+
+A whole output is ``writer.begin()``, ``writer.add(segment)`` of each segment in order, and ``writer.end(transcript)``,
+joined; `written` does that at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from attrs import define, field, frozen
+
+from ...core.errors import InvalidRequest
+from ..outputs.results import Segment, Transcript
+from .cues import Cue, CueMaker, milliseconds, one_line, same
+from .objects import as_line, as_object, as_verbose_object
+from .settings import SubtitleSettings
+
+
+class Writer(Protocol):
+    """Writes one transcript. Each piece of the output is a text, often an empty one."""
+
+    def begin(self) -> str:
+        """What comes before the first segment."""
+
+    def add(self, segment: Segment) -> str:
+        """What can be written now that ``segment`` is final."""
+
+    def end(self, transcript: Transcript) -> str:
+        """What is left, now that all segments of ``transcript`` were added."""
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+
+
+def timestamp(milliseconds: int, *, hours: bool, mark: str = ".") -> str:
+    """``01:02:03.004``. Without ``hours`` the hours are left out where there are none; ``mark`` comes before the
+    milliseconds."""
+    seconds, rest = divmod(milliseconds, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    whole, minutes = divmod(minutes, 60)
+    head = f"{whole:02d}:" if hours or whole else ""
+    return f"{head}{minutes:02d}:{seconds:02d}{mark}{rest:03d}"
+
+
+def timed_line(segment: Segment) -> str:
+    """``[00:00.000 --> 00:05.000] text``, for people who watch."""
+    start, end = (timestamp(milliseconds(time), hours=False) for time in (segment.start, segment.end))
+    return f"[{start} --> {end}] {one_line(segment.text).strip()}"
+
+
+@frozen
+class TextWriter:
+    """A line for each segment."""
+
+    def begin(self) -> str:
+        """See `Writer`."""
+        return ""
+
+    def add(self, segment: Segment) -> str:
+        """See `Writer`."""
+        text = one_line(segment.text).strip()
+        return f"{text}\n" if text else ""
+
+    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
+        """See `Writer`."""
+        return ""
+
+
+@frozen
+class TsvWriter:
+    """Start and end in whole milliseconds and the text, separated by tabs, below a line with these names."""
+
+    def begin(self) -> str:
+        """See `Writer`."""
+        return "start\tend\ttext\n"
+
+    def add(self, segment: Segment) -> str:
+        """See `Writer`."""
+        text = one_line(segment.text).strip().replace("\t", " ")
+        return f"{milliseconds(segment.start)}\t{milliseconds(segment.end)}\t{text}\n" if text else ""
+
+    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
+        """See `Writer`."""
+        return ""
+
+
+# ---- subtitles -------------------------------------------------------------------------------------------------------
+
+
+@define
+class SrtWriter:
+    """SubRip: numbered cues."""
+
+    settings: SubtitleSettings = field(factory=SubtitleSettings)
+    _maker: CueMaker = field(init=False)
+    _number: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._maker = CueMaker(self.settings, same)
+
+    def begin(self) -> str:
+        """See `Writer`."""
+        return ""
+
+    def add(self, segment: Segment) -> str:
+        """See `Writer`."""
+        return "".join(map(self._text, self._maker.add(segment)))
+
+    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
+        """See `Writer`."""
+        return "".join(map(self._text, self._maker.end()))
+
+    def _text(self, cue: Cue) -> str:
+        self._number += 1
+        start, end = (timestamp(time, hours=True, mark=",") for time in (cue.start, cue.end))
+        return f"{self._number}\n{start} --> {end}\n{cue.text}\n\n"
+
+
+@define
+class VttWriter:
+    """WebVTT. ``&`` and ``<`` of the text are escaped, as the standard wants it (WebVTT, section 4.2.2)."""
+
+    settings: SubtitleSettings = field(factory=SubtitleSettings)
+    _maker: CueMaker = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._maker = CueMaker(self.settings, _escaped)
+
+    def begin(self) -> str:
+        """See `Writer`."""
+        return "WEBVTT\n\n"
+
+    def add(self, segment: Segment) -> str:
+        """See `Writer`."""
+        return "".join(map(_vtt_cue, self._maker.add(segment)))
+
+    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
+        """See `Writer`."""
+        return "".join(map(_vtt_cue, self._maker.end()))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _vtt_cue(cue: Cue) -> str:
+    start, end = (timestamp(time, hours=False) for time in (cue.start, cue.end))
+    return f"{start} --> {end}\n{cue.text}\n\n"
+
+
+# ---- objects ---------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class ObjectWriter:
+    """One JSON object in one line, at the end. ``first`` are members that come before the transcript's."""
+
+    describe: Callable[[Transcript], Mapping[str, Any]]
+    first: Mapping[str, Any]
+    ascii_only: bool
+
+    def begin(self) -> str:
+        """See `Writer`."""
+        return ""
+
+    def add(self, segment: Segment) -> str:  # noqa: ARG002
+        """See `Writer`."""
+        return ""
+
+    def end(self, transcript: Transcript) -> str:
+        """See `Writer`."""
+        return as_line({**self.first, **self.describe(transcript)}, ascii_only=self.ascii_only) + "\n"
+
+
+# ---- the formats -----------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class WriterSettings:
+    """How a transcript is written.
+
+    Args:
+        subtitles: how subtitles are broken into lines.
+        file: the name of the audio's file, which ``json`` tells.
+        ascii_only: escape in JSON what is not ASCII, for an output that is not UTF-8.
+    """
+
+    subtitles: SubtitleSettings = field(factory=SubtitleSettings)
+    file: str | None = None
+    ascii_only: bool = False
+
+
+@frozen(kw_only=True)
+class Format:
+    """A format: its name, the extension of its files, and how its writers are made. ``is_line``: the output is one
+    line, so that outputs of several files can follow each other."""
+
+    name: str
+    extension: str
+    make: Callable[[WriterSettings], Writer]
+    is_line: bool = False
+    is_subtitles: bool = False
+
+
+def _json_writer(settings: WriterSettings) -> Writer:
+    first = {} if settings.file is None else {"file": settings.file}
+    return ObjectWriter(as_object, first, settings.ascii_only)
+
+
+def _verbose_json_writer(settings: WriterSettings) -> Writer:
+    return ObjectWriter(as_verbose_object, {}, settings.ascii_only)
+
+
+TEXT = Format(name="text", extension="txt", make=lambda _: TextWriter())
+JSON = Format(name="json", extension="json", make=_json_writer, is_line=True)
+VERBOSE_JSON = Format(name="verbose_json", extension="json", make=_verbose_json_writer, is_line=True)
+SRT = Format(name="srt", extension="srt", make=lambda settings: SrtWriter(settings.subtitles), is_subtitles=True)
+VTT = Format(name="vtt", extension="vtt", make=lambda settings: VttWriter(settings.subtitles), is_subtitles=True)
+TSV = Format(name="tsv", extension="tsv", make=lambda _: TsvWriter())
+
+FORMATS: Mapping[str, Format] = {each.name: each for each in (TEXT, JSON, VERBOSE_JSON, SRT, VTT, TSV)}
+ALL = "all"
+OF_ALL = (TEXT, JSON, SRT, VTT, TSV)  # no verbose_json: its file would have the name of json's
+
+
+def formats_of(name: str) -> tuple[Format, ...]:
+    """The format of that name, or those of ``"all"``.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+    if name == ALL:
+        return OF_ALL
+    if name not in FORMATS:
+        raise InvalidRequest(f"format={name!r}; allowed: {', '.join(map(repr, (*FORMATS, ALL)))}")
+    return (FORMATS[name],)
+
+
+def written(transcript: Transcript, format_: Format, settings: WriterSettings | None = None) -> str:
+    """The whole output of ``transcript`` in a format.
+
+    Raises:
+        InvalidRequest: the settings of subtitles need words, and the transcript has none.
+    """
+    writer = format_.make(settings or WriterSettings())
+    parts = [writer.begin(), *map(writer.add, transcript.segments), writer.end(transcript)]
+    return "".join(parts)

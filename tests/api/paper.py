@@ -1,0 +1,135 @@
+"""An engine of paper for the command line: it says the names of files."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import evolve
+
+from triolet.api.command_line.main import main
+from triolet.api.outputs.results import Progress, Segment, Word
+from triolet.api.speech.segments import SegmentStream
+from triolet.core.config import EngineConfig
+from triolet.core.errors import EncodeFailed, TrioletError, UnsupportedAudio
+
+
+def segment(number: int, start: float, end: float, text: str) -> Segment:
+    return Segment(
+        id=number,
+        start=start,
+        end=end,
+        text=text,
+        token_ids=(1, 2),
+        avg_logprob=-0.5,
+        no_speech_prob=0.1,
+        compression_ratio=1.0,
+        temperature=0.0,
+    )
+
+
+class PaperEngine:
+    """Two segments that say the file's name; by that name: ``bad*`` cannot be decoded, ``breaks*`` breaks after the
+    first segment, ``endless*`` presses ^C after the first segment, ``interrupt*`` before it, ``slow*`` comes last,
+    ``warned*`` has a warning."""
+
+    def __init__(self, opening: TrioletError | None = None, closing: BaseException | None = None) -> None:
+        self.opening = opening
+        self.closing = closing
+        self.models: list[tuple[str, EngineConfig]] = []
+        self.asked: list[tuple[Any, dict[str, Any]]] = []
+        self.duration: float | None = 2.5
+        self.words = False
+        self.running = self.most_running = 0
+        self.closed = False
+        self.finished = 0
+
+    def __call__(self, model: str, config: EngineConfig) -> PaperEngine:
+        self.models.append((model, config))
+        return self
+
+    async def __aenter__(self) -> PaperEngine:
+        if self.opening:
+            raise self.opening
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed = True
+        if isinstance(self.closing, KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        elif self.closing:
+            raise self.closing
+
+    @asynccontextmanager
+    async def stream_transcription(self, audio: Any, **options: Any) -> AsyncIterator[SegmentStream]:
+        self.asked.append((audio, options))
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
+        name = str(audio)
+        if name.startswith("bad"):
+            raise UnsupportedAudio("cut short:\n  promised 2, found 1")
+        if name.startswith("interrupt"):
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep_forever()
+        while name.startswith("slow") and self.finished < 2:
+            await trio.lowlevel.checkpoint()
+        told = Progress(
+            language="en",
+            language_probability=0.75,
+            duration=self.duration,
+            position=0.0,
+            warnings=("the end is missing",) if name.startswith("warned") else (),
+        )
+        at = [told]
+        yield SegmentStream(self._segments(name, at), lambda: at[-1])
+        self.running -= 1
+        self.finished += 1
+
+    async def _segments(self, name: str, at: list[Progress]) -> AsyncIterator[Segment]:
+        await trio.lowlevel.checkpoint()
+        at.append(evolve(at[-1], position=1.0))
+        yield self._segment(0, 0.0, 1.0, f" said in {name},")
+        if name.startswith("breaks"):
+            raise EncodeFailed("the device is gone")
+        if name.startswith("endless"):
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep_forever()
+        at.append(evolve(at[-1], position=2.5))
+        yield self._segment(1, 1.0, 2.5, "\nmöglichst.")
+
+    def _segment(self, number: int, start: float, end: float, text: str) -> Segment:
+        words = (Word(text=text, start=start, end=end, probability=0.5),) if self.words else None
+        return evolve(segment(number, start, end, text), words=words)
+
+
+def run(arguments: Sequence[str], engine: PaperEngine) -> int:
+    """The exit status. Recordings are made first, but ``absent*``; a model is named where none is."""
+    for name in arguments:
+        if name.endswith(".wav") and not name.startswith("absent"):
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).touch()
+    if arguments[:1] == ["transcribe"] and "--model" not in arguments:
+        arguments = ["transcribe", "--model", "paper", *arguments[1:]]
+    return run_as_it_is(arguments, engine)
+
+
+def run_as_it_is(arguments: Sequence[str], engine: PaperEngine) -> int:
+    """The exit status."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments, engine)
+    status = caught.value.code
+    assert isinstance(status, int)
+    return status
+
+
+class Terminal(io.StringIO):
+    """A terminal that remembers."""
+
+    def isatty(self) -> bool:
+        return True

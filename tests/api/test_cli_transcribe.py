@@ -1,0 +1,450 @@
+"""``triolet transcribe`` over an engine of paper: its flags, its files, and what is left when it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import attrs
+import click
+import numpy as np
+import pytest
+import soundfile
+
+from triolet.api.command_line.flags import FLAGS, in_flags, read_flags, spelled, temperatures
+from triolet.api.command_line.other_programs import FOREIGN, SAME, Known, Translation, options_table
+from triolet.api.command_line.transcribe import transcribe
+from triolet.api.command_line.transcribe_job import seconds_of
+from triolet.api.outputs.languages import language_code, language_name
+from triolet.api.speech.options import TranscribeOptions
+from triolet.core.errors import InvalidRequest
+
+from .paper import PaperEngine, Terminal, run
+
+ROOT = Path(__file__).resolve().parents[2]
+FIELDS = tuple(attrs.fields_dict(TranscribeOptions))
+KNOWN = Known.of(transcribe.params)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def engine() -> PaperEngine:
+    return PaperEngine()
+
+
+# -- flags -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_option_of_a_transcription_has_a_flag() -> None:
+    """One that is new cannot be forgotten here."""
+    assert tuple(FLAGS) == FIELDS
+    flags = {name for each in transcribe.params if isinstance(each, click.Option) for name in each.opts}
+    assert {spelled(name) for name in FIELDS} <= flags
+
+
+VALUES = {
+    "language": ("de", "de"),
+    "task": ("translate", "translate"),
+    "initial_prompt": ("Names: Åsa.", "Names: Åsa."),
+    "prefix": ("Well,", "Well,"),
+    "condition_on_previous_text": (None, True),
+    "prompt_reset_temperature": ("0.3", 0.3),
+    "timestamps": ("word", "word"),
+    "temperature": ("0,0.5", (0.0, 0.5)),
+    "beam_size": ("3", 3),
+    "patience": ("None", None),
+    "length_penalty": ("0.5", 0.5),
+    "best_of": ("None", 1),
+    "compression_ratio_threshold": ("None", None),
+    "logprob_threshold": ("-2", -2.0),
+    "no_speech_threshold": ("0.4", 0.4),
+    "hallucination_silence_threshold": ("2", 2.0),
+    "clip_timestamps": ("1,2.5,4", "1,2.5,4"),
+    "max_initial_timestamp": ("1", 1.0),
+    "suppress_tokens": ("1,2", (1, 2)),
+    "prepend_punctuations": ("(", "("),
+    "append_punctuations": (")", ")"),
+    "voice_activity": ("off", "off"),
+    "parallel": (None, True),
+    "language_detection_segments": ("3", 3),
+    "language_detection_threshold": ("0.9", 0.9),
+    "multilingual": (None, True),
+    "strict": (None, True),
+    "seed": ("None", None),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_flag_reaches_the_engine_under_its_fields_name(name: str, engine: PaperEngine) -> None:
+    """And no other option does."""
+    text, value = VALUES[name]
+    words = [spelled(name)] if text is None else [spelled(name), text]
+    also = ["--word-timestamps"] if name == "hallucination_silence_threshold" else []
+    assert run(["transcribe", "a.wav", *words, *also], engine) == 0
+    expected = {name: value, **({"timestamps": "word"} if also else {})}
+    assert engine.asked == [("a.wav", expected)]
+
+
+@pytest.mark.parametrize(
+    ("given", "increment", "expected"),
+    [
+        ((0.0,), 0.2, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
+        ((0.5,), 0.2, (0.5, 0.7, 0.9)),
+        ((0.0,), None, (0.0,)),
+        ((0.0,), 0.3, (0.0, 0.3, 0.6, 0.9)),
+        ((0.0, 0.9), 0.2, (0.0, 0.9)),
+        ((1.5,), 0.2, (1.5,)),
+    ],
+)
+def test_one_temperature_rises_and_several_are_taken(
+    given: tuple[float, ...], increment: float | None, expected: tuple[float, ...]
+) -> None:
+    """As numpy's arange(given, 1, increment), which openai/whisper takes."""
+    assert temperatures(given, increment) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--beam-size 0", "--beam-size=0; allowed: an integer, 1 to 64"),
+        ("--temperature-increment-on-fallback 0", "--temperature-increment-on-fallback=0.0; allowed: a number of"),
+        ("--temperature x", "'x'; allowed: numbers separated by commas"),
+        ("--patience x", "'x' is no number; allowed: a number, or None"),
+        ("--suppress-tokens=-1,5", "--suppress-tokens=-1,5; allowed: -1 alone"),
+        ("--hallucination-silence-threshold 2", "allowed: --timestamps='word', whose times it needs"),
+        ("--timestamps none --word-timestamps", "--timestamps=none with --word-timestamps=True"),
+        ("--clip-timestamps 5,1", "--clip-timestamps='5,1'; allowed: seconds, rising"),
+        ("--max-line-width 20 --format srt", "--max-line-width needs words with their times; give --word-timestamps"),
+        ("--word-timestamps --max-line-width 0", "--max-line-width=0; allowed: an integer"),
+        ("--format all", "--format all writes several files; give their folder: --output-dir DIR"),
+        ("--format srt b.wav", "--format srt of 2 files cannot follow each other; give --output-dir DIR"),
+        ("--language klingon", "'klingon' is no language that Whisper knows"),
+        ("--language germna", "did you mean german"),
+        ("--hotwords Asa", "--hotwords Asa is not supported: write the words into --initial-prompt"),
+        ("--compute_type int8", "--compute-type int8 is not supported: weights are used as they were trained"),
+        ("--word_timestamps=maybe", "--word-timestamps=maybe; allowed: --word-timestamps or --no-word-timestamps"),
+    ],
+)
+def test_what_is_wrong_in_the_arguments_is_told_before_a_model_is_loaded(
+    words: str,
+    told: str,
+    engine: PaperEngine,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In one message, with status 2, in terms of flags."""
+    assert run(["transcribe", "a.wav", *words.split()], engine) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert told in err
+    assert err.count("Error:") == 1
+    assert not engine.models
+
+
+def test_messages_speak_of_flags_and_leave_plain_words_alone() -> None:
+    """A field whose name is a word is meant where a value follows."""
+    message = "prefix with parallel=True; beam_size too; the language; xbeam_size; task='x'"
+    assert in_flags(message, FIELDS) == (
+        "prefix with --parallel=True; --beam-size too; the language; xbeam_size; --task='x'"
+    )
+
+
+def test_languages_are_those_of_the_table_of_transformers() -> None:
+    """By code, name and token; unknown codes keep their name."""
+    assert [language_code(name) for name in ("de", "German", " <|de|> ", "castilian", "xx")] == [
+        "de",
+        "de",
+        "de",
+        "es",
+        None,
+    ]
+    assert (language_name("de"), language_name("xx")) == ("german", "xx")
+
+
+# -- other programs --------------------------------------------------------------------------------------------------
+
+
+def translated(*words: str) -> tuple[list[str], list[str]]:
+    translation = Translation(KNOWN)
+    translation.take(words)
+    return translation.arguments, translation.warnings
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--output_dir out", "--output-dir out"),
+        ("--output_format=srt", "--output-format=srt"),
+        ("--word_timestamps True", "--word-timestamps"),
+        ("--word_timestamps=False a", "--no-word-timestamps a"),
+        ("--condition_on_previous_text False", "--no-condition-on-previous-text"),
+        ("--verbose False", "--no-verbose"),
+        ("--highlight-words a.wav", "--highlight-words a.wav"),
+        ("--fp16 False", "--dtype float32"),
+        ("--fp16=True", "--dtype auto"),
+        ("--vad_filter True", "--voice-activity skip"),
+        ("--batched True --batch_size None", "--parallel"),
+        ("--model_directory dir", "--model dir"),
+        ("--compute_type float16", "--dtype float16"),
+        ("--prompt_reset_on_temperature 0.4", "--prompt-reset-temperature 0.4"),
+        ("--initial_prompt --batched", "--initial-prompt --batched"),
+        ("-o out -f srt", "-o out -f srt"),
+        ("-- --output_dir", "-- --output_dir"),
+        ("--unheard_of x", "--unheard_of x"),
+    ],
+)
+def test_the_spelling_of_whisper_and_whisper_ctranslate2_is_understood(theirs: str, ours: str) -> None:
+    assert translated(*theirs.split())[0] == ours.split()
+
+
+def test_what_changes_nothing_here_is_accepted_with_a_warning() -> None:
+    assert translated("--vad_threshold", "0.5", "--print_colors", "False") == (
+        [],
+        ["--vad-threshold 0.5 changes nothing: voice activity has no such setting here"],
+    )
+
+
+@pytest.mark.parametrize(
+    "option", [each for each in FOREIGN if each.told and not each.warned], ids=lambda each: each.name
+)
+def test_what_makes_no_sense_here_is_refused_with_a_sentence(option: object) -> None:
+    with pytest.raises(InvalidRequest, match=f"{option.name} whatever is not supported: "):  # type: ignore[attr-defined]
+        translated(option.name, "whatever")  # type: ignore[attr-defined]
+
+
+def test_a_script_for_whisper_runs_as_it_is(
+    engine: PaperEngine,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its files have the names that whisper gives them."""
+    engine.words = True
+    script = (
+        "a.wav --model turbo --output_dir out --output_format all --verbose False --language English --fp16 False "
+        "--word_timestamps True --max_line_width 12 --max_line_count 2 --temperature 0 --best_of 5 --beam_size 5 "
+        "--initial_prompt Hi --suppress_tokens -1 --clip_timestamps 0 --condition_on_previous_text True "
+        "--logprob_threshold -1.0 --model_dir models"
+    )
+    assert run(["transcribe", *script.split()], engine) == 0
+    assert capsys.readouterr() == (
+        "",
+        "triolet: warning: --model-dir models changes nothing: checkpoints lie in the cache of the hub; set "
+        "HF_HUB_CACHE in the environment to have it elsewhere\n",
+    )
+    assert sorted(os.listdir(folder / "out")) == ["a.json", "a.srt", "a.tsv", "a.txt", "a.vtt"]
+    ((_, options),) = engine.asked
+    assert options["temperature"] == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    assert options["suppress_tokens"] is None
+    assert TranscribeOptions(**options).timestamps == "word"
+
+
+def test_the_table_of_their_options_is_that_of_the_documents() -> None:
+    assert options_table() in (ROOT / "docs/speech.md").read_text(encoding="utf-8")
+    known = KNOWN.valued | set(KNOWN.switches)
+    assert {name for names in SAME.values() for name in names} <= known
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_are_named_after_the_audio_and_standard_output_stays_empty(
+    engine: PaperEngine,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--output-dir", "new/out", "-f", "srt"]
+    assert run(["transcribe", "x/talk.one.wav", "b.wav", *words], engine) == 0
+    assert capsys.readouterr() == ("", "")
+    assert sorted(os.listdir(folder / "new/out")) == ["b.srt", "talk.one.srt"]
+    assert (folder / "new/out/b.srt").read_text(encoding="utf-8") == (
+        "1\n00:00:00,000 --> 00:00:01,000\nsaid in b.wav,\n\n2\n00:00:01,000 --> 00:00:02,500\nmöglichst.\n\n"
+    )
+
+
+@pytest.mark.parametrize("names", [("x/a.wav", "y/a.wav"), ("a.wav", "a.wav")])
+def test_two_files_never_write_to_the_same_file(
+    names: tuple[str, str],
+    engine: PaperEngine,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The second would silently overwrite the first."""
+    assert run(["transcribe", *names, "-o", "out", "-f", "srt"], engine) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{names[0]} and {names[1]} would both be written to out/a.srt; rename one" in told
+    assert not engine.models
+
+
+def test_an_input_is_never_overwritten(engine: PaperEngine, folder: Path) -> None:
+    (folder / "a.srt").write_text("audio, says its name or not")
+    assert run(["transcribe", "a.srt", "-o", ".", "-f", "srt"], engine) == 2
+    assert (folder / "a.srt").read_text() == "audio, says its name or not"
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(
+    engine: PaperEngine,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder / "file").touch()
+    assert run(["transcribe", "a.wav", "-o", "file"], engine) == 1
+    assert capsys.readouterr().err == "triolet: file: this folder cannot be made (File exists)\n"
+    assert not engine.models
+
+
+def test_an_output_that_cannot_be_written_ends_the_work(
+    engine: PaperEngine,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder / "out/a.txt").mkdir(parents=True)
+    assert run(["transcribe", "a.wav", "-o", "out"], engine) == 1
+    assert capsys.readouterr().err == "triolet: out/a.txt: it cannot be written (Is a directory)\n"
+
+
+def test_a_short_file_does_not_wait_for_a_long_one_before_it(
+    engine: PaperEngine,
+    folder: Path,
+) -> None:
+    """In a folder. The long one is stopped before its end; what it said so far is there too."""
+    words = ["--no-parallel", "-o", "out", "-f", "text"]
+    assert run(["transcribe", "slow.wav", "b.wav", "endless.wav", *words], engine) == 130
+    assert (folder / "out/b.txt").read_text(encoding="utf-8") == "said in b.wav,\nmöglichst.\n"
+    assert (folder / "out/endless.txt").read_text(encoding="utf-8") == "said in endless.wav,\n"
+    assert not (folder / "out/slow.txt").exists()
+
+
+# -- stopped ---------------------------------------------------------------------------------------------------------
+
+
+def test_interrupted_it_writes_what_was_transcribed_and_says_what_is_missing(
+    engine: PaperEngine,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["transcribe", "endless.wav"], engine) == 130
+    assert capsys.readouterr() == (
+        "said in endless.wav,\n",
+        "triolet: endless.wav: stopped before its end; what is said after 1.00 s is missing\n",
+    )
+
+
+def test_interrupted_json_says_it_too(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """So that nobody takes it for all."""
+    assert run(["transcribe", "endless.wav", "-f", "json"], engine) == 130
+    told = json.loads(capsys.readouterr().out)
+    assert told["text"] == "said in endless.wav,"
+    assert told["warnings"] == ["stopped before its end; what is said after 1.00 s is missing"]
+
+
+def test_a_file_that_breaks_in_the_middle_gives_what_came_before(
+    engine: PaperEngine,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["transcribe", "breaks.wav", "b.wav"], engine) == 1
+    assert capsys.readouterr() == (
+        "breaks.wav: said in breaks.wav,\nb.wav: said in b.wav, möglichst.\n",
+        "triolet: breaks.wav: the device is gone; what is said after 1.00 s is missing\n",
+    )
+
+
+def test_a_file_that_fails_at_its_beginning_leaves_what_an_earlier_run_wrote(
+    engine: PaperEngine,
+    folder: Path,
+) -> None:
+    (folder / "bad.txt").write_text("before")
+    assert run(["transcribe", "bad.wav", "-o", "."], engine) == 1
+    assert (folder / "bad.txt").read_text() == "before"
+
+
+def test_warnings_of_a_transcript_name_its_file(
+    engine: PaperEngine,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["transcribe", "warned.wav"], engine) == 0
+    assert capsys.readouterr().err == "triolet: warned.wav: warning: the end is missing\n"
+
+
+# -- terminals -------------------------------------------------------------------------------------------------------
+
+
+def test_at_a_terminal_the_text_of_one_file_comes_with_its_times(
+    engine: PaperEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On standard output, and so not on standard error too."""
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    assert run(["transcribe", "a.wav"], engine) == 0
+    assert out.getvalue() == "[00:00.000 --> 00:01.000] said in a.wav,\n[00:01.000 --> 00:02.500] möglichst.\n"
+    assert "said" not in err.getvalue()
+
+
+def test_without_a_known_length_the_bar_counts(
+    engine: PaperEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A stream does not say how long it is."""
+    engine.duration = None
+    err = Terminal()
+    monkeypatch.setattr(sys, "stderr", err)
+    assert run(["transcribe", "a.wav"], engine) == 0
+    assert "2 s, 00:00" in err.getvalue()
+    assert "%" not in err.getvalue()
+    assert capsys.readouterr().out == "said in a.wav, möglichst.\n"
+
+
+def test_a_terminal_obeys_no_character_that_a_model_wrote(
+    engine: PaperEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    err = Terminal()
+    monkeypatch.setattr(sys, "stderr", err)
+    assert run(["transcribe", "a\x1b[2J.wav"], engine) == 0
+    assert "said in a\\x1b[2J.wav" in err.getvalue()
+
+
+# -- parallel --------------------------------------------------------------------------------------------------------
+
+
+def recording(path: Path, seconds: float, suffix: str) -> str:
+    name = str(path / f"{seconds:g}.{suffix}")
+    soundfile.write(name, np.zeros(int(seconds * 1000), np.float32), 1000 if suffix == "wav" else 8000)
+    return name
+
+
+def test_files_of_more_than_two_minutes_are_parallel(engine: PaperEngine, folder: Path) -> None:
+    """Where nobody said otherwise."""
+    short, long = recording(folder, 119, "wav"), recording(folder, 121, "wav")
+    assert run(["transcribe", short, long], engine) == 0
+    assert sorted(engine.asked) == [(short, {}), (long, {"parallel": True})]
+    for words, options in [
+        (["--no-parallel"], {"parallel": False}),
+        (["--prefix", "Well"], {"prefix": "Well"}),
+        (["--parallel"], {"parallel": True}),
+    ]:
+        engine.asked.clear()
+        assert run(["transcribe", long, *words], engine) == 0
+        assert engine.asked == [(long, options)]
+
+
+def test_the_length_of_audio_is_what_its_header_says(folder: Path) -> None:
+    """Of a pipe nothing is read: it would be gone."""
+    name = recording(folder, 3, "wav")
+    assert seconds_of(name) == 3.0
+    assert seconds_of(Path(name).read_bytes()) == 3.0
+    assert seconds_of(b"no audio") is None
+    os.mkfifo(folder / "pipe")
+    assert seconds_of(str(folder / "pipe")) is None
+    assert seconds_of("absent.wav") is None
+
+
+def test_the_options_of_no_flag_are_those_of_the_class() -> None:
+    """Defaults are said in one place."""
+    assert read_flags({}) == {}
