@@ -20,11 +20,12 @@ import json
 import re
 import subprocess
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 import numpy as np
@@ -252,7 +253,7 @@ def voices(count: int, rng: np.random.Generator) -> list[Voice]:
     if count == 1:
         names = names[:2]
     chosen = rng.permutation(len(names))[:count]
-    return [Voice(*names[number], speed=float(rng.choice(SPEEDS))) for number in chosen]
+    return [Voice(*names[number], float(rng.choice(SPEEDS))) for number in chosen]
 
 
 # -- stretches -------------------------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def noise(colour: str, count: int, rng: np.random.Generator) -> np.ndarray:
         return white
     spectrum = np.fft.rfft(white)
     frequencies = np.fft.rfftfreq(count, 1 / RATE)
-    pink = np.fft.irfft(spectrum / np.sqrt(np.maximum(frequencies, 20.0)), count)
+    pink: np.ndarray = np.fft.irfft(spectrum / np.sqrt(np.maximum(frequencies, 20.0)), count)
     return pink / pink.std()
 
 
@@ -326,7 +327,7 @@ def mixed(seconds: float, text: Iterator[str], speaker: Speaker, rng: np.random.
 
 def empty(seconds: float, rng: np.random.Generator) -> Speech:
     """Nobody speaks: exact silence, noise, tones, hum and clicks, each for a tenth of the time or so."""
-    sounds = [
+    sounds: list[Callable[[np.ndarray], Any]] = [
         np.zeros_like,
         lambda times: 0.001 * noise("white", len(times), rng),
         lambda times: 0.02 * noise("pink", len(times), rng),
@@ -340,7 +341,8 @@ def empty(seconds: float, rng: np.random.Generator) -> Speech:
         np.zeros_like,
     ]
     bounds = np.linspace(0, seconds * RATE, len(sounds) + 1).astype(int)
-    parts = [sound(np.arange(last - first) / RATE) for sound, first, last in zip(sounds, bounds, bounds[1:])]  # noqa: B905
+    lengths = np.diff(bounds)
+    parts = [sound(np.arange(length) / RATE) for sound, length in zip(sounds, lengths, strict=True)]
     return Speech(np.concatenate(parts).astype(np.float32))
 
 
