@@ -253,7 +253,7 @@ def voices(count: int, rng: np.random.Generator) -> list[Voice]:
     if count == 1:
         names = names[:2]
     chosen = rng.permutation(len(names))[:count]
-    return [Voice(*names[number], float(rng.choice(SPEEDS))) for number in chosen]
+    return [Voice(program, name, float(rng.choice(SPEEDS))) for program, name in (names[number] for number in chosen)]
 
 
 # -- stretches -------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def noise(colour: str, count: int, rng: np.random.Generator) -> np.ndarray:
     spectrum = np.fft.rfft(white)
     frequencies = np.fft.rfftfreq(count, 1 / RATE)
     pink: np.ndarray = np.fft.irfft(spectrum / np.sqrt(np.maximum(frequencies, 20.0)), count)
-    return pink / pink.std()
+    return np.asarray(pink / pink.std())
 
 
 def noisy(speech: Speech, kind: tuple[str, float], rng: np.random.Generator) -> Speech:
