@@ -95,7 +95,7 @@ class Style:
 
     ``voices`` take turns after ``run`` sentences, and of the sentences only those of ``length`` words are read. In a
     turn there are ``pause`` seconds between sentences, and ``between`` seconds from turn to turn. ``noise`` is the
-    colour and the ratio of speech to noise in dB.
+    colour and the ratio of speech to noise in dB. The first voice is ``certain``, where one is named.
     """
 
     voices: int
@@ -104,6 +104,7 @@ class Style:
     pause: tuple[float, float] = (0.3, 0.8)
     between: tuple[float, float] = (0.3, 0.8)
     noise: tuple[str, float] | None = field(default=None)
+    certain: str | None = None
 
 
 STYLES = {
@@ -112,8 +113,15 @@ STYLES = {
     "pauses": Style(voices=2, run=(2, 5), between=(4.0, 45.0)),
     "dialogue": Style(voices=2, run=(1, 2), length=(1, 9), pause=(0.2, 0.6), between=(0.2, 1.0)),
     "rushed": Style(voices=2, run=(2, 5), length=(18, 60), pause=(0.0, 0.05), between=(0.0, 0.05), noise=("white", 20)),
+    "harsh": Style(voices=3, run=(1, 4), between=(0.5, 9.0), noise=("white", 15.0), certain="kal16"),
 }
-RECORDINGS = {**dict.fromkeys(STYLES, 1), "empty": 1, "mix": 2, "long": 3}  # how often the minutes
+RECORDINGS = {  # how often the minutes; the place is part of the seed
+    **dict.fromkeys(MIXED, 1),
+    "empty": 1,
+    "mix": 2,
+    "long": 3,
+    "harsh": 1,
+}
 
 
 # -- the text --------------------------------------------------------------------------------------------------------
@@ -247,13 +255,14 @@ def read_wave(path: Path) -> np.ndarray:
         return np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / 32768
 
 
-def voices(count: int, rng: np.random.Generator) -> list[Voice]:
-    """``count`` that differ. A single one is of the two that are understood best."""
+def voices(style: Style, rng: np.random.Generator) -> list[Voice]:
+    """As many as take turns, all different. A single one is of the two that are understood best."""
     names = [("flite", name) for name in FLITE] + [("festival", name) for name in FESTIVAL]
-    if count == 1:
+    if style.voices == 1:
         names = names[:2]
-    chosen = rng.permutation(len(names))[:count]
-    return [Voice(program, name, float(rng.choice(SPEEDS))) for program, name in (names[number] for number in chosen)]
+    drawn = [names[number] for number in rng.permutation(len(names))]
+    certain = [("flite", style.certain)] if style.certain else []
+    return [Voice(program, name, float(rng.choice(SPEEDS))) for program, name in (certain + drawn)[: style.voices]]
 
 
 # -- stretches -------------------------------------------------------------------------------------------------------
@@ -296,7 +305,7 @@ def stretch(style: Style, seconds: float, text: Iterator[str], speaker: Speaker,
     fitting = (sentence for sentence in text if least <= len(sentence.split()) <= most)
     parts = [silence(rng.uniform(0.1, 1.0))]
     length = 0.0
-    for voice in cycle(voices(style.voices, rng)):
+    for voice in cycle(voices(style, rng)):
         for said in turn(style, voice, fitting, speaker, rng):
             parts += [said, silence(rng.uniform(*style.pause))]
         parts[-1] = silence(rng.uniform(*style.between))
@@ -387,7 +396,7 @@ def save(out: Path, name: str, speech: Speech) -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--seed", default=1, show_default=True, help="Of voices, chapters, pauses and noise.")
 @click.option(
-    "--minutes", default=5.0, show_default=True, help="Of each recording; a mix has twice, a long one thrice."
+    "--minutes", default=5.0, show_default=True, help="Of each recording; a mix has twice as many, a long one thrice."
 )
 @click.option("--only", multiple=True, type=click.Choice(list(RECORDINGS)), help="This recording; may be repeated.")
 def main(out: Path, seed: int, minutes: float, only: tuple[str, ...]) -> None:
