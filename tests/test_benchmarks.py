@@ -55,6 +55,17 @@ PRINTED = {
         r"\| 1 \| 51\d \| 51\d \| 1 \| .* \| [12]\d \| 0 \| ",
         CLAIM + "time to first token",
     ],
+    "recordings.py spoken --only empty --minutes 0.1": [
+        r"\| recording \| seconds \| words \|",
+        r"\| empty \| 6.0 \| 0 \|",
+    ],
+    "speech.py --only en-command --only silence --show": [
+        r"\| en-command \| triolet \| 0.00 \| 10 \| 0 \| 0 \| 0 \| - \| \d",
+        r"\| silence \| triolet \| - \| 0 \| 0 \| 0 \| 0 \| 0 \| \d",
+        r"\| sum \| triolet \| 0.00 \| 10 \| ",
+        "triolet, en-command:",
+        "holds: triolet hears 0 words where nobody speaks",
+    ],
 }
 
 
