@@ -25,7 +25,6 @@ class Read:
     segments: tuple[Segment, ...]
     token_ids: tuple[int, ...]  # of the segments, timestamps included
     seek: int
-    temperature: float
 
 
 @define(eq=False)
@@ -72,11 +71,19 @@ class Walk:
             item, language, self.history.last(), name=f"{self.name}{self._windows}", first=self.first
         )
         read = self._read(attempt, start, start + len(samples))
-        self.history.add(read.token_ids, read.temperature)
+        self._remember(attempt.assessment, read)
         if read.segments:
             self._spoken = round(read.segments[-1].end * self.reader.recipe.description.sampling_rate)
         self._done(read.seek)
         return read.segments
+
+    def _remember(self, assessment: Assessment, read: Read) -> None:
+        """A silent window leaves the text before the next window as it is. Where no attempt was good, all temperatures
+        were tried, so that the last one counts, whichever gave the text."""
+        options = self.reader.recipe.options
+        if not assessment.is_silent(options):
+            good = assessment.is_good(options)
+            self.history.add(read.token_ids, assessment.temperature if good else options.temperature[-1])
 
     def _done(self, seek: int) -> None:
         self._short = seek - self.seek < self._samples(_LEAST_MOVE)
@@ -96,7 +103,7 @@ class Walk:
             seek = stop
         if cut.next_start is None and segments:
             seek = self._behind(segments[-1], start, stop)
-        return Read(segments=segments, token_ids=tokens, seek=seek, temperature=attempt.assessment.temperature)
+        return Read(segments=segments, token_ids=tokens, seek=seek)
 
     def _behind(self, last: Segment, start: int, stop: int) -> int:
         """Where to go on behind a window that the model has used up: at its last segment's end, if somebody speaks
