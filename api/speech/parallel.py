@@ -110,7 +110,7 @@ class ParallelTranscription(Transcription):
                 start, stop = planned
                 await self._at_once.acquire()
                 samples = await self.recording.window(start, stop - start)
-                if len(samples) < self.reader.recipe.timestamp_step:
+                if self.reader.ends_before(samples, stop - start):
                     break
                 piece = _Piece(start, samples)
                 seek = piece.stop

@@ -60,9 +60,9 @@ class Walk:
             return None
         start, stop = planned
         samples = await self.recording.window(start, stop - start)
-        if len(samples) < self.reader.recipe.timestamp_step:
+        if self.reader.ends_before(samples, stop - start):
             return None
-        if not samples.any():  # digital silence is nobody's speech
+        if self.reader.is_mute(samples):
             self._done(start + len(samples))
             return ()
         item = await self.reader.item(samples)
