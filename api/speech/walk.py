@@ -14,7 +14,7 @@ from .plan import Plan, Recording
 from .reader import WindowReader
 from .windows import Assessment, Attempt, Span, WindowCut
 
-_LEAST_MOVE = 1.0  # seconds: after two moves that were shorter, the window is used up
+_LEAST_MOVE = 1.0  # seconds: after two moves that were shorter, or none at all, the window is used up
 _MISSED = 1.0  # seconds: so much speech behind a window's last segment is read once more
 
 
@@ -99,7 +99,7 @@ class Walk:
         cut = WindowCut((), None) if silent else recipe.cut(attempt.generated)
         segments, tokens = self._segments(cut.spans, attempt.assessment, start, stop)
         seek = stop if cut.next_start is None else min(start + cut.next_start * recipe.timestamp_step, stop)
-        if cut.next_start is not None and self._short and seek - start < self._samples(_LEAST_MOVE):
+        if cut.next_start is not None and seek - start < (self._samples(_LEAST_MOVE) if self._short else 1):
             seek = stop
         if cut.next_start is None and segments:
             seek = self._behind(segments[-1], start, stop)
