@@ -24,7 +24,7 @@ class _Piece:
 
     start: int
     samples: Samples
-    segments: deque[tuple[Segment, ...]] = field(factory=deque, init=False)  # of its windows, not told yet
+    read: deque[tuple[tuple[Segment, ...], int]] = field(factory=deque, init=False)  # see `add`
     done: bool = field(default=False, init=False)
     error: Exception | None = field(default=None, init=False)
     duration: None = field(default=None, init=False)
@@ -42,6 +42,10 @@ class _Piece:
 
     def forget(self, before: int) -> None:
         """It is small."""
+
+    def add(self, segments: tuple[Segment, ...], seek: int) -> None:
+        """A window was read up to ``seek``. Its segments wait until they are told."""
+        self.read.append((segments, seek))
 
 
 class ParallelTranscription(Transcription):
@@ -80,8 +84,9 @@ class ParallelTranscription(Transcription):
     def _of_first(self) -> tuple[Segment, ...] | None:
         """What the first piece has to tell; ``None``: nothing yet."""
         piece = self._pieces[0]
-        if piece.segments:
-            return piece.segments.popleft()
+        if piece.read:
+            segments, self._told_to = piece.read.popleft()
+            return segments
         if not piece.done:
             return None
         self._pieces.popleft()
@@ -110,7 +115,7 @@ class ParallelTranscription(Transcription):
                 start, stop = planned
                 await self._at_once.acquire()
                 samples = await self.recording.window(start, stop - start)
-                if len(samples) < self.reader.recipe.timestamp_step:
+                if self.reader.ends_before(samples, stop - start):
                     break
                 piece = _Piece(start, samples)
                 seek = piece.stop
@@ -136,7 +141,7 @@ class ParallelTranscription(Transcription):
         )
         try:
             while (segments := await walk.next_window()) is not None:
-                piece.segments.append(segments)
+                piece.add(segments, walk.seek)
                 self._tell()
         except Exception as error:  # noqa: BLE001  (raised by `next_window`)
             piece.error = error

@@ -116,7 +116,8 @@ class VoicedPlan:
                 break
             await self.hearing.hear(int(min(start + ahead, end)))
         spans = [(max(a, begin), int(min(b, end))) for a, b in self.hearing.spans if b > begin and a < end]
-        return window_at(begin, spans, self.rules, self.hearing.quietest)
+        found = window_at(begin, spans, self.rules, self.hearing.quietest)
+        return None if found is None else (found[0], int(min(found[1], end)))  # padding ends with the clip
 
 
 def _least(first: int | None, second: int | None) -> int | None:

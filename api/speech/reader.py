@@ -71,6 +71,14 @@ class WindowReader:
         under a new id, since the engine may still know the earlier one."""
         return f"{self.request_id}/{what}/{next(self._requests)}"
 
+    def ends_before(self, samples: Samples, planned: int) -> bool:
+        """True if the audio ends before a window of ``planned`` samples that has ``samples`` can be told of."""
+        return len(samples) < min(planned, self.recipe.timestamp_step)
+
+    def is_mute(self, samples: Samples) -> bool:
+        """True if a window is digital silence, which is nobody's speech, or shorter than the model can tell."""
+        return len(samples) < self.recipe.timestamp_step or not samples.any()
+
     async def item(self, samples: Samples) -> EncoderItem:
         """The item of a window, which must own its samples."""
         return await audio_item(self.recipe.description, samples)

@@ -273,9 +273,8 @@ class Recipe:
             if latest is None
             else round(latest / tokens.seconds_per_timestamp),
         )
-        suppress = options.suppress_tokens
         return LogitRules(
-            suppress=self.description.suppress_token_ids if suppress is None else suppress,
+            suppress=self._suppressed(),
             begin_suppress=self.description.begin_suppress_token_ids,
             timestamps=timestamps if self.with_timestamps else None,
         )
@@ -303,6 +302,14 @@ class Recipe:
             appended=self.options.append_punctuations,
             frame_seconds=self.tokens.seconds_per_timestamp,
         )
+
+    def _suppressed(self) -> tuple[int, ...]:
+        """The checkpoint's suppressed tokens, or the caller's and the special tokens that no text has."""
+        given, tokens = self.options.suppress_tokens, self.tokens
+        if given is None:
+            return self.description.suppress_token_ids
+        allowed = {*self.description.eos_token_ids, *tokens.language_ids.values(), tokens.no_timestamps_id}
+        return tuple(sorted({*given, *(self.special - allowed)}))
 
     def cut(self, generated: Generated) -> WindowCut:
         """The spans of a window, and where the next window starts."""

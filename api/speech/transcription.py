@@ -191,9 +191,9 @@ class _FirstWindows:
         while (planned := await self.plan.next(self._seek)) is not None:
             start, stop = planned
             samples = await self.recording.window(start, stop - start)
-            if len(samples) < self.reader.recipe.timestamp_step:
+            if self.reader.ends_before(samples, stop - start):
                 return None
             self._seek = start + len(samples)
-            if samples.any():
+            if not self.reader.is_mute(samples):
                 return await self.reader.item(samples)
         return None

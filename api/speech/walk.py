@@ -16,7 +16,7 @@ from .reader import WindowReader
 from .windows import Assessment, Attempt, Span, WindowCut
 from .words import place_words
 
-_LEAST_MOVE = 1.0  # seconds: after two moves that were shorter, the window is used up
+_LEAST_MOVE = 1.0  # seconds: after two moves that were shorter, or none at all, the window is used up
 _MISSED = 1.0  # seconds: so much speech behind a window's last segment is read once more
 
 
@@ -27,7 +27,6 @@ class Read:
     segments: tuple[Segment, ...]
     token_ids: tuple[int, ...]  # of the segments, timestamps included
     seek: int
-    temperature: float
     closed: bool  # nobody speaks behind its last segment, the model says
 
 
@@ -64,9 +63,9 @@ class Walk:
             return None
         start, stop = planned
         samples = await self.recording.window(start, stop - start)
-        if len(samples) < self.reader.recipe.timestamp_step:
+        if self.reader.ends_before(samples, stop - start):
             return None
-        if not samples.any():  # digital silence is nobody's speech
+        if self.reader.is_mute(samples):
             self._done(start + len(samples))
             return ()
         item = await self.reader.item(samples)
@@ -77,11 +76,19 @@ class Walk:
         read = self._read(attempt, start, start + len(samples))
         if self.reader.recipe.options.timestamps == "word" and read.segments:
             read = await self._with_words(read, item, language, start, start + len(samples))
-        self.history.add(read.token_ids, read.temperature)
+        self._remember(attempt.assessment, read)
         if read.segments:
             self._spoken = round(read.segments[-1].end * self.reader.recipe.description.sampling_rate)
         self._done(read.seek)
         return read.segments
+
+    def _remember(self, assessment: Assessment, read: Read) -> None:
+        """A silent window leaves the text before the next window as it is. Where no attempt was good, all temperatures
+        were tried, so that the last one counts, whichever gave the text."""
+        options = self.reader.recipe.options
+        if not assessment.is_silent(options):
+            good = assessment.is_good(options)
+            self.history.add(read.token_ids, assessment.temperature if good else options.temperature[-1])
 
     def _done(self, seek: int) -> None:
         self._short = seek - self.seek < self._samples(_LEAST_MOVE)
@@ -97,12 +104,11 @@ class Walk:
         cut = WindowCut((), None) if silent else recipe.cut(attempt.generated)
         segments, tokens = self._segments(cut.spans, attempt.assessment, start, stop)
         seek = stop if cut.next_start is None else min(start + cut.next_start * recipe.timestamp_step, stop)
-        if cut.next_start is not None and self._short and seek - start < self._samples(_LEAST_MOVE):
+        if cut.next_start is not None and seek - start < (self._samples(_LEAST_MOVE) if self._short else 1):
             seek = stop
         if cut.next_start is None and segments:
             seek = self._behind(segments[-1], start, stop)
-        temperature = attempt.assessment.temperature
-        return Read(segments=segments, token_ids=tokens, seek=seek, temperature=temperature, closed=cut.closed)
+        return Read(segments=segments, token_ids=tokens, seek=seek, closed=cut.closed)
 
     async def _with_words(self, read: Read, item: EncoderItem, language: str, start: int, stop: int) -> Read:
         """The window with the times of its words, without those that nobody spoke."""

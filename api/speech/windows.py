@@ -105,7 +105,7 @@ class Assessment:
             text=text,
             avg_logprob=generated.total_logprob / (len(generated.token_ids) + 1),
             no_speech_prob=math.exp(generated.probe[0]) if generated.probe else 0.0,
-            compression_ratio=compression_ratio(text),
+            compression_ratio=compression_ratio(text.strip()),
             temperature=temperature,
         )
 
@@ -116,10 +116,8 @@ class Assessment:
 
     def is_silent(self, options: TranscribeOptions) -> bool:
         """True if nobody speaks in the window: the model says so, and its text is not convincing."""
-        limit = options.no_speech_threshold
-        if limit is None or self.no_speech_prob <= limit:
-            return False
-        return options.logprob_threshold is None or self.is_improbable(options) or not self.text.strip()
+        limit = options.logprob_threshold
+        return self._hears_nobody(options) and (limit is None or not self.avg_logprob > limit or not self.text.strip())
 
     def repeats(self, options: TranscribeOptions) -> bool:
         """True if the text repeats itself."""
@@ -127,8 +125,15 @@ class Assessment:
         return limit is not None and self.compression_ratio > limit
 
     def is_good(self, options: TranscribeOptions) -> bool:
-        """True if no other temperature is needed."""
-        return self.is_silent(options) or not (self.repeats(options) or self.is_improbable(options))
+        """True if no other temperature is needed: the text is good, or nobody speaks."""
+        if not (self.repeats(options) or self.is_improbable(options)):
+            return True
+        return self._hears_nobody(options) and (options.logprob_threshold is None or self.is_improbable(options))
+
+    def _hears_nobody(self, options: TranscribeOptions) -> bool:
+        """True if the model says that nobody speaks, whatever the text is."""
+        limit = options.no_speech_threshold
+        return limit is not None and self.no_speech_prob > limit
 
 
 @frozen
