@@ -28,11 +28,13 @@ from .hosts.trio_engine import State, TrioEngine
 from .inputs.audio import AudioSource
 from .inputs.images import ImageSource
 from .inputs.prompts import Message, Query
+from .inputs.sources import with_rate
 from .inputs.vectors import Vectors
 from .outputs.results import Completion, Transcript
 from .outputs.streams import DeltaStream, StreamBlock
 from .speech.options import read_options
 from .speech.segments import SegmentStream
+from .speech.voice import VoiceActivity
 
 _DRAIN = number(0, math.inf, "; 0 aborts at once")
 
@@ -61,7 +63,7 @@ class TranscribeArguments(TypedDict, total=False):
     suppress_tokens: Sequence[int] | None
     prepend_punctuations: str
     append_punctuations: str
-    voice_activity: str
+    voice_activity: str | VoiceActivity
     parallel: bool
     language_detection_segments: int
     language_detection_threshold: float
@@ -350,6 +352,7 @@ class Engine:
         self,
         audio: AudioSource,
         *,
+        sampling_rate: int | None = None,
         priority: int = 0,
         request_id: str | None = None,
         wait: bool = True,
@@ -358,7 +361,10 @@ class Engine:
         """Transcribes audio of any length.
 
         Args:
-            audio: path, bytes, binary file or mono float array at the model's rate.
+            audio: path, bytes, binary file, or a mono array: bare at the model's rate (16,000 Hz for Whisper) or at
+                ``sampling_rate``, or with its rate, as ``(samples, rate)`` or ``{"array": ..., "sampling_rate": ...}``.
+                Audio of hours is read as a stream.
+            sampling_rate: of a bare array, in Hz.
             priority: of all windows; the smallest runs first, see `generate`.
             request_id: a name for the trace and for errors; it need not be unique.
             wait: wait where the queue is full, or raise `Overloaded` at once.
@@ -371,13 +377,15 @@ class Engine:
             EngineError: a window could not be served.
         """
         resolved = read_options(options)
-        transcribe = partial(self.inside.transcribe, audio, resolved, priority, request_id, wait=wait)
+        source = with_rate(audio, sampling_rate)
+        transcribe = partial(self.inside.transcribe, source, resolved, priority, request_id, wait=wait)
         return await self._reached().call(transcribe)
 
     def stream_transcription(
         self,
         audio: AudioSource,
         *,
+        sampling_rate: int | None = None,
         priority: int = 0,
         request_id: str | None = None,
         wait: bool = True,
@@ -385,7 +393,8 @@ class Engine:
     ) -> AbstractAsyncContextManager[SegmentStream]:
         """Like `transcribe`, segment by segment: ``async with engine.stream_transcription(...) as segments``."""
         resolved = read_options(options)
-        stream = partial(self.inside.stream_transcription, audio, resolved, priority, request_id, wait=wait)
+        source = with_rate(audio, sampling_rate)
+        stream = partial(self.inside.stream_transcription, source, resolved, priority, request_id, wait=wait)
         return StreamBlock(self._reached().segments(stream), "stream_transcription")
 
 

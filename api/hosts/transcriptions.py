@@ -81,4 +81,5 @@ def _plan(
         earliest=round(EARLIEST * description.window_samples),
         at_pauses=options.parallel or AT_PAUSES,
     )
-    return VoicedPlan(Hearing(recording, detector, VOICE), rules, read)
+    voice = detector if isinstance(options.voice_activity, str) else options.voice_activity
+    return VoicedPlan(Hearing(recording, voice, VOICE), rules, read)

@@ -25,6 +25,7 @@ from ...core.checks import (
     shown,
 )
 from ...core.errors import InvalidRequest
+from .voice import VoiceActivity
 
 TASKS = ("transcribe", "translate")
 TIMESTAMPS = ("segment", "word", "none")
@@ -104,6 +105,12 @@ def _token(value: Any) -> int:
     return found
 
 
+def _voice_activity(value: Any) -> Any:
+    if value not in VOICE_ACTIVITY and not (callable(getattr(value, "listen", None)) and not isinstance(value, type)):
+        raise Refused
+    return value
+
+
 _TEXT = instance(str, "a text")
 _THRESHOLD = number(-math.inf, math.inf).or_none("off")
 
@@ -129,7 +136,7 @@ _CHECKS = {
     ),
     "prepend_punctuations": _TEXT,
     "append_punctuations": _TEXT,
-    "voice_activity": one_of(*VOICE_ACTIVITY),
+    "voice_activity": Check(_voice_activity, "'skip', 'off', or an object that is a VoiceActivity"),
     "parallel": flag(),
     "language_detection_segments": integer(1, 1_000),
     "language_detection_threshold": number(0, 1),
@@ -178,7 +185,8 @@ class TranscribeOptions:
         suppress_tokens: tokens that are never sampled.
         prepend_punctuations: marks that are part of the word behind them.
         append_punctuations: marks that are part of the word before them.
-        voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is.
+        voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is. A `VoiceActivity` of
+            the caller's: as ``"skip"``, by what it hears instead of Silero.
         parallel: cut the audio where nobody speaks and read the pieces at the same time, none with the text before it.
         language_detection_segments: the language is detected in up to so many windows, until it is certain.
         language_detection_threshold: a language with this probability is certain.
@@ -213,7 +221,7 @@ class TranscribeOptions:
     suppress_tokens: tuple[int, ...] | None = None
     prepend_punctuations: str = PREPENDED
     append_punctuations: str = APPENDED
-    voice_activity: str = "skip"
+    voice_activity: str | VoiceActivity = "skip"
     parallel: bool = False
     language_detection_segments: int = 1
     language_detection_threshold: float = 0.5
@@ -228,6 +236,8 @@ class TranscribeOptions:
                 f"hallucination_silence_threshold={self.hallucination_silence_threshold:g} with "
                 f"timestamps={self.timestamps!r}; allowed: timestamps='word', whose times it needs"
             )
+        if self.parallel and self.voice_activity == "off":
+            raise InvalidRequest("voice_activity='off' with parallel=True; allowed: 'skip', which finds where to cut")
         if self.prefix is not None and self.parallel:
             raise InvalidRequest("prefix with parallel=True; allowed: without it, which has no first window to begin")
 

@@ -225,6 +225,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     features = _features(folder, shape)
     tokenizer = _lighter(_load(folder, "tokenizer.json", "AutoTokenizer"))
     generation = Settings.read_if_there(folder / "generation_config.json")
+    _check_tokenizer(folder, tokenizer, shape.vocabulary)
     tokens = SpecialTokens(
         config=plain,
         defaults=config,
@@ -263,6 +264,17 @@ def _load(folder: Path, file: str, loader: str) -> Any:
         raise CheckpointError(
             f"{folder / file} or a file beside it cannot be used: {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_tokenizer(folder: Path, tokenizer: Any, vocabulary: int) -> None:
+    """Refuses a tokenizer that cannot spell what the model writes: without its files transformers makes an empty one.
+    Checkpoints may have a few more tokens than their tokenizer."""
+    known = sum(token < vocabulary for token in tokenizer.get_vocab().values())
+    if known < vocabulary // 2:
+        raise CheckpointError(
+            f"the tokenizer of {folder} spells {known} of the {vocabulary} tokens that the model writes; put the "
+            "checkpoint's own tokenizer.json (or vocab.json and merges.txt) beside its config.json"
+        )
 
 
 def _lighter(tokenizer: Any) -> Any:
