@@ -97,12 +97,19 @@ def test_half_characters_are_in_words_too(broken, language):
     assert all(texts(pieces))
 
 
-@settings(max_examples=150)
-@given(st.binary(max_size=20), st.sampled_from(["en", "ja"]))
-def test_every_token_is_in_one_word_and_the_text_is_whole(data, language):
+BYTES = {"data": st.binary(max_size=20), "language": st.sampled_from(["en", "ja"])}
+
+
+def words_are_the_text(data, language):
     pieces = split_words(tuple(data), decode, language)
     assert "".join(texts(pieces)) == decode(data), "the words are the text"
     assert sum(piece.tokens for piece in pieces) == len(data), "each token is in one word"
+
+
+@settings(max_examples=150)
+@given(**BYTES)
+def test_every_token_is_in_one_word_and_the_text_is_whole(**drawn):
+    words_are_the_text(**drawn)
 
 
 # -- marks -----------------------------------------------------------------------------------------------------------
@@ -323,9 +330,10 @@ def windows(draw):
     return segments, tokens, AlignedTokens(frames=tuple(frames), logprobs=logprobs), offset, until
 
 
-@settings(max_examples=150)
-@given(windows(), st.sampled_from(["en", "ja"]))
-def test_words_are_in_order_within_their_segment_and_are_its_text(window, language):
+WINDOWS = {"window": windows(), "language": st.sampled_from(["en", "ja"])}
+
+
+def words_are_in_order(window, language):
     segments, tokens, aligned, offset, until = window
     rules = evolve(RULES, language=language)
     found = place_words(segments, tokens, aligned, rules=rules, offset=offset, spoken_until=until)
@@ -340,3 +348,9 @@ def test_words_are_in_order_within_their_segment_and_are_its_text(window, langua
             end = word.end
     assert end <= offset + 0.02 * 1500 + 1e-6, "no word ends behind its window"
     assert found[0].start >= offset - 1e-6, "no word begins before its window"
+
+
+@settings(max_examples=150)
+@given(**WINDOWS)
+def test_words_are_in_order_within_their_segment_and_are_its_text(**drawn):
+    words_are_in_order(**drawn)
