@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +17,8 @@ from hypothesis.extra import numpy as arrays
 from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import Alignment, LogitRules, SamplingParams
 from triolet.models.alignment import first_frames, mean_weights, median_filtered
+from triolet.models.checkpoints.alignment import AlignmentSettings
+from triolet.models.checkpoints.settings import Settings
 
 SECONDS = 0.02  # of a frame
 NEAR = 0.04  # seconds
@@ -248,3 +253,119 @@ def test_impossible_alignments_are_our_bug(driver, sounds, ids):
     driver.encode(whole=sounds["whole"])
     with pytest.raises(AssertionError, match="no token from 9 on of 4"):
         run_alignments(driver, [("whole", (ids.start, ids.en, 65, 66), Alignment(start=9, frames=100))])
+
+
+def test_a_dtype_of_half_precision_aligns_too(open_driver, checkpoint, sounds, ids):
+    driver = open_driver(checkpoint, dtype="bfloat16")
+    driver.encode(**sounds)
+    tokens = (ids.start, ids.en, ids.transcribe, ids.no_timestamps, *b"Hello")
+    (found,) = run_alignments(driver, [("whole", tokens, Alignment(start=4, frames=100))], chunk=4)
+    assert len(found.frames) == 6
+    assert all(np.isfinite(found.logprobs))
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def settings_of(generation, config=None):
+    def file(name, values):
+        return Settings(Path(name), values)
+
+    written = None if generation is None else file("generation_config.json", generation)
+    return AlignmentSettings.read(written, file("config.json", config or {}), layers=5, heads=2)
+
+
+def test_heads_are_those_that_the_checkpoint_names():
+    found = settings_of({"alignment_heads": [[4, 1], [2, 0], [4, 0]]})
+    assert found.fault is None
+    assert found.layers == (2, 4)
+    assert found.heads_of(4) == [1, 0]
+
+
+@pytest.mark.parametrize("generation", [None, {}, {"alignment_heads": None}])
+def test_otherwise_they_are_all_of_the_upper_half(generation):
+    found = settings_of(generation)
+    assert found.layers == (2, 3, 4)
+    assert found.heads_of(3) == [0, 1]
+    assert found.filter_width == 7
+
+
+def test_the_filters_width_is_the_generation_configs_or_the_configs():
+    assert settings_of({"median_filter_width": 3}, {"median_filter_width": 9}).filter_width == 3
+    assert settings_of({}, {"median_filter_width": 9}).filter_width == 9
+
+
+@pytest.mark.parametrize(
+    ("generation", "told"),
+    [
+        ({"alignment_heads": [[5, 0]]}, r"\[5, 0\] is not one of them; allowed: .* layers 0 to 4 and heads 0 to 1"),
+        ({"alignment_heads": [[0, 0], [0, -1]]}, r"\[0, -1\] is not one of them"),
+        ({"alignment_heads": [[0, 0, 0]]}, "is not one of them"),
+        ({"alignment_heads": [[True, 0]]}, "is not one of them"),
+        ({"alignment_heads": [3]}, "3 is not one of them"),
+        ({"alignment_heads": []}, r"alignment_heads=\[\]; allowed: pairs"),
+        ({"alignment_heads": "all"}, "alignment_heads='all'; allowed: pairs"),
+        ({"median_filter_width": 4}, "generation_config.json has median_filter_width=4; allowed: odd"),
+        ({"median_filter_width": 0}, "median_filter_width=0; allowed: odd"),
+        ({"median_filter_width": True}, "median_filter_width=True; allowed: odd"),
+    ],
+)
+def test_what_names_no_heads_is_a_fault_of_words_alone(generation, told):
+    assert re.search(told, settings_of(generation).fault)
+
+
+def test_a_model_with_impossible_heads_opens_and_says_so(open_driver, save, make, tmp_path, ids, sounds):
+    model = make(0)
+    model.generation_config.alignment_heads = [[9, 9]]
+    driver = open_driver(save(tmp_path, model))
+    assert "[9, 9] is not one of them" in driver.description.alignment_fault
+    driver.encode(whole=sounds["whole"])
+    with pytest.raises(AssertionError, match="words are aligned although"):
+        run_alignments(driver, [("whole", (ids.start, 65, 66), Alignment(start=1, frames=100))])
+
+
+# -- the real model --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+@pytest.mark.skipif(
+    "TRIOLET_REAL" not in os.environ, reason="set TRIOLET_REAL to a folder with real weights and speech"
+)
+def test_token_times_of_real_speech_are_transformers_own(open_driver):
+    """whisper-base on sentences that people read: transformers' ``generate`` writes the tokens, and tells their times,
+    which are those of the end of each."""
+    from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+    from triolet.api.inputs.audio import load_audio
+
+    folder = Path(os.environ["TRIOLET_REAL"])
+    model = WhisperForConditionalGeneration.from_pretrained(folder / "whisper-base").eval()
+    processor = WhisperProcessor.from_pretrained(folder / "whisper-base")
+    driver = open_driver(folder / "whisper-base", max_running=1)
+    clips = sorted((folder / "speech").glob("*.wav"))
+    assert clips, "no speech to try"
+    for clip in clips:
+        samples = load_audio(str(clip), sampling_rate=16_000)[: 30 * 16_000]
+        inputs = processor(samples, sampling_rate=16_000, return_tensors="pt", return_attention_mask=True)
+        with torch.inference_mode():
+            made = model.generate(
+                **inputs,
+                language="en",
+                task="transcribe",
+                return_timestamps=True,
+                return_token_timestamps=True,
+                return_segments=True,
+                force_unique_generate_call=True,
+                num_beams=1,
+            )
+        written = [token for token in made["sequences"][0].tolist() if token != model.generation_config.eos_token_id]
+        special = (50258, 50259, 50359)
+        written = written[written.index(50359) + 1 :] if 50359 in written else written
+        driver.encode(clip=samples)
+        alignment = Alignment(start=len(special) + 1, frames=max(1, len(samples) // 320))
+        (found,) = run_alignments(driver, [("clip", (*special, *written), alignment)], chunk=448)
+        driver.executor.free(("clip",))
+        times = made["token_timestamps"][0].tolist()[-len(made["sequences"][0]) :]
+        ends = times[len(made["sequences"][0]) - len(written) - 1 :][: len(written)]
+        far = [abs(SECONDS * ours - theirs) for ours, theirs in zip(found.frames, ends, strict=True)]
+        assert max(far) <= NEAR + 1e-6, (clip.name, far)

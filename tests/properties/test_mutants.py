@@ -11,6 +11,7 @@ from triolet.core.ledger import EncoderLedger
 
 from . import (
     mutants_of_actors,
+    mutants_of_alignment,
     mutants_of_core,
     mutants_of_ledger,
     mutants_of_recovery,
@@ -27,6 +28,7 @@ MUTANTS = (
     *mutants_of_actors.MUTANTS,
     *mutants_of_recovery.MUTANTS,
     *mutants_of_speech.MUTANTS,
+    *mutants_of_alignment.MUTANTS,
 )
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
