@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -31,10 +31,11 @@ async def speech_spans(
 class SpeechFinder:
     """Where somebody speaks in ``recording``, as far as anybody has asked.
 
-    It reads the recording up to where the question is answered, and keeps a few numbers. With ``forgets`` it has the
-    recording forget all samples before the first span that is not told yet, and those of a span when the next one is
-    asked for. So a silence of hours takes no memory; whoever reads further back must not use it. Without, the samples
-    stay until somebody else has them forgotten.
+    It reads the recording up to where a question is answered, and keeps the spans that it found. It may be asked about
+    any sample, in any order, by any number of tasks. Finding speech behind hours of silence reads all of them; with
+    ``forgets`` it has the recording forget on its way what nobody needs: before the first span that `next_span` has not
+    told, or before the sample that `speech_from` is asked about and the silence behind it. Without, the samples stay
+    until somebody else has them forgotten, so ask `within` a stretch then.
 
     Attributes:
         settled: everything is known of the samples before this one.
@@ -43,7 +44,7 @@ class SpeechFinder:
         recording: an open one.
         detector: at the recording's rate.
         rules: what counts as speech.
-        forgets: nobody needs the samples before the span that is asked for.
+        forgets: nobody else reads the samples before those that are asked about.
 
     Raises:
         InvalidRequest: the detector hears another rate, or answers with something else than probabilities.
@@ -66,7 +67,8 @@ class SpeechFinder:
         self._listener: Listener | None = None
         self._decides = SpeechSpans(rules or SpanRules(), detector.sampling_rate, detector.frame_samples)
         self._forgets = forgets
-        self._found: deque[SpeechSpan] = deque()  # not told yet
+        self._spans: list[SpeechSpan] = []
+        self._told = 0  # of these, by `next_span`
         self._heard = 0  # samples
         self._ended = False
         self._hearing = trio.Lock()
@@ -77,30 +79,45 @@ class SpeechFinder:
         return self._heard if self._ended else self._decides.settled
 
     async def next_span(self) -> SpeechSpan | None:
-        """The next span; ``None`` after the last one."""
-        self._forget(self._first_needed())
-        while not self._found and not self._ended:
-            await self._hear_on()
-            self._forget(self._first_needed())
-        return self._found.popleft() if self._found else None
-
-    async def speech_from(self, sample: int) -> int | None:
-        """The first sample at or after ``sample`` that lies in speech; ``None``: nobody speaks any more. Spans that end
-        before ``sample`` are not told any more. Ask for one sample after the other."""
+        """The next span that was not told yet; ``None`` after the last one."""
         while True:
-            while self._found and self._found[0].stop <= sample:
-                self._found.popleft()
-            if self._found:
-                return max(self._found[0].start, sample)
-            if (span := self._decides.open) is not None and span.stop > sample:
-                return max(span.start, sample)
-            self._forget(self.settled)
+            waits = self._told < len(self._spans)
+            self._forget(self._spans[self._told].start if waits else self.settled)
+            if waits:
+                self._told += 1
+                return self._spans[self._told - 1]
             if self._ended:
                 return None
             await self._hear_on()
 
-    def _first_needed(self) -> int:
-        return self._found[0].start if self._found else self.settled
+    async def speech_from(self, sample: int) -> int | None:
+        """The first sample at or after ``sample`` that lies in speech; ``None``: nobody speaks any more."""
+        while (span := self._span_after(sample)) is None and not self._ended:
+            self._forget(self.settled)
+            await self._hear_on()
+        found = None if span is None else max(span.start, sample)
+        self._forget(self.settled if found is None else found)
+        return found
+
+    async def within(self, start: int, stop: int) -> list[SpeechSpan]:
+        """The speech in samples ``start`` to ``stop``: the spans there, cut to this stretch."""
+        while not self._ended and self.settled < stop and not self._is_open_at(stop):
+            await self._hear_on()
+        last = self._decides.open
+        spans = self._spans if last is None or self._ended else [*self._spans, last]
+        first = bisect_right(spans, start, key=lambda span: span.stop)
+        return [SpeechSpan(max(span.start, start), min(span.stop, stop)) for span in spans[first:] if span.start < stop]
+
+    def _span_after(self, sample: int) -> SpeechSpan | None:
+        """The first span that ends after ``sample``, as far as one knows; the open one if it is certain to."""
+        index = bisect_right(self._spans, sample, key=lambda span: span.stop)
+        if index < len(self._spans):
+            return self._spans[index]
+        return self._decides.open if self._is_open_at(sample + 1) else None
+
+    def _is_open_at(self, stop: int) -> bool:
+        span = self._decides.open
+        return span is not None and span.stop >= stop
 
     def _forget(self, before: int) -> None:
         if self._forgets:
@@ -116,9 +133,9 @@ class SpeechFinder:
             samples = await self._recording.window(self._heard, _SECONDS_AT_ONCE * self._detector.sampling_rate)
             probabilities = await run_in_thread(partial(self._ask, samples))
             self._heard += len(samples)
-            self._found += self._decides.hear(probabilities.tolist())
+            self._spans += self._decides.hear(probabilities.tolist())
             if not len(samples):
-                self._found += self._decides.end(self._heard)
+                self._spans += self._decides.end(self._heard)
                 self._ended = True
 
     def _ask(self, samples: Samples) -> Probabilities:

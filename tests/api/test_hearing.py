@@ -99,18 +99,28 @@ async def test_a_generator_gives_the_same_spans() -> None:
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=8), st.data())
 @settings(max_examples=60, deadline=None)
 def test_speech_is_found_from_wherever_one_looks(parts: list[tuple[int, int]], data: st.DataObject) -> None:
-    """`speech_from` says what the spans say, asked at any samples in order."""
+    """`speech_from` and `within` say what the spans say, asked at any samples in any order."""
     samples = spoken(*((silence / 10, speech / 10) for silence, speech in parts))
     if len(samples) < 20:
         return
-    asked = sorted(data.draw(st.lists(st.integers(0, len(samples) + 500), min_size=1, max_size=6)))
+    places = st.integers(0, len(samples) + 500)
+    asked = data.draw(st.lists(st.tuples(places, places, st.booleans()), min_size=1, max_size=6))
 
     async def check() -> None:
         async with Recording(samples, sampling_rate=RATE) as recording:
             spans = [span async for span in speech_spans(recording, Loud(), RULES)]
             finder = SpeechFinder(recording, Loud(), RULES)
-            for sample in asked:
-                assert await finder.speech_from(sample) == first_from(spans, sample)
+            for sample, other, from_here in asked:
+                if from_here:
+                    assert await finder.speech_from(sample) == first_from(spans, sample)
+                    continue
+                start, stop = sorted((sample, other))
+                found = await finder.within(start, stop)
+                assert found == [
+                    SpeechSpan(max(span.start, start), min(span.stop, stop))
+                    for span in spans
+                    if span.stop > start and span.start < stop
+                ]
 
     trio.run(check)
 
@@ -128,6 +138,20 @@ async def test_speech_that_goes_on_is_told_before_it_ends() -> None:
         assert detector.heard <= 8_000
         assert await finder.speech_from(100_000) == 100_000
         assert detector.heard <= 108_000
+
+
+async def test_a_stretch_is_known_when_it_was_heard() -> None:
+    """A window that ends early: is there speech behind its last word? No more of the recording is read for it."""
+    detector = Loud()
+    async with Recording(TALK, sampling_rate=RATE) as recording:
+        finder = SpeechFinder(recording, detector, RULES)
+        assert await finder.within(0, 10_000) == []
+        assert detector.heard == 16_000
+        assert await finder.within(22_000, 40_000) == [SpeechSpan(22_000, 23_200), SpeechSpan(37_800, 40_000)]
+        assert detector.heard == 40_000
+        assert await finder.within(10_000, 20_000) == [SpeechSpan(19_800, 20_000)]
+        assert await finder.within(40_000, 99_000) == [SpeechSpan(40_000, 44_500)]
+        assert await finder.within(44_500, 99_000) == []
 
 
 async def test_an_hour_of_silence_takes_no_memory(tmp_path: Path) -> None:
