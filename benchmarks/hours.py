@@ -49,20 +49,27 @@ def make(folder: Path, kind: str, minutes: int) -> Path:
 
 async def read(path: Path, *, voice: bool) -> bool:
     print("| minutes read | resident, MB | waiting, MB | spans | seconds |\n|---|---|---|---|---|")
-    begun, sizes, held, spans, start = time.perf_counter(), [], 0, 0, 0
+    begun = time.perf_counter()
+    sizes: list[int] = []
+    held = spans = start = 0
+
+    def tell() -> None:
+        sizes.append(resident())
+        minutes, seconds = start / recording.sampling_rate / 60, time.perf_counter() - begun
+        waiting = 2 * recording.held / 1e6
+        print(f"| {minutes:.0f} | {sizes[-1] / 1e6:.1f} | {waiting:.2f} | {spans} | {seconds:.1f} |")
+
     async with Recording(path) as recording:
         finder = SpeechFinder(recording, Silero()) if voice else None
-        every = 600 * recording.sampling_rate
         length = WINDOW * recording.sampling_rate
         while len(window := await recording.window(start, length)):
             spans += 0 if finder is None else len(await finder.within(start, start + length))
             start += len(window)
-            recording.forget(start)
             held = max(held, recording.held)
-            if start // every > len(sizes) or len(window) < length:
-                sizes.append(resident())
-                row = (start / recording.sampling_rate / 60, sizes[-1] / 1e6, recording.held * 2 / 1e6, spans)
-                print("| {:.0f} | {:.1f} | {:.2f} | {} | {:.1f} |".format(*row, time.perf_counter() - begun))
+            recording.forget(start)
+            if start % (600 * recording.sampling_rate) == 0:
+                tell()
+        tell()
         broken = recording.broken
     if broken is not None:
         print(broken)

@@ -39,6 +39,7 @@ class SpeechFinder:
 
     Attributes:
         settled: everything is known of the samples before this one.
+        heard: samples that were heard, of which the last ones are not settled. Nothing from here on may be forgotten.
 
     Args:
         recording: an open one.
@@ -77,6 +78,11 @@ class SpeechFinder:
     def settled(self) -> int:
         """See the class."""
         return self._heard if self._ended else self._decides.settled
+
+    @property
+    def heard(self) -> int:
+        """See the class."""
+        return self._heard
 
     async def next_span(self) -> SpeechSpan | None:
         """The next span that was not told yet; ``None`` after the last one."""
