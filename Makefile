@@ -54,6 +54,7 @@ memory: $(STAMP)  ## memory round by round under large requests, and how long an
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/memory.py --load images
+	$(BIN)/python benchmarks/hours.py --voice
 	$(BIN)/python benchmarks/teardown.py
 	$(BIN)/python benchmarks/open_close.py
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-NEEDS_PSUTIL = {"memory.py", "open_close.py"}
-OF_THE_PROCESS = {*NEEDS_PSUTIL, "teardown.py"}
+NEEDS_PSUTIL = {"memory.py", "open_close.py", "hours.py"}
+OF_THE_PROCESS = {"memory.py", "open_close.py", "teardown.py"}
 SECONDS = 300
 CLAIM = r"(?:holds|FAILS): "  # of a size or of a time, which says little at this size
 
@@ -50,6 +50,12 @@ PRINTED = {
         CLAIM + "growth in the 1 rounds after round 2",
         "holds: the books and the walk over live tensors differ by ",
         "holds: tensors alive: ",
+    ],
+    "hours.py --minutes 1 --kind flac --voice": [
+        r"\d+ MB of flac, 1 minutes",
+        r"\| 1 \| ",
+        CLAIM + "grown by ",
+        r"most samples at once: [34]\d\.",
     ],
     "prefix.py --repeats 1 --layers 2 --tokens 500": [
         r"\| 1 \| 51\d \| 51\d \| 1 \| .* \| [12]\d \| 0 \| ",

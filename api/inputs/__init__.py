@@ -1,5 +1,7 @@
 """From callers' inputs to requests: audio, images, prompts and texts, each decoded, checked and keyed by its content.
 
-The folder imports `core`, `models` and no other folder of `api`. Slow work runs in a worker thread (`threads`), never
-on the event loop.
+Audio has rooms of its own: `sources` (what may be given), `wav_header` and `decoding` (files to frames), `blocks`
+(frames to mono samples at one rate), `audio` (all of them at once), `recording` (hours of them, bit by bit). The folder
+imports `core`, `models` and no other folder of `api`. Slow work runs in a worker thread (`threads`), never on the event
+loop.
 """

@@ -233,4 +233,5 @@ def _neighbours(features: Array, stride: int) -> Array:
 
 
 def _sigmoid(values: Array) -> Array:
-    return (np.tanh(values / 2) + 1) / 2  # as 1 / (1 + exp(-values)), but nothing overflows
+    halves: Array = np.tanh(values / np.float32(2)) / np.float32(2)
+    return halves + np.float32(0.5)  # as 1 / (1 + exp(-values)), but nothing overflows

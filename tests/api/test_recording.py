@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import signal
 import struct
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.inputs.audio import AudioSource, Samples, load_audio
-from triolet.api.inputs.blocks import open_blocks
+from triolet.api.inputs.blocks import Blocks, open_blocks
+from triolet.api.inputs.decoding import Decoding
 from triolet.api.inputs.recording import Recording
 from triolet.core.errors import InvalidRequest, UnsupportedAudio
 
@@ -432,13 +436,67 @@ async def test_leaving_waits_for_a_thread_that_still_decodes(monkeypatch: pytest
     assert closed.is_set()
 
 
+@needs_proc
+@pytest.mark.parametrize("moment", ["while it opens", "while it decodes", "while it closes"])
+def test_an_interrupt_leaves_nothing_open(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """^C in the middle of a thread's call, or of the way out: the block ends in order first."""
+    path = tmp_path / "x.wav"
+    path.write_bytes(encode(noise(5)))
+    entered: list[Recording] = []
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    class Interrupted(HeldBlocks):
+        def __next__(self) -> Samples:
+            if bool(entered) == (moment == "while it decodes") and moment != "while it closes":
+                trio.from_thread.run_sync(interrupt)
+            return next(self.inner)
+
+        def close(self) -> None:
+            if moment == "while it closes":
+                interrupt()
+            self.inner.close()
+
+    monkeypatch.setattr(
+        "triolet.api.inputs.recording.open_blocks", lambda source, rate: Interrupted(open_blocks(source, rate))
+    )
+
+    async def main() -> None:
+        async with Recording(path) as recording:
+            entered.append(recording)
+            await recording.window(0, 4 * RATE)
+        await trio.lowlevel.checkpoint()
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main)
+    assert open_files(path) == 0
+
+
 async def test_a_recording_leaves_no_garbage(no_collector: None) -> None:
-    """Broken or not: hours of samples die by reference count."""
+    """Broken or not: decoders, errors and their frames, with the samples in them, die by reference count."""
     for data in (FOUR_SECONDS, cut(FOUR_SECONDS, 32_000), with_nan(40_000), cut(encode(noise(4), kind="FLAC"), 9_000)):
-        before = arrays()
         await everything(data)
-        assert arrays() == before
+        assert left_over() == []
+        with contextlib.suppress(InvalidRequest):
+            load_audio(data)
+        assert left_over() == []
 
 
-def arrays() -> int:
-    return sum(isinstance(one, np.ndarray) and one.size > 1000 for one in gc.get_objects())
+async def test_refused_audio_leaves_no_garbage(no_collector: None) -> None:
+    for data in (encode(tone())[:44], encode(tone(0.005)), b"hello" * 100, encode(tone())[:60]):
+        with contextlib.suppress(InvalidRequest):
+            async with Recording(data):
+                raise AssertionError("entered")
+        assert left_over() == []
+
+
+def left_over() -> list[str]:
+    """What decodes, or tells that it could not, and is still alive."""
+    kinds = (Recording, Blocks, Decoding, UnsupportedAudio, InvalidRequest, soundfile.LibsndfileError)
+    named = {"_mono", "_soundfile_parts", "_gathered", "_ffmpeg_parts", "_array_parts"}
+    return [
+        repr(one)
+        for one in gc.get_objects()
+        if type(one) in kinds or (type(one) is types.GeneratorType and one.__name__ in named)
+    ]
