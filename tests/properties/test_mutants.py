@@ -9,7 +9,14 @@ from hypothesis.stateful import rule
 
 from triolet.core.ledger import EncoderLedger
 
-from . import mutants_of_actors, mutants_of_core, mutants_of_ledger, mutants_of_recovery, mutants_of_sharing
+from . import (
+    mutants_of_actors,
+    mutants_of_core,
+    mutants_of_ledger,
+    mutants_of_recovery,
+    mutants_of_searches,
+    mutants_of_sharing,
+)
 from .machines import Machine
 from .mutants import Mutant, machine, planted, verdict
 
@@ -19,6 +26,7 @@ MUTANTS = (
     *mutants_of_sharing.MUTANTS,
     *mutants_of_actors.MUTANTS,
     *mutants_of_recovery.MUTANTS,
+    *mutants_of_searches.MUTANTS,
 )
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
@@ -30,6 +38,8 @@ LEAST = {
     "core.planning.pages": 8,
     "core.planning.holds": 4,
     "core.planning.quarantine": 3,
+    "core.beams": 3,
+    "core.beam_pages": 3,
     "actors.scheduler": 4,
     "actors.encoder_cache": 4,
     "actors.gpu_runner": 5,
