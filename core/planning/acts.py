@@ -229,9 +229,8 @@ class Acts:
         draft.places -= 1
         draft.starts[sequence] = cached
         self._grow(draft, sequence, 1)
-        draft.add(
-            Part(sequence, start, length, wanted, self.room.pages_for(sequence, len(sequence.tokens)) - len(cached))
-        )
+        pages = self.room.pages_for(sequence, len(sequence.tokens)) - len(cached)
+        draft.add(Part(sequence, start, length, wanted, pages))
         return True
 
     def _first_share(self, draft: StepDraft, wanted: int) -> int:

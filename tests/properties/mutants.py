@@ -38,7 +38,7 @@ from ..actors import shared
 from ..actors.test_promises import SCHEDULES
 from .test_ledger import LedgerMachine
 from .test_pages import PagesMachine, SlotsMachine
-from .test_planner_machines import PlannerMachine, SharingMachine, WholePromptsMachine
+from .test_planner_machines import PlannerMachine, SearchMachine, SharingMachine, WholePromptsMachine
 
 Killer = Callable[[], object]
 
@@ -214,6 +214,7 @@ LEDGER = machine(LedgerMachine)
 SHARING = machine(SharingMachine)
 WHOLE_PROMPTS = machine(WholePromptsMachine)
 PLANNER = machine(PlannerMachine)
+SEARCH = machine(SearchMachine)
 PAGES = machine(PagesMachine)
 SLOTS = machine(SlotsMachine)
 SIMULATION = simulation()

@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a good step forgives nothing",
         function="core.planning.planner:Planner._clear",
-        fragment="if chunk.samples:",
+        fragment="if chunk.samples and not sequence.replays:",
         mistake="if False:",
         killer=test_planner.test_failures_far_apart_are_forgiven,
         reason="no poison",
@@ -171,7 +171,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the token budget is not used up",
         function="core.planning.draft:StepDraft.add",
-        fragment="    self.tokens -= part.length\n",
+        fragment="    self.tokens -= part.length * part.beams\n",
         mistake="",
         killer=PLANNER,
         reason="the token budget is kept",
@@ -310,8 +310,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a request starts with pages for its first chunk only",
         function="core.planning.acts:Acts._try_admit",
-        fragment="self.room.pages_for(len(sequence.tokens)) - len(cached)",
-        mistake="self.room.pages_for(start + length) - len(cached)",
+        fragment="self.room.pages_for(sequence, len(sequence.tokens)) - len(cached)",
+        mistake="self.room.pages_for(sequence, start + length) - len(cached)",
         killer=PLANNER,
         reason="tuple index out of range",
     ),

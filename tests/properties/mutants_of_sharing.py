@@ -369,9 +369,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="somebody gives way to a guess",
         function="core.planning.acts:Acts._propose",
-        fragment="        pages = min(max(0, self.room.pages_for(part.stop + most) - had), draft.pages)\n",
+        fragment="        pages = min(max(0, self.room.pages_for(sequence, part.stop + most) - had), draft.pages)\n",
         mistake=(
-            "        pages = max(0, self.room.pages_for(part.stop + most) - had)\n"
+            "        pages = max(0, self.room.pages_for(sequence, part.stop + most) - had)\n"
             "        if pages > draft.pages:\n"
             "            victim = next(other for other in self.room.running if other is not sequence)\n"
             "            draft.preempt(victim, len(victim.pages))\n"
@@ -448,7 +448,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a whole prompt that is too large is tried again for ever",
         function="core.planning.planner:Planner._divisible",
-        fragment="len(step.sequences) > 1 if self.limits.whole_prompts else ",
+        fragment=" or self.limits.whole_prompts",
         mistake="",
         killer=test_planner.test_a_whole_prompt_that_is_too_large_for_the_memory_fails,
         reason="tried again for ever",

@@ -15,6 +15,7 @@ from . import (
     mutants_of_core,
     mutants_of_ledger,
     mutants_of_recovery,
+    mutants_of_searches,
     mutants_of_sharing,
     mutants_of_speech,
 )
@@ -29,6 +30,7 @@ MUTANTS = (
     *mutants_of_recovery.MUTANTS,
     *mutants_of_speech.MUTANTS,
     *mutants_of_alignment.MUTANTS,
+    *mutants_of_searches.MUTANTS,
 )
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
@@ -40,6 +42,8 @@ LEAST = {
     "core.planning.pages": 8,
     "core.planning.holds": 4,
     "core.planning.quarantine": 3,
+    "core.beams": 3,
+    "core.beam_pages": 3,
     "actors.scheduler": 4,
     "actors.encoder_cache": 4,
     "actors.gpu_runner": 5,

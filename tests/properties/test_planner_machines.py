@@ -43,11 +43,7 @@ from .machines import Machine
 KEYS = ("a", "b", "c")
 PLACED = {"p": 1, "q": 3, "r": 5}  # embeddings of each
 UNITS = {"p": 1, "q": 1, "r": 2}  # and its bytes, in those of a cross-attention item
-SEARCHES = {
-    1: SamplingParams(),
-    2: SamplingParams(beam_size=2, patience=1.0),
-    3: SamplingParams(beam_size=3, length_penalty=0.5),
-}
+SEARCHES = (SamplingParams(beam_size=2, patience=1.0), SamplingParams(beam_size=3, length_penalty=0.5))
 POOLINGS = tuple(Pooling(kind=kind) for kind in ("last", "mean", "cls"))
 
 
@@ -169,7 +165,6 @@ class PlannerMachine(Machine):
         begins=st.sampled_from((0, 0, 1)),
         probe=st.sampled_from((None, None, 0, 1)),
         pooling=st.sampled_from(POOLINGS),
-        beams=st.sampled_from((1, 1, 2, 3)),
     )
     def submit(
         self,
@@ -181,7 +176,6 @@ class PlannerMachine(Machine):
         begins: int = 0,
         probe: int | None = None,
         pooling: Pooling = POOLINGS[0],
-        beams: int = 1,
     ) -> None:
         """A prompt that begins as others do. A model with whole prompts pools them, and reads nothing beside them."""
         text = tuple(1 + (len(self.requests) // 4 + begins + i) % 60 for i in range(length))
@@ -190,8 +184,7 @@ class PlannerMachine(Machine):
             return
         items = () if key is None else (self.item(key, self.model.encoder_embeddings, ()),)
         asked = None if probe is None else Probe(position=probe * (length - 1), token_ids=(3, 1))
-        sampling = SEARCHES[beams]
-        self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison, probe=asked, sampling=sampling)
+        self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison, probe=asked)
 
     @precondition(lambda self: not self.limits.whole_prompts)
     @rule(
@@ -201,7 +194,6 @@ class PlannerMachine(Machine):
         priority=st.integers(0, 1),
         poison=st.sampled_from((False, False, False, False, False, True)),
         pooling=st.sampled_from((None, None, None, *POOLINGS)),
-        beams=st.sampled_from((1, 1, 1, 2)),
     )
     def submit_placed(
         self,
@@ -211,7 +203,6 @@ class PlannerMachine(Machine):
         priority: int = 0,
         poison: bool = False,
         pooling: Pooling | None = None,
-        beams: int = 1,
     ) -> None:
         """Images among the tokens: also one that comes twice, one that is larger than the encoder cache, and more than
         fit it together."""
@@ -224,8 +215,7 @@ class PlannerMachine(Machine):
             items.append(self.item(key, PLACED[key], ((len(prompt), stop),), units=UNITS[key]))
             prompt += [61] * PLACED[key] + [8]
         tokens = max_tokens if pooling is None else 1
-        more = {"pooling": pooling, "sampling": SEARCHES[beams if pooling is None else 1]}
-        self.ask(tuple(prompt), tuple(items), max_tokens=tokens, priority=priority, poison=poison, **more)
+        self.ask(tuple(prompt), tuple(items), max_tokens=tokens, priority=priority, poison=poison, pooling=pooling)
 
     @precondition(lambda self: self.requests and not self.limits.whole_prompts)
     @rule(data=st.data(), more=st.integers(0, 2), pooling=st.sampled_from((None, None, *POOLINGS)))
@@ -571,9 +561,46 @@ class SharingMachine(PlannerMachine):
         super().open(**sizes, slots=1, caching=True, draft_tokens=draft_tokens, headroom=headroom)
 
 
+class SearchMachine(PlannerMachine):
+    """Beam searches among the other requests."""
+
+    @rule(
+        length=st.integers(1, 8),
+        key=st.sampled_from((*KEYS, None)),
+        image=st.sampled_from((None, None, "p", "q")),
+        max_tokens=st.integers(1, 9),
+        priority=st.integers(0, 1),
+        poison=st.sampled_from((False, False, False, True)),
+        sampling=st.sampled_from(SEARCHES),
+        probe=st.sampled_from((None, 0, 1)),
+    )
+    def submit_search(
+        self,
+        length: int,
+        key: str | None,
+        image: str | None,
+        max_tokens: int,
+        priority: int,
+        poison: bool,
+        sampling: SamplingParams,
+        probe: int | None,
+    ) -> None:
+        """Prompts that begin as others do, with audio, an image in front of the text, or neither."""
+        text = tuple(1 + (len(self.requests) // 4 + i) % 60 for i in range(length))
+        items = () if key is None else (self.item(key, self.model.encoder_embeddings, ()),)
+        if image is not None:
+            text = (*(61 for _ in range(PLACED[image])), *text)
+            items = (self.item(image, PLACED[image], ((0, PLACED[image]),), units=UNITS[image]),)
+        asked = None if probe is None else Probe(position=probe * (len(text) - 1), token_ids=(3, 1))
+        more = {"max_tokens": max_tokens, "priority": priority, "probe": asked, "sampling": sampling}
+        self.ask(text, items, poison=poison, **more)
+
+
 TestPlanner = PlannerMachine.TestCase
 TestPlanner.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples * 5 // 8)
 TestWholePrompts = WholePromptsMachine.TestCase
 TestWholePrompts.settings = settings(stateful_step_count=30, max_examples=settings.default.max_examples // 4)
 TestSharing = SharingMachine.TestCase
 TestSharing.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 2)
+TestSearch = SearchMachine.TestCase
+TestSearch.settings = settings(stateful_step_count=40, max_examples=settings.default.max_examples // 4)

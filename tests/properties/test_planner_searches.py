@@ -1,0 +1,127 @@
+"""What the planner does with a beam search, as one history shows it; see `SearchMachine` for many histories."""
+
+from __future__ import annotations
+
+from triolet.core.errors import PoisonRequest
+from triolet.core.planning.actions import Fail, Finish
+from triolet.core.planning.planner import Planner
+from triolet.core.request import SamplingParams
+from triolet.testing.sim import SimExecutor
+
+from .test_planner import opened, request, run
+
+
+def search(name: str = "search", beams: int = 3, **more: object) -> object:
+    return request(name, sampling=SamplingParams(beam_size=beams), **more)
+
+
+def ends_of(planner: Planner, executor: SimExecutor, steps: int) -> dict[str, Finish | Fail]:
+    """How requests have ended after up to so many steps, some of which may fail."""
+    ends: dict[str, Finish | Fail] = {}
+    for _ in range(steps):
+        plan = planner.next_step()
+        if plan is None:
+            break
+        try:
+            planner.step_done(executor.step(plan))
+        except (RuntimeError, MemoryError) as error:
+            planner.step_failed(plan.step_id, error)
+        ends |= {action.request_id: action for action in planner.take_actions() if isinstance(action, Finish | Fail)}
+    return ends
+
+
+def test_a_search_feeds_its_prompt_once_and_then_a_token_of_each_beam():
+    """The prompt of 7 has one full page of 4; each block behind it has a page for each beam."""
+    planner, executor = opened()
+    planner.submit(search(prompt=7, max_tokens=4))
+    first, *others = run(planner, executor)
+    assert (first.tokens, [len(part.page_table) for part in first.chunks]) == (7, [1 + 3])
+    fed = [(part.start, plan.tokens, len(part.page_table)) for plan in others for part in plan.chunks]
+    assert fed[:2] == [(7, 3, 4), (8, 3, 7)]
+
+
+def test_only_the_full_pages_of_a_searchs_prompt_can_be_found():
+    planner, executor = opened(prefix_caching=True)
+    planner.submit(search(prompt=9, max_tokens=10))
+    run(planner, executor)
+    assert planner.statistics().pages_cached == 2, "pages_cached: no page that a beam wrote is kept"
+    planner.submit(search("again", prompt=9, max_tokens=10))
+    run(planner, executor)
+    assert planner.statistics().tokens_cached == 8
+
+
+def test_a_search_that_crashes_its_later_steps_is_poison():
+    """It starts anew each time, and what it then replays says nothing for it."""
+    planner, executor = opened()
+    for index in range(30):  # a device that has long gone well
+        planner.submit(request(f"earlier {index}", prompt=1, max_tokens=2))
+        run(planner, executor)
+    planner.take_actions()
+    planner.submit(search(prompt=3, max_tokens=8))
+    executor.fault = lambda _, plan: RuntimeError("boom") if any(part.start >= 5 for part in plan.chunks) else None
+    ends = ends_of(planner, executor, 60)
+    assert "search" in ends, "it is tried again for ever"
+    assert isinstance(ends["search"].error, PoisonRequest)
+
+
+def test_a_search_whose_steps_fail_at_different_places_is_forgiven():
+    """A step further than ever clears it."""
+    planner, executor = opened()
+    planner.submit(search(prompt=3, max_tokens=8))
+    reached = [3, 4, 5, 6]
+
+    def fault(_: object, plan: object) -> Exception | None:
+        if reached and any(part.start >= reached[0] for part in plan.chunks):
+            reached.pop(0)
+            return RuntimeError("boom")
+        return None
+
+    executor.fault = fault
+    assert isinstance(ends_of(planner, executor, 80)["search"], Finish)
+
+
+def test_a_search_too_large_for_the_memory_fails():
+    """Its beams cannot be divided: smaller steps do not help."""
+    planner, executor = opened()
+    planner.submit(search(prompt=2, max_tokens=6))
+    executor.fault = lambda _, plan: MemoryError("full") if plan.tokens > 2 else None
+    ends = ends_of(planner, executor, 200)
+    assert "search" in ends, "it is tried again for ever"
+    assert isinstance(ends["search"].error, PoisonRequest)
+
+
+def test_a_search_larger_than_a_smaller_step_runs_alone():
+    """Steps have shrunk below its rows, since those with others were too large."""
+    planner, executor = opened(budget=16)
+    for index in range(3):
+        planner.submit(request(f"other {index}", prompt=3, max_tokens=30))
+    planner.submit(search(prompt=3, max_tokens=6, beams=4))
+    executor.fault = lambda _, plan: MemoryError("full") if plan.tokens > 4 else None
+    ends = ends_of(planner, executor, 400)
+    assert "search" in ends, "the search waits for ever"
+    assert all(isinstance(end, Finish) for end in ends.values())
+    assert len(ends) == 4
+
+
+def test_draft_tokens_are_never_proposed_for_a_search():
+    planner, executor = opened(draft_tokens=3)
+    planner.submit(search(prompt=3, max_tokens=6))
+    planner.submit(request("other", prompt=3, max_tokens=6))
+    plans = run(planner, executor)
+    assert any(part.draft_tokens for plan in plans for part in plan.chunks)
+    assert not any(part.draft_tokens and part.beams > 1 for plan in plans for part in plan.chunks)
+    assert not plans[0].chunks[0].draft_tokens, "nor behind its prompt"
+
+
+def test_steps_share_their_tokens_among_searches_and_nobody_waits_for_ever():
+    """Three rows each of a budget of five: one search at a time, in turns."""
+    planner, executor = opened(budget=5)
+    for name in ("one", "two", "three"):
+        planner.submit(search(name, prompt=1, max_tokens=8))
+    plans = run(planner, executor)
+    assert planner.idle
+    assert all(plan.tokens <= 5 for plan in plans)
+    turns = [part.sequence_id for plan in plans for part in plan.chunks if part.beams > 1]
+    while len(set(turns)) == 3:
+        assert len(set(turns[:4])) >= 2, "one search keeps the others from their turns"
+        turns.pop(0)
