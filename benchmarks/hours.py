@@ -24,8 +24,9 @@ import soundfile
 import trio
 
 from triolet.api.inputs.recording import Recording
-from triolet.api.speech.hearing import SpeechFinder
+from triolet.api.speech.hearing import Hearing
 from triolet.api.speech.silero import Silero
+from triolet.api.speech.spans import SpanRules
 
 GROWTH = 16e6  # bytes
 WINDOW = 30  # seconds
@@ -60,10 +61,12 @@ async def read(path: Path, *, voice: bool) -> bool:
         print(f"| {minutes:.0f} | {sizes[-1] / 1e6:.1f} | {waiting:.2f} | {spans} | {seconds:.1f} |")
 
     async with Recording(path) as recording:
-        finder = SpeechFinder(recording, Silero()) if voice else None
+        hearing = Hearing(recording, Silero(), SpanRules()) if voice else None
         length = WINDOW * recording.sampling_rate
         while len(window := await recording.window(start, length)):
-            spans += 0 if finder is None else len(await finder.within(start, start + length))
+            if hearing is not None:
+                await hearing.hear(start + length)
+                spans = len(hearing.spans)
             start += len(window)
             held = max(held, recording.held)
             recording.forget(start)

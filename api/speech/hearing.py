@@ -62,6 +62,15 @@ class Hearing:
         """The samples before this one were heard."""
         return self._heard
 
+    @property
+    def settled(self) -> int:
+        """Who speaks before this sample is known, and will not change."""
+        return self._heard if self.ended else self._decides.settled
+
+    def skip(self, before: int) -> None:
+        """Nobody needs the samples before ``before``: the recording forgets them."""
+        self._recording.forget(min(before, self._heard))
+
     async def hear(self, until: int) -> None:
         """Hears the recording up to sample ``until`` or to its end."""
         while self._heard < until and not self.ended:

@@ -38,7 +38,11 @@ class Hearing(Protocol):
 
     @property
     def heard(self) -> int:
-        """Where the audio behind is not known yet."""
+        """The samples before this one were heard."""
+
+    @property
+    def settled(self) -> int:
+        """Who speaks before this sample is known, and will not change."""
 
     @property
     def ended(self) -> bool:
@@ -46,6 +50,9 @@ class Hearing(Protocol):
 
     async def hear(self, until: int) -> None:
         """Listens on, at least to ``until`` or to the end."""
+
+    def skip(self, before: int) -> None:
+        """Nobody needs the samples before ``before``."""
 
     def quietest(self, start: int, stop: int) -> int:
         """Where in [start, stop) voice is least likely."""
@@ -111,7 +118,8 @@ class VoicedPlan:
         """As `next`, within one clip. Listens until the next speech is known for a whole window and a gap behind it."""
         ahead = self.rules.window + self.rules.gap + self.rules.padding
         while True:
-            start = next_speech(self.hearing.spans, begin, self.hearing.heard)
+            start = next_speech(self.hearing.spans, begin, self.hearing.settled)
+            self.hearing.skip(max(start - self.rules.padding, begin))  # a silence of hours takes no memory
             if self.hearing.ended or self.hearing.heard >= min(start + ahead, end):
                 break
             await self.hearing.hear(int(min(start + ahead, end)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,12 @@ import soundfile
 import trio
 import trio.testing
 from attrs import define, field
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from triolet.api.inputs.audio import Samples
 from triolet.api.inputs.recording import Recording
-from triolet.api.speech.hearing import SpeechFinder, speech_spans
+from triolet.api.speech.cuts import CutRules
+from triolet.api.speech.hearing import Hearing
+from triolet.api.speech.plan import VoicedPlan
 from triolet.api.speech.spans import SpanRules, SpeechSpan
 from triolet.api.speech.voice import Probabilities
 from triolet.core.errors import InvalidRequest
@@ -74,140 +73,82 @@ TALK = spoken((20, 3), (15, 4), (0.3, 2), (9, 0))
 SPANS = [SpeechSpan(19_800, 23_200), SpeechSpan(37_800, 44_500)]
 
 
+async def all_spans(hearing: Hearing) -> list[SpeechSpan]:
+    await hearing.hear(2**40)
+    assert hearing.ended
+    return [SpeechSpan(start, stop) for start, stop in hearing.spans]
+
+
 @pytest.mark.parametrize("source", [TALK, wav(TALK)], ids=["an array", "a file"])
-async def test_spans_come_in_order_and_as_soon_as_they_are_final(source: Samples | bytes) -> None:
-    """The first is told before the second was heard."""
+async def test_speech_is_known_as_far_as_anybody_asked(source: Samples | bytes) -> None:
+    """No more of the recording is heard than was asked for, rounded up to what one call of a thread hears."""
     detector = Loud()
     async with Recording(source, sampling_rate=RATE) as recording:
-        finder = SpeechFinder(recording, detector, RULES)
-        assert detector.heard == 0, "nobody has asked"
-        assert await finder.next_span() == SPANS[0]
-        assert detector.heard == 24_000
-        assert 23_200 <= finder.settled <= 24_000
-        assert await finder.next_span() == SPANS[1]
-        assert await finder.next_span() is None
-        assert await finder.next_span() is None
-        assert finder.settled == len(TALK)
+        hearing = Hearing(recording, detector, RULES)
+        assert (detector.heard, hearing.heard, hearing.spans) == (0, 0, [])
+        await hearing.hear(20_500)
+        assert hearing.heard == detector.heard == 24_000
+        assert hearing.spans == [(19_800, 23_200)]
+        assert 23_200 <= hearing.settled <= 24_000
+        assert await all_spans(hearing) == SPANS
+        assert hearing.settled == hearing.heard == detector.heard == len(TALK)
         assert len(detector.listeners) == 1
-
-
-async def test_a_generator_gives_the_same_spans() -> None:
-    async with Recording(TALK, sampling_rate=RATE) as recording:
-        assert [span async for span in speech_spans(recording, Loud(), RULES)] == SPANS
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=8), st.data())
-@settings(max_examples=60, deadline=None)
-def test_speech_is_found_from_wherever_one_looks(parts: list[tuple[int, int]], data: st.DataObject) -> None:
-    """`speech_from` and `within` say what the spans say, asked at any samples in any order."""
-    samples = spoken(*((silence / 10, speech / 10) for silence, speech in parts))
-    if len(samples) < 20:
-        return
-    places = st.integers(0, len(samples) + 500)
-    asked = data.draw(st.lists(st.tuples(places, places, st.booleans()), min_size=1, max_size=6))
-
-    async def check() -> None:
-        async with Recording(samples, sampling_rate=RATE) as recording:
-            spans = [span async for span in speech_spans(recording, Loud(), RULES)]
-            finder = SpeechFinder(recording, Loud(), RULES)
-            for sample, other, from_here in asked:
-                if from_here:
-                    assert await finder.speech_from(sample) == first_from(spans, sample)
-                    continue
-                start, stop = sorted((sample, other))
-                found = await finder.within(start, stop)
-                assert found == [
-                    SpeechSpan(max(span.start, start), min(span.stop, stop))
-                    for span in spans
-                    if span.stop > start and span.start < stop
-                ]
-
-    trio.run(check)
-
-
-def first_from(spans: Sequence[SpeechSpan], sample: int) -> int | None:
-    return next((max(span.start, sample) for span in spans if span.stop > sample), None)
 
 
 async def test_speech_that_goes_on_is_told_before_it_ends() -> None:
     """Who transcribes need not wait for the end of a long sentence to begin with it."""
     detector = Loud()
     async with Recording(spoken((1, 300)), sampling_rate=RATE) as recording:
-        finder = SpeechFinder(recording, detector, SpanRules(longest=None))
-        assert await finder.speech_from(0) == 700
-        assert detector.heard <= 8_000
-        assert await finder.speech_from(100_000) == 100_000
-        assert detector.heard <= 108_000
+        hearing = Hearing(recording, detector, SpanRules(longest=None))
+        await hearing.hear(2_000)
+        assert detector.heard == 8_000
+        assert hearing.settled == 700
+        ((start, stop),) = hearing.spans
+        assert start == 700
+        assert stop >= 8_000
 
 
-async def test_a_stretch_is_known_when_it_was_heard() -> None:
-    """A window that ends early: is there speech behind its last word? No more of the recording is read for it."""
-    detector = Loud()
+async def test_the_quietest_place_is_in_the_least_probable_frame() -> None:
     async with Recording(TALK, sampling_rate=RATE) as recording:
-        finder = SpeechFinder(recording, detector, RULES)
-        assert await finder.within(0, 10_000) == []
-        assert detector.heard == 16_000
-        assert await finder.within(22_000, 40_000) == [SpeechSpan(22_000, 23_200), SpeechSpan(37_800, 40_000)]
-        assert detector.heard == 40_000
-        assert await finder.within(10_000, 20_000) == [SpeechSpan(19_800, 20_000)]
-        assert await finder.within(40_000, 99_000) == [SpeechSpan(40_000, 44_500)]
-        assert await finder.within(44_500, 99_000) == []
+        hearing = Hearing(recording, Loud(), RULES)
+        await hearing.hear(50_000)
+        assert hearing.quietest(20_000, 22_000) == 21_950, "all are speech: the last frame"
+        assert hearing.quietest(22_000, 25_000) == 24_950, "the last silent one"
+        assert hearing.quietest(41_000, 42_500) in range(42_000, 42_500), "a pause in speech"
+        assert hearing.quietest(90_000, 91_000) == 91_000, "nothing was heard there"
 
 
 async def test_an_hour_of_silence_takes_no_memory(tmp_path: Path) -> None:
-    """Behind whoever forgets: the samples go as they are settled, for spans and for places alike."""
+    """Whoever looks for the next speech lets the silence before it go."""
     path = sparse_wav(tmp_path / "silence.wav", 3_600, RATE, 1)
-    for question in ("next_span", "speech_from"):
-        most = 0
+    most = 0
 
-        class Watching(Loud):
-            def listen(self) -> LoudListener:
-                return WatchingListener(self)
+    class Watching(Loud):
+        def listen(self) -> LoudListener:
+            return WatchingListener(self)
 
-        class WatchingListener(LoudListener):
-            def hear(self, samples: Samples) -> Probabilities:
-                nonlocal most
-                most = max(most, recording.held)
-                return super().hear(samples)
+    class WatchingListener(LoudListener):
+        def hear(self, samples: Samples) -> Probabilities:
+            nonlocal most
+            most = max(most, recording.held)
+            return super().hear(samples)
 
-        async with Recording(path, sampling_rate=RATE) as recording:
-            finder = SpeechFinder(recording, Watching(), RULES, forgets=True)
-            found = await (finder.next_span() if question == "next_span" else finder.speech_from(0))
-            assert found is None
-            assert finder.settled == 3_600 * RATE
-        assert most <= 12 * RATE
-
-
-async def test_samples_of_a_span_stay_until_the_next_one_is_asked_for() -> None:
-    async with Recording(wav(TALK), sampling_rate=RATE) as recording:
-        finder = SpeechFinder(recording, Loud(), RULES, forgets=True)
-        while (span := await finder.next_span()) is not None:
-            window = await recording.window(span.start, span.stop - span.start)
-            assert window.mean() > 0.2
-        with pytest.raises(AssertionError, match="forgotten"):
-            await recording.window(SPANS[0].start, 10)
-
-
-async def test_without_forgetting_everything_can_be_read_again() -> None:
-    async with Recording(wav(TALK), sampling_rate=RATE) as recording:
-        finder = SpeechFinder(recording, Loud(), RULES)
-        await finder.next_span()
-        np.testing.assert_allclose(await recording.window(0, 1_000), TALK[:1_000])
+    async with Recording(path, sampling_rate=RATE) as recording:
+        hearing = Hearing(recording, Watching(), RULES)
+        rules = CutRules(window=30 * RATE, gap=3 * RATE, padding=RATE, earliest=20 * RATE, at_pauses=True)
+        assert await VoicedPlan(hearing, rules, ((0, None),)).next(0) is None
+        assert hearing.settled == 3_600 * RATE
+    assert most <= 60 * RATE
 
 
 async def test_tasks_may_ask_at_once_and_nothing_is_heard_twice() -> None:
     detector = Loud()
-    found: list[SpeechSpan | None] = []
-
-    async def ask(finder: SpeechFinder) -> None:
-        found.append(await finder.next_span())
-
     async with Recording(TALK, sampling_rate=RATE) as recording:
-        finder = SpeechFinder(recording, detector, RULES)
+        hearing = Hearing(recording, detector, RULES)
         async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(ask, finder)
-    assert sorted(map(str, found)) == sorted(map(str, [*SPANS, None]))
+            for until in (10_000, 50_000, 30_000):
+                nursery.start_soon(hearing.hear, until)
+        assert await all_spans(hearing) == SPANS
     assert detector.heard == len(TALK)
 
 
@@ -215,16 +156,12 @@ async def test_a_cancelled_caller_loses_nothing() -> None:
     """Wherever it is cancelled, the next one finds the same spans."""
     for steps in range(12):
         async with Recording(wav(TALK), sampling_rate=RATE) as recording:
-            finder = SpeechFinder(recording, Loud(), RULES)
-            found: list[SpeechSpan] = []
+            hearing = Hearing(recording, Loud(), RULES)
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(cancel_after, scope, steps)
-                    while (span := await finder.next_span()) is not None:
-                        found.append(span)
-            while (span := await finder.next_span()) is not None:
-                found.append(span)
-            assert found == SPANS
+                    await hearing.hear(2**40)
+            assert await all_spans(hearing) == SPANS
 
 
 async def cancel_after(scope: trio.CancelScope, steps: int) -> None:
@@ -235,7 +172,7 @@ async def cancel_after(scope: trio.CancelScope, steps: int) -> None:
 
 async def test_what_a_broken_recording_has_before_its_end_is_found() -> None:
     async with Recording(wav(TALK)[: -2 * 14_000], sampling_rate=RATE) as recording:
-        spans = [span async for span in speech_spans(recording, Loud(), RULES)]
+        spans = await all_spans(Hearing(recording, Loud(), RULES))
         assert spans == [SPANS[0], SpeechSpan(37_800, recording.length or 0)]
         assert recording.broken is not None
 
@@ -243,7 +180,7 @@ async def test_what_a_broken_recording_has_before_its_end_is_found() -> None:
 async def test_a_detector_of_another_rate_is_refused() -> None:
     async with Recording(TALK, sampling_rate=RATE) as recording:
         with pytest.raises(InvalidRequest, match="voice activity at 16000 Hz; allowed: 1000 Hz, the recording's"):
-            SpeechFinder(recording, Loud(sampling_rate=16_000), RULES)
+            Hearing(recording, Loud(sampling_rate=16_000), RULES)
 
 
 @pytest.mark.parametrize(
@@ -269,4 +206,4 @@ async def test_answers_that_are_no_probabilities_are_refused(answer: Probabiliti
 
     async with Recording(TALK, sampling_rate=RATE) as recording:
         with pytest.raises(InvalidRequest, match=message):
-            await SpeechFinder(recording, Wrong(), RULES).next_span()
+            await Hearing(recording, Wrong(), RULES).hear(1)
