@@ -319,6 +319,14 @@ def test_a_short_file_does_not_wait_for_a_long_one_before_it(
     assert not (folder / "out/slow.txt").exists()
 
 
+@pytest.mark.parametrize("words", [[], ["-o", "out", "-f", "text"]])
+def test_every_file_has_its_turn(words: list[str], engine: PaperEngine) -> None:
+    """Also where one ends, and is reported, before the next is taken."""
+    names = [f"{number}.wav" for number in range(6)]
+    assert run(["transcribe", *names, "--at-once", "1", *words], engine) == 0
+    assert [audio for audio, _ in engine.asked] == names
+
+
 # -- stopped ---------------------------------------------------------------------------------------------------------
 
 

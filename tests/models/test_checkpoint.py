@@ -436,6 +436,16 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(CheckpointError, match="no route to the hub"):
         resolve("openai/whisper-none")
+    with pytest.raises(CheckpointError, match="did you mean openai/whisper-base?"):
+        resolve("base")
+
+
+def test_a_folder_of_ctranslate2_is_told_what_it_is(tmp_path):
+    """faster-whisper's layout, which has a config.json too."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(UnsupportedModel, match="a model of CTranslate2 .*such as openai/whisper-base"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("pickled", [False, True])
