@@ -95,8 +95,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     if (folder / _CTRANSLATE2).is_file() and not any((folder / name).is_file() for name in _WEIGHTS):
         raise UnsupportedModel(
-            f"{folder} holds a model of CTranslate2 ({_CTRANSLATE2}), as faster-whisper has it; allowed: checkpoints in "
-            "transformers' layout. Give the one that it was converted from, such as openai/whisper-base"
+            f"{folder} holds a model of CTranslate2 ({_CTRANSLATE2}), as faster-whisper has it; allowed: checkpoints "
+            "in transformers' layout. Give the one that it was converted from, such as openai/whisper-base"
         )
     if not path.is_file():
         raise CheckpointError(
