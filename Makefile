@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)  ## transcribe the shipped recordings with the shipped checkpoint
-	@$(BIN)/triolet transcribe demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
+	@$(BIN)/triolet transcribe --model demo demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
 
 test: $(STAMP)  ## all tests, in as many processes as there are cores; idle ones take over from busy ones
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal

@@ -99,40 +99,39 @@ FOREIGN = (
     ),
 )
 SAME = {
-    _BOTH: [
-        "--model",
-        "--output-dir",
-        "--output-format",
-        "--verbose",
-        "--device",
-        "--threads",
-        "--task",
-        "--language",
-        "--temperature",
-        "--best-of",
-        "--temperature-increment-on-fallback",
-        "--beam-size",
-        "--patience",
-        "--length-penalty",
-        "--suppress-tokens",
-        "--initial-prompt",
-        "--condition-on-previous-text",
-        "--compression-ratio-threshold",
-        "--logprob-threshold",
-        "--no-speech-threshold",
-        "--word-timestamps",
-        "--prepend-punctuations",
-        "--append-punctuations",
-        "--highlight-words",
-        "--max-line-width",
-        "--max-line-count",
-        "--max-words-per-line",
-        "--hallucination-silence-threshold",
-    ],
-    _WHISPER: ["--clip-timestamps"],
-    _CT2: ["--prefix", "--multilingual"],
+    "--model": (_BOTH, "no default; also a folder or a hub id. `base` is openai/whisper-base, and so on"),
+    "--output-dir": (_BOTH, "default: standard output"),
+    "--output-format": (_BOTH, "default: `text`, which is also `txt`. `json` is one line"),
+    "--verbose": (_BOTH, "segments and the log go to standard error. Default: segments on a terminal"),
+    "--device": (_BOTH, ""),
+    "--threads": (_BOTH, ""),
+    "--task": (_BOTH, ""),
+    "--language": (_BOTH, ""),
+    "--temperature": (_BOTH, "or several: `0,0.4,0.8`"),
+    "--temperature-increment-on-fallback": (_BOTH, ""),
+    "--best-of": (_BOTH, ""),
+    "--beam-size": (_BOTH, ""),
+    "--patience": (_BOTH, ""),
+    "--length-penalty": (_BOTH, ""),
+    "--suppress-tokens": (_BOTH, "`-1` alone, or token ids"),
+    "--initial-prompt": (_BOTH, ""),
+    "--condition-on-previous-text": (_BOTH, ""),
+    "--compression-ratio-threshold": (_BOTH, ""),
+    "--logprob-threshold": (_BOTH, ""),
+    "--no-speech-threshold": (_BOTH, ""),
+    "--word-timestamps": (_BOTH, ""),
+    "--prepend-punctuations": (_BOTH, ""),
+    "--append-punctuations": (_BOTH, ""),
+    "--highlight-words": (_BOTH, ""),
+    "--max-line-width": (_BOTH, ""),
+    "--max-line-count": (_BOTH, ""),
+    "--max-words-per-line": (_BOTH, ""),
+    "--hallucination-silence-threshold": (_BOTH, ""),
+    "--clip-timestamps": (_WHISPER, ""),
+    "--prefix": (_CT2, ""),
+    "--multilingual": (_CT2, ""),
 }
-"""Options that mean the same here."""
+"""Options that mean the same here, of which program, and what differs."""
 _SHORT = {"-p": "--pretty-json"}
 _BY_NAME = {each.name: each for each in FOREIGN}
 
@@ -238,23 +237,23 @@ class Translation:
 
 def options_table() -> str:
     """The table of their options and ours."""
-    rows = [(name, of, "the same") for of, names in SAME.items() for name in names]
+    rows = [(name, of, f"the same; {note}" if note else "the same") for name, (of, note) in SAME.items()]
     rows += [(option.name, option.of, _meaning(option)) for option in FOREIGN]
-    lines = [f"| `{name.replace('-', '_').replace('__', '--', 1)}` | {of} | {meaning} |" for name, of, meaning in rows]
+    lines = [f"| `--{name[2:].replace('-', '_')}` | {of} | {meaning} |" for name, of, meaning in rows]
     return "\n".join(["| option | of | here |", "|---|---|---|", *lines])
 
 
 def _meaning(option: Foreign) -> str:
-    told = [
-        "accepted" if value == _ANY and not arguments else _becomes(value, arguments)
-        for value, arguments in option.becomes.items()
-    ]
-    if _ANY not in option.becomes and option.told:
-        told.append(f"{'accepted with a warning' if option.warned else 'refused'}: {option.told}")
+    same = [value for value, arguments in option.becomes.items() if not arguments]
+    told = [_becomes(value, arguments) for value, arguments in option.becomes.items() if arguments]
+    if same:
+        told.append(f"{', '.join(f'`{value}`' if value else 'empty' for value in same)}: accepted, nothing changes")
+    if option.told:
+        rest = "all else is " if told else ""
+        told.append(f"{rest}{'accepted with a warning' if option.warned else 'refused'}: {option.told}")
     return "; ".join(told)
 
 
 def _becomes(value: str, arguments: Sequence[str]) -> str:
-    shown = {_ANY: "", "": "empty: "}.get(value, f"`{value}`: ")
-    ours = " ".join(arguments).replace("{}", "...")
-    return f"{shown}`{ours}`" if ours else f"{shown}accepted, changes nothing"
+    shown = "" if value == _ANY else f"`{value}`: "
+    return f"{shown}`{' '.join(arguments).replace('{}', '...')}`"

@@ -108,7 +108,7 @@ class _Run:
 
     async def transcribe(self) -> int:
         """The exit status."""
-        status, waiting, at_end = 0, iter(self._files), False
+        status, waiting, at_end = 0, iter(tuple(self._files)), False
         sender, ended = trio.open_memory_channel[_File](math.inf)
         try:
             async with trio.open_nursery() as nursery:

@@ -32,6 +32,8 @@ _SETTINGS = (
     "modules.json",
     "1_Pooling/config.json",
 )
+_CTRANSLATE2 = "model.bin"  # CTranslate2's weights, as faster-whisper has them
+_WHISPER_SIZES = ("tiny", "base", "small", "medium", "large", "tiny.en", "base.en", "small.en", "medium.en", "large-v3")
 _SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
 
 
@@ -70,9 +72,10 @@ def _from_hub(name: str) -> Path:
         if not any((folder / weights).is_file() for weights in _WEIGHTS[:2]):
             folder = fetch("pytorch_model*.bin", "pytorch_model.bin.index.json")
     except Exception as error:  # the hub's client raises many kinds: wrapped, not hidden
+        hint = f"; did you mean openai/whisper-{name}?" if name in _WHISPER_SIZES else ""
         raise CheckpointError(
             f"there is no folder {name!r}, and it could not be had from the hub: {type(error).__name__}: {error}; "
-            "check the name and the network, or give the folder of a downloaded checkpoint"
+            f"check the name and the network, or give the folder of a downloaded checkpoint{hint}"
         ) from error
     return folder
 
@@ -82,13 +85,18 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: there is none, or it is damaged.
-        UnsupportedModel: the folder holds an adapter.
+        UnsupportedModel: the folder holds an adapter, or a model in CTranslate2's layout.
     """
     path = folder / "config.json"
     if (folder / "adapter_config.json").is_file():  # beside a model it would be left out, and nobody told
         raise UnsupportedModel(
             f"{folder} holds an adapter (adapter_config.json), which is not applied; allowed: whole models. Merge it "
             "into its model (merge_and_unload of peft) and save that"
+        )
+    if (folder / _CTRANSLATE2).is_file() and not any((folder / name).is_file() for name in _WEIGHTS):
+        raise UnsupportedModel(
+            f"{folder} holds a model of CTranslate2 ({_CTRANSLATE2}), as faster-whisper has it; allowed: checkpoints "
+            "in transformers' layout. Give the one that it was converted from, such as openai/whisper-base"
         )
     if not path.is_file():
         raise CheckpointError(

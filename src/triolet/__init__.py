@@ -10,84 +10,28 @@
 torch and transformers are imported when an engine starts, not before.
 """
 
-from .actors.supervisor import EngineStatistics
-from .api.engine import Engine
-from .api.outputs.results import Completion, Delta, Segment, Transcript, Usage
-from .api.outputs.streams import DeltaStream
-from .api.speech.options import TranscribeOptions
-from .api.speech.segments import SegmentStream
-from .core.config import EngineConfig, Speculation
-from .core.errors import (
-    CallerError,
-    CheckpointError,
-    DeviceLost,
-    DeviceOutOfMemory,
-    EncodeFailed,
-    EngineAsleep,
-    EngineClosed,
-    EngineError,
-    EngineStateError,
-    EngineTeardownError,
-    InvalidRequest,
-    InvariantViolation,
-    Overloaded,
-    PoisonRequest,
-    RequestTooLarge,
-    RunnerCrashed,
-    TrioletError,
-    UnsupportedAudio,
-    UnsupportedImage,
-    UnsupportedModel,
-)
-from .core.events import Event
-from .core.request import FinishReason, SamplingParams, Structure
-from .core.timings import Timings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "CallerError",
-    "CheckpointError",
-    "Completion",
-    "Delta",
-    "DeltaStream",
-    "DeviceLost",
-    "DeviceOutOfMemory",
-    "EncodeFailed",
-    "Engine",
-    "EngineAsleep",
-    "EngineClosed",
-    "EngineConfig",
-    "EngineError",
-    "EngineStateError",
-    "EngineStatistics",
-    "EngineTeardownError",
-    "Event",
-    "FinishReason",
-    "InvalidRequest",
-    "InvariantViolation",
-    "Overloaded",
-    "PoisonRequest",
-    "RequestTooLarge",
-    "RunnerCrashed",
-    "SamplingParams",
-    "Segment",
-    "SegmentStream",
-    "Speculation",
-    "Structure",
-    "Timings",
-    "TranscribeOptions",
-    "Transcript",
-    "TrioletError",
-    "UnsupportedAudio",
-    "UnsupportedImage",
-    "UnsupportedModel",
-    "Usage",
-]
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403  (its __all__)
 
 
-def __getattr__(name: str) -> str:
-    """``__version__``, read from the installed package when somebody asks."""
-    if name != "__version__":
+def __getattr__(name: str) -> Any:
+    """A public name, imported when somebody asks for the first one: so the command starts at once, and ^C finds it
+    ready. ``__version__`` is read from the installed package."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("triolet")
+    public = import_module(".public", __name__)
+    if name == "__all__":
+        return public.__all__
+    if name not in public.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import version
+    return getattr(public, name)
 
-    return version("triolet")
+
+def __dir__() -> list[str]:
+    """For those who look what there is."""
+    return [*globals(), *import_module(".public", __name__).__all__]

@@ -1,6 +1,20 @@
-"""``python -m triolet``: the same as the ``triolet`` command."""
+"""The ``triolet`` command, also as ``python -m triolet``. ^C while it still imports ends it like any other ^C."""
 
-from .api.command_line.main import main
+import sys
+from typing import NoReturn
+
+_INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Runs the command and exits."""
+    try:
+        from .api.command_line.main import main as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

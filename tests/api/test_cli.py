@@ -271,6 +271,31 @@ def test_interrupting_again_while_it_closes_is_heard(capsys: pytest.CaptureFixtu
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_interrupting_while_it_still_imports_leaves_no_traceback() -> None:
+    """In a real process, at the moment when trio is imported: status 130. Nothing that takes long comes before."""
+    code = """
+        import sys
+
+        class Impatient:
+            def find_spec(self, name, path, target=None):
+                if name == "trio":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Impatient())
+        from triolet.__main__ import main
+        print(sorted({"attrs", "click", "numpy", "trio"} & set(sys.modules)), flush=True)
+        main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), "transcribe"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "[]\n", "")
+
+
 def test_other_errors_in_groups_are_not_swallowed() -> None:
     """A bug keeps its traceback."""
     with pytest.raises(BaseExceptionGroup):

@@ -247,7 +247,7 @@ def test_a_script_for_whisper_runs_as_it_is(
 def test_the_table_of_their_options_is_that_of_the_documents() -> None:
     assert options_table() in (ROOT / "docs/speech.md").read_text(encoding="utf-8")
     known = KNOWN.valued | set(KNOWN.switches)
-    assert {name for names in SAME.values() for name in names} <= known
+    assert set(SAME) <= known
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -317,6 +317,14 @@ def test_a_short_file_does_not_wait_for_a_long_one_before_it(
     assert (folder / "out/b.txt").read_text(encoding="utf-8") == "said in b.wav,\nmöglichst.\n"
     assert (folder / "out/endless.txt").read_text(encoding="utf-8") == "said in endless.wav,\n"
     assert not (folder / "out/slow.txt").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["-o", "out", "-f", "text"]])
+def test_every_file_has_its_turn(words: list[str], engine: PaperEngine) -> None:
+    """Also where one ends, and is reported, before the next is taken."""
+    names = [f"{number}.wav" for number in range(6)]
+    assert run(["transcribe", *names, "--at-once", "1", *words], engine) == 0
+    assert [audio for audio, _ in engine.asked] == names
 
 
 # -- stopped ---------------------------------------------------------------------------------------------------------

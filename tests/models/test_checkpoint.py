@@ -14,7 +14,7 @@ from transformers import WhisperForConditionalGeneration
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.request import LogitRules, Probe
-from triolet.models.checkpoints.files import find_weights, resolve
+from triolet.models.checkpoints.files import find_weights, read_config, resolve
 from triolet.models.checkpoints.whisper import check_architecture, read_checkpoint
 from triolet.models.executor import TorchExecutor
 
@@ -437,6 +437,16 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(CheckpointError, match="no route to the hub"):
         resolve("openai/whisper-none")
+    with pytest.raises(CheckpointError, match="did you mean openai/whisper-base"):
+        resolve("base")
+
+
+def test_a_folder_of_ctranslate2_is_told_what_it_is(tmp_path):
+    """faster-whisper's layout, which has a config.json too."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(UnsupportedModel, match=r"a model of CTranslate2 .*such as openai/whisper-base"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("pickled", [False, True])
@@ -458,7 +468,7 @@ def test_a_hub_id_is_fetched_without_needless_files(tmp_path, monkeypatch, pickl
 def test_light_checks_need_no_torch(checkpoint):
     """A bad path is told before torch is imported."""
     code = (
-        "import sys; from triolet.models.checkpoints.files import find_weights, resolve;"
+        "import sys; from triolet.models.checkpoints.files import find_weights, read_config, resolve;"
         "from triolet.models.checkpoints.whisper import check_architecture;"
         "folder = resolve(sys.argv[1]); check_architecture(folder); find_weights(folder);"
         "assert not {'torch', 'transformers'} & set(sys.modules)"

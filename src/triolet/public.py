@@ -1,0 +1,74 @@
+"""The public names, which the package gives out when somebody asks for them."""
+
+from .actors.supervisor import EngineStatistics
+from .api.engine import Engine
+from .api.outputs.results import Completion, Delta, Segment, Transcript, Usage
+from .api.outputs.streams import DeltaStream
+from .api.speech.options import TranscribeOptions
+from .api.speech.segments import SegmentStream
+from .core.config import EngineConfig, Speculation
+from .core.errors import (
+    CallerError,
+    CheckpointError,
+    DeviceLost,
+    DeviceOutOfMemory,
+    EncodeFailed,
+    EngineAsleep,
+    EngineClosed,
+    EngineError,
+    EngineStateError,
+    EngineTeardownError,
+    InvalidRequest,
+    InvariantViolation,
+    Overloaded,
+    PoisonRequest,
+    RequestTooLarge,
+    RunnerCrashed,
+    TrioletError,
+    UnsupportedAudio,
+    UnsupportedImage,
+    UnsupportedModel,
+)
+from .core.events import Event
+from .core.request import FinishReason, SamplingParams, Structure
+from .core.timings import Timings
+
+__all__ = [
+    "CallerError",
+    "CheckpointError",
+    "Completion",
+    "Delta",
+    "DeltaStream",
+    "DeviceLost",
+    "DeviceOutOfMemory",
+    "EncodeFailed",
+    "Engine",
+    "EngineAsleep",
+    "EngineClosed",
+    "EngineConfig",
+    "EngineError",
+    "EngineStateError",
+    "EngineStatistics",
+    "EngineTeardownError",
+    "Event",
+    "FinishReason",
+    "InvalidRequest",
+    "InvariantViolation",
+    "Overloaded",
+    "PoisonRequest",
+    "RequestTooLarge",
+    "RunnerCrashed",
+    "SamplingParams",
+    "Segment",
+    "SegmentStream",
+    "Speculation",
+    "Structure",
+    "Timings",
+    "TranscribeOptions",
+    "Transcript",
+    "TrioletError",
+    "UnsupportedAudio",
+    "UnsupportedImage",
+    "UnsupportedModel",
+    "Usage",
+]
