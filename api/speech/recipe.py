@@ -13,7 +13,7 @@ from ...core.request import EncoderItem, LogitRules, Probe, Request, SamplingPar
 from .history import History
 from .options import TranscribeOptions
 from .windows import Generated, Span, WindowCut, cut_window
-from .words import WordRules, check_alignment, words_request
+from .words import WordRules, WordTokens, check_alignment
 
 
 def language_probabilities(language_ids: Mapping[str, int], logprobs: Sequence[float]) -> dict[str, float]:
@@ -279,19 +279,11 @@ class Recipe:
             timestamps=timestamps if self.with_timestamps else None,
         )
 
-    def alignment(
-        self, request_id: str, item: EncoderItem, language: str, text: Sequence[int], frames: int
-    ) -> Request | None:
-        """A request for the times of a window's text; ``None``: there is no text."""
-        return words_request(
-            request_id,
-            item,
-            special=(*self.start(language), self.tokens.no_timestamps_id),
-            text=text,
-            frames=frames,
-            most_positions=self.description.max_positions,
-            among=min(*self.special, self.tokens.timestamp_begin_id),
-        )
+    def word_tokens(self, written: tuple[int, ...], language: str) -> WordTokens:
+        """A window's tokens, whose times are wanted."""
+        bare = () if self.with_timestamps else (self.tokens.no_timestamps_id,)
+        text = min(*self.special, self.tokens.timestamp_begin_id)
+        return WordTokens(special=(*self.start(language), *bare), written=written, text=text)
 
     def word_rules(self, language: str) -> WordRules:
         """How a window's tokens become words."""

@@ -75,7 +75,8 @@ class Walk:
         )
         read = self._read(attempt, start, start + len(samples))
         if self.reader.recipe.options.timestamps == "word" and read.segments:
-            read = await self._with_words(read, item, language, start, start + len(samples))
+            written = attempt.generated.token_ids
+            read = await self._with_words(read, written, item, language, start, start + len(samples))
         self._remember(attempt.assessment, read)
         if read.segments:
             self._spoken = round(read.segments[-1].end * self.reader.recipe.description.sampling_rate)
@@ -110,17 +111,18 @@ class Walk:
             seek = self._behind(segments[-1], start, stop)
         return Read(segments=segments, token_ids=tokens, seek=seek, closed=cut.closed)
 
-    async def _with_words(self, read: Read, item: EncoderItem, language: str, start: int, stop: int) -> Read:
+    async def _with_words(
+        self, read: Read, written: tuple[int, ...], item: EncoderItem, language: str, start: int, stop: int
+    ) -> Read:
         """The window with the times of its words, without those that nobody spoke."""
         recipe = self.reader.recipe
-        text = [token for segment in read.segments for token in segment.token_ids]
-        frames = -(-(stop - start) // recipe.timestamp_step)
-        request = recipe.alignment(
-            self.reader.new_id(f"{self.name}{self._windows}.words"), item, language, text, frames
-        )
+        tokens = recipe.word_tokens(written, language)
+        name = self.reader.new_id(f"{self.name}{self._windows}.words")
+        request = tokens.request(name, item, frames=-(-(stop - start) // recipe.timestamp_step))
         answer = None if request is None else (await self.reader.ask([request], is_text=False))[0].aligned
         segments = place_words(
             read.segments,
+            tokens,
             answer,
             rules=recipe.word_rules(language),
             offset=self._seconds(start),
