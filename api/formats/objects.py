@@ -34,7 +34,7 @@ def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
     starts, in frames of 10 ms: a transcript does not know its windows."""
     told = {
         "task": transcript.task,
-        "language": language_name(transcript.language),
+        "language": None if transcript.language is None else language_name(transcript.language),
         "duration": transcript.duration,
         "text": transcript.text,
         "segments": [_verbose_segment(segment) for segment in transcript.segments],

@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription, WhisperTokens
 from ...core.request import EncoderItem, LogitRules, Probe, Request, SamplingParams, TimestampRules
+from ..outputs.languages import language_code, unknown_language
 from .history import History
 from .options import TranscribeOptions
 from .windows import Generated, Span, WindowCut, cut_window
@@ -47,25 +48,18 @@ def resolve_language(language: str | None, tokens: WhisperTokens) -> str | None:
     known = tokens.language_ids or {"en": -1}
     if language is None:
         return None if tokens.language_ids else "en"
-    name = language.strip().lower()
-    name = name.removeprefix("<|").removesuffix("|>")
-    code = name if name in known else _language_names().get(name, name)
+    code = language_code(language)
     if code in known:
         return code
     if not tokens.language_ids:
         raise InvalidRequest(
             f"language={language!r}, but the model knows English only; allowed: None, 'en'. Use a multilingual model"
         )
-    raise InvalidRequest(
-        f"language={language!r}; allowed: None (detect), an English name, or one of {', '.join(sorted(known))}"
-    )
-
-
-def _language_names() -> Mapping[str, str]:
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
-
-    names: Mapping[str, str] = TO_LANGUAGE_CODE
-    return names
+    if code is not None:
+        raise InvalidRequest(
+            f"language={language!r}, which the model does not know; allowed: {', '.join(sorted(known))}"
+        )
+    raise InvalidRequest(f"language={unknown_language(language)}; None: the model detects it")
 
 
 @frozen(kw_only=True)
