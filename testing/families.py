@@ -246,7 +246,8 @@ def _moonshine(folder: Path, seed: int) -> None:
     from transformers import MoonshineConfig, MoonshineForConditionalGeneration, Wav2Vec2FeatureExtractor
 
     tokenizer = LLAMA.make()
-    config = MoonshineConfig(
+    make_config: Any = MoonshineConfig  # typed more strictly than it is called
+    config = make_config(
         **_sizes("encoder_num_hidden_layers", "encoder_num_attention_heads"),
         **_sizes("decoder_num_hidden_layers", "decoder_num_attention_heads"),
         hidden_size=_HIDDEN,
@@ -268,7 +269,8 @@ def _bart(folder: Path, seed: int) -> None:
     from transformers import BartConfig, BartForConditionalGeneration
 
     tokenizer = BART.make()
-    config = BartConfig(
+    make_config: Any = BartConfig  # typed more strictly than it is called
+    config = make_config(
         **_sizes("encoder_layers", "encoder_attention_heads", layers=_LAYERS + 1),
         **_sizes("decoder_layers", "decoder_attention_heads"),
         d_model=_HIDDEN,
@@ -298,7 +300,8 @@ def _t5(folder: Path, seed: int) -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 
     tokenizer = T5.make()
-    config = T5Config(
+    make_config: Any = T5Config  # typed more strictly than it is called
+    config = make_config(
         d_model=_HIDDEN,
         d_kv=16,
         d_ff=2 * _HIDDEN,

@@ -88,6 +88,7 @@ def _families() -> dict[str, CrossedFamily]:
         "moonshine": Moonshine(),
         "bart": Bart("BartForConditionalGeneration"),
         "mbart": Bart("MBartForConditionalGeneration"),
+        "pegasus": Bart("PegasusForConditionalGeneration"),
         "t5": T5("T5ForConditionalGeneration"),
         "mt5": T5("MT5ForConditionalGeneration"),
     }

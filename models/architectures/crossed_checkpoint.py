@@ -22,7 +22,6 @@ from .crossed import CrossedFamily, CrossedShape, find_crossed_family
 from .text import read_tokenizer, read_transformers_config
 
 _REFUSED = {  # settings of generation_config that change every greedy text and are not done, and what changes nothing
-    "bad_words_ids": (None, []),
     "encoder_no_repeat_ngram_size": (None, 0),
     "encoder_repetition_penalty": (None, 1.0),
     "exponential_decay_length_penalty": (None,),
@@ -100,7 +99,7 @@ def read_crossed_checkpoint(folder: Path) -> CrossedCheckpoint:
         tokenizer=read_tokenizer(folder),
         start_id=tokens.start(),
         eos_token_ids=tokens.several("eos_token_id"),
-        suppress_token_ids=tokens.several("suppress_tokens"),
+        suppress_token_ids=(*tokens.several("suppress_tokens"), *tokens.bad_words()),
         begin_suppress_token_ids=tokens.several("begin_suppress_tokens"),
         rules=GenerationRules(
             forced_first=tokens.one("forced_bos_token_id"),
@@ -146,6 +145,16 @@ class _Tokens:
         if len(found) > 1:  # of forced tokens, one for each beam group or language: nobody knows which
             raise UnsupportedModel(f"{self.folder} has {name}={list(found)}; allowed: one token")
         return found[0] if found else None
+
+    def bad_words(self) -> tuple[int, ...]:
+        """The tokens of bad_words_ids, each of which must be a word of its own."""
+        words = self.generation.bad_words_ids or []
+        if any(len(word) != 1 for word in words):
+            raise UnsupportedModel(
+                f"{self.folder} has bad_words_ids={words!r} in its generation settings; allowed: words of one token"
+            )
+        ends = self.several("eos_token_id")  # which `generate` lets pass
+        return tuple(token for word in words for token in word if token not in ends)
 
     def start(self) -> int:
         """As `generate` finds it: the start token, or else the token that begins texts."""
