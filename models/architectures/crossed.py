@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor, nn
@@ -133,15 +134,25 @@ class Moonshine:
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
         """See `CrossedFamily`."""
         extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
+        if type(extractor).__name__ != "Wav2Vec2FeatureExtractor":
+            raise UnsupportedModel(
+                f"the feature extractor of {folder} is a {type(extractor).__name__}; allowed: Wav2Vec2FeatureExtractor"
+            )
         rate = int(extractor.sampling_rate)
         return AudioItems.of(
             tokenizer,
             settings,
-            extractor=extractor,
+            read=partial(_normalized, extractor) if extractor.do_normalize else np.asarray,
             sampling_rate=rate,
             most_samples=_MOST_SECONDS * rate,
             count=moonshine_embeddings,
         )
+
+
+def _normalized(extractor: Any, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What the extractor makes of one piece of audio. A call of it would leave a cycle behind, for the collector."""
+    read: np.ndarray[Any, Any] = extractor.zero_mean_unit_var_norm([samples], attention_mask=None)[0]
+    return read
 
 
 def moonshine_embeddings(samples: int) -> int:

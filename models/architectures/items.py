@@ -103,7 +103,7 @@ class AudioItems:
     _tokenizer: Any
     _text: TextPreparer
     _settings: ItemSettings
-    _extractor: Any = field(repr=False)  # transformers' feature extractor
+    _read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = field(repr=False)
     _count: Callable[[int], int]  # embeddings of so many samples
 
     @classmethod
@@ -112,14 +112,15 @@ class AudioItems:
         tokenizer: Any,
         settings: ItemSettings,
         *,
-        extractor: Any,
+        read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]],
         sampling_rate: int,
         most_samples: int,
         count: Callable[[int], int],
     ) -> AudioItems:
-        """For a transformers tokenizer and feature extractor.
+        """For a transformers tokenizer.
 
         Args:
+            read: what the encoder takes of so many samples.
             count: embeddings of so many samples, less than 1 where there are too few.
         """
         return cls(
@@ -128,7 +129,7 @@ class AudioItems:
             tokenizer=tokenizer,
             text=TextPreparer.of(tokenizer),
             settings=settings,
-            extractor=extractor,
+            read=read,
             count=count,
         )
 
@@ -153,8 +154,8 @@ class AudioItems:
         if images or len(audio) != 1:
             raise InvalidRequest(f"{len(images)} images and {len(audio)} pieces of audio; allowed: one of audio")
         samples = self._checked(audio[0])
-        read = self._extractor([samples], sampling_rate=self.sampling_rate, return_tensors="pt")
-        item = self._settings.item({"input_values": read["input_values"][0]}, self._count(len(samples)))
+        values = torch.from_numpy(np.array(self._read(samples), np.float32))
+        item = self._settings.item({"input_values": values}, self._count(len(samples)))
         return Prepared(token_ids=self._begin(prompt), items=(item,))
 
     def _begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:

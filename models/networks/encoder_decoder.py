@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
@@ -40,6 +40,19 @@ class EncoderDecoderNetwork:
     device: torch.device
     witness: Witness | None = None
     cross_witness: Witness | None = None
+    _crossing: tuple[Any, ...] = field(init=False, repr=False)  # the cross-attention modules, one for each layer
+
+    @_crossing.default
+    def _find(self) -> tuple[Any, ...]:
+        """Raises `UnsupportedModel` where there are others."""
+        found = [module for name, module in self.decoder.named_modules() if name.endswith(f".{self.family.crossing}")]
+        layers = [getattr(module, "layer_idx", None) for module in found]
+        if layers != list(range(self.cross.layers)):
+            raise UnsupportedModel(
+                f"{type(self.decoder).__name__} of transformers has cross-attention in layers {layers}; allowed: in "
+                f"each of its {self.cross.layers} layers"
+            )
+        return tuple(found)
 
     @property
     def decoder(self) -> Any:
@@ -71,23 +84,8 @@ class EncoderDecoderNetwork:
         self.cross.begin(slot, len(output))
         call = WriteCall(cross=self.cross, slot=slot)
         row = output.new_zeros(1, 1, self.hidden)
-        for module in self.crossing():
+        for module in self._crossing:
             module(hidden_states=row, key_value_states=output[None], triolet=call)
-
-    def crossing(self) -> list[Any]:
-        """The cross-attention modules, one for each layer.
-
-        Raises:
-            UnsupportedModel: there are others.
-        """
-        found = [module for name, module in self.decoder.named_modules() if name.endswith(f".{self.family.crossing}")]
-        layers = [getattr(module, "layer_idx", None) for module in found]
-        if layers != list(range(self.cross.layers)):
-            raise UnsupportedModel(
-                f"{type(self.decoder).__name__} of transformers has cross-attention in layers {layers}; allowed: in "
-                f"each of its {self.cross.layers} layers"
-            )
-        return found
 
     def start(self, record: Record) -> None:
         start = record.start
@@ -124,7 +122,7 @@ class EncoderDecoderNetwork:
         given: dict[nn.Module, Callable[..., Any]] = dict(self.family.instead(self.model.module, positions, distances))
         decoder = self.decoder
         given[decoder] = partial(_keep, given.get(decoder, decoder.forward), rows, call)
-        given.update((module, partial(told, module.forward, {"triolet": cross_call})) for module in self.crossing())
+        given.update((module, partial(told, module.forward, {"triolet": cross_call})) for module in self._crossing)
         return list(given.items())
 
     def _nothing(self) -> Any:

@@ -120,6 +120,23 @@ def test_the_decoder_has_a_configuration_of_its_own(opened, name):
     assert module.get_encoder().config._attn_implementation != "triolet_crossed"
 
 
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opened, normalizes):
+    path = changed("moonshine", "preprocessor_config.json", do_normalize=normalizes)
+    _, description = opened("moonshine", path=path)
+    samples = np.random.default_rng(1).standard_normal(3_000).astype(np.float32)
+    item = description.preparer.prepare((), audio=[samples]).items[0]
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(path)
+    expected = extractor(samples, sampling_rate=16_000, return_tensors="pt")["input_values"][0]
+    assert torch.equal(item.payload["input_values"], expected)
+
+
+def test_another_feature_extractor_is_refused(changed):
+    path = changed("moonshine", "preprocessor_config.json", feature_extractor_type="WhisperFeatureExtractor")
+    with pytest.raises(UnsupportedModel, match="is a WhisperFeatureExtractor; allowed: Wav2Vec2FeatureExtractor"):
+        TorchExecutor(path, SMALL).open()
+
+
 # -- what is opened ----------------------------------------------------------------------------------------------------
 
 
