@@ -152,7 +152,9 @@ class AudioItems:
             RequestTooLarge: audio longer than the model reads at once.
         """
         if images or len(audio) != 1:
-            raise InvalidRequest(f"{len(images)} images and {len(audio)} pieces of audio; allowed: one of audio")
+            raise InvalidRequest(
+                f"{len(images)} images and {len(audio)} pieces of audio; allowed: one piece of audio. Give audio=..."
+            )
         samples = self._checked(audio[0])
         values = torch.from_numpy(np.array(self._read(samples), np.float32))
         item = self._settings.item({"input_values": values}, self._count(len(samples)))

@@ -10,10 +10,13 @@ import pytest
 import torch
 import transformers
 import trio
+import trio.testing
 from attrs import field, frozen
 
 import triolet
 from triolet.testing.families import make_checkpoint
+
+from ..heap import assert_none, garbage
 
 CLASSES = {
     "moonshine": transformers.MoonshineForConditionalGeneration,
@@ -201,3 +204,57 @@ async def test_draft_tokens_of_the_text_itself_change_no_token(reference: Refere
     async with triolet.Engine(reference.folder, config=config) as engine:
         found = [(await reference.ask(engine, ask)).token_ids for ask in asks]
     assert found == [reference.generate(ask) for ask in asks]
+
+
+async def test_a_stream_tells_the_tokens_of_generate(reference: Reference) -> None:
+    ask = Ask(item=4, begin="", tokens=12, priority=0)
+    given = {"audio": reference.item(4)} if reference.hears else {"prompt": reference.item(4)}
+    tokens: list[int] = []
+    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
+        async with engine.stream(**given, sampling=triolet.SamplingParams(max_tokens=12)) as deltas:
+            async for delta in deltas:
+                tokens += delta.token_ids
+    assert tuple(tokens) == reference.generate(ask)
+
+
+async def test_a_request_makes_no_garbage(reference: Reference) -> None:
+    asks = [Ask(item=item, begin="", tokens=5, priority=0) for item in range(4)]
+    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
+        await reference.ask(engine, asks[0])
+        await trio.testing.wait_all_tasks_blocked()
+        with garbage() as found:
+            for ask in asks:
+                await reference.ask(engine, ask)
+            await trio.testing.wait_all_tasks_blocked()
+    assert_none(found)
+
+
+async def test_the_last_token_that_the_checkpoint_forces_ends_the_text(tmp_path: Path) -> None:
+    """BART's forced end comes where ``max_tokens`` is reached, as in `generate`; its forced beginning comes first."""
+    reference = Reference.of("bart", tmp_path)
+    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
+        completion = await engine.generate(TEXTS[0], sampling=triolet.SamplingParams(max_tokens=7))
+    assert completion.finish_reason is triolet.FinishReason.STOP
+    assert len(completion.token_ids) == 6
+    assert completion.token_ids[0] == reference.tokenizer.bos_token_id
+
+
+async def test_what_a_model_does_not_read_is_refused(tmp_path: Path) -> None:
+    noise = np.zeros(4_000, np.float32)
+    writer, listener = Reference.of("t5", tmp_path / "t5"), Reference.of("moonshine", tmp_path / "moonshine")
+    async with triolet.Engine(writer.folder, config=scarce(writer)) as engine:
+        with pytest.raises(triolet.InvalidRequest, match="audio in the request, but T5ForConditionalGeneration reads"):
+            await engine.generate("a cat", audio=noise)
+        with pytest.raises(triolet.InvalidRequest, match="exactly one of prompt"):
+            await engine.generate(audio=noise)
+        with pytest.raises(triolet.RequestTooLarge, match="up to 256"):
+            await engine.generate("cat " * 300)
+        with pytest.raises(triolet.InvalidRequest, match="no chat template"):
+            await engine.generate(messages=[{"role": "user", "content": "a cat"}])
+    async with triolet.Engine(listener.folder, config=scarce(listener)) as engine:
+        with pytest.raises(triolet.InvalidRequest, match=r"Give audio=\.\.\."):
+            await engine.generate("a cat")
+        with pytest.raises(triolet.RequestTooLarge, match="up to 30 s"):
+            await engine.generate(audio=np.zeros(500_000, np.float32))
+        with pytest.raises(triolet.InvalidRequest, match="too few for one embedding"):
+            await engine.generate(audio=np.full(500, 0.1, np.float32))

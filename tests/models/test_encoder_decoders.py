@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,10 +151,8 @@ def test_small_dtypes_open(opened, name, dtype):
     assert description.dtype == dtype
 
 
-@pytest.mark.parametrize("model_type", ["mbart", "pegasus", "mt5"])
-def test_kin_of_bart_and_t5_open_and_pass_the_trial(opened, folder, tmp_path, model_type):
-    """Norms elsewhere, positions by sines, gated layers: transformers' modules compute them."""
-    like = folder("t5" if model_type == "mt5" else "bart")
+def save_kin(path, like, model_type):
+    """Saves a random model of ``model_type`` with the sizes, tokens and rules of the checkpoint ``like``."""
     settings = json.loads((like / "config.json").read_text())
     for name in ("model_type", "architectures", "transformers_version"):
         settings.pop(name)
@@ -161,10 +161,30 @@ def test_kin_of_bart_and_t5_open_and_pass_the_trial(opened, folder, tmp_path, mo
     loader = crossed.find_crossed_family(model_type).loader
     model = getattr(transformers, loader)(made)
     model.generation_config = transformers.GenerationConfig.from_pretrained(like)
-    transformers.AutoTokenizer.from_pretrained(like).save_pretrained(tmp_path)
-    model.save_pretrained(tmp_path)
-    _, description = opened(model_type, path=tmp_path)
-    assert description.architecture == loader
+    transformers.AutoTokenizer.from_pretrained(like).save_pretrained(path)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("model_type", ["mbart", "pegasus", "mt5"])
+def test_kin_of_bart_and_t5_open_and_pass_the_trial(opened, folder, tmp_path, model_type):
+    """Norms elsewhere, positions by sines, gated layers: transformers' modules compute them."""
+    path = save_kin(tmp_path, folder("t5" if model_type == "mt5" else "bart"), model_type)
+    _, description = opened(model_type, path=path)
+    assert description.architecture == crossed.find_crossed_family(model_type).loader
+
+
+def test_the_page_on_adding_a_model_adds_one(opened, folder, tmp_path, monkeypatch):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(compile(code, "adding-a-model.md", "exec"), names)
+    known = crossed._families()
+    assert names["model_type"] not in known, "the page should add a model that is not there"
+    monkeypatch.setattr(crossed, "_families", lambda: {**known, names["model_type"]: names["family"]})
+    path = save_kin(tmp_path, folder("bart"), names["model_type"])
+    _, description = opened(names["model_type"], path=path)
+    assert description.architecture == names["family"].loader
 
 
 def test_slots_hold_the_largest_item_and_are_counted_by_the_budget(opened):
