@@ -6,9 +6,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from .request import EncoderItem, Pooling, Structure
+from .request import EncoderItem, LogitRules, Pooling, Structure
 
 
 @frozen(kw_only=True)
@@ -24,6 +24,31 @@ class WhisperTokens:
     task_ids: Mapping[str, int]  # "transcribe", "translate"; empty for English-only checkpoints
     max_initial_timestamp: int | None  # in 20 ms steps
     seconds_per_timestamp: float = 0.02
+
+
+@frozen(kw_only=True)
+class GenerationRules:
+    """What the generation_config of an encoder-decoder asks of every text, as transformers' `generate` obeys it."""
+
+    forced_first: int | None = None  # forced_bos_token_id: the token behind the start token
+    forced_last: int | None = None  # forced_eos_token_id: the last token, where the text ends by its length
+    no_repeat_ngram: int = 0  # no_repeat_ngram_size
+    min_length: int = 0  # positions before which no text ends, the prompt's included
+    min_new_tokens: int = 0
+
+    def of(self, rules: LogitRules, *, prompt_length: int, max_tokens: int) -> LogitRules:
+        """``rules`` of a request, and these."""
+        forced = []
+        if self.forced_last is not None:
+            forced.append((max_tokens - 1, self.forced_last))
+        if self.forced_first is not None and prompt_length == 1:
+            forced.append((0, self.forced_first))
+        return evolve(
+            rules,
+            forced=tuple(forced),
+            no_repeat_ngram=self.no_repeat_ngram,
+            min_tokens=max(self.min_new_tokens, self.min_length - prompt_length),
+        )
 
 
 class Kind(enum.Enum):
@@ -48,6 +73,10 @@ class Preparer(Protocol):
     @property
     def media(self) -> frozenset[str]:
         """The kinds of items that a prompt may have: ``"image"``, ``"audio"``, or none."""
+
+    @property
+    def needs_prompt(self) -> bool:
+        """False if items alone make a request: the prompt is how the answer begins."""
 
     @property
     def converses(self) -> bool:
@@ -99,7 +128,8 @@ class ModelDescription:
 
     Bytes are of the executor's dtype. ``pages`` pages of ``page_size`` positions each hold the self-attention KV;
     ``cross_slots`` slots hold the cross-attention KV of one encoder item each. ``encoder_embeddings``,
-    ``encoder_bytes`` and ``window_samples`` are 0 unless all items of the model have one size (encoder-decoder).
+    ``encoder_bytes`` and ``window_samples`` are 0 unless the decoder reads items through cross-attention
+    (encoder-decoder). Whisper's items all have this size; elsewhere it is that of the largest.
     """
 
     name: str
@@ -114,8 +144,8 @@ class ModelDescription:
     page_size: int
     pages: int
     cross_slots: int
-    encoder_embeddings: int  # rows of one encoder output
-    encoder_bytes: int  # bytes of one encoder output
+    encoder_embeddings: int  # rows of one encoder output, or the most
+    encoder_bytes: int  # bytes of one encoder output, or the most
     sampling_rate: int  # Hz
     window_samples: int  # most samples of one encoder item
     processor_identity: str  # part of the content keys
@@ -129,3 +159,4 @@ class ModelDescription:
     alignment_fault: str | None = "its decoder reads no audio through cross-attention"
     """Why an `Alignment` is not possible; ``None``: it is."""
     labels: tuple[str, ...] = ()  # of a classification head, in the order of its scores
+    generation: GenerationRules | None = None  # of encoder-decoders but Whisper

@@ -300,6 +300,9 @@ class LogitRules:
     begin_suppress: tuple[int, ...] = ()  # not sampled as the first generated token
     allowed: tuple[int, ...] | None = None  # only these are sampled
     timestamps: TimestampRules | None = None
+    min_tokens: int = 0  # end-of-text is not sampled before so many tokens
+    no_repeat_ngram: int = 0  # so many tokens in a row do not come a second time; 0: they may
+    forced: tuple[tuple[int, int], ...] = ()  # (index, token): the generated token of that index is this one
 
 
 @frozen(kw_only=True)

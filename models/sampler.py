@@ -105,6 +105,7 @@ class Sampler:
             never=self.masks.mask(record.start.rules),
             prompt=record.prompt,
             guide=record.guide,
+            before=record.start.token_ids[: record.start.prompt_length] if record.start.rules.no_repeat_ngram else (),
         )
 
 

@@ -10,125 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from .words import BART, BERT, GEMMA, LLAMA, LLAVA, QWEN, QWEN_AUDIO, QWEN_VISION, T5, TILED, Words
 
 _HIDDEN = 48
 _LAYERS = 2
 _POSITIONS = 512  # of the language models
+_TARGETS = 256  # positions of the encoder-decoders
 _WINDOW = 16  # positions that a layer with a window sees
-_MERGES = ("t h", "Ġ a", "i n", "th e", "Ġ the", "o n", "Ċ Ċ")  # Ċ Ċ: two newlines are one token, as in real ones
-
-_PARTS = (  # of a message: text as it is, and the placeholder of an image or audio
-    "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
-    "{% else %}MEDIA{% endif %}{% endfor %}{% endif %}"
-)
-_CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n" + _PARTS + "<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-_LLAMA_CHAT = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('roles are system, user and assistant') }}{% endif %}"
-    "<|{{ message['role'] }}|>" + _PARTS + "{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-_GEMMA_CHAT = (
-    "{{ bos_token }}{% for message in messages %}<start_of_turn>"
-    "{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n" + _PARTS + "<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
-_TILED_CHAT = (
-    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}: " + _PARTS + "<end_of_utterance>\n"
-    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-
-
-@frozen(kw_only=True)
-class _Words:
-    """A tokenizer: its special tokens beside the bytes, and those that it writes around every text."""
-
-    special: tuple[str, ...]
-    named: Mapping[str, str]  # "bos_token" -> "<s>"
-    template: str = "$A"  # of a post-processor; $A is the text
-    chat: str | None = None
-
-    def with_media(self, *special: str, media: str) -> _Words:
-        """A copy with more special tokens, and ``media`` in the chat template for each image or audio."""
-        return evolve(self, special=(*self.special, *special), chat=(self.chat or "").replace("MEDIA", media))
-
-    def make(self) -> Any:
-        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-        from transformers import PreTrainedTokenizerFast
-
-        make: Any = PreTrainedTokenizerFast  # untyped there
-
-        pieces = [*_byte_alphabet(), *(merge.replace(" ", "") for merge in _MERGES)]
-        merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _MERGES)]
-        tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=merges))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in self.special])
-        around = [text for text in self.special if text in self.template]
-        tokenizer.post_processor = processors.Sequence(
-            [
-                processors.ByteLevel(trim_offsets=False),
-                processors.TemplateProcessing(
-                    single=self.template, special_tokens=[(text, tokenizer.token_to_id(text)) for text in around]
-                ),
-            ]
-        )
-        return make(tokenizer_object=tokenizer, chat_template=self._chat(), **self.named)
-
-    def _chat(self) -> str | None:
-        return self.chat and self.chat.replace("MEDIA", "")
-
-
-_LLAMA = _Words(
-    special=("<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"),
-    named={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"},
-    template="<s> $A",
-    chat=_LLAMA_CHAT,
-)
-_QWEN = _Words(
-    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    named={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
-    chat=_CHATML,
-)
-_GEMMA = _Words(
-    special=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
-    named={"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
-    template="<bos> $A",
-    chat=_GEMMA_CHAT,
-)
-_BERT = _Words(
-    special=("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
-    named={"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"},
-    template="[CLS] $A [SEP]",
-)
-_LLAVA = _LLAMA.with_media("<image>", media="<image>\n")
-_QWEN_VISION = _QWEN.with_media(
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    media="<|vision_start|><|image_pad|><|vision_end|>",
-)
-_QWEN_AUDIO = _QWEN.with_media(
-    "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>", media="<|audio_bos|><|AUDIO|><|audio_eos|>"
-)
-_TILED = _Words(
-    special=("<|endoftext|>", "<|im_start|>", "<end_of_utterance>"),
-    named={"bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|endoftext|>"},
-    chat=_TILED_CHAT,
-).with_media(
-    "<fake_token_around_image>",
-    "<image>",
-    "<global-img>",
-    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
-    media="<image>",
-)
 
 
 def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0) -> Path:
@@ -151,14 +39,14 @@ def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0) -> Path:
 def _llama(folder: Path, seed: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    _save_text(folder, seed, LlamaForCausalLM, LlamaConfig, _LLAMA)
+    _save_text(folder, seed, LlamaForCausalLM, LlamaConfig, LLAMA)
 
 
 def _qwen3(folder: Path, seed: int) -> None:
     """Norms of queries and keys, and heads wider than the hidden size divided by their number."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    _save_text(folder, seed, Qwen3ForCausalLM, Qwen3Config, _QWEN, head_dim=16)
+    _save_text(folder, seed, Qwen3ForCausalLM, Qwen3Config, QWEN, head_dim=16)
 
 
 def _gemma2(folder: Path, seed: int) -> None:
@@ -167,7 +55,7 @@ def _gemma2(folder: Path, seed: int) -> None:
 
     changes = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": _WINDOW, "tie_word_embeddings": True}
     caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}
-    _save_text(folder, seed, Gemma2ForCausalLM, Gemma2Config, _GEMMA, **changes, **caps)
+    _save_text(folder, seed, Gemma2ForCausalLM, Gemma2Config, GEMMA, **changes, **caps)
 
 
 def _gemma3(folder: Path, seed: int) -> None:
@@ -176,39 +64,39 @@ def _gemma3(folder: Path, seed: int) -> None:
 
     changes = {"head_dim": 16, "query_pre_attn_scalar": 2, "sliding_window": _WINDOW, "tie_word_embeddings": True}
     kinds = ["sliding_attention", "full_attention"]
-    _save_text(folder, seed, Gemma3ForCausalLM, Gemma3TextConfig, _GEMMA, layer_types=kinds, **changes)
+    _save_text(folder, seed, Gemma3ForCausalLM, Gemma3TextConfig, GEMMA, layer_types=kinds, **changes)
 
 
 def _mistral(folder: Path, seed: int) -> None:
     """A window in every layer."""
     from transformers import MistralConfig, MistralForCausalLM
 
-    _save_text(folder, seed, MistralForCausalLM, MistralConfig, _LLAMA, sliding_window=_WINDOW)
+    _save_text(folder, seed, MistralForCausalLM, MistralConfig, LLAMA, sliding_window=_WINDOW)
 
 
 def _bert(folder: Path, seed: int) -> None:
     from transformers import BertConfig, BertModel
 
-    _save_text(folder, seed, BertModel, BertConfig, _BERT)
+    _save_text(folder, seed, BertModel, BertConfig, BERT)
 
 
 def _bert_classifier(folder: Path, seed: int) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
-    _save_text(folder, seed, BertForSequenceClassification, BertConfig, _BERT, **_labels())
+    _save_text(folder, seed, BertForSequenceClassification, BertConfig, BERT, **_labels())
 
 
 def _bert_reranker(folder: Path, seed: int) -> None:
     """One label: how well the second of two texts answers the first."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    _save_text(folder, seed, BertForSequenceClassification, BertConfig, _BERT, num_labels=1)
+    _save_text(folder, seed, BertForSequenceClassification, BertConfig, BERT, num_labels=1)
 
 
 def _llama_classifier(folder: Path, seed: int) -> None:
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
-    _save_text(folder, seed, LlamaForSequenceClassification, LlamaConfig, _LLAMA, **_labels())
+    _save_text(folder, seed, LlamaForSequenceClassification, LlamaConfig, LLAMA, **_labels())
 
 
 def _labels() -> dict[str, Any]:
@@ -220,7 +108,7 @@ def _qwen2_5_vl(folder: Path, seed: int) -> None:
     """Images of 16 pixels a side and more; one layer of the encoder sees windows, the other the whole image."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    tokenizer = _QWEN_VISION.make()
+    tokenizer = QWEN_VISION.make()
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]}
     config = Qwen2_5_VLConfig(
         text_config={**_text_settings(tokenizer), "rope_parameters": rope},
@@ -247,7 +135,7 @@ def _qwen2_vl(folder: Path, seed: int) -> None:
     """As Qwen2.5-VL, with an older encoder, all layers of which see the whole image."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    tokenizer = _QWEN_VISION.make()
+    tokenizer = QWEN_VISION.make()
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]}
     config = Qwen2VLConfig(
         text_config={**_text_settings(tokenizer), "rope_parameters": rope},
@@ -273,7 +161,7 @@ def _llava(folder: Path, seed: int) -> None:
     from transformers import LlavaConfig, LlavaForConditionalGeneration
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    tokenizer = _LLAVA.make()
+    tokenizer = LLAVA.make()
     config = LlavaConfig(
         text_config={"model_type": "llama", **_text_settings(tokenizer)},
         vision_config={
@@ -311,7 +199,7 @@ def _smolvlm(folder: Path, seed: int) -> None:
 
 
 def _save_tiled(folder: Path, seed: int, model: Any, make_config: Any, make_processor: Any) -> None:
-    tokenizer = _TILED.make()
+    tokenizer = TILED.make()
     config = make_config(
         text_config={"model_type": "llama", **_text_settings(tokenizer)},
         vision_config={
@@ -334,7 +222,7 @@ def _qwen2_audio(folder: Path, seed: int) -> None:
     """A window of one second: 25 embeddings."""
     from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
 
-    tokenizer = _QWEN_AUDIO.make()
+    tokenizer = QWEN_AUDIO.make()
     config = Qwen2AudioConfig(
         text_config={"model_type": "qwen2", **_text_settings(tokenizer)},
         audio_config={
@@ -353,7 +241,96 @@ def _qwen2_audio(folder: Path, seed: int) -> None:
     make(feature_size=16, chunk_length=1).save_pretrained(folder)
 
 
-def _save_text(folder: Path, seed: int, model: Any, config: Any, words: _Words, **changes: Any) -> None:
+def _moonshine(folder: Path, seed: int) -> None:
+    """An embedding for each 24 ms of audio; heads filled up from 12 numbers to 16."""
+    from transformers import MoonshineConfig, MoonshineForConditionalGeneration, Wav2Vec2FeatureExtractor
+
+    tokenizer = LLAMA.make()
+    make_config: Any = MoonshineConfig  # typed more strictly than it is called
+    config = make_config(
+        **_sizes("encoder_num_hidden_layers", "encoder_num_attention_heads"),
+        **_sizes("decoder_num_hidden_layers", "decoder_num_attention_heads"),
+        hidden_size=_HIDDEN,
+        intermediate_size=2 * _HIDDEN,
+        pad_head_dim_to_multiple_of=8,
+        max_position_embeddings=_TARGETS,
+        vocab_size=len(tokenizer),
+        decoder_start_token_id=tokenizer.bos_token_id,
+        **_special(tokenizer),
+        tie_word_embeddings=False,
+    )
+    _save(folder, _random(MoonshineForConditionalGeneration, config, seed), tokenizer)
+    make: Any = Wav2Vec2FeatureExtractor
+    make(feature_size=1, do_normalize=False, return_attention_mask=True).save_pretrained(folder)
+
+
+def _bart(folder: Path, seed: int) -> None:
+    """Fewer layers in the decoder than in the encoder; an end that is forced, no three tokens in a row twice."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    tokenizer = BART.make()
+    make_config: Any = BartConfig  # typed more strictly than it is called
+    config = make_config(
+        **_sizes("encoder_layers", "encoder_attention_heads", layers=_LAYERS + 1),
+        **_sizes("decoder_layers", "decoder_attention_heads"),
+        d_model=_HIDDEN,
+        encoder_ffn_dim=2 * _HIDDEN,
+        decoder_ffn_dim=2 * _HIDDEN,
+        max_position_embeddings=_TARGETS,
+        vocab_size=len(tokenizer),
+        scale_embedding=True,
+        decoder_start_token_id=tokenizer.eos_token_id,
+        **_special(tokenizer),
+        tie_word_embeddings=False,
+    )
+    forced = {"forced_bos_token_id": tokenizer.bos_token_id, "forced_eos_token_id": tokenizer.eos_token_id}
+    _save(
+        folder,
+        _random(BartForConditionalGeneration, config, seed),
+        tokenizer,
+        decoder_start_token_id=tokenizer.eos_token_id,
+        no_repeat_ngram_size=3,
+        min_length=5,
+        **forced,
+    )
+
+
+def _t5(folder: Path, seed: int) -> None:
+    """Scores that change with the distance, the same from 12 positions on; gated layers, as in T5 1.1."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    tokenizer = T5.make()
+    make_config: Any = T5Config  # typed more strictly than it is called
+    config = make_config(
+        d_model=_HIDDEN,
+        d_kv=16,
+        d_ff=2 * _HIDDEN,
+        num_layers=_LAYERS,
+        num_decoder_layers=_LAYERS,
+        num_heads=4,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=12,
+        n_positions=_TARGETS,
+        vocab_size=len(tokenizer),
+        feed_forward_proj="gated-gelu",
+        decoder_start_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    model = _random(T5ForConditionalGeneration, config, seed)
+    _save(folder, model, tokenizer, decoder_start_token_id=tokenizer.pad_token_id)
+
+
+def _sizes(layer_name: str, head_name: str, *, layers: int = _LAYERS) -> dict[str, int]:
+    return {layer_name: layers, head_name: 4}
+
+
+def _special(tokenizer: Any) -> dict[str, int]:
+    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+def _save_text(folder: Path, seed: int, model: Any, config: Any, words: Words, **changes: Any) -> None:
     """Saves a model of text only, and its tokenizer."""
     tokenizer = words.make()
     settings = config(**{**_text_settings(tokenizer), **changes})
@@ -392,7 +369,8 @@ def _random(model: Any, config: Any, seed: int) -> Any:
                 weight.add_(torch.randn_like(weight) * 0.1)
         if getattr(made.config, "tie_word_embeddings", False):  # else the last token would always be the likeliest
             made.get_input_embeddings().weight.mul_(0.1)
-            made.get_decoder().norm.weight.add_(10.0)
+            decoder = made.get_decoder()
+            (decoder.norm if hasattr(decoder, "norm") else decoder.final_layer_norm).weight.add_(10.0)
     torch.set_rng_state(before)
     return made
 
@@ -403,23 +381,17 @@ def _spread(weight: Any) -> float:
     return float(1.5 / weight[0].numel() ** 0.5)
 
 
-def _save(folder: Path, model: Any, tokenizer: Any) -> None:
+def _save(folder: Path, model: Any, tokenizer: Any, **generation: Any) -> None:
+    """Saves ``model`` with its ``tokenizer``; ``generation`` are further settings of generation_config.json."""
     from transformers import GenerationConfig
 
     make: Any = GenerationConfig  # untyped there
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None}
     if model.can_generate():
-        model.generation_config = make(**ids)
+        model.generation_config = make(**{**ids, **generation})
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _byte_alphabet() -> list[str]:
-    """GPT-2's spelling of the 256 bytes: printable ones as they are, the others as characters from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
@@ -438,6 +410,9 @@ _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "idefics3": _idefics3,
     "smolvlm": _smolvlm,
     "qwen2_audio": _qwen2_audio,
+    "moonshine": _moonshine,
+    "bart": _bart,
+    "t5": _t5,
 }
 
 FAMILIES = tuple(_MAKERS)

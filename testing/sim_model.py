@@ -44,6 +44,7 @@ class SimPreparer:
 
     model: SimModel
     media: frozenset[str] = frozenset({"image"})
+    needs_prompt: bool = True
     converses: bool = False
 
     def with_items(self, prompt: str, count: int) -> str:

@@ -65,13 +65,15 @@ async def build_request(
     _check_token_ids(description, "the prompt", prepared.token_ids)
     _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
     _check_token_ids(description, "logit_bias", [token for token, _ in sampling.logit_bias])
+    length = len(prepared.token_ids)
+    max_tokens = _resolve_max_tokens(description, length, sampling)
     return Request(
         id=request_id,
         prompt_token_ids=prepared.token_ids,
         items=prepared.items,
         sampling=await _compiled(description, sampling, compiling),
-        rules=_rules(description, sampling),
-        max_tokens=_resolve_max_tokens(description, len(prepared.token_ids), sampling),
+        rules=_rules(description, sampling, prompt_length=length, max_tokens=max_tokens),
+        max_tokens=max_tokens,
         priority=query.priority,
     )
 
@@ -104,7 +106,7 @@ async def audio_item(description: ModelDescription, samples: Samples) -> Encoder
 
 
 async def _prepare(description: ModelDescription, query: Query) -> Prepared:
-    _check_query(query)
+    _check_query(description, query)
     if description.preparer is not None:
         prepared = await _prepare_placed(description, description.preparer, query)
     else:
@@ -116,9 +118,10 @@ async def _prepare(description: ModelDescription, query: Query) -> Prepared:
     return prepared
 
 
-def _check_query(query: Query) -> None:
+def _check_query(description: ModelDescription, query: Query) -> None:
     given = [value is not None for value in (query.prompt, query.prompt_token_ids, query.messages)]
-    if sum(given) != 1:
+    alone = query.audio is not None and description.preparer is not None and not description.preparer.needs_prompt
+    if sum(given) != 1 and not (alone and not any(given)):
         raise InvalidRequest("give exactly one of prompt, prompt_token_ids and messages")
     check_kind("prompt", query.prompt, str, "a text, or use prompt_token_ids=[...]")
     check_kind("prompt_token_ids", query.prompt_token_ids, Iterable, "a sequence of integers")
@@ -199,7 +202,7 @@ def _read(
     elif query.prompt is not None:
         prompt = query.prompt
     else:
-        prompt = _given_tokens(description, query)
+        prompt = () if query.prompt_token_ids is None else _given_tokens(description, query)
     pictures = [load_image(image) for image in images] if "image" in preparer.media else list(images)
     sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
     return preparer.prepare(prompt, images=pictures, audio=sounds)
@@ -272,11 +275,16 @@ async def _compiled(
     return evolve(sampling, structure=await run_in_thread(work, limiter=limiter, abandon_on_cancel=True))
 
 
-def _rules(description: ModelDescription, sampling: SamplingParams) -> LogitRules:
-    """The checkpoint's own suppressed tokens. A structure lifts them, since it may need some of them, brackets and
-    quotation marks for one; timestamps stay suppressed, as they are no text."""
+def _rules(
+    description: ModelDescription, sampling: SamplingParams, *, prompt_length: int, max_tokens: int
+) -> LogitRules:
+    """The checkpoint's own rules: suppressed tokens, and what its generation_config asks. A structure lifts them, since
+    it may need some of them, brackets and quotation marks for one; timestamps stay suppressed, as they are no text."""
     if sampling.structure is None:
-        return LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
+        own = LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
+        if description.generation is None:
+            return own
+        return description.generation.of(own, prompt_length=prompt_length, max_tokens=max_tokens)
     whisper = description.whisper
     first = description.vocabulary_size if whisper is None else whisper.timestamp_begin_id
     return LogitRules(suppress=tuple(range(first, description.vocabulary_size)))

@@ -32,6 +32,7 @@ class TextPreparer:
 
     tokenizer: Any
     media: frozenset[str] = frozenset()
+    needs_prompt: bool = True
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextPreparer:
@@ -115,6 +116,7 @@ class MediaPreparer:
     chat_template: str | None = field(repr=False)
     unread: tuple[tuple[str, int], ...]  # tokens that stand for what is not read, such as videos, and their ids
     _reader: Reader
+    needs_prompt: bool = True
 
     @classmethod
     def of(

@@ -19,6 +19,7 @@ from ...core.model import Kind
 from ...core.request import Pooling
 from ..checkpoints.files import changed_files, file_stamps, find_weights
 from ..checkpoints.settings import Settings, read_json
+from .crossed import crossed_model_types
 from .families import Family, find_family
 
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -91,14 +92,14 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
     """
     plain = Settings(folder / "config.json", read_json(folder / "config.json"))
     stamps = file_stamps(folder)
-    config = _read_config(folder, plain)
+    config = read_transformers_config(folder, plain)
     architecture = _architecture(plain, config)
     text = config.get_text_config()
     _refuse(folder, plain, config, text)
     family = find_family(config)
     find_weights(folder)
     generation = Settings.read_if_there(folder / "generation_config.json")
-    tokenizer = _read_tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
     shape = _shape(folder, text)
     sentence = _sentence_pooling(folder)
     classifies = architecture.endswith("ForSequenceClassification")
@@ -126,7 +127,13 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
 _GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-def _read_config(folder: Path, plain: Settings) -> Any:
+def read_transformers_config(folder: Path, plain: Settings) -> Any:
+    """transformers' configuration of the checkpoint in ``folder``, whose config.json is ``plain``.
+
+    Raises:
+        CheckpointError: it is damaged.
+        UnsupportedModel: transformers does not know the model type.
+    """
     from transformers import CONFIG_MAPPING, AutoConfig
 
     kind = plain.get("model_type")
@@ -178,7 +185,7 @@ def _reason(config: Any, text: Any) -> str | None:
     layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
-        return "is an encoder-decoder"
+        return f"is an encoder-decoder that is not known here (known: whisper, {', '.join(crossed_model_types())})"
     if getattr(config, "quantization_config", None) is not None:
         return "has quantized weights"
     if layers and _is_causal(text):
@@ -257,7 +264,13 @@ def _whole(folder: Path, text: Any, name: str) -> int:
     return value
 
 
-def _read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path) -> Any:
+    """transformers' tokenizer of the checkpoint in ``folder``.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+        UnsupportedModel: it is code of its own.
+    """
     from transformers import AutoTokenizer
 
     try:

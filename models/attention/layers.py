@@ -17,7 +17,7 @@ from ...core.errors import UnsupportedModel
 PAGED = "triolet_paged"
 """Our name among transformers' attention implementations."""
 
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     {
         "cache_position",
         "output_attentions",
@@ -134,7 +134,7 @@ def check_request(
 ) -> None:
     """Raises `UnsupportedModel` where a layer asks for what `attend_paged` does not do."""
     asked = [
-        name for name, value in others.items() if name not in _HARMLESS and value is not None and value is not False
+        name for name, value in others.items() if name not in HARMLESS and value is not None and value is not False
     ]
     if attention_mask is not None:
         asked.append("a mask of its own")

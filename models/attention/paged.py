@@ -98,7 +98,7 @@ class _Short:
     count: int
     length: int
     table: Tensor  # [count * pages] pages
-    mask: Tensor  # [count, 1, length, pages * page_size], 0 or -inf
+    mask: Tensor  # [count, 1 or heads, length, pages * page_size], see `PagedStep._mask`
 
 
 @frozen(kw_only=True, eq=False)
@@ -107,7 +107,7 @@ class _Fresh:
 
     row: int
     length: int
-    mask: Tensor | None  # [length, length]; None: causal
+    mask: Tensor | None  # [length, length], or one for each head; None: causal
 
 
 @frozen(kw_only=True, eq=False)
@@ -126,10 +126,15 @@ _Span = _Short | _Fresh | _Long
 
 @define(eq=False)
 class PagedStep:
-    """One step's attention: handed to every layer's attention function. It lives as long as the step."""
+    """One step's attention: handed to every layer's attention function. It lives as long as the step.
+
+    ``distances`` [distances, heads] is added to the scores by the distance of query and key; the last row is that of
+    all farther keys (T5; Raffel et al. 2020, section 2.1). ``None``: nothing is added.
+    """
 
     paged: PagedKV
     layout: PagedLayout
+    distances: Tensor | None = field(default=None, repr=False)
     _spans: dict[tuple[int | None, bool], tuple[_Span, ...]] = field(init=False, factory=dict, repr=False)
 
     def attend(
@@ -155,7 +160,7 @@ class PagedStep:
             [rows, heads, head_dim].
         """
         self.paged.write(layer, self.layout.slot_mapping, torch.cat([keys.flatten(1), values.flatten(1)], 1))
-        spans = self._spans_of(window, masked=softcap is not None)
+        spans = self._spans_of(window, masked=softcap is not None or self.distances is not None)
         attended = queries.new_empty(queries.shape)
         for span in spans:
             rows = slice(span.row, span.row + span.length * (span.count if isinstance(span, _Short) else 1))
@@ -172,7 +177,8 @@ class PagedStep:
         grouped = queries.shape[1] // keys.shape[1]
         if span.length == 1:  # the query heads that share a key's head are its rows: nothing is repeated
             split = queries.view(span.count, keys.shape[1], grouped, -1)
-            return _attention(split, keys, values, span.mask, scale, softcap).reshape(queries.shape)
+            mask = span.mask if self.distances is None else span.mask.view(span.count, keys.shape[1], grouped, -1)
+            return _attention(split, keys, values, mask, scale, softcap).reshape(queries.shape)
         split = queries.view(span.count, span.length, *queries.shape[1:]).transpose(1, 2)
         attended = _attention(split, keys, values, span.mask, scale, softcap)
         return attended.transpose(1, 2).reshape(queries.shape)
@@ -272,13 +278,18 @@ class PagedStep:
         return _Long(row=row, length=part.length, table=table, pieces=tuple(pieces))
 
     def _mask(self, queries: Tensor, width: int, window: int | None) -> Tensor:
-        """0 where a query at position ``queries`` sees one of ``width`` keys, else -inf."""
+        """0, or what is added by distance, where a query at position ``queries`` sees one of ``width`` keys, else -inf:
+        in the shape of both, or with the heads before the queries."""
         keys = torch.arange(width, device=self._device)
         hidden = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
         dtype = self.paged.dtype
-        return torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -torch.inf)
+        if self.distances is None:
+            return torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -torch.inf)
+        apart = (queries - keys).clamp_(0, len(self.distances) - 1)
+        added = self.distances.to(dtype)[apart].masked_fill_(hidden[..., None], -torch.inf)  # [..., rows, keys, heads]
+        return added.movedim(-1, -3) if added.dim() == 3 else added[:, 0].movedim(-1, -3)
 
     @property
     def _device(self) -> torch.device:

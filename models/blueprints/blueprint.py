@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ...core.config import EngineConfig
 from ...core.model import ModelDescription
+from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..architectures.text import TextCheckpoint
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..launch.pipeline import StagedKV
@@ -16,6 +17,7 @@ from ..memory.budget import Budget, KVSizes
 from ..memory.kv import CrossKV, PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.resources import AnyHolder
+from ..memory.slots import VariedCrossKV
 from ..networks.features import LogMel
 from ..networks.network import Aligner, Network
 from ..networks.whisper import WhisperModel
@@ -38,7 +40,7 @@ class Parts:
     model: AnyModel
     log_mel: LogMel | None
     paged: PagedKV | StagedKV | None
-    cross: CrossKV | None
+    cross: CrossKV | VariedCrossKV | None
     aligner: Aligner | None = None
 
 
@@ -62,7 +64,7 @@ class Blueprint(Protocol):
         """A hash that tells weights apart, once they are read."""
 
     @property
-    def checkpoint(self) -> Checkpoint | TextCheckpoint:
+    def checkpoint(self) -> Checkpoint | CrossedCheckpoint | TextCheckpoint:
         """What its files say."""
 
     def files(self) -> WeightFiles | ModuleFiles:

@@ -11,19 +11,22 @@ from attrs import evolve, frozen
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
 from ...core.model import Kind, ModelDescription
+from ..architectures.crossed_checkpoint import is_crossed, read_crossed_checkpoint
 from ..architectures.text import read_text_checkpoint
 from ..checkpoints.files import resolve
 from ..checkpoints.whisper import is_whisper, read_checkpoint
 from ..launch.pipeline import cut
 from ..machine.devices import find_device, find_devices, find_dtype
 from ..memory.budget import Available, Budget, check_sizes
+from .crossed import CrossedBlueprint
 from .text import TextBlueprint
 from .whisper import WhisperBlueprint
 
-_AnyBlueprint = TypeVar("_AnyBlueprint", "WhisperBlueprint", "TextBlueprint")
+AnyBlueprint = WhisperBlueprint | CrossedBlueprint | TextBlueprint
+_AnyBlueprint = TypeVar("_AnyBlueprint", "WhisperBlueprint", "CrossedBlueprint", "TextBlueprint")
 
 
-def read_blueprint(model: str | Path, config: EngineConfig) -> WhisperBlueprint | TextBlueprint:
+def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     """The blueprint of the checkpoint ``model``, a folder or hub id.
 
     Raises:
@@ -39,6 +42,10 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> WhisperBlueprint 
         _refuse(config, "Whisper")
         checkpoint = read_checkpoint(folder)
         return _checked(WhisperBlueprint(config=config, device=device, dtype=dtype, checkpoint=checkpoint))
+    if is_crossed(folder):
+        crossed = read_crossed_checkpoint(folder)
+        _refuse(config, crossed.architecture)
+        return _checked(CrossedBlueprint(config=config, device=device, dtype=dtype, checkpoint=crossed))
     text = read_text_checkpoint(folder)
     if not text.causal:
         _refuse(config, text.architecture)
@@ -65,8 +72,8 @@ def _refuse(config: EngineConfig, kind: str) -> None:
 class Blueprints:
     """The blueprint of the model, and that of its draft model if the configuration has one."""
 
-    main: WhisperBlueprint | TextBlueprint
-    draft: WhisperBlueprint | TextBlueprint | None
+    main: AnyBlueprint
+    draft: AnyBlueprint | None
 
     @classmethod
     def read(cls, model: str | Path, config: EngineConfig) -> Blueprints:
@@ -85,7 +92,7 @@ class Blueprints:
         return cls(main=main, draft=draft)
 
     @property
-    def all(self) -> tuple[WhisperBlueprint | TextBlueprint, ...]:
+    def all(self) -> tuple[AnyBlueprint, ...]:
         """One or two."""
         return (self.main,) if self.draft is None else (self.main, self.draft)
 
@@ -115,7 +122,7 @@ class Blueprints:
         return evolve(self.main.describe(name), encoder_bytes=sum(sizes))
 
 
-def _check_draft(main: WhisperBlueprint | TextBlueprint, draft: WhisperBlueprint | TextBlueprint) -> None:
+def _check_draft(main: AnyBlueprint, draft: AnyBlueprint) -> None:
     """Raises `InvalidRequest` where the draft cannot propose for this model."""
     ours, its = main.checkpoint.shape.vocabulary, draft.checkpoint.shape.vocabulary
     if ours != its:

@@ -5,7 +5,7 @@ computes something else with us than without, or cannot be run, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,10 +24,10 @@ from ..networks.network import Feed, Record
 
 _LENGTHS = (11, 5)  # of a decoder's two prompts; the first is read in two chunks
 _SIMILAR = (17, 13)  # of an encoder's: they share a batch, and the second is filled up
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest number
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest number
 
 
-class _Nothing:
+class Nothing:
     """No encoder outputs."""
 
     def get(self, key: str) -> Tensor:
@@ -43,7 +43,7 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
     prompts = _prompts(checkpoint, _LENGTHS)
     compiled, dtype = network.compiled, network.paged.dtype
     network = evolve(network, compiled=None, graphs=None)
-    with _refused(checkpoint):
+    with refused(partial(_refusal, checkpoint)):
         if not network.language._can_set_attn_implementation():
             raise _refusal(checkpoint, "does not let its attention be replaced")
         network.attach("eager")  # transformers' exact one
@@ -93,10 +93,10 @@ def try_out_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
         UnsupportedModel: it cannot be run, or the numbers differ.
     """
     prompts = _prompts(checkpoint, _SIMILAR)
-    with _refused(checkpoint):
+    with refused(partial(_refusal, checkpoint)):
         expected = [_mean(network, prompt) for prompt in prompts]
         records = [_record(number, prompt, Pooling(kind="mean")) for number, prompt in enumerate(prompts)]
-        found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], _Nothing())
+        found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], Nothing())
     for told, ours in zip(expected, found, strict=True):
         _compare(told, torch.tensor(ours), checkpoint, dtype, "for a prompt that is read beside a longer one")
 
@@ -108,8 +108,8 @@ def _mean(network: EncoderNetwork, prompt: list[int]) -> Tensor:
 
 
 @contextmanager
-def _refused(checkpoint: TextCheckpoint) -> Iterator[None]:
-    """Turns a module's errors into a refusal of the checkpoint. Errors of memory and of the device pass."""
+def refused(refusal: Callable[[str], UnsupportedModel]) -> Iterator[None]:
+    """Turns a module's errors into a ``refusal`` of the checkpoint. Errors of memory and of the device pass."""
     try:
         yield
     except (UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
@@ -117,7 +117,7 @@ def _refused(checkpoint: TextCheckpoint) -> Iterator[None]:
     except Exception as error:  # modules raise many kinds: wrapped, not hidden
         if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for it
             raise
-        raise _refusal(checkpoint, f"cannot be run ({type(error).__name__}: {error})") from error
+        raise refusal(f"cannot be run ({type(error).__name__}: {error})") from error
 
 
 def _prompts(checkpoint: TextCheckpoint, lengths: Sequence[int]) -> list[list[int]]:
@@ -156,7 +156,7 @@ def _run(network: CausalNetwork, prompts: list[list[int]], witness: _Witness) ->
 def _last(network: CausalNetwork, feeds: list[Feed]) -> list[Tensor]:
     """The last row of each chunk."""
     wanted = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
-    return list(network.rows(feeds, wanted, _Nothing()))
+    return list(network.rows(feeds, wanted, Nothing()))
 
 
 def _record(number: int, prompt: list[int], pooling: Pooling | None = None) -> Record:
@@ -219,7 +219,7 @@ class _Witness:
 def _compare(expected: Tensor, found: Tensor, checkpoint: TextCheckpoint, dtype: torch.dtype, how: str) -> None:
     largest = float(expected.abs().max())
     apart = float((expected - found).abs().max())
-    if not apart <= _TOLERANCE[dtype] * max(largest, 1e-6):
+    if not apart <= TOLERANCE[dtype] * max(largest, 1e-6):
         raise _refusal(
             checkpoint,
             f"computes other numbers {how} ({apart:.3g} apart, the largest is {largest:.3g})",

@@ -35,6 +35,7 @@ class SamplerInput:
     never: Tensor | None  # [vocabulary] bool, from `RuleMasks`
     prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; needed for a repetition penalty alone
     guide: Guide | None = None  # the way through its structure
+    before: Sequence[int] = ()  # the prompt's tokens in order; needed where n-grams may not repeat
 
 
 @define(eq=False)
@@ -116,6 +117,7 @@ def apply_rules(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids: t
         logits[rows, tokens] = _NEVER
     _apply_timestamps(logits, inputs, eos_token_ids)
     _apply_guides(logits, inputs)
+    _force(logits, inputs)
 
 
 def _apply_bias(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
@@ -174,9 +176,30 @@ def _apply_constant(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
 def _banned(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens that are only banned now: at the beginning, and the ends before ``min_tokens``."""
     count, sampling = len(one.generated), one.sampling
-    begin = one.rules.begin_suppress if count == 0 else ()
+    first = int(any(index == 0 for index, _ in one.rules.forced))  # behind a forced first token is where it begins
+    begin = one.rules.begin_suppress if count == first else ()
     ends = (*eos_token_ids, *sampling.stop_token_ids) if count < sampling.min_tokens else ()
-    return (*begin, *ends)
+    early = eos_token_ids if count < one.rules.min_tokens else ()
+    return (*begin, *ends, *early, *repeats([*one.before, *one.generated], one.rules.no_repeat_ngram))
+
+
+def repeats(tokens: Sequence[int], size: int) -> set[int]:
+    """The tokens that would make ``size`` tokens in a row come a second time, as `NoRepeatNGramLogitsProcessor` has
+    them; none where ``size`` is 0."""
+    if size < 1:
+        return set()
+    last = tuple(tokens[len(tokens) - size + 1 :])
+    starts = range(len(tokens) - size + 1)
+    return {tokens[start + size - 1] for start in starts if tuple(tokens[start : start + size - 1]) == last}
+
+
+def _force(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
+    """Leaves one token in the rows where it is forced, as `ForcedBOSTokenLogitsProcessor` does."""
+    for row, one in enumerate(inputs):
+        for index, token in one.rules.forced:
+            if index == len(one.generated):
+                logits[row] = _NEVER
+                logits[row, token] = 0.0
 
 
 def timestamp_bans(

@@ -25,6 +25,7 @@ PAGES = {  # the engines that each page names, and how many pieces of code it ha
     "text": ({"engine": "qwen3"}, 3),
     "vision": ({"engine": "qwen2_vl"}, 4),
     "audio-language": ({"engine": "qwen2_audio"}, 3),
+    "encoder-decoders": ({"writer": "bart", "listener": "moonshine"}, 3),
     "pooling": ({"engine": "bert", "reranker": "bert_reranker", "classifier": "bert_classifier"}, 3),
 }
 

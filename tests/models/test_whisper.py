@@ -40,6 +40,9 @@ def test_an_output_does_not_depend_on_its_batch(driver, audio):
         {"decoder_layers": 1, "encoder_layers": 3},
         {"num_mel_bins": 128, "encoder_attention_heads": 2, "decoder_attention_heads": 6},
         {"tie_word_embeddings": False},
+        {"encoder_layers": 12, "decoder_layers": 4},  # distil-small.en
+        {"encoder_layers": 32, "decoder_layers": 2, "num_mel_bins": 128},  # distil-large-v3
+        {"encoder_layers": 32, "decoder_layers": 4, "num_mel_bins": 128},  # large-v3-turbo
     ],
     ids=str,
 )

@@ -1,0 +1,195 @@
+"""Prompts of encoder-decoders: what is written or spoken becomes the one item that the encoder reads, and the decoder
+begins with its start token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from ...core.errors import InvalidRequest, RequestTooLarge
+from ...core.model import Prepared
+from ...core.request import EncoderItem
+from .prompts import Rendered, TextPreparer, payload_key, tokenize
+
+
+@frozen(kw_only=True)
+class ItemSettings:
+    """What the items of one checkpoint have in common."""
+
+    start_id: int  # decoder_start_token_id: the decoder's first token
+    identity: str  # of all that an encoder output depends on beside the item itself
+    embedding_bytes: int
+    most_embeddings: int
+
+    def item(self, payload: Mapping[str, Tensor], embeddings: int) -> EncoderItem:
+        """The item of ``payload``, which is keyed by its content."""
+        return EncoderItem(
+            key=payload_key(self.identity, payload),
+            payload=payload,
+            embeddings=embeddings,
+            size=embeddings * self.embedding_bytes,
+        )
+
+
+@frozen(kw_only=True)
+class TextItems:
+    """Of models that read a text: the prompt is the encoder's, and the decoder begins with the start token alone."""
+
+    media: frozenset[str] = frozenset()
+    needs_prompt: bool = True
+    _text: TextPreparer
+    _settings: ItemSettings
+
+    @classmethod
+    def of(cls, tokenizer: Any, settings: ItemSettings) -> TextItems:
+        """For a transformers tokenizer."""
+        return cls(text=TextPreparer.of(tokenizer), settings=settings)
+
+    @property
+    def converses(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return self._text.converses
+
+    def with_items(self, prompt: str, count: int) -> str:
+        """``prompt`` as it is: there is nothing to place in it."""
+        return self._text.with_items(prompt, count)
+
+    def prepare(
+        self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
+    ) -> Prepared:
+        """The item of ``prompt``: its tokens as ``tokenizer(prompt)`` gives them.
+
+        Raises:
+            InvalidRequest: there is no token, or images or audio.
+            RequestTooLarge: there are more tokens than the encoder reads.
+        """
+        tokens = self._text.prepare(prompt, images=images, audio=audio).token_ids
+        if not tokens:
+            raise InvalidRequest("a text of no tokens; allowed: 1 or more, which the encoder reads")
+        most = self._settings.most_embeddings
+        if len(tokens) > most:
+            raise RequestTooLarge(f"a text of {len(tokens)} tokens; allowed: up to {most}, which the encoder reads")
+        item = self._settings.item({"input_ids": torch.tensor(tokens)}, len(tokens))
+        return Prepared(token_ids=(self._settings.start_id,), items=(item,))
+
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """Tokens of two texts, as ``tokenizer(first, second)`` gives them."""
+        return self._text.prepare_pair(first, second)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt of a conversation, by the tokenizer's chat template.
+
+        Raises:
+            InvalidRequest: there is no template, or it refuses the messages.
+        """
+        return self._text.render(messages)
+
+
+@frozen(kw_only=True)
+class AudioItems:
+    """Of models that read samples: one piece of audio is the encoder's, and the prompt, if there is one, is how the
+    decoder's text begins."""
+
+    media: frozenset[str] = frozenset({"audio"})
+    needs_prompt: bool = False
+    sampling_rate: int  # Hz
+    most_samples: int
+    _tokenizer: Any
+    _text: TextPreparer
+    _settings: ItemSettings
+    _read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = field(repr=False)
+    _count: Callable[[int], int]  # embeddings of so many samples
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Any,
+        settings: ItemSettings,
+        *,
+        read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]],
+        sampling_rate: int,
+        most_samples: int,
+        count: Callable[[int], int],
+    ) -> AudioItems:
+        """For a transformers tokenizer.
+
+        Args:
+            read: what the encoder takes of so many samples.
+            count: embeddings of so many samples, less than 1 where there are too few.
+        """
+        return cls(
+            sampling_rate=sampling_rate,
+            most_samples=most_samples,
+            tokenizer=tokenizer,
+            text=TextPreparer.of(tokenizer),
+            settings=settings,
+            read=read,
+            count=count,
+        )
+
+    @property
+    def converses(self) -> bool:
+        """False: audio is one piece, and no part of a conversation."""
+        return False
+
+    def with_items(self, prompt: str, count: int) -> str:
+        """``prompt`` as it is: audio is read beside it."""
+        return self._text.with_items(prompt, count)
+
+    def prepare(
+        self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
+    ) -> Prepared:
+        """The item of the one piece of ``audio``. The decoder begins with the start token and ``prompt``.
+
+        Raises:
+            InvalidRequest: not one piece of audio, or one that is too short.
+            RequestTooLarge: audio longer than the model reads at once.
+        """
+        if images or len(audio) != 1:
+            raise InvalidRequest(
+                f"{len(images)} images and {len(audio)} pieces of audio; allowed: one piece of audio. Give audio=..."
+            )
+        samples = self._checked(audio[0])
+        values = torch.from_numpy(np.array(self._read(samples), np.float32))
+        item = self._settings.item({"input_values": values}, self._count(len(samples)))
+        return Prepared(token_ids=self._begin(prompt), items=(item,))
+
+    def _begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        start = self._settings.start_id
+        if isinstance(prompt, str):
+            return (start, *tokenize(self._tokenizer, prompt, special=False))
+        given = tuple(prompt)
+        return given if given[:1] == (start,) else (start, *given)  # as transformers' `generate` has it
+
+    def _checked(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if len(samples) > self.most_samples:
+            raise RequestTooLarge(
+                f"audio of {len(samples) / self.sampling_rate:.2f} s; allowed: up to "
+                f"{self.most_samples / self.sampling_rate:g} s, which the model reads at once"
+            )
+        if self._count(len(samples)) < 1:
+            raise InvalidRequest(
+                f"audio of {len(samples)} samples, too few for one embedding; allowed: {self._least} or more"
+            )
+        return samples
+
+    @property
+    def _least(self) -> int:
+        return next(samples for samples in range(self.most_samples) if self._count(samples) >= 1)
+
+    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
+        """Tokens of two texts, as ``tokenizer(first, second)`` gives them."""
+        return self._text.prepare_pair(first, second)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> Rendered:
+        """Raises `InvalidRequest`: audio is one piece, and no part of a conversation."""
+        raise InvalidRequest(
+            f"{len(messages)} messages, but the model reads one piece of audio; give audio=..., and prompt=... for how "
+            "its text begins"
+        )

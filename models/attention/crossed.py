@@ -1,0 +1,112 @@
+"""Attention of encoder-decoders' decoders: over pages of their own tokens as other decoders, and over slots.
+
+One name among transformers' implementations serves both, since all attention of a decoder goes by one setting. Which
+it is says the argument that a module is called with: `PagedCall` for its own tokens, `CrossCall` for a slot, and
+`WriteCall` for the writing of a slot, which keeps the keys and values that the module has made of an encoder output.
+So whatever a module does to them (projections, norms, filled-up heads) is as it is in transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define
+from torch import Tensor, nn
+
+from ...core.errors import UnsupportedModel
+from ..memory.slots import CrossStep, VariedCrossKV
+from .layers import HARMLESS, LayerRequest, PagedCall, Witness, attend_paged
+
+CROSSED = "triolet_crossed"
+"""Our name among transformers' attention implementations."""
+
+
+def register_crossed() -> None:
+    """Makes `CROSSED` known to transformers; doing it again changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(CROSSED, attend_crossed)
+
+
+@define(kw_only=True, eq=False)
+class CrossCall:
+    """The argument of every cross-attention module in a step. Clear ``step`` when the forward has ended."""
+
+    step: CrossStep | None
+    witness: Witness | None = None
+
+
+@define(kw_only=True, eq=False)
+class WriteCall:
+    """The argument of every cross-attention module when a slot is written."""
+
+    cross: VariedCrossKV
+    slot: int
+
+
+def attend_crossed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    triolet: PagedCall | CrossCall | WriteCall | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim];
+    returns [1, rows, heads, head_dim].
+
+    Raises:
+        UnsupportedModel: the layer asks for something else than is known here.
+    """
+    layer = getattr(module, "layer_idx", None)
+    if triolet is None or not isinstance(layer, int):
+        raise UnsupportedModel(
+            f"{type(module).__name__} of transformers does not hand the engine's keywords and its own number to the "
+            "attention function; allowed: decoders whose layers do"
+        )
+    if isinstance(triolet, WriteCall):
+        triolet.cross.write(triolet.slot, layer, key[0], value[0])
+        return query.new_zeros(query.shape).transpose(1, 2), None
+    if isinstance(triolet, CrossCall):
+        if triolet.witness is not None:
+            _check(module, attention_mask, position_bias, others)
+            triolet.witness.hear(_request(layer, key, value))
+        assert triolet.step is not None, "the step has ended"
+        scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
+        return triolet.step.attend(layer, query[0].transpose(0, 1), scale=scale)[None], None
+    if position_bias is not None and position_bias is not getattr(triolet.step, "distances", None):
+        raise UnsupportedModel(
+            f"{type(module).__name__} of transformers adds to its scores what the engine has not prepared; allowed: "
+            "what depends on the distance of query and key alone, the same in all layers"
+        )
+    return attend_paged(module, query, key, value, attention_mask, scaling=scaling, triolet=triolet, **others)
+
+
+def _request(layer: int, key: Tensor, value: Tensor) -> LayerRequest:
+    return LayerRequest(
+        layer=layer, kv_heads=key.shape[1], head_dim=key.shape[-1], value_dim=value.shape[-1], window=None
+    )
+
+
+def _check(module: nn.Module, mask: Tensor | None, position_bias: Tensor | None, others: dict[str, Any]) -> None:
+    """Raises `UnsupportedModel` where a layer asks for what `CrossStep.attend` does not do."""
+    asked = [
+        name
+        for name, value in others.items()
+        if name not in HARMLESS and name != "is_causal" and value is not None and value is not False and value != 0.0
+    ]
+    if mask is not None:
+        asked.append("a mask of its own")
+    if position_bias is not None and bool(position_bias.any()):
+        asked.append("something added to its scores")
+    if others.get("is_causal") or getattr(module, "is_causal", False):
+        asked.append("causal attention")
+    if asked:
+        raise UnsupportedModel(
+            f"{type(module).__name__} of transformers asks for {', '.join(sorted(asked))} in cross-attention; allowed: "
+            "plain attention to all of an encoder output, with grouped heads"
+        )

@@ -1,0 +1,161 @@
+"""The blueprint of encoder-decoders besides Whisper."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import nn
+
+from ...core.config import EngineConfig
+from ...core.model import ModelDescription
+from ..architectures.crossed_checkpoint import CrossedCheckpoint
+from ..architectures.items import AudioItems, ItemSettings
+from ..checkpoints.files import is_mapped
+from ..checkpoints.loading import load_module
+from ..memory.budget import Budget, KVSizes
+from ..memory.kv import PagedKV
+from ..memory.module import ModuleFiles, TransformerModel
+from ..memory.slots import VariedCrossKV
+from ..networks.encoder_decoder import EncoderDecoderNetwork
+from ..networks.network import Network
+from .blueprint import Own, Parts, chosen, most_positions
+from .trial_crossed import try_out_crossed
+
+
+@frozen(kw_only=True, eq=False)
+class CrossedBlueprint:
+    """Of encoder-decoders besides Whisper."""
+
+    config: EngineConfig
+    device: torch.device
+    dtype: torch.dtype
+    checkpoint: CrossedCheckpoint
+    budget: Budget | None = None  # when the weights are loaded
+    fingerprint: str = ""  # of the weights, when they have been read
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        return ()
+
+    def files(self) -> ModuleFiles:
+        return ModuleFiles(self.checkpoint.folder)
+
+    def load(self, files: ModuleFiles) -> TransformerModel:
+        return files.read(self._read, partial(self.place, copied=is_mapped(self.checkpoint.folder)))
+
+    def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
+        whole: TransformerModel = model
+        return whole.to(self.device, copied=copied)
+
+    def _read(self) -> nn.Module:
+        module = load_module(self.checkpoint.family.loader, self.checkpoint.folder, self.dtype)
+        _set_apart(module)
+        return module
+
+    @property
+    def sizes(self) -> KVSizes:
+        shape, config = self.checkpoint.shape, self.config
+        position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.dtype.itemsize
+        return KVSizes(
+            page=position * config.page_size,
+            slot=position * shape.embeddings,
+            positions=most_positions(config, shape.positions),
+            page_size=config.page_size,
+        )
+
+    def take(self, own: Own, model: Any) -> Parts:
+        shape = self.checkpoint.shape
+        paged = own("self_kv", self._allocate_pages())
+        cross = own("cross_kv", self._allocate_slots())
+        network = EncoderDecoderNetwork(
+            model=model,
+            family=self.checkpoint.family,
+            paged=paged,
+            cross=cross,
+            positions=shape.positions,
+            hidden=shape.hidden,
+            device=self.device,
+        )
+        network.attach()
+        return Parts(network=network, model=model, log_mel=None, paged=paged, cross=cross)
+
+    def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
+        return network
+
+    def prove(self, network: Network) -> None:
+        assert isinstance(network, EncoderDecoderNetwork), "the blueprint made it"
+        try_out_crossed(network, self.checkpoint)
+
+    def _allocate_pages(self) -> PagedKV:
+        shape = self.checkpoint.shape
+        return PagedKV.allocate(
+            layers=shape.layers,
+            pages=chosen(self.budget).pages,
+            page_size=self.config.page_size,
+            heads=shape.kv_heads,
+            width=shape.kv_heads * shape.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def _allocate_slots(self) -> VariedCrossKV:
+        shape = self.checkpoint.shape
+        return VariedCrossKV.allocate(
+            layers=shape.layers,
+            slots=chosen(self.budget).slots,
+            heads=shape.kv_heads,
+            embeddings=shape.embeddings,
+            head_dim=shape.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def describe(self, name: str) -> ModelDescription:
+        checkpoint, shape = self.checkpoint, self.checkpoint.shape
+        dtype_name = str(self.dtype).removeprefix("torch.")
+        identity = checkpoint.identity(self.fingerprint, dtype_name)
+        settings = ItemSettings(
+            start_id=checkpoint.start_id,
+            identity=identity,
+            embedding_bytes=shape.hidden * self.dtype.itemsize,
+            most_embeddings=shape.embeddings,
+        )
+        preparer = checkpoint.family.preparer(checkpoint.folder, checkpoint.tokenizer, checkpoint.config, settings)
+        hears = preparer if isinstance(preparer, AudioItems) else None
+        return ModelDescription(
+            name=name,
+            architecture=checkpoint.architecture,
+            device=str(self.device),
+            dtype=dtype_name,
+            vocabulary_size=shape.vocabulary,
+            max_positions=most_positions(self.config, shape.positions),
+            eos_token_ids=checkpoint.eos_token_ids,
+            suppress_token_ids=checkpoint.suppress_token_ids,
+            begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
+            page_size=self.config.page_size,
+            pages=chosen(self.budget).pages,
+            cross_slots=chosen(self.budget).slots,
+            encoder_embeddings=shape.embeddings,
+            encoder_bytes=shape.embeddings * settings.embedding_bytes,
+            sampling_rate=0 if hears is None else hears.sampling_rate,
+            window_samples=0 if hears is None else hears.most_samples,
+            processor_identity=identity,
+            whisper=None,
+            tokenizer=checkpoint.tokenizer,
+            preparer=preparer,
+            generation=checkpoint.rules,
+        )
+
+
+def _set_apart(module: Any) -> None:
+    """Gives the decoder a configuration of its own. In some models it shares the encoder's, whose attention would
+    become ours too."""
+    decoder = module.get_decoder()
+    shared, own = decoder.config, copy.deepcopy(decoder.config)
+    for part in decoder.modules():
+        if getattr(part, "config", None) is shared:
+            part.config = own

@@ -1,0 +1,152 @@
+"""Encoder-decoders of transformers behind `Network`: its modules compute, our attention reads pages and slots.
+
+The encoder is transformers' own, attention included. The decoder feeds all chunks of a step in one call, flattened into
+rows, with an encoder output of one row, which nobody reads: our attention function reads the slot of each row's
+sequence (`triolet.models.attention.crossed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from ...core.errors import UnsupportedModel
+from ...core.plan import EncodeJob
+from ..architectures.crossed import CrossedFamily, Forward, told
+from ..attention.crossed import CROSSED, CrossCall, WriteCall, register_crossed
+from ..attention.layers import PagedCall, Witness
+from ..attention.paged import PagedLayout, PagedStep
+from ..memory.kv import PagedKV
+from ..memory.module import TransformerModel, forwards
+from ..memory.slots import CrossStep, VariedCrossKV
+from .network import Feed, Outputs, Record
+
+
+@frozen(kw_only=True, eq=False)
+class EncoderDecoderNetwork:
+    """An encoder-decoder at work. The witnesses hear what the decoder's layers ask for, see `trial_crossed.py`."""
+
+    model: TransformerModel
+    family: CrossedFamily
+    paged: PagedKV
+    cross: VariedCrossKV
+    positions: int
+    hidden: int  # numbers of one embedding of an encoder output
+    device: torch.device
+    witness: Witness | None = None
+    cross_witness: Witness | None = None
+    _crossing: tuple[Any, ...] = field(init=False, repr=False)  # the cross-attention modules, one for each layer
+
+    @_crossing.default
+    def _find(self) -> tuple[Any, ...]:
+        """Raises `UnsupportedModel` where there are others."""
+        found = [module for name, module in self.decoder.named_modules() if name.endswith(f".{self.family.crossing}")]
+        layers = [getattr(module, "layer_idx", None) for module in found]
+        if layers != list(range(self.cross.layers)):
+            raise UnsupportedModel(
+                f"{type(self.decoder).__name__} of transformers has cross-attention in layers {layers}; allowed: in "
+                f"each of its {self.cross.layers} layers"
+            )
+        return tuple(found)
+
+    @property
+    def decoder(self) -> Any:
+        """The module whose attention is ours."""
+        return self.model.module.get_decoder()
+
+    def attach(self, implementation: str | None = None) -> None:
+        """Makes our attention, or another ``implementation``, the decoder's."""
+        if implementation is None:
+            register_crossed()
+        self.decoder.set_attn_implementation(implementation or CROSSED)
+
+    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+        """Items of one length share a launch: what filled a shorter one up could change it."""
+        outputs: dict[str, Tensor] = {}
+        by_shape: dict[object, list[EncodeJob]] = {}
+        for job in jobs:
+            by_shape.setdefault(_shapes(job), []).append(job)
+        for alike in by_shape.values():
+            found = self.family.encode(self.model.module, [job.payload for job in alike])
+            outputs.update(zip([job.key for job in alike], found, strict=True))
+        for job in jobs:
+            length = len(outputs[job.key])
+            assert length == job.embeddings, f"item {job.key!r} has {length} embeddings, not {job.embeddings}"
+        return [outputs[job.key] for job in jobs]
+
+    def write_cross(self, slot: int, output: Tensor) -> None:
+        """Each cross-attention module is called with one row, for the keys and values that it makes of ``output``."""
+        self.cross.begin(slot, len(output))
+        call = WriteCall(cross=self.cross, slot=slot)
+        row = output.new_zeros(1, 1, self.hidden)
+        for module in self._crossing:
+            module(hidden_states=row, key_value_states=output[None], triolet=call)
+
+    def start(self, record: Record) -> None:
+        start = record.start
+        assert not start.placeholders, f"sequence {start.sequence_id}: an encoder-decoder places no items in a prompt"
+        assert start.pooling is None, f"sequence {start.sequence_id}: an encoder-decoder pools nothing"
+
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
+        chunks = [feed.part for feed in feeds]
+        self.paged.enter(chunks)
+        layout = PagedLayout.of(chunks, self.paged.page_size, self.device)
+        starts = dict(zip(layout.order, layout.starts, strict=True))
+        rows = torch.tensor([starts[index] + offset for index, offset in wanted], dtype=torch.long).to(self.device)
+        tokens = torch.tensor([token for index in layout.order for token in feeds[index].tokens]).to(self.device)
+        distances = self.family.distances(self.model.module, self.positions)
+        step = PagedStep(self.paged, layout, distances)
+        crossing = CrossStep.of(self.cross, layout.chunks, layout.starts, self.device)
+        call = PagedCall(step=step, witness=self.witness)
+        cross_call = CrossCall(step=crossing, witness=self.cross_witness)
+        try:
+            with forwards(self._instead(layout.positions, distances, rows, call, cross_call)):
+                answer = self.model.module(
+                    encoder_outputs=self._nothing(), decoder_input_ids=tokens[None], use_cache=False
+                )
+        finally:
+            call.step = cross_call.step = None
+        logits: Tensor = answer.logits[0].float().contiguous()
+        return logits
+
+    def _instead(
+        self, positions: Tensor, distances: Tensor | None, rows: Tensor, call: PagedCall, cross_call: CrossCall
+    ) -> list[Forward]:
+        """What is called instead of the modules' own, in a step. The decoder gives the wanted ``rows`` alone, so that
+        no other logits are computed."""
+        given: dict[nn.Module, Callable[..., Any]] = dict(self.family.instead(self.model.module, positions, distances))
+        decoder = self.decoder
+        given[decoder] = partial(_keep, given.get(decoder, decoder.forward), rows, call)
+        given.update((module, partial(told, module.forward, {"triolet": cross_call})) for module in self._crossing)
+        return list(given.items())
+
+    def _nothing(self) -> Any:
+        """One row for the cross-attention modules to project; some cannot do with none."""
+        return self.encoder_output(torch.zeros(1, 1, self.hidden, dtype=self.paged.dtype, device=self.device))
+
+    def encoder_output(self, hidden: Tensor) -> Any:
+        """``hidden`` [1, embeddings, hidden] as the module takes it."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        output: Any = BaseModelOutput(last_hidden_state=hidden)
+        output.attention_mask = None  # which some encoders add
+        return output
+
+    def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
+        raise AssertionError(f"{len(feeds)} chunks are to be pooled with {outputs}, but the model pools nothing")
+
+
+def _shapes(job: EncodeJob) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(job.payload.items()))
+
+
+def _keep(forward: Callable[..., Any], rows: Tensor, call: PagedCall, *args: Any, **kwargs: Any) -> Any:
+    """``forward`` of the decoder, with our argument for its attention; of its last hidden states ``rows`` are kept."""
+    output = forward(*args, **{**kwargs, "triolet": call})
+    output.last_hidden_state = output.last_hidden_state[:, rows]
+    return output

@@ -1,0 +1,137 @@
+"""Tokenizers of the tiny checkpoints: bytes, a few merges, and the special tokens and chat template of each family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+
+_MERGES = ("t h", "Ġ a", "i n", "th e", "Ġ the", "o n", "Ċ Ċ")  # Ċ Ċ: two newlines are one token, as in real ones
+
+_PARTS = (  # of a message: text as it is, and the placeholder of an image or audio
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% else %}MEDIA{% endif %}{% endfor %}{% endif %}"
+)
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n" + _PARTS + "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_LLAMA_CHAT = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('roles are system, user and assistant') }}{% endif %}"
+    "<|{{ message['role'] }}|>" + _PARTS + "{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_GEMMA_CHAT = (
+    "{{ bos_token }}{% for message in messages %}<start_of_turn>"
+    "{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n" + _PARTS + "<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+_TILED_CHAT = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}: " + _PARTS + "<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+
+
+@frozen(kw_only=True)
+class Words:
+    """A tokenizer: its special tokens beside the bytes, and those that it writes around every text."""
+
+    special: tuple[str, ...]
+    named: Mapping[str, str]  # "bos_token" -> "<s>"
+    template: str = "$A"  # of a post-processor; $A is the text
+    chat: str | None = None
+
+    def with_media(self, *special: str, media: str) -> Words:
+        """A copy with more special tokens, and ``media`` in the chat template for each image or audio."""
+        return evolve(self, special=(*self.special, *special), chat=(self.chat or "").replace("MEDIA", media))
+
+    def make(self) -> Any:
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        make: Any = PreTrainedTokenizerFast  # untyped there
+
+        pieces = [*_byte_alphabet(), *(merge.replace(" ", "") for merge in _MERGES)]
+        merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _MERGES)]
+        tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in self.special])
+        around = [text for text in self.special if text in self.template]
+        tokenizer.post_processor = processors.Sequence(
+            [
+                processors.ByteLevel(trim_offsets=False),
+                processors.TemplateProcessing(
+                    single=self.template, special_tokens=[(text, tokenizer.token_to_id(text)) for text in around]
+                ),
+            ]
+        )
+        return make(tokenizer_object=tokenizer, chat_template=self._chat(), **self.named)
+
+    def _chat(self) -> str | None:
+        return self.chat and self.chat.replace("MEDIA", "")
+
+
+LLAMA = Words(
+    special=("<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"),
+    named={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"},
+    template="<s> $A",
+    chat=_LLAMA_CHAT,
+)
+QWEN = Words(
+    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    named={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    chat=_CHATML,
+)
+GEMMA = Words(
+    special=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+    named={"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
+    template="<bos> $A",
+    chat=_GEMMA_CHAT,
+)
+BERT = Words(
+    special=("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
+    named={"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"},
+    template="[CLS] $A [SEP]",
+)
+LLAVA = LLAMA.with_media("<image>", media="<image>\n")
+QWEN_VISION = QWEN.with_media(
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    media="<|vision_start|><|image_pad|><|vision_end|>",
+)
+QWEN_AUDIO = QWEN.with_media("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>", media="<|audio_bos|><|AUDIO|><|audio_eos|>")
+TILED = Words(
+    special=("<|endoftext|>", "<|im_start|>", "<end_of_utterance>"),
+    named={"bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|endoftext|>"},
+    chat=_TILED_CHAT,
+).with_media(
+    "<fake_token_around_image>",
+    "<image>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+    media="<image>",
+)
+BART = Words(
+    special=("<s>", "<pad>", "</s>"),
+    named={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},
+    template="<s> $A </s>",
+)
+T5 = Words(
+    special=("<pad>", "</s>"),
+    named={"eos_token": "</s>", "pad_token": "<pad>"},
+    template="$A </s>",
+)
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's spelling of the 256 bytes: printable ones as they are, the others as characters from U+0100 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -1,0 +1,260 @@
+"""Encoder-decoders besides Whisper through the whole engine: the tokens are those of transformers' `generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import trio
+import trio.testing
+from attrs import field, frozen
+
+import triolet
+from triolet.testing.families import make_checkpoint
+
+from ..heap import assert_none, garbage
+
+CLASSES = {
+    "moonshine": transformers.MoonshineForConditionalGeneration,
+    "bart": transformers.BartForConditionalGeneration,
+    "t5": transformers.T5ForConditionalGeneration,
+}
+TEXTS = (
+    "a cat on the mat",
+    "the dog in the hat saw this thing",
+    "then that one and this one, on and on " * 3,
+    "hat",
+    "the thin thing that the cat in the hat saw on the mat " * 2,
+    "a dog and a cat in a hat",
+)
+SECONDS = (0.3, 0.31, 1.7, 0.06, 0.9, 2.4)
+
+
+@frozen(kw_only=True)
+class Ask:
+    """What one client asks: the number of an item, which repeats among the clients, and how the text begins."""
+
+    item: int
+    begin: str
+    tokens: int
+    priority: int
+
+
+@frozen(kw_only=True, eq=False)
+class Reference:
+    """transformers' own model, tokenizer and feature extractor of a checkpoint."""
+
+    name: str
+    folder: Path
+    module: Any
+    tokenizer: Any
+    known: dict[Ask, tuple[int, ...]] = field(factory=dict)
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> Reference:
+        make_checkpoint(name, folder)
+        return cls(
+            name=name,
+            folder=folder,
+            module=CLASSES[name].from_pretrained(folder).eval(),
+            tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
+        )
+
+    @property
+    def hears(self) -> bool:
+        return self.name == "moonshine"
+
+    def item(self, number: int) -> Any:
+        if not self.hears:
+            return TEXTS[number]
+        samples = np.random.default_rng(number).standard_normal(int(SECONDS[number] * 16_000))
+        return (samples * 0.3).astype(np.float32)
+
+    def asks(self, count: int) -> list[Ask]:
+        numbers = np.random.default_rng(3)
+        begin = "the thing on the mat and the cat in it "
+        return [
+            Ask(
+                item=int(numbers.integers(0, len(TEXTS))),
+                begin=begin[: int(numbers.integers(0, 40))] if self.hears and index % 2 else "",
+                tokens=int(numbers.integers(10, 60)),
+                priority=int(numbers.integers(0, 3)),
+            )
+            for index in range(count)
+        ]
+
+    def inputs(self, ask: Ask) -> dict[str, Any]:
+        if not self.hears:
+            encoded = self.tokenizer(self.item(ask.item), return_tensors="pt")
+            return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(self.folder)
+        inputs = dict(extractor(self.item(ask.item), sampling_rate=16_000, return_tensors="pt"))
+        begin = self.tokenizer(ask.begin, add_special_tokens=False)["input_ids"]
+        start = self.module.config.decoder_start_token_id
+        return {**inputs, "decoder_input_ids": torch.tensor([[start, *begin]])}
+
+    def generate(self, ask: Ask, **options: Any) -> tuple[int, ...]:
+        """Greedy tokens, end-of-text and what may follow it left out."""
+        inputs = self.inputs(ask)
+        given = inputs["decoder_input_ids"].shape[1] if "decoder_input_ids" in inputs else 1
+        with torch.inference_mode():
+            tokens = self.module.generate(**inputs, max_new_tokens=ask.tokens, do_sample=False, **options)
+        found: list[int] = tokens[0, given:].tolist()
+        ends = self.module.generation_config.eos_token_id
+        return tuple(found[: found.index(ends)] if ends in found else found)
+
+    async def ask(self, engine: triolet.Engine, ask: Ask) -> triolet.Completion:
+        sampling = triolet.SamplingParams(max_tokens=ask.tokens)
+        if not self.hears:
+            return await engine.generate(self.item(ask.item), sampling=sampling, priority=ask.priority)
+        prompt = {"prompt": ask.begin} if ask.begin else {}
+        return await engine.generate(audio=self.item(ask.item), sampling=sampling, priority=ask.priority, **prompt)
+
+
+@pytest.fixture(params=CLASSES)
+def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
+    return Reference.of(request.param, tmp_path)
+
+
+def scarce(reference: Reference, **changes: Any) -> triolet.EngineConfig:
+    """Pages for one full sequence and little more, four slots for six items, room for the largest encoding and little
+    more, steps shorter than prompts."""
+    width = {"moonshine": 4 * 16, "bart": 4 * 12, "t5": 4 * 16}[reference.name]
+    position = 2 * 2 * width * 4  # keys and values of two layers
+    most = 1_248 if reference.hears else 256
+    settings = {
+        "dtype": "float32",
+        "self_kv_bytes": (256 // 16 + 3) * 16 * position,
+        "cross_kv_bytes": 4 * most * position,
+        "encoder_cache_bytes": 160 * 48 * 4,
+        "max_step_tokens": 24,
+        "max_running": 12,
+        "verify": True,
+    }
+    return triolet.EngineConfig(**{**settings, **changes})
+
+
+async def test_24_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
+    """Items of all lengths that repeat, arrivals one after another, preemption, and eviction of slots and outputs."""
+    asks = reference.asks(24)
+    begun = [trio.Event() for _ in asks]
+    results: dict[int, triolet.Completion] = {}
+
+    async def client(index: int, engine: triolet.Engine) -> None:
+        if index >= 14:
+            await begun[index - 14].wait()
+        results[index] = await reference.ask(engine, asks[index])
+        begun[index].set()
+
+    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
+        assert engine.model.cross_slots == 4
+        async with trio.open_nursery() as nursery:
+            for index in range(len(asks)):
+                nursery.start_soon(client, index, engine)
+        statistics = engine.statistics()
+    for index, ask in enumerate(asks):
+        assert results[index].token_ids == reference.generate(ask), f"request {index}: {ask}"
+    assert len({token for result in results.values() for token in result.token_ids}) > 12, "they prove too little"
+    assert statistics.requests.preemptions, "pages were never short"
+    assert statistics.requests.cross_written > len(TEXTS), "slots were never short"
+    assert statistics.requests.cross_shared, "no slot was shared"
+    assert statistics.requests.tokens_cached or not reference.hears, "no prefix was shared"
+    assert statistics.encoder_cache.evicted, "the encoder cache was never short"
+    assert statistics.encoder_cache.held == 0
+    assert statistics.requests.pages_free == statistics.requests.pages
+
+
+async def test_an_item_is_encoded_once_however_many_ask(reference: Reference) -> None:
+    asks = [Ask(item=2, begin="", tokens=6 + index, priority=0) for index in range(8)]
+    results: dict[int, triolet.Completion] = {}
+
+    async def client(index: int, engine: triolet.Engine) -> None:
+        results[index] = await reference.ask(engine, asks[index])
+
+    config = triolet.EngineConfig(dtype="float32", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22, verify=True)
+    async with triolet.Engine(reference.folder, config=config) as engine:
+        async with trio.open_nursery() as nursery:
+            for index in range(len(asks)):
+                nursery.start_soon(client, index, engine)
+        statistics = engine.statistics()
+    assert [results[index].token_ids for index in range(8)] == [reference.generate(ask) for ask in asks]
+    assert statistics.encoder_cache.encoded == 1
+    assert statistics.requests.cross_written == 1
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_sleep_and_wake_change_no_token(reference: Reference, keeps: bool) -> None:
+    asks = reference.asks(3)
+    config = scarce(reference, sleep_keeps_weights=keeps)
+    async with triolet.Engine(reference.folder, config=config) as engine:
+        before = [(await reference.ask(engine, ask)).token_ids for ask in asks]
+        await engine.sleep()
+        await engine.wake()
+        after = [(await reference.ask(engine, ask)).token_ids for ask in asks]
+    assert before == after == [reference.generate(ask) for ask in asks]
+
+
+async def test_draft_tokens_of_the_text_itself_change_no_token(reference: Reference) -> None:
+    asks = reference.asks(6)
+    config = scarce(reference, speculation=triolet.Speculation())
+    async with triolet.Engine(reference.folder, config=config) as engine:
+        found = [(await reference.ask(engine, ask)).token_ids for ask in asks]
+    assert found == [reference.generate(ask) for ask in asks]
+
+
+async def test_a_stream_tells_the_tokens_of_generate(reference: Reference) -> None:
+    ask = Ask(item=4, begin="", tokens=12, priority=0)
+    given = {"audio": reference.item(4)} if reference.hears else {"prompt": reference.item(4)}
+    tokens: list[int] = []
+    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
+        async with engine.stream(**given, sampling=triolet.SamplingParams(max_tokens=12)) as deltas:
+            async for delta in deltas:
+                tokens += delta.token_ids
+    assert tuple(tokens) == reference.generate(ask)
+
+
+async def test_a_request_makes_no_garbage(reference: Reference) -> None:
+    asks = [Ask(item=item, begin="", tokens=5, priority=0) for item in range(4)]
+    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
+        await reference.ask(engine, asks[0])
+        await trio.testing.wait_all_tasks_blocked()
+        with garbage() as found:
+            for ask in asks:
+                await reference.ask(engine, ask)
+            await trio.testing.wait_all_tasks_blocked()
+    assert_none(found)
+
+
+async def test_the_last_token_that_the_checkpoint_forces_ends_the_text(tmp_path: Path) -> None:
+    """BART's forced end comes where ``max_tokens`` is reached, as in `generate`; its forced beginning comes first."""
+    reference = Reference.of("bart", tmp_path)
+    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
+        completion = await engine.generate(TEXTS[0], sampling=triolet.SamplingParams(max_tokens=7))
+    assert completion.finish_reason is triolet.FinishReason.STOP
+    assert len(completion.token_ids) == 6
+    assert completion.token_ids[0] == reference.tokenizer.bos_token_id
+
+
+async def test_what_a_model_does_not_read_is_refused(tmp_path: Path) -> None:
+    noise = np.zeros(4_000, np.float32)
+    writer, listener = Reference.of("t5", tmp_path / "t5"), Reference.of("moonshine", tmp_path / "moonshine")
+    async with triolet.Engine(writer.folder, config=scarce(writer)) as engine:
+        with pytest.raises(triolet.InvalidRequest, match="audio in the request, but T5ForConditionalGeneration reads"):
+            await engine.generate("a cat", audio=noise)
+        with pytest.raises(triolet.InvalidRequest, match="exactly one of prompt"):
+            await engine.generate(audio=noise)
+        with pytest.raises(triolet.RequestTooLarge, match="up to 256"):
+            await engine.generate("cat " * 300)
+        with pytest.raises(triolet.InvalidRequest, match="no chat template"):
+            await engine.generate(messages=[{"role": "user", "content": "a cat"}])
+    async with triolet.Engine(listener.folder, config=scarce(listener)) as engine:
+        with pytest.raises(triolet.InvalidRequest, match=r"Give audio=\.\.\."):
+            await engine.generate("a cat")
+        with pytest.raises(triolet.RequestTooLarge, match="up to 30 s"):
+            await engine.generate(audio=np.zeros(500_000, np.float32))
+        with pytest.raises(triolet.InvalidRequest, match="too few for one embedding"):
+            await engine.generate(audio=np.full(500, 0.1, np.float32))

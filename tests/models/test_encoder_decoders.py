@@ -1,0 +1,352 @@
+"""Encoder-decoders besides Whisper: what is refused when they open, and what a batch may not change."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from triolet.core.config import EngineConfig, Speculation
+from triolet.core.errors import CheckpointError, InvalidRequest, RequestTooLarge, UnsupportedModel
+from triolet.core.model import GenerationRules
+from triolet.core.plan import EncodeJob
+from triolet.core.request import LogitRules, SamplingParams
+from triolet.models.architectures import crossed
+from triolet.models.executor import TorchExecutor
+from triolet.models.sampling.logits import SamplerInput, apply_rules, repeats
+from triolet.testing.families import make_checkpoint
+
+NAMES = ("moonshine", "bart", "t5")
+SMALL = EngineConfig(dtype="float32", device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """``folder(name)``: a tiny checkpoint of it, which nobody changes."""
+
+    @functools.cache
+    def make(name):
+        return make_checkpoint(name, tmp_path_factory.mktemp(name))
+
+    return make
+
+
+@pytest.fixture
+def opened(folder):
+    """``opened(name)``: an open executor and the description of its model."""
+    executors = []
+
+    def start(name, config=SMALL, path=None):
+        executor = TorchExecutor(path or folder(name), config)
+        executors.append(executor)
+        return executor, executor.open()
+
+    yield start
+    for executor in executors:
+        executor.close()
+        assert executor.released.kept == {}
+
+
+@pytest.fixture
+def changed(folder, tmp_path):
+    """``changed(name, file, key=value)``: a copy of the checkpoint with other settings."""
+
+    def make(name, file, **settings):
+        copy = tmp_path / "copy"
+        shutil.copytree(folder(name), copy)
+        written = json.loads((copy / file).read_text())
+        (copy / file).write_text(json.dumps({**written, **settings}))
+        return copy
+
+    return make
+
+
+def jobs_of(description, name):
+    """Items of several lengths, two of them equal in length."""
+    if name == "moonshine":
+        sounds = [
+            np.random.default_rng(n).standard_normal(size).astype(np.float32)
+            for n, size in enumerate((5000, 900, 5000, 20_000))
+        ]
+        prepared = [description.preparer.prepare((), audio=[sound]) for sound in sounds]
+    else:
+        prepared = [
+            description.preparer.prepare(text) for text in ("a cat", "the dog in the hat", "a dog", "that " * 20)
+        ]
+    return [job_of(one.items[0]) for one in prepared]
+
+
+def job_of(item):
+    return EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
+
+
+# -- encoders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_item_is_encoded_beside_others_as_alone(opened, name):
+    executor, description = opened(name)
+    jobs = jobs_of(description, name)
+    executor.encode(tuple(jobs))
+    together = [executor._open.outputs.get(job.key).clone() for job in jobs]
+    executor.free(tuple(job.key for job in jobs))
+    for job, beside in zip(jobs, together, strict=True):
+        executor.encode((job,))
+        alone = executor._open.outputs.get(job.key)
+        assert alone.shape == (job.embeddings, 48)
+        torch.testing.assert_close(alone, beside, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("samples", [895, 896, 1_087, 1_279, 5_000, 16_000, 480_000])
+def test_moonshine_has_as_many_embeddings_as_its_convolutions_make(opened, samples):
+    executor, description = opened("moonshine")
+    item = description.preparer.prepare((), audio=[np.zeros(samples, np.float32)]).items[0]
+    assert item.size == item.embeddings * 48 * 4
+    executor.encode((job_of(item),))
+    assert len(executor._open.outputs.get(item.key)) == item.embeddings <= description.encoder_embeddings
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_decoder_has_a_configuration_of_its_own(opened, name):
+    """BART's and Moonshine's encoder shares its decoder's, and would attend by our function, causally."""
+    executor, _ = opened(name)
+    module = executor._open.main.model.module
+    assert module.get_decoder().config._attn_implementation == "triolet_crossed"
+    assert module.get_encoder().config._attn_implementation != "triolet_crossed"
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opened, normalizes):
+    path = changed("moonshine", "preprocessor_config.json", do_normalize=normalizes)
+    _, description = opened("moonshine", path=path)
+    samples = np.random.default_rng(1).standard_normal(3_000).astype(np.float32)
+    item = description.preparer.prepare((), audio=[samples]).items[0]
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(path)
+    expected = extractor(samples, sampling_rate=16_000, return_tensors="pt")["input_values"][0]
+    assert torch.equal(item.payload["input_values"], expected)
+
+
+def test_another_feature_extractor_is_refused(changed):
+    path = changed("moonshine", "preprocessor_config.json", feature_extractor_type="WhisperFeatureExtractor")
+    with pytest.raises(UnsupportedModel, match="is a WhisperFeatureExtractor; allowed: Wav2Vec2FeatureExtractor"):
+        TorchExecutor(path, SMALL).open()
+
+
+# -- what is opened ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_small_dtypes_open(opened, name, dtype):
+    _, description = opened(
+        name, EngineConfig(dtype=dtype, device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
+    )
+    assert description.dtype == dtype
+
+
+def save_kin(path, like, model_type):
+    """Saves a random model of ``model_type`` with the sizes, tokens and rules of the checkpoint ``like``."""
+    settings = json.loads((like / "config.json").read_text())
+    for name in ("model_type", "architectures", "transformers_version"):
+        settings.pop(name)
+    made = transformers.AutoConfig.for_model(model_type, **settings)
+    torch.manual_seed(0)
+    loader = crossed.find_crossed_family(model_type).loader
+    model = getattr(transformers, loader)(made)
+    model.generation_config = transformers.GenerationConfig.from_pretrained(like)
+    transformers.AutoTokenizer.from_pretrained(like).save_pretrained(path)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("model_type", ["mbart", "pegasus", "mt5"])
+def test_kin_of_bart_and_t5_open_and_pass_the_trial(opened, folder, tmp_path, model_type):
+    """Norms elsewhere, positions by sines, gated layers: transformers' modules compute them."""
+    path = save_kin(tmp_path, folder("t5" if model_type == "mt5" else "bart"), model_type)
+    _, description = opened(model_type, path=path)
+    assert description.architecture == crossed.find_crossed_family(model_type).loader
+
+
+def test_the_page_on_adding_a_model_adds_one(opened, folder, tmp_path, monkeypatch):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(compile(code, "adding-a-model.md", "exec"), names)
+    known = crossed._families()
+    assert names["model_type"] not in known, "the page should add a model that is not there"
+    monkeypatch.setattr(crossed, "_families", lambda: {**known, names["model_type"]: names["family"]})
+    path = save_kin(tmp_path, folder("bart"), names["model_type"])
+    _, description = opened(names["model_type"], path=path)
+    assert description.architecture == names["family"].loader
+
+
+def test_slots_hold_the_largest_item_and_are_counted_by_the_budget(opened):
+    executor, description = opened("moonshine")
+    cross = executor._open.main.cross
+    assert description.cross_slots == cross.slots == (1 << 22) // (1_248 * 2 * 2 * 4 * 16 * 4)
+    assert executor.memory().by_owner["cross_kv"] == cross.slots * 1_248 * 2 * 2 * 4 * 16 * 4
+    assert description.window_samples == 480_000
+    assert description.sampling_rate == 16_000
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"bad_words_ids": [[5, 6]]}, "bad_words_ids"),
+        ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size=3"),
+        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5"),
+        ({"guidance_scale": 2.0}, "guidance_scale=2.0"),
+        ({"forced_bos_token_id": [1, 2]}, "forced_bos_token_id"),
+    ],
+)
+def test_what_generate_would_do_and_we_do_not_is_refused_by_name(changed, settings, named):
+    with pytest.raises(UnsupportedModel, match=named):
+        TorchExecutor(changed("bart", "generation_config.json", **settings), SMALL).open()
+
+
+def test_what_a_request_says_is_told_when_the_checkpoint_says_it_too(changed, opened, caplog):
+    opened("bart", path=changed("bart", "generation_config.json", num_beams=4, repetition_penalty=1.2))
+    assert "num_beams=4, repetition_penalty=1.2, which SamplingParams say" in caplog.text
+
+
+def test_a_bad_word_of_one_token_is_suppressed(changed, opened):
+    _, description = opened("bart", path=changed("bart", "generation_config.json", bad_words_ids=[[7], [265]]))
+    assert description.suppress_token_ids == (7,), "265 is the end, which may come"
+
+
+def test_a_special_token_outside_of_the_vocabulary_is_refused(changed):
+    with pytest.raises(CheckpointError, match=r"eos_token_id=99999 .* from 0 to 265"):
+        TorchExecutor(changed("bart", "generation_config.json", eos_token_id=99_999), SMALL).open()
+
+
+def test_a_checkpoint_without_a_start_token_is_refused(changed):
+    path = changed("t5", "generation_config.json", decoder_start_token_id=None, bos_token_id=None)
+    with pytest.raises(UnsupportedModel, match="neither decoder_start_token_id nor bos_token_id"):
+        TorchExecutor(path, SMALL).open()
+
+
+def test_another_encoder_decoder_is_refused_with_those_that_are_known(changed):
+    path = changed("bart", "config.json", model_type="blenderbot", architectures=["BlenderbotForConditionalGeneration"])
+    with pytest.raises(UnsupportedModel, match=r"not known here \(known: whisper, moonshine, bart"):
+        TorchExecutor(path, SMALL).open()
+
+
+@pytest.mark.parametrize("settings", [{"compile": True}, {"devices": ("cpu", "cpu")}])
+def test_compiled_layers_and_stages_are_refused(folder, settings):
+    config = EngineConfig(dtype="float32", **({"device": "cpu"} if "compile" in settings else {}), **settings)
+    with pytest.raises(InvalidRequest, match="decoder-only models"):
+        TorchExecutor(folder("t5"), config).open()
+
+
+def test_a_draft_model_is_refused(folder):
+    config = EngineConfig(dtype="float32", device="cpu", speculation=Speculation(draft=str(folder("bart"))))
+    with pytest.raises(InvalidRequest, match="the draft model is BartForConditionalGeneration"):
+        TorchExecutor(folder("bart"), config).open()
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "broken"),
+    [
+        ("t5", "distances", lambda self, module, positions: torch.zeros(positions, 4)),
+        ("bart", "instead", lambda self, module, positions, distances: []),
+        ("moonshine", "instead", lambda self, module, positions, distances: []),
+    ],
+)
+def test_the_trial_refuses_a_family_that_tells_the_decoder_something_wrong(folder, monkeypatch, name, method, broken):
+    """Without the bias by distance, or with positions that the module counts over all rows of a step."""
+    monkeypatch.setattr(type(crossed.find_crossed_family(name)), method, broken)
+    with pytest.raises(UnsupportedModel, match="computes other numbers"):
+        TorchExecutor(folder(name), SMALL).open()
+
+
+def test_cross_attention_by_another_name_is_refused(folder, monkeypatch):
+    misnamed = crossed.Bart("BartForConditionalGeneration", crossing="cross_attn")
+    monkeypatch.setattr(crossed, "_families", lambda: {"bart": misnamed})
+    with pytest.raises(UnsupportedModel, match=r"cross-attention in layers \[\]"):
+        TorchExecutor(folder("bart"), SMALL).open()
+
+
+# -- items -------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_items_have_one_key_and_others_do_not(opened):
+    _, text = opened("t5")
+    _, sound = opened("moonshine")
+    first, second = (np.full(2_000, value, np.float32) for value in (0.1, 0.2))
+    keys = [text.preparer.prepare(prompt).items[0].key for prompt in ("a cat", "a cat", "a hat")]
+    keys += [sound.preparer.prepare((), audio=[samples]).items[0].key for samples in (first, first.copy(), second)]
+    assert keys[0] == keys[1]
+    assert keys[3] == keys[4]
+    assert len(set(keys)) == 4
+
+
+def test_items_of_no_possible_length_are_refused(opened):
+    _, text = opened("bart")
+    _, sound = opened("moonshine")
+    with pytest.raises(RequestTooLarge, match="up to 256"):
+        text.preparer.prepare("cat " * 300)
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        text.preparer.prepare(())
+    with pytest.raises(InvalidRequest, match=r"894 samples.* 895 or more"):
+        sound.preparer.prepare((), audio=[np.zeros(894, np.float32)])
+    with pytest.raises(RequestTooLarge, match=r"30\.00 s; allowed: up to 30 s"):
+        sound.preparer.prepare((), audio=[np.zeros(480_001, np.float32)])
+    with pytest.raises(InvalidRequest, match="0 images and 2 pieces of audio"):
+        sound.preparer.prepare((), audio=[np.zeros(1_000, np.float32)] * 2)
+    with pytest.raises(InvalidRequest, match="1 messages"):
+        sound.preparer.render([{"role": "user", "content": "hello"}])
+
+
+def test_the_decoder_begins_as_in_generate(opened):
+    """The start token is put before tokens that do not begin with it."""
+    _, sound = opened("moonshine")
+    samples = np.zeros(1_000, np.float32)
+    start = sound.preparer.prepare((), audio=[samples]).token_ids
+    assert len(start) == 1
+    assert sound.preparer.prepare((5, 6), audio=[samples]).token_ids == (*start, 5, 6)
+    assert sound.preparer.prepare((*start, 5), audio=[samples]).token_ids == (*start, 5)
+    assert sound.preparer.prepare("ab", audio=[samples]).token_ids[0] == start[0]
+
+
+# -- generation rules --------------------------------------------------------------------------------------------------
+
+
+def test_generation_rules_speak_of_generated_tokens():
+    rules = GenerationRules(forced_first=3, forced_last=4, no_repeat_ngram=2, min_length=6, min_new_tokens=1)
+    found = rules.of(LogitRules(suppress=(9,)), prompt_length=1, max_tokens=8)
+    assert found == LogitRules(suppress=(9,), forced=((7, 4), (0, 3)), no_repeat_ngram=2, min_tokens=5)
+    assert rules.of(LogitRules(), prompt_length=7, max_tokens=8).forced == ((7, 4),), "the prompt says how it begins"
+    assert rules.of(LogitRules(), prompt_length=7, max_tokens=8).min_tokens == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_tokens_that_would_repeat_are_those_of_transformers(size):
+    processor = transformers.NoRepeatNGramLogitsProcessor(size)
+    numbers = torch.Generator().manual_seed(size)
+    for length in range(12):
+        tokens = torch.randint(0, 4, (1, length), generator=numbers)
+        scores = processor(tokens, torch.zeros(1, 4))
+        assert repeats(tokens[0].tolist(), size) == set(torch.where(scores[0].isinf())[0].tolist())
+
+
+def test_a_forced_token_comes_whatever_forbids_it():
+    rules = LogitRules(forced=((0, 2),), min_tokens=5, begin_suppress=(1,))
+    sampling = SamplingParams()
+    logits = torch.zeros(3, 5)
+    inputs = [
+        SamplerInput(generated=tokens, sampling=sampling, rules=rules, never=None) for tokens in ([], [2], [2, 3])
+    ]
+    apply_rules(logits, inputs, eos_token_ids=(2,))
+    assert logits[0].isfinite().tolist() == [False, False, True, False, False]
+    assert logits[1].isfinite().tolist() == [True, False, False, True, True], "what may not begin stands behind it"
+    assert logits[2].isfinite().tolist() == [True, True, False, True, True]
