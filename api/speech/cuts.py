@@ -43,10 +43,10 @@ def window_at(seek: int, spans: Spans, rules: CutRules, quietest: Callable[[int,
     start = max(ahead[0][0] - rules.padding, seek)
     latest = start + rules.window
     for (_, before), (behind, _) in pairwise(ahead):
-        if before + rules.padding > latest:
+        if before > latest:
             break
         if behind - before >= rules.gap:
-            return start, before + rules.padding
+            return start, min(before + rules.padding, latest)
     if ahead[-1][1] <= latest:
         return start, min(ahead[-1][1] + rules.padding, latest)
     if not rules.at_pauses:

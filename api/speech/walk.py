@@ -66,7 +66,7 @@ class Walk:
         if self.reader.ends_before(samples, stop - start):
             return None
         if self.reader.is_mute(samples):
-            self._done(start + len(samples))
+            self._done(start, start + len(samples))
             return ()
         item = await self.reader.item(samples)
         language = await self.language(item)
@@ -80,7 +80,7 @@ class Walk:
         self._remember(attempt.assessment, read)
         if read.segments:
             self._spoken = round(read.segments[-1].end * self.reader.recipe.description.sampling_rate)
-        self._done(read.seek)
+        self._done(start, read.seek)
         return read.segments
 
     def _remember(self, assessment: Assessment, read: Read) -> None:
@@ -91,8 +91,8 @@ class Walk:
             good = assessment.is_good(options)
             self.history.add(read.token_ids, assessment.temperature if good else options.temperature[-1])
 
-    def _done(self, seek: int) -> None:
-        self._short = seek - self.seek < self._samples(_LEAST_MOVE)
+    def _done(self, start: int, seek: int) -> None:
+        self._short = seek - start < self._samples(_LEAST_MOVE)
         self.seek = seek
         self._windows += 1
         self.first = False

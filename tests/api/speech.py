@@ -225,8 +225,10 @@ class PaperHearing:
         assert until > self.heard, f"listening to {until}, but {self.heard} is known"
         assert not self.listens, "two tasks listen at once"
         self.listens = True
-        await trio.lowlevel.checkpoint()
-        self.listens = False
+        try:
+            await trio.lowlevel.checkpoint()
+        finally:
+            self.listens = False
         self.heard = min(-(-until // self.block) * self.block, self.length)
 
     def quietest(self, start: int, stop: int) -> int:

@@ -1,0 +1,108 @@
+"""Transcriptions by an engine: one encoding for all that is asked of a window, nothing left behind, pieces as one by
+one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+import triolet.demo
+from triolet import Engine, EngineConfig, InvalidRequest
+from triolet.api.inputs.audio import Samples, load_audio
+from triolet.testing.sim import SimExecutor
+
+from .hosts import Bench, SpeakingModel, TrioHost
+
+RATE = 16_000
+FAILS = {"logprob_threshold": 1.0, "no_speech_threshold": None}  # no text is so probable
+CONFIG = EngineConfig(device="cpu", dtype="float32", verify=True)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:
+        yield engine
+
+
+def recording(stem: str = "en-command") -> Samples:
+    return load_audio(next(sample.path for sample in triolet.demo.samples() if sample.path.stem == stem))
+
+
+async def test_all_that_is_asked_of_one_clip_encodes_it_once(engine: Engine) -> None:
+    """Its language, beams, six temperatures with five draws each, and both tasks."""
+    options: dict[str, Any] = {"temperature": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), "best_of": 5, **FAILS}
+    samples = recording()
+    transcript = await engine.transcribe(samples, **options)
+    assert transcript.language_probability is not None, "the language was detected"
+    await engine.transcribe(samples, task="translate", **options)
+    assert engine.statistics().encoder_cache.encoded == 1
+    accepted = engine.statistics().requests
+    assert engine.inside.pending == 0
+    del accepted
+
+
+async def test_two_minutes_in_parallel_are_its_pieces_one_by_one(engine: Engine) -> None:
+    """Texts, tokens and times."""
+    longest = max(triolet.demo.samples(), key=lambda sample: sample.duration)
+    once = load_audio(longest.path)
+    samples = np.concatenate([once, once])[: 120 * RATE]
+    options: dict[str, Any] = {"language": longest.language, "temperature": 0.0, "voice_activity": "off"}
+    whole = await engine.transcribe(samples, parallel=True, **options)
+    expected = []
+    for start in range(0, len(samples), 30 * RATE):
+        piece = await engine.transcribe(samples[start : start + 30 * RATE], **options)
+        expected += [(one.start + start / RATE, one.end + start / RATE, one.token_ids) for one in piece.segments]
+    assert [(one.start, one.end, one.token_ids) for one in whole.segments] == expected
+    assert len(expected) > 4
+
+
+async def test_an_unknown_option_is_refused_before_the_audio_is_read(engine: Engine) -> None:
+    wrong: dict[str, Any] = {"beams": 3}
+    with pytest.raises(InvalidRequest, match=r"beams= is no option of a transcription; did you mean beam_size\?"):
+        await engine.transcribe("absent.wav", **wrong)
+    with pytest.raises(InvalidRequest, match="beam_size"):
+        engine.stream_transcription("absent.wav", **wrong)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_transcription_that_is_cancelled_leaves_nothing(seed: int) -> None:
+    """Whenever it happens: `Bench.run` sees that requests have ended, outputs are freed and no permit is lost."""
+    choose = random.Random(seed)
+    bench = Bench(TrioHost(), executor=SimExecutor(SpeakingModel()))
+
+    async def ask(engine: Engine, index: int) -> None:
+        samples = np.linspace(0.001, 0.002 + index, 95 * RATE, dtype=np.float32)
+        await engine.transcribe(
+            samples,
+            parallel=choose.random() < 0.5,
+            temperature=(0.0, 0.5, 1.0),
+            beam_size=choose.choice([1, 2]),
+            best_of=3,
+            voice_activity="off",
+            **FAILS,
+        )
+
+    async def main() -> None:
+        async with bench.engine(max_pending=choose.choice([2, 64])) as engine:
+            async with trio.open_nursery() as nursery:
+                scopes = [trio.CancelScope() for _ in range(4)]
+                for index, scope in enumerate(scopes):
+                    nursery.start_soon(within, scope, engine, index)
+                for scope in scopes[1:]:
+                    for _ in range(choose.randrange(300)):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+            assert engine.inside.pending == engine.inside.waiting == 0
+
+    async def within(scope: trio.CancelScope, engine: Engine, index: int) -> None:
+        with scope:
+            await ask(engine, index)
+        assert scope.cancelled_caught or not scope.cancel_called or index >= 0
+
+    bench.run(main)
+    assert "aborted" in bench.outcomes() or len(bench.outcomes()) > 0

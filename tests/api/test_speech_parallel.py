@@ -1,0 +1,217 @@
+"""Transcriptions whose pieces are read at the same time: order, ends and failures, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from attrs import define, field
+
+from triolet.api.hosts.alternatives import background
+from triolet.api.hosts.transcriptions import open_transcription
+from triolet.api.inputs.audio import Samples
+from triolet.api.speech.windows import Generated
+from triolet.core.request import Request
+
+from .speech import (
+    GREEDY,
+    MODEL,
+    RATE,
+    START,
+    WINDOW,
+    PaperRecording,
+    Script,
+    answer,
+    begin_parallel,
+    describe,
+    detected,
+    extent,
+    options_of,
+    ramp,
+)
+
+
+SECOND = describe(window_samples=RATE)  # windows of a second are short enough to be prepared without a thread
+
+
+@define(eq=False)
+class Gates:
+    """A run that answers a window, named by the second at which it begins, when it is told to."""
+
+    gates: dict[int, trio.Event] = field(factory=dict)
+    errors: dict[int, Exception] = field(factory=dict)
+    asked: list[int] = field(factory=list)
+    answered: Generated = field(factory=lambda: answer(0.0, "a", 5.0))
+
+    async def __call__(self, requests: Sequence[Request]) -> Sequence[Generated]:
+        second = extent(requests[0].items[0].payload)[0] // RATE
+        self.asked.append(second)
+        await self.gate(second).wait()
+        if second in self.errors:
+            raise self.errors[second]
+        return [self.answered]
+
+    def gate(self, second: int) -> trio.Event:
+        return self.gates.setdefault(second, trio.Event())
+
+
+async def settle() -> None:
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_segments_come_in_order_whatever_ends_first() -> None:
+    """The first piece is told as soon as it is read; a later one waits for it."""
+    run, told = Gates(), []
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(3), run, start_soon, model=SECOND)
+
+        async def read() -> None:
+            while (found := await transcription.next_window()) is not None:
+                told.extend((one.id, one.start) for one in found)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await settle()
+            assert sorted(run.asked) == [0, 1, 2], "all at the same time"
+            for second, expected in ((2, []), (0, [(0, 0)]), (1, [(0, 0), (1, 1), (2, 2)])):
+                run.gate(second).set()
+                await settle()
+                assert told == expected
+    assert transcription.position == 3
+
+
+async def test_no_more_pieces_are_cut_than_may_be_read_at_once() -> None:
+    """So that hours of audio need no memory."""
+    run = Gates()
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(10), run, start_soon, model=SECOND, at_once=2)
+        assert isinstance(transcription.recording, PaperRecording)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(transcription.transcript)
+            await settle()
+            assert sorted(run.asked) == [0, 1]
+            run.gate(1).set()
+            await settle()
+            assert sorted(run.asked) == [0, 1, 2]
+            assert len(transcription.recording.read) == 3
+            nursery.cancel_scope.cancel()
+
+
+async def test_no_piece_has_text_before_it_but_its_own() -> None:
+    """Nor the initial prompt, but the first one; windows within a piece have the text of those before."""
+    script = Script(answer(0.0, "a", 10.0, 10.0, "b"))
+    async with background() as start_soon:
+        await begin_parallel(ramp(60), script, start_soon, at_once=1).transcript()
+    before = [(extent(r.items[0].payload)[0] // RATE, r.prompt_token_ids.index(START)) for r in script.requests]
+    assert before == [(0, 0), (10, 4), (20, 7), (30, 0), (40, 4), (50, 7)]
+
+
+async def test_a_piece_ends_where_it_was_cut() -> None:
+    """A window that goes on within it reads nothing of the next piece."""
+    script = Script(answer(0.0, "a", 10.0, 10.0, "b"))
+    async with background() as start_soon:
+        transcript = await begin_parallel(ramp(60), script, start_soon).transcript()
+    ends = {extent(request.items[0].payload)[1] for request in script.requests}
+    assert ends == {WINDOW, 2 * WINDOW}
+    assert [(one.start, one.end) for one in transcript.segments] == [(10 * n, 10 * n + 10) for n in range(6)]
+
+
+async def test_the_language_is_decided_once_for_all_pieces() -> None:
+    """Or, multilingual, by each piece for itself."""
+    script = Script(detected(0.1, 0.9), answer(0.0, "a", 5.0))
+    async with background() as start_soon:
+        transcript = await begin_parallel(ramp(90), script, start_soon, options_of(language=None)).transcript()
+    assert [request.rules.allowed is not None for request in script.requests] == [True, False, False, False]
+    assert len({request.prompt_token_ids for request in script.requests[1:]}) == 1
+    assert transcript.language == "de"
+
+
+async def test_an_error_is_raised_when_all_before_it_was_told() -> None:
+    """As it is, in no group; the pieces behind it are read on, and can be told."""
+    run = Gates(errors={30: LookupError("30")})
+    for second in (0, 30, 60):
+        run.gate(second).set()
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(90), run, start_soon)
+        assert len(await transcription.next_window() or []) == 1
+        assert await transcription.next_window() == []
+        with pytest.raises(LookupError) as raised:
+            await transcription.next_window()
+        assert raised.value is run.errors[30]
+        rest = await transcription.transcript()
+    assert [one.start for one in rest.segments] == [60]
+
+
+async def test_an_error_leaves_the_block_unwrapped_and_ends_all_pieces() -> None:
+    """The other pieces' requests are cancelled: the block ends although they were never answered."""
+    run = Gates(errors={0: LookupError("0")})
+    run.gate(0).set()
+    before = trio.lowlevel.current_statistics().tasks_living
+    with pytest.raises(LookupError, match="0"):
+        async with open_transcription(
+            ramp(90) / 1e6, options_of(parallel=True), MODEL, run_scaled(run), request_id="r", asked=0.0, at_once=4
+        ) as transcription:
+            await transcription.transcript()
+    assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+def run_scaled(run: Gates) -> Gates:
+    """The audio of a file is not louder than full scale: its ramp is a small one."""
+
+    @define(eq=False)
+    class Scaled(Gates):
+        async def __call__(self, requests: Sequence[Request]) -> Sequence[Generated]:
+            second = round(float(requests[0].items[0].payload[0]) * 1e6) // RATE
+            await run.gate(second).wait()
+            if second in run.errors:
+                raise run.errors[second]
+            return [run.answered]
+
+    return Scaled()
+
+
+async def test_a_cancellation_leaves_the_block_as_it_is_and_ends_all_pieces() -> None:
+    before = trio.lowlevel.current_statistics().tasks_living
+    with trio.CancelScope() as scope:
+        async with open_transcription(
+            ramp(90) / 1e6, options_of(parallel=True), MODEL, run_scaled(Gates()), request_id="r", asked=0.0, at_once=4
+        ) as transcription:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(transcription.transcript)
+                await settle()
+                scope.cancel()
+    assert scope.cancelled_caught
+    assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+async def test_a_recording_that_fails_fails_behind_what_was_read() -> None:
+    """The cutter's own error: what came before it is told first."""
+
+    class Broken(PaperRecording):
+        async def window(self, start: int, length: int) -> Samples:
+            if start >= 60 * RATE:
+                raise OSError("the disk")
+            return await PaperRecording.window(self, start, length)
+
+    script, told = Script(answer(0.0, "a", 5.0)), list[float]()
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(90), script, start_soon)
+        transcription.recording = Broken(ramp(90))
+        with pytest.raises(OSError, match="the disk"):
+            while (found := await transcription.next_window()) is not None:
+                told += [one.start for one in found]
+    assert told == [0, 30]
+
+
+async def test_silence_between_pieces_is_passed_over() -> None:
+    samples = ramp(90)
+    samples[WINDOW : 2 * WINDOW] = 0.0
+    script = Script(answer(0.0, "a", 30.0))
+    async with background() as start_soon:
+        transcript = await begin_parallel(samples, script, start_soon, GREEDY).transcript()
+    assert [(one.kind, one.end) for one in transcript.coverage] == [("speech", 30), ("silent", 60), ("speech", 90)]
+    assert len(script.requests) == 2
+    assert not np.shares_memory(script.requests[0].items[0].payload, samples)

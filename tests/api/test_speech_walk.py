@@ -1,0 +1,373 @@
+"""The walk over windows: where each begins and ends, which segments it tells, which windows are never asked."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triolet.api.speech.cuts import CutRules
+from triolet.api.speech.history import History
+from triolet.api.speech.languages import certain, mean
+from triolet.api.speech.options import TranscribeOptions
+from triolet.api.speech.plan import PlainPlan, VoicedPlan
+from triolet.api.speech.transcription import Transcription
+
+from .speech import (
+    DE,
+    EN,
+    EVERYTHING,
+    NO_SPEECH,
+    RATE,
+    START,
+    TRANSCRIBE,
+    WINDOW,
+    PaperHearing,
+    PaperRecording,
+    Script,
+    answer,
+    begin,
+    detected,
+    options_of,
+    ramp,
+    read_all,
+)
+
+
+def times(transcription: Transcription) -> list[tuple[float, float]]:
+    return [(one.start, one.end) for one in transcription.coverage if one.kind == "speech"]
+
+
+# ---- where windows begin ---------------------------------------------------------------------------------------------
+
+
+async def test_a_segment_that_the_window_cuts_off_is_read_again_from_its_start() -> None:
+    """The second window begins at the last timestamp; times are those of the whole audio."""
+    script = Script(answer(0.0, " one", 12.0, 12.0, " tw"), answer(0.0, " two", 20.0))
+    transcript = await begin(ramp(40), script).transcript()
+    assert script.windows() == [(0, WINDOW), (12 * RATE, 40 * RATE)]
+    assert [(s.start, s.end, s.text) for s in transcript.segments] == [(0, 12, " one"), (12, 32, " two")]
+
+
+async def test_a_window_whose_last_segment_is_finished_is_used_up() -> None:
+    """Nobody speaks behind it, the model says."""
+    script = Script(answer(0.0, " one", 12.0), answer(0.0, " two", 5.0))
+    await begin(ramp(40), script).transcript()
+    assert script.windows() == [(0, WINDOW), (WINDOW, 40 * RATE)]
+
+
+async def test_without_progress_the_window_is_used_up() -> None:
+    """A last timestamp of 0.00 does not repeat the window for ever, nor once."""
+    script = Script(answer(0.0, "a", 0.0, 0.0))
+    transcript = await begin(ramp(45), script).transcript()
+    assert script.windows() == [(0, WINDOW), (WINDOW, 45 * RATE)]
+    assert len(script.requests) == 2
+    assert transcript.segments == ()
+
+
+async def test_after_two_small_moves_in_a_row_the_window_is_used_up() -> None:
+    """A model that ends a segment after 20 ms, over and over, is asked twice a window, not 1,500 times."""
+    script = Script(answer(0.0, " a", 0.02, 0.02, " b"))
+    transcript = await begin(ramp(60), script).transcript()
+    small = 320
+    assert script.windows() == [
+        (0, WINDOW),
+        (small, small + WINDOW),
+        (small + WINDOW, 60 * RATE),
+        (2 * small + WINDOW, 60 * RATE),
+    ]
+    assert [(s.start, s.end) for s in transcript.segments] == [(0, 0.02), (0.02, 0.04), (30.02, 30.04), (30.04, 30.06)]
+
+
+async def test_one_small_move_is_followed() -> None:
+    """"Yes." and a long sentence behind it: the window goes on behind the "Yes", as openai/whisper's does."""
+    script = Script(answer(0.0, " Yes.", 0.6, 0.6, " A"), answer(0.0, " And so", 20.0, 20.0, " on"), answer(0.0, " x", 5.0))
+    await begin(ramp(45), script).transcript()
+    assert [start for start, _ in script.windows()] == [0, 9_600, 9_600 + 20 * RATE]
+
+
+async def test_a_move_of_a_second_is_no_small_one() -> None:
+    script = Script(answer(0.0, " a", 1.0, 1.0, " b"))
+    await begin(ramp(33), script).transcript()
+    assert [start // RATE for start, _ in script.windows()] == list(range(33))
+
+
+async def test_without_timestamps_each_window_is_one_segment() -> None:
+    """timestamps='none': windows of full length."""
+    script = Script(answer(" text"))
+    transcript = await begin(ramp(70), script, options_of(timestamps="none")).transcript()
+    assert [(s.start, s.end) for s in transcript.segments] == [(0, 30), (30, 60), (60, 70)]
+
+
+async def test_a_rest_shorter_than_a_timestamp_step_is_not_read() -> None:
+    """Nothing in it could be told."""
+    script = Script(answer(0.0, "a", 5.0))
+    samples = np.concatenate([ramp(30), np.ones(319, np.float32)])
+    transcript = await begin(samples, script).transcript()
+    assert len(script.requests) == 1
+    assert transcript.coverage[-1].end == transcript.duration == len(samples) / RATE
+
+
+# ---- which segments are told -----------------------------------------------------------------------------------------
+
+
+async def test_segments_end_with_the_audio() -> None:
+    """Times in the padding are cut; a span that begins there is left out."""
+    transcript = await begin(ramp(2.5), Script(answer(0.0, "a", 2.8, 2.8, "b", 4.0))).transcript()
+    assert [(s.start, s.end, s.text) for s in transcript.segments] == [(0, 2.5, "a")]
+
+
+@pytest.mark.parametrize(
+    ("parts", "kept"),
+    [
+        ((1.0, " late", 1.4), [(0, 0.8, " late")]),
+        ((1.0, " late"), [(0, 0.8, " late")]),
+        ((1.0, " ", 1.2, 1.2, " late", 1.4, 1.4, " later", 1.6), [(0, 0.8, " late")]),
+        ((0.0, " soon", 0.5, 0.5, " sooner", 0.6, 1.0, " late", 1.4), [(0, 0.5, " soon"), (0.5, 0.6, " sooner")]),
+        # one span, which ends at its last timestamp
+        ((0.0, " soon", 0.5, " x"), [(0, 0.5, " soon x")]),
+    ],
+)
+async def test_the_only_text_is_kept_although_its_time_lies_behind_the_audio(
+    parts: tuple[float | str, ...], kept: list[tuple[float, float, str]]
+) -> None:
+    """Short audio, and a timestamp in the padding: the words were said, so they take the window's time."""
+    transcript = await begin(ramp(0.8), Script(answer(*parts))).transcript()
+    assert [(s.start, s.end, s.text) for s in transcript.segments] == kept
+
+
+async def test_a_segment_of_no_length_is_left_out() -> None:
+    """And its text is not given on."""
+    script = Script(answer(0.0, "a", 0.0, 0.0, "b", 9.0), answer(0.0, "c", 5.0))
+    transcript = await begin(ramp(40), script).transcript()
+    assert [s.text for s in transcript.segments] == ["b", "c"]
+    assert ord("a") not in script.requests[1].prompt_token_ids
+
+
+# ---- silence ---------------------------------------------------------------------------------------------------------
+
+
+async def test_exact_silence_is_never_asked() -> None:
+    """Not for its text, nor for the language; the text before goes on behind it."""
+    samples = ramp(120)
+    samples[: 30 * RATE] = samples[60 * RATE : 90 * RATE] = 0.0
+    script = Script(detected(0.9, 0.1), answer(0.0, "a", 5.0), answer(0.0, "b", 5.0))
+    transcript = await begin(samples, script, options_of(language=None)).transcript()
+    assert [one.text for one in transcript.segments] == ["a", "b"]
+    assert script.windows() == [(30 * RATE, 60 * RATE), (90 * RATE, 120 * RATE)]
+    assert ord("a") in script.requests[-1].prompt_token_ids
+
+
+async def test_one_sample_is_no_silence() -> None:
+    samples = np.zeros(40 * RATE, np.float32)
+    samples[-1] = 1e-9
+    script = Script(answer(0.0, "a", 5.0))
+    await begin(samples, script).transcript()
+    assert [len(request.items[0].payload) for request in script.requests] == [10 * RATE]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_where_nobody_speaks_there_is_no_language(parallel: bool) -> None:
+    script = Script(answer("never asked"))
+    transcription = await read_all(
+        np.zeros(100 * RATE, np.float32), script, options_of(language=None), parallel=parallel
+    )
+    assert script.requests == []
+    assert (transcription.language, transcription.language_probability) == (None, None)
+    assert [(one.start, one.end, one.kind) for one in transcription.coverage] == [(0, 100, "silent")]
+
+
+# ---- speech behind a window's last segment ---------------------------------------------------------------------------
+
+RULES = CutRules(window=WINDOW, gap=2 * RATE, padding=RATE // 2, earliest=20 * RATE, at_pauses=False)
+
+
+def voiced(*speech: tuple[float, float], seconds: float, rules: CutRules = RULES) -> VoicedPlan:
+    spans = [(round(start * RATE), round(stop * RATE)) for start, stop in speech]
+    return VoicedPlan(PaperHearing(spans, round(seconds * RATE)), rules, EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("speech_until", "starts"),
+    [
+        (20.0, [0, 10]),  # speech of 10 s behind the last segment: read on
+        (11.0, [0, 10]),  # of just a second
+        (10.9, [0]),  # of less
+        (8.0, [0]),  # none
+    ],
+)
+async def test_speech_behind_a_closed_windows_last_segment_is_read_on(speech_until: float, starts: list[float]) -> None:
+    """The model ended early, although voice activity hears somebody. Without voice activity its word counts."""
+    script = Script(answer(0.0, "a", 10.0), answer(0.0, "b", 20.0))
+    plan = voiced((0, speech_until), seconds=28)
+    transcription = await read_all(ramp(28), script, plan=plan)
+    assert [start // RATE for start, _ in script.windows()] == starts
+    plain = Script(*script.answers)
+    await begin(ramp(28), plain).transcript()
+    assert len(plain.requests) == 1
+    assert "failed" not in {one.kind for one in transcription.coverage}
+
+
+async def test_reading_on_ends_where_the_model_says_nothing_new() -> None:
+    """Segments of less than a second use the window up, so that a stubborn model ends too; coverage tells the rest."""
+    script = Script(answer(0.0, "a", 0.9))
+    transcription = await read_all(ramp(28), script, plan=voiced((0, 28), seconds=28))
+    assert len(script.requests) == 1
+    assert [(one.kind, one.end) for one in transcription.coverage] == [("speech", 0.9), ("failed", 28)]
+
+
+async def test_a_silence_between_speech_is_not_read() -> None:
+    script = Script(answer(0.0, "a", 3.0), answer(0.0, "b", 3.0))
+    await read_all(ramp(70), script, plan=voiced((2, 5), (50, 53), seconds=70))
+    assert script.windows() == [(1.5 * RATE, 5.5 * RATE), (49.5 * RATE, 53.5 * RATE)]
+
+
+# ---- clips -----------------------------------------------------------------------------------------------------------
+
+
+async def test_only_clips_are_read() -> None:
+    """Each in windows of its own; times are those of the audio."""
+    clips = ((5 * RATE, 45 * RATE), (50 * RATE, None))
+    script = Script(answer(0.0, "a", 9.0))
+    transcription = await read_all(ramp(60), script, plan=PlainPlan(WINDOW, clips))
+    assert script.windows() == [(5 * RATE, 35 * RATE), (35 * RATE, 45 * RATE), (50 * RATE, 60 * RATE)]
+    assert times(transcription) == [(5, 14), (35, 44), (50, 59)]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("language", ["en", None])
+async def test_a_clip_of_a_few_samples_does_not_end_the_others(parallel: bool, language: str | None) -> None:
+    """It is shorter than the model can tell of, and so is the rest of a clip behind a last timestamp."""
+    clips = ((0, 100), (RATE, 6 * RATE + 100), (50 * RATE, None))
+    ending = answer(0.0, "a", 5.0, 5.0, "b")
+    script = Script(*([] if language else [detected(0.9, 0.1)]), ending, answer(0.0, "c", 5.0))
+    transcription = await read_all(
+        ramp(60), script, options_of(language=language), plan=PlainPlan(WINDOW, clips), parallel=parallel
+    )
+    assert times(transcription) == [(1, 6), (50, 55)]
+
+
+async def test_clips_behind_the_audio_are_empty() -> None:
+    script = Script(answer(0.0, "a", 9.0))
+    await read_all(ramp(20), script, plan=PlainPlan(WINDOW, ((0, 5 * RATE), (30 * RATE, 40 * RATE), (50 * RATE, None))))
+    assert script.windows() == [(0, 5 * RATE)]
+
+
+# ---- languages -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_language_is_detected_once_on_the_first_window() -> None:
+    """One token after <|startoftranscript|>, on the item that the window itself uses; probabilities among languages."""
+    script = Script(detected(0.1, 0.3, 0.2), answer(0.0, "a", 5.0))
+    transcript = await begin(ramp(40), script, TranscribeOptions()).transcript()
+    detection, first, second = script.requests
+    assert detection.id == "r/language/0"
+    assert detection.prompt_token_ids == (START,)
+    assert detection.max_tokens == 1
+    assert detection.rules.allowed == (EN, DE)
+    assert detection.probe is not None
+    assert attrs.astuple(detection.probe) == (0, (EN, DE, NO_SPEECH))
+    assert detection.items[0].key == first.items[0].key
+    assert first.prompt_token_ids == second.prompt_token_ids[-3:] == (START, DE, TRANSCRIBE)
+    assert transcript.language == "de"
+    assert transcript.language_probability == pytest.approx(0.75)
+
+
+async def test_start_detects_the_language_ahead_of_the_windows() -> None:
+    """A stream can tell the language before its first segment; it is not asked for twice."""
+    script = Script(detected(0.9, 0.05), answer(0.0, "a", 5.0))
+    transcription = begin(ramp(5), script, TranscribeOptions())
+    assert transcription.language is None
+    await transcription.start()
+    await transcription.start()
+    assert transcription.language == "en"
+    await transcription.next_window()
+    assert [request.id for request in script.requests] == ["r/language/0", "r/0.0/1"]
+
+
+@pytest.mark.parametrize(
+    ("segments", "answers", "language", "asked"),
+    [
+        (1, [(0.6, 0.4)], "en", 1),  # certain enough
+        (1, [(0.3, 0.25)], "en", 1),  # asked no more
+        (3, [(0.3, 0.3), (0.1, 0.9)], "de", 2),  # until one is certain
+        (3, [(0.55, 0.45), (0.55, 0.45), (0.2, 0.8)], "de", 3),  # none is: the mean of all
+        (9, [(0.55, 0.45), (0.55, 0.45), (0.55, 0.45), (0.4, 0.6)], "en", 4),  # the audio has four windows
+    ],
+)
+async def test_the_language_is_detected_in_several_windows_until_it_is_certain(
+    segments: int, answers: list[tuple[float, float]], language: str, asked: int
+) -> None:
+    """Each of them another stretch of the audio."""
+    script = Script(*(detected(*one) for one in answers))
+    threshold = 0.5 if segments == 1 else 0.85
+    options = options_of(
+        language=None, language_detection_segments=segments, language_detection_threshold=threshold
+    )
+    transcription = begin(ramp(100), script, options)
+    await transcription.start()
+    assert transcription.language == language
+    starts = [start // RATE for start, _ in script.windows()]
+    assert starts == [0, 30, 60, 90][:asked]
+
+
+async def test_a_multilingual_recording_is_asked_for_its_language_in_every_window() -> None:
+    script = Script(
+        detected(0.9, 0.1), detected(0.9, 0.1), answer(0.0, "a", 5.0), detected(0.1, 0.9), answer(0.0, "b", 5.0)
+    )
+    transcript = await begin(ramp(60), script, options_of(language=None, multilingual=True)).transcript()
+    texts = [request for request in script.requests if request.rules.allowed is None]
+    assert [EN in request.prompt_token_ids for request in texts] == [True, False]
+    assert [DE in request.prompt_token_ids for request in texts] == [False, True]
+    assert transcript.language == "en"
+
+
+distributions = st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3).map(
+    lambda weights: {code: weight / sum(weights) for code, weight in zip(("en", "de", "fr"), weights, strict=True)}
+)
+
+
+@given(st.lists(distributions, min_size=1, max_size=5), st.floats(0, 1))
+@settings(max_examples=100)
+def test_the_mean_of_distributions_is_one(found: list[dict[str, float]], threshold: float) -> None:
+    """And lies between them; certain is the last alone, if it reaches the threshold."""
+    middle = mean(found)
+    assert sum(middle.values()) == pytest.approx(1)
+    for code, value in middle.items():
+        assert min(one[code] for one in found) - 1e-9 <= value <= max(one[code] for one in found) + 1e-9
+    sure = certain(found, threshold)
+    assert (sure is None) == (max(found[-1].values()) < threshold)
+    assert sure is None or sure == found[-1]
+
+
+# ---- the text before -------------------------------------------------------------------------------------------------
+
+texts = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=6), st.sampled_from([0.0, 0.5, 0.6, 1.0])), max_size=6)
+
+
+@given(texts, st.lists(st.integers(10, 19), max_size=6), st.integers(0, 8), st.booleans())
+@settings(max_examples=200)
+def test_the_history_is_the_end_of_all_text_since_the_last_reset(
+    windows: list[tuple[list[int], float]], initial: list[int], room: int, goes_on: bool
+) -> None:
+    """As openai/whisper has it: all tokens, of which the last are given, and the place behind the last reset."""
+    history = History(initial=tuple(initial), room=room, goes_on=goes_on, reset_above=0.5)
+    every, since = list(initial), 0
+    for token_ids, temperature in windows:
+        history.add(token_ids, temperature)
+        every += token_ids
+        if not goes_on or temperature > 0.5:
+            since = len(every)
+        expected = every[since:]
+        assert history.last() == tuple(expected[max(len(expected) - room, 0) :])
+
+
+def test_paper_recordings_refuse_what_was_forgotten() -> None:
+    """The helper's own promise, on which the properties rest."""
+    recording = PaperRecording(ramp(1))
+    recording.forget(5)
+    with pytest.raises(AssertionError, match="was to be forgotten"):
+        trio.run(recording.window, 4, 1)
