@@ -55,7 +55,7 @@ class Room:
             return RequestTooLarge(
                 f"{beams} and up to {sequence.limit} tokens, the prompt's included, take {needed} pages of KV; "
                 f"allowed: up to {limits.pages}, all there are; ask for fewer beams or fewer max_tokens, or raise "
-                "EngineConfig(max_running=...), which makes more pages"
+                "EngineConfig(self_kv_bytes=...)"
             )
         return None
 

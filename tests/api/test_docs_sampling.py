@@ -24,7 +24,7 @@ def blocks() -> list[tuple[str, str]]:
 
 async def test_every_piece_of_code_prints_what_the_page_says() -> None:
     (setup, _), *pieces = blocks()
-    assert len(pieces) == 7
+    assert len(pieces) == 8
     printed: list[str] = []
 
     def note(*values: object) -> None:
