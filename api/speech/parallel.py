@@ -23,17 +23,18 @@ class _Piece:
     """A stretch of audio that one task reads: a `Recording` of its own samples."""
 
     start: int
-    samples: Samples
+    samples: Samples  # until it is done
+    stop: int = field(init=False)
+    walk: Walk = field(init=False)
     read: deque[tuple[tuple[Segment, ...], int]] = field(factory=deque, init=False)  # see `add`
     done: bool = field(default=False, init=False)
-    error: Exception | None = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)  # not told yet
+    failed: bool = field(default=False, init=False)  # nobody reads it now
     duration: None = field(default=None, init=False)
     broken: None = field(default=None, init=False)
 
-    @property
-    def stop(self) -> int:
-        """Where it ends."""
-        return self.start + len(self.samples)
+    def __attrs_post_init__(self) -> None:
+        self.stop = self.start + len(self.samples)
 
     async def window(self, start: int, length: int) -> Samples:
         """A copy: a view would keep the whole piece alive."""
@@ -46,6 +47,10 @@ class _Piece:
     def add(self, segments: tuple[Segment, ...], seek: int) -> None:
         """A window was read up to ``seek``. Its segments wait until they are told."""
         self.read.append((segments, seek))
+
+    def end(self) -> None:
+        """All is read."""
+        self.done, self.samples = True, self.samples[:0].copy()
 
 
 class ParallelTranscription(Transcription):
@@ -64,43 +69,45 @@ class ParallelTranscription(Transcription):
         self._at_once = trio.Semaphore(at_once)
         self._pieces: deque[_Piece] = deque()  # not told to the end yet
         self._news = trio.Event()
+        self._cut_to = 0
         self._cutting = False
         self._all_cut = False
-        self._error: Exception | None = None  # of the cutter
+        self._error: Exception | None = None  # of the cutter, not told yet
         self._told_to = 0
 
     async def _next(self) -> tuple[Segment, ...] | None:
-        if not self._cutting:
-            self._cutting = True
-            self._start_soon(self._cut)
+        self._go_on()
         while True:
-            if self._pieces and (found := self._of_first()) is not None:
+            if self._pieces and (found := self._of_first(self._pieces[0])) is not None:
                 return found
-            if not self._pieces and self._all_cut:
-                self._raise(self._error)
+            if not self._pieces and not self._cutting:
+                error, self._error = self._error, None
+                _raise(error)
                 return None
             await self._news.wait()
 
-    def _of_first(self) -> tuple[Segment, ...] | None:
+    def _go_on(self) -> None:
+        """Starts the cutter, and the first piece where it had failed: so a caller may try again."""
+        if not self._cutting and not self._all_cut and self._error is None:
+            self._cutting = True
+            self._start_soon(self._cut)
+        if self._pieces and self._pieces[0].failed:
+            piece = self._pieces[0]
+            piece.failed = False
+            self._start_soon(lambda: self._read(piece))
+
+    def _of_first(self, piece: _Piece) -> tuple[Segment, ...] | None:
         """What the first piece has to tell; ``None``: nothing yet."""
-        piece = self._pieces[0]
         if piece.read:
             segments, self._told_to = piece.read.popleft()
             return segments
+        error, piece.error = piece.error, None
+        _raise(error)
         if not piece.done:
             return None
         self._pieces.popleft()
         self._told_to = piece.stop
-        self._raise(piece.error)
         return ()
-
-    @staticmethod
-    def _raise(error: Exception | None) -> None:
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # a frame in its own error's traceback would be a reference cycle
 
     def _tell(self) -> None:
         """Wakes the reader."""
@@ -108,46 +115,61 @@ class ParallelTranscription(Transcription):
         self._news = trio.Event()
 
     async def _cut(self) -> None:
-        """Cuts the audio, no further ahead than the pieces that may be read at once."""
+        """Cuts the audio, one piece further ahead than may be read at once."""
         try:
-            seek = 0
-            while (planned := await self.plan.next(seek)) is not None:
-                start, stop = planned
+            while (piece := await self._next_piece()) is not None:
                 await self._at_once.acquire()
-                samples = await self.recording.window(start, stop - start)
-                if self.reader.ends_before(samples, stop - start):
-                    break
-                piece = _Piece(start, samples)
-                seek = piece.stop
-                self.recording.forget(seek)
+                self._cut_to = piece.stop
+                self.recording.forget(piece.stop)
                 self._pieces.append(piece)
                 self._start_soon(lambda piece=piece: self._read(piece))
+            self._all_cut = True
         except Exception as error:  # noqa: BLE001  (raised by `next_window`)
             self._error = error
-        self._all_cut = True
+        self._cutting = False
         self._tell()
 
-    async def _read(self, piece: _Piece) -> None:
-        walk = Walk(
+    async def _next_piece(self) -> _Piece | None:
+        planned = await self.plan.next(self._cut_to)
+        if planned is None:
+            return None
+        start, stop = planned
+        samples = await self.recording.window(start, stop - start)
+        if self.reader.ends_before(samples, stop - start):
+            return None
+        piece = _Piece(start, samples)
+        piece.walk = Walk(
             reader=self.reader,
             recording=piece,
             plan=self.plan,
             history=self.reader.recipe.history(),
             language=self.languages.of,
-            seek=piece.start,
+            seek=start,
             limit=piece.stop,
             first=False,
-            name=f"{piece.start}.",
+            name=f"{start}.",
         )
+        return piece
+
+    async def _read(self, piece: _Piece) -> None:
         try:
-            while (segments := await walk.next_window()) is not None:
-                piece.add(segments, walk.seek)
+            while (segments := await piece.walk.next_window()) is not None:
+                piece.add(segments, piece.walk.seek)
                 self._tell()
         except Exception as error:  # noqa: BLE001  (raised by `next_window`)
-            piece.error = error
-        piece.done = True
-        self._at_once.release()
+            piece.error, piece.failed = error, True
+        else:
+            piece.end()
+            self._at_once.release()
         self._tell()
 
     def _reached(self) -> int:
         return self._told_to
+
+
+def _raise(error: Exception | None) -> None:
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # a frame in its own error's traceback would be a reference cycle

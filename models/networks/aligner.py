@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.plan import AlignedTokens
 from ...core.request import Alignment
-from ..alignment import cross_weights, first_frames, mean_weights
+from ..attention.alignment import cross_weights, first_frames, mean_weights
 from ..checkpoints.alignment import AlignmentSettings
 from ..memory.kv import lay_out
 from .network import Feed, WhisperNetwork

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 
 from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import Alignment, LogitRules, SamplingParams
-from triolet.models.alignment import first_frames, mean_weights, median_filtered
+from triolet.models.attention.alignment import first_frames, mean_weights, median_filtered
 from triolet.models.checkpoints.alignment import AlignmentSettings
 from triolet.models.checkpoints.settings import Settings
 
