@@ -19,22 +19,13 @@ StartSoon = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 @define(eq=False)
-class _Piece:
-    """A stretch of audio that one task reads: a `Recording` of its own samples."""
+class _Excerpt:
+    """A `Recording` of a piece's samples."""
 
     start: int
-    samples: Samples  # until it is done
-    stop: int = field(init=False)
-    walk: Walk = field(init=False)
-    read: deque[tuple[tuple[Segment, ...], int]] = field(factory=deque, init=False)  # see `add`
-    done: bool = field(default=False, init=False)
-    error: Exception | None = field(default=None, init=False)  # not told yet
-    failed: bool = field(default=False, init=False)  # nobody reads it now
+    samples: Samples
     duration: None = field(default=None, init=False)
     broken: None = field(default=None, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.stop = self.start + len(self.samples)
 
     async def window(self, start: int, length: int) -> Samples:
         """A copy: a view would keep the whole piece alive."""
@@ -44,13 +35,26 @@ class _Piece:
     def forget(self, before: int) -> None:
         """It is small."""
 
-    def add(self, segments: tuple[Segment, ...], seek: int) -> None:
-        """A window was read up to ``seek``. Its segments wait until they are told."""
-        self.read.append((segments, seek))
 
-    def end(self) -> None:
-        """All is read."""
-        self.done, self.samples = True, self.samples[:0].copy()
+@define(eq=False)
+class _Piece:
+    """A stretch of audio that one task reads."""
+
+    stop: int
+    walk: Walk | None  # until it is read
+    read: deque[tuple[tuple[Segment, ...], int]] = field(factory=deque, init=False)  # segments and where they end
+    error: Exception | None = field(default=None, init=False)  # not told yet
+    failed: bool = field(default=False, init=False)  # nobody reads it now
+
+    async def next_window(self) -> bool:
+        """Reads one window, whose segments wait until they are told. False: all is read."""
+        assert self.walk is not None, "a piece is read once"
+        segments = await self.walk.next_window()
+        if segments is None:
+            self.walk = None
+            return False
+        self.read.append((segments, self.walk.seek))
+        return True
 
 
 class ParallelTranscription(Transcription):
@@ -103,7 +107,7 @@ class ParallelTranscription(Transcription):
             return segments
         error, piece.error = piece.error, None
         _raise(error)
-        if not piece.done:
+        if piece.walk is not None:
             return None
         self._pieces.popleft()
         self._told_to = piece.stop
@@ -137,29 +141,27 @@ class ParallelTranscription(Transcription):
         samples = await self.recording.window(start, stop - start)
         if self.reader.ends_before(samples, stop - start):
             return None
-        piece = _Piece(start, samples)
-        piece.walk = Walk(
+        stop = start + len(samples)
+        walk = Walk(
             reader=self.reader,
-            recording=piece,
+            recording=_Excerpt(start, samples),
             plan=self.plan,
             history=self.reader.recipe.history(),
             language=self.languages.of,
             seek=start,
-            limit=piece.stop,
+            limit=stop,
             first=False,
             name=f"{start}.",
         )
-        return piece
+        return _Piece(stop, walk)
 
     async def _read(self, piece: _Piece) -> None:
         try:
-            while (segments := await piece.walk.next_window()) is not None:
-                piece.add(segments, piece.walk.seek)
+            while await piece.next_window():
                 self._tell()
         except Exception as error:  # noqa: BLE001  (raised by `next_window`)
             piece.error, piece.failed = error, True
         else:
-            piece.end()
             self._at_once.release()
         self._tell()
 
