@@ -83,8 +83,8 @@ async def test_alignments_in_chunks_preempted_and_beside_others_are_the_same() -
     tight = evolve(
         CONFIG,
         max_step_tokens=5,
-        max_positions=64,
-        self_kv_bytes=5 * page,
+        max_positions=32,
+        self_kv_bytes=3 * page,
         prefix_caching=False,
         steps_in_flight=1,
         observer=observe,
