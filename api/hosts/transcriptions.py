@@ -30,7 +30,7 @@ _X = json.loads(os.environ.get("TX", "{}"))
 GAP = _X.get("gap", 3.0)
 PADDING = _X.get("padding", 0.4)
 EARLIEST = _X.get("earliest", 0.66)
-AT_PAUSES = _X.get("at_pauses", False)
+AT_PAUSES = _X.get("at_pauses", True)
 VOICE = SpanRules(min_silence=0.3, padding=0.1, longest=None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 from attrs import define, field
@@ -98,7 +99,7 @@ class ParallelTranscription(Transcription):
         if self._pieces and self._pieces[0].failed:
             piece = self._pieces[0]
             piece.failed = False
-            self._start_soon(lambda: self._read(piece))
+            self._start_soon(partial(self._read, piece))
 
     def _of_first(self, piece: _Piece) -> tuple[Segment, ...] | None:
         """What the first piece has to tell; ``None``: nothing yet."""
@@ -126,7 +127,7 @@ class ParallelTranscription(Transcription):
                 self._cut_to = piece.stop
                 self.recording.forget(piece.stop)
                 self._pieces.append(piece)
-                self._start_soon(lambda piece=piece: self._read(piece))
+                self._start_soon(partial(self._read, piece))
             self._all_cut = True
         except Exception as error:  # noqa: BLE001  (raised by `next_window`)
             self._error = error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 import trio
 from attrs import define, evolve, field
@@ -109,9 +110,7 @@ class WindowReader:
     ) -> list[Attempt]:
         """The attempts at several temperatures, run together."""
         requests = [
-            self.recipe.attempt(
-                lambda index=index: self.new_id(f"{name}.{index}"), item, language, index, previous, first=first
-            )
+            self.recipe.attempt(partial(self.new_id, f"{name}.{index}"), item, language, index, previous, first=first)
             for index in indices
         ]
         answers = iter(await self.ask([request for group in requests for request in group], is_text=True))

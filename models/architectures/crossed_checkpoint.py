@@ -21,7 +21,9 @@ from ..checkpoints.settings import Settings
 from .crossed import CrossedFamily, CrossedShape, find_crossed_family
 from .text import read_tokenizer, read_transformers_config
 
-_REFUSED = {  # settings of generation_config that change every greedy text and are not done, and what changes nothing
+_REFUSED: dict[
+    str, tuple[object, ...]
+] = {  # settings of generation_config that change every greedy text and are not done, and what changes nothing
     "encoder_no_repeat_ngram_size": (None, 0),
     "encoder_repetition_penalty": (None, 1.0),
     "exponential_decay_length_penalty": (None,),

@@ -83,8 +83,10 @@ async def test_after_two_small_moves_in_a_row_the_window_is_used_up() -> None:
 
 
 async def test_one_small_move_is_followed() -> None:
-    """"Yes." and a long sentence behind it: the window goes on behind the "Yes", as openai/whisper's does."""
-    script = Script(answer(0.0, " Yes.", 0.6, 0.6, " A"), answer(0.0, " And so", 20.0, 20.0, " on"), answer(0.0, " x", 5.0))
+    """ "Yes." and a long sentence behind it: the window goes on behind the "Yes", as openai/whisper's does."""
+    script = Script(
+        answer(0.0, " Yes.", 0.6, 0.6, " A"), answer(0.0, " And so", 20.0, 20.0, " on"), answer(0.0, " x", 5.0)
+    )
     await begin(ramp(45), script).transcript()
     assert [start for start, _ in script.windows()] == [0, 9_600, 9_600 + 20 * RATE]
 
@@ -304,9 +306,7 @@ async def test_the_language_is_detected_in_several_windows_until_it_is_certain(
     """Each of them another stretch of the audio."""
     script = Script(*(detected(*one) for one in answers))
     threshold = 0.5 if segments == 1 else 0.85
-    options = options_of(
-        language=None, language_detection_segments=segments, language_detection_threshold=threshold
-    )
+    options = options_of(language=None, language_detection_segments=segments, language_detection_threshold=threshold)
     transcription = begin(ramp(100), script, options)
     await transcription.start()
     assert transcription.language == language
