@@ -31,6 +31,7 @@ from .speech import (
     answer,
     begin,
     detected,
+    opened,
     options_of,
     ramp,
     read_all,
@@ -83,8 +84,10 @@ async def test_after_two_small_moves_in_a_row_the_window_is_used_up() -> None:
 
 
 async def test_one_small_move_is_followed() -> None:
-    """"Yes." and a long sentence behind it: the window goes on behind the "Yes", as openai/whisper's does."""
-    script = Script(answer(0.0, " Yes.", 0.6, 0.6, " A"), answer(0.0, " And so", 20.0, 20.0, " on"), answer(0.0, " x", 5.0))
+    """ "Yes." and a long sentence behind it: the window goes on behind the "Yes", as openai/whisper's does."""
+    script = Script(
+        answer(0.0, " Yes.", 0.6, 0.6, " A"), answer(0.0, " And so", 20.0, 20.0, " on"), answer(0.0, " x", 5.0)
+    )
     await begin(ramp(45), script).transcript()
     assert [start for start, _ in script.windows()] == [0, 9_600, 9_600 + 20 * RATE]
 
@@ -304,14 +307,25 @@ async def test_the_language_is_detected_in_several_windows_until_it_is_certain(
     """Each of them another stretch of the audio."""
     script = Script(*(detected(*one) for one in answers))
     threshold = 0.5 if segments == 1 else 0.85
-    options = options_of(
-        language=None, language_detection_segments=segments, language_detection_threshold=threshold
-    )
+    options = options_of(language=None, language_detection_segments=segments, language_detection_threshold=threshold)
     transcription = begin(ramp(100), script, options)
     await transcription.start()
     assert transcription.language == language
     starts = [start // RATE for start, _ in script.windows()]
     assert starts == [0, 30, 60, 90][:asked]
+
+
+async def test_what_the_language_was_detected_in_is_read_from_its_beginning() -> None:
+    """Detection listens and reads ahead; the first window is still there."""
+    uncertain = detected(0.55, 0.45)
+    script = Script(uncertain, uncertain, uncertain, answer(0.0, "a", 5.0, 5.0, "b"))
+    options = options_of(
+        language=None, language_detection_segments=3, language_detection_threshold=0.9, voice_activity="skip"
+    )
+    samples = np.where(np.arange(100 * RATE) // RATE % 20 < 15, np.float32(0.1), np.float32(0.0))
+    async with opened(samples, script, options) as transcription:
+        transcript = await transcription.transcript()
+    assert transcript.segments[0].start == 0
 
 
 async def test_a_multilingual_recording_is_asked_for_its_language_in_every_window() -> None:
