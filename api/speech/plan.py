@@ -68,9 +68,9 @@ class Plan(Protocol):
     def speech(self) -> Spans:
         """Where somebody speaks, as far as is known; nothing where nobody listens."""
 
-    async def next(self, seek: int, limit: int | None = None) -> tuple[int, int] | None:
+    async def next(self, seek: int, limit: int | None = None, *, ahead: bool = False) -> tuple[int, int] | None:
         """The next window, [start, stop), at ``seek`` or behind, and before ``limit``; ``None``: nothing is left. It
-        may reach past the end of the audio."""
+        may reach past the end of the audio. ``ahead``: who asks looks ahead, and what is before will be asked for."""
 
 
 @frozen(eq=False)
@@ -84,7 +84,8 @@ class PlainPlan:
     def speech(self) -> Spans:
         return ()
 
-    async def next(self, seek: int, limit: int | None = None) -> tuple[int, int] | None:
+    async def next(self, seek: int, limit: int | None = None, *, ahead: bool = False) -> tuple[int, int] | None:
+        del ahead  # it forgets nothing
         for first, last in self.clips:
             start, stop = max(first, seek), _least(last, limit)
             if stop is None or start < stop:
@@ -104,25 +105,26 @@ class VoicedPlan:
     def speech(self) -> Spans:
         return self.hearing.spans
 
-    async def next(self, seek: int, limit: int | None = None) -> tuple[int, int] | None:
+    async def next(self, seek: int, limit: int | None = None, *, ahead: bool = False) -> tuple[int, int] | None:
         for first, last in self.clips:
             begin, end = max(first, seek), _least(last, limit)
             if end is not None and begin >= end:
                 continue
-            found = await self._within(begin, math.inf if end is None else end)
+            found = await self._within(begin, math.inf if end is None else end, ahead=ahead)
             if found is not None:
                 return found
         return None
 
-    async def _within(self, begin: int, end: float) -> tuple[int, int] | None:
+    async def _within(self, begin: int, end: float, *, ahead: bool) -> tuple[int, int] | None:
         """As `next`, within one clip. Listens until the next speech is known for a whole window and a gap behind it."""
-        ahead = self.rules.window + self.rules.gap + self.rules.padding
+        needed = self.rules.window + self.rules.gap + self.rules.padding
         while True:
             start = next_speech(self.hearing.spans, begin, self.hearing.settled)
-            self.hearing.skip(max(start - self.rules.padding, begin))  # a silence of hours takes no memory
-            if self.hearing.ended or self.hearing.heard >= min(start + ahead, end):
+            if not ahead:
+                self.hearing.skip(max(start - self.rules.padding, begin))  # a silence of hours takes no memory
+            if self.hearing.ended or self.hearing.heard >= min(start + needed, end):
                 break
-            await self.hearing.hear(int(min(start + ahead, end)))
+            await self.hearing.hear(int(min(start + needed, end)))
         spans = [(max(a, begin), int(min(b, end))) for a, b in self.hearing.spans if b > begin and a < end]
         found = window_at(begin, spans, self.rules, self.hearing.quietest)
         return None if found is None else (found[0], int(min(found[1], end)))  # padding ends with the clip

@@ -188,7 +188,7 @@ class _FirstWindows:
 
     async def next(self) -> EncoderItem | None:
         """``None``: there is no window with a sound any more."""
-        while (planned := await self.plan.next(self._seek)) is not None:
+        while (planned := await self.plan.next(self._seek, ahead=self._seek > 0)) is not None:
             start, stop = planned
             samples = await self.recording.window(start, stop - start)
             if self.reader.ends_before(samples, stop - start):

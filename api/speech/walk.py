@@ -105,11 +105,15 @@ class Walk:
         cut = WindowCut((), None) if silent else recipe.cut(attempt.generated)
         segments, tokens = self._segments(cut.spans, attempt.assessment, start, stop)
         seek = stop if cut.next_start is None else min(start + cut.next_start * recipe.timestamp_step, stop)
-        if cut.next_start is not None and seek - start < (self._samples(_LEAST_MOVE) if self._short else 1):
-            seek = stop
+        if cut.next_start is not None:
+            seek = self._far_enough(start, seek, stop)
         if cut.next_start is None and segments:
             seek = self._behind(segments[-1], start, stop)
         return Read(segments=segments, token_ids=tokens, seek=seek, closed=cut.closed)
+
+    def _far_enough(self, start: int, seek: int, stop: int) -> int:
+        """``seek``, or ``stop`` where the window would not move on, or for the second time by little."""
+        return stop if seek - start < (self._samples(_LEAST_MOVE) if self._short else 1) else seek
 
     async def _with_words(
         self, read: Read, written: tuple[int, ...], item: EncoderItem, language: str, start: int, stop: int
@@ -136,7 +140,7 @@ class Walk:
         threshold = self.reader.recipe.options.hallucination_silence_threshold
         ends = [segment.words[-1].end for segment in read.segments if segment.words]
         if not read.closed and ends and ends[-1] > self._seconds(start):
-            read = evolve(read, seek=min(max(self._samples(ends[-1]), start + 1), stop))
+            read = evolve(read, seek=self._far_enough(start, min(self._samples(ends[-1]), stop), stop))
         if threshold is None:
             return read
         around = Surroundings(
@@ -148,7 +152,9 @@ class Walk:
             closed=read.closed,
         )
         kept = without_hallucinations(read.segments, around, threshold)
-        seek = read.seek if kept.seek is None else min(max(self._samples(kept.seek), start + 1), stop)
+        seek = read.seek
+        if kept.seek is not None:
+            seek = self._far_enough(start, min(self._samples(kept.seek), stop), stop)
         tokens = read.token_ids if len(kept.segments) == len(read.segments) else _tokens_of(kept.segments)
         return evolve(read, segments=kept.segments, seek=seek, token_ids=tokens)
 

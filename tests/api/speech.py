@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ import trio
 from attrs import define, field
 
 from triolet.api.hosts.alternatives import background
+from triolet.api.hosts.transcriptions import open_transcription
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.parallel import ParallelTranscription
@@ -210,11 +212,19 @@ class PaperHearing:
     length: int
     block: int = 512
     heard: int = 0
+    skipped: int = 0
     listens: bool = field(default=False, init=False)
 
     @property
     def spans(self) -> Sequence[tuple[int, int]]:
         return [(start, min(stop, self.heard)) for start, stop in self.speech if start < self.heard]
+
+    @property
+    def settled(self) -> int:
+        return self.heard
+
+    def skip(self, before: int) -> None:
+        self.skipped = max(self.skipped, before)
 
     @property
     def ended(self) -> bool:
@@ -295,3 +305,38 @@ async def read_all(
         transcription = begin_parallel(samples, run, start_soon, options, model, plan, at_once=at_once)
         await transcription.transcript()
         return transcription
+
+
+@define
+class PaperVoice:
+    """A `VoiceActivity` that hears a voice in every frame that is not exact silence. It is its own listener."""
+
+    sampling_rate: int = RATE
+    frame_samples: int = 512
+    rest: Samples = field(factory=lambda: np.zeros(0, np.float32))
+
+    def listen(self) -> PaperVoice:
+        return PaperVoice()
+
+    def hear(self, samples: Samples) -> Samples:
+        known = np.concatenate([self.rest, samples])
+        whole = len(known) // self.frame_samples * self.frame_samples
+        self.rest = known[whole:]
+        return self._judge(known[:whole])
+
+    def end(self) -> Samples:
+        padding = np.zeros(-len(self.rest) % self.frame_samples, np.float32)
+        return self._judge(np.concatenate([self.rest, padding]))
+
+    def _judge(self, samples: Samples) -> Samples:
+        frames = samples.reshape(-1, self.frame_samples)
+        return np.where(frames.any(axis=1), 0.9, 0.0).astype(np.float32)
+
+
+def opened(
+    samples: Samples, run: Run, options: TranscribeOptions, *, at_once: int = 4
+) -> AbstractAsyncContextManager[Transcription]:
+    """A transcription as the engine opens it. Audio is no louder than full scale, so a `ramp` must be made small."""
+    return open_transcription(
+        samples, options, MODEL, run, request_id="r", asked=0.0, at_once=at_once, detector=PaperVoice()
+    )

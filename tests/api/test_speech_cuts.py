@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.outputs.results import Stretch
+from triolet.api.speech import cuts
 from triolet.api.speech.coverage import coverage
-from triolet.api.speech.cuts import CutRules, next_speech, speech_within, window_at
+from triolet.api.speech.cuts import CutRules, next_speech, speech_within
 from triolet.api.speech.plan import Clips, PlainPlan, Plan, VoicedPlan
 
 from .speech import EVERYTHING, PaperHearing
@@ -71,7 +72,7 @@ def middle(start: int, stop: int) -> int:
     ],
 )
 def test_a_window_is_cut(seek: int, spans: Sequence[Span], changed: dict[str, int], window: Span | None) -> None:
-    assert window_at(seek, spans, rules(**changed), middle) == window
+    assert cuts.window_at(seek, spans, rules(**changed), middle) == window
 
 
 def test_speech_is_counted_and_found() -> None:
@@ -114,7 +115,7 @@ def somewhere(start: int, stop: int) -> int:
 
 def windows_from(seek: int, spans: Sequence[Span], chosen: CutRules) -> list[Span]:
     found: list[Span] = []
-    while (window := window_at(seek, spans, chosen, somewhere)) is not None:
+    while (window := cuts.window_at(seek, spans, chosen, somewhere)) is not None:
         assert window[1] > seek, f"{window} leads nowhere"
         found.append(window)
         seek = window[1]

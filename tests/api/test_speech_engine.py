@@ -17,6 +17,7 @@ from triolet.api.inputs.audio import Samples, load_audio
 from triolet.testing.sim import SimExecutor
 
 from .hosts import Bench, SpeakingModel, TrioHost
+from .speech import PaperVoice
 
 RATE = 16_000
 FAILS = {"logprob_threshold": 1.0, "no_speech_threshold": None}  # no text is so probable
@@ -41,24 +42,29 @@ async def test_all_that_is_asked_of_one_clip_encodes_it_once(engine: Engine) -> 
     assert transcript.language_probability is not None, "the language was detected"
     await engine.transcribe(samples, task="translate", **options)
     assert engine.statistics().encoder_cache.encoded == 1
-    accepted = engine.statistics().requests
     assert engine.inside.pending == 0
-    del accepted
 
 
 async def test_two_minutes_in_parallel_are_its_pieces_one_by_one(engine: Engine) -> None:
-    """Texts, tokens and times."""
-    longest = max(triolet.demo.samples(), key=lambda sample: sample.duration)
-    once = load_audio(longest.path)
-    samples = np.concatenate([once, once])[: 120 * RATE]
-    options: dict[str, Any] = {"language": longest.language, "temperature": 0.0, "voice_activity": "off"}
+    """Texts, tokens and times: each piece stands where it stands, with silence in the place of the others."""
+    samples = np.zeros(120 * RATE, np.float32)
+    pieces = []
+    short = [sample for sample in triolet.demo.samples() if 1 < sample.duration < 12 and sample.text]
+    for start, sample in zip(range(0, len(samples), 20 * RATE), short, strict=False):
+        heard = load_audio(sample.path)
+        pieces.append(slice(start, start + len(heard)))
+        samples[pieces[-1]] = heard
+    options: dict[str, Any] = {"language": "en", "temperature": 0.0, "voice_activity": PaperVoice()}
     whole = await engine.transcribe(samples, parallel=True, **options)
     expected = []
-    for start in range(0, len(samples), 30 * RATE):
-        piece = await engine.transcribe(samples[start : start + 30 * RATE], **options)
-        expected += [(one.start + start / RATE, one.end + start / RATE, one.token_ids) for one in piece.segments]
+    for piece in pieces:
+        alone = np.zeros_like(samples)
+        alone[piece] = samples[piece]
+        found = await engine.transcribe(alone, **options)
+        expected += [(one.start, one.end, one.token_ids) for one in found.segments]
     assert [(one.start, one.end, one.token_ids) for one in whole.segments] == expected
-    assert len(expected) > 4
+    assert len(pieces) > 2
+    assert len(expected) >= len(pieces)
 
 
 async def test_an_unknown_option_is_refused_before_the_audio_is_read(engine: Engine) -> None:
@@ -69,7 +75,7 @@ async def test_an_unknown_option_is_refused_before_the_audio_is_read(engine: Eng
         engine.stream_transcription("absent.wav", **wrong)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_transcription_that_is_cancelled_leaves_nothing(seed: int) -> None:
     """Whenever it happens: `Bench.run` sees that requests have ended, outputs are freed and no permit is lost."""
     choose = random.Random(seed)
@@ -83,7 +89,7 @@ def test_a_transcription_that_is_cancelled_leaves_nothing(seed: int) -> None:
             temperature=(0.0, 0.5, 1.0),
             beam_size=choose.choice([1, 2]),
             best_of=3,
-            voice_activity="off",
+            voice_activity=PaperVoice(),
             **FAILS,
         )
 
@@ -102,7 +108,6 @@ def test_a_transcription_that_is_cancelled_leaves_nothing(seed: int) -> None:
     async def within(scope: trio.CancelScope, engine: Engine, index: int) -> None:
         with scope:
             await ask(engine, index)
-        assert scope.cancelled_caught or not scope.cancel_called or index >= 0
 
     bench.run(main)
-    assert "aborted" in bench.outcomes() or len(bench.outcomes()) > 0
+    assert bench.outcomes(), "something was asked"

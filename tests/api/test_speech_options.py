@@ -1,4 +1,4 @@
-"""Options of transcriptions: what is refused, and how the message helps; the recipe, which makes the requests of them."""
+"""Options of transcriptions: what is refused, and how the message helps; the recipe, which makes requests of them."""
 
 from __future__ import annotations
 
@@ -231,8 +231,8 @@ async def test_each_request_says_all_that_the_engine_must_know() -> None:
 
 
 async def test_the_initial_prompt_precedes_the_first_window() -> None:
-    """Its last tokens are kept, half of the positions less <|startofprev|>; the probe follows <|startoftranscript|>. The
-    text is half of the positions at most, and what is left of all."""
+    """Its last tokens are kept, half of the positions less <|startofprev|>; the probe follows <|startoftranscript|>.
+    The text is half of the positions at most, and what is left of all."""
     first, second = await first_requests(language="de", task="translate", initial_prompt="x" * 500)
     assert first.prompt_token_ids == (PREVIOUS, *b"x" * 223, START, DE, TRANSLATE)
     assert first.max_tokens == 448 - 227

@@ -11,14 +11,12 @@ import trio.testing
 from attrs import define, field
 
 from triolet.api.hosts.alternatives import background
-from triolet.api.hosts.transcriptions import open_transcription
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.windows import Generated
 from triolet.core.request import Request
 
 from .speech import (
     GREEDY,
-    MODEL,
     RATE,
     START,
     WINDOW,
@@ -29,10 +27,10 @@ from .speech import (
     describe,
     detected,
     extent,
+    opened,
     options_of,
     ramp,
 )
-
 
 SECOND = describe(window_samples=RATE)  # windows of a second are short enough to be prepared without a thread
 
@@ -151,9 +149,7 @@ async def test_an_error_leaves_the_block_unwrapped_and_ends_all_pieces() -> None
     run.gate(0).set()
     before = trio.lowlevel.current_statistics().tasks_living
     with pytest.raises(LookupError, match="0"):
-        async with open_transcription(
-            ramp(90) / 1e6, options_of(parallel=True), MODEL, run_scaled(run), request_id="r", asked=0.0, at_once=4
-        ) as transcription:
+        async with opened(ramp(90) / 1e6, run_scaled(run), options_of(parallel=True)) as transcription:
             await transcription.transcript()
     assert trio.lowlevel.current_statistics().tasks_living == before
 
@@ -176,9 +172,7 @@ def run_scaled(run: Gates) -> Gates:
 async def test_a_cancellation_leaves_the_block_as_it_is_and_ends_all_pieces() -> None:
     before = trio.lowlevel.current_statistics().tasks_living
     with trio.CancelScope() as scope:
-        async with open_transcription(
-            ramp(90) / 1e6, options_of(parallel=True), MODEL, run_scaled(Gates()), request_id="r", asked=0.0, at_once=4
-        ) as transcription:
+        async with opened(ramp(90) / 1e6, run_scaled(Gates()), options_of(parallel=True)) as transcription:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(transcription.transcript)
                 await settle()

@@ -31,6 +31,7 @@ from .speech import (
     answer,
     begin,
     detected,
+    opened,
     options_of,
     ramp,
     read_all,
@@ -312,6 +313,19 @@ async def test_the_language_is_detected_in_several_windows_until_it_is_certain(
     assert transcription.language == language
     starts = [start // RATE for start, _ in script.windows()]
     assert starts == [0, 30, 60, 90][:asked]
+
+
+async def test_what_the_language_was_detected_in_is_read_from_its_beginning() -> None:
+    """Detection listens and reads ahead; the first window is still there."""
+    uncertain = detected(0.55, 0.45)
+    script = Script(uncertain, uncertain, uncertain, answer(0.0, "a", 5.0, 5.0, "b"))
+    options = options_of(
+        language=None, language_detection_segments=3, language_detection_threshold=0.9, voice_activity="skip"
+    )
+    samples = np.where(np.arange(100 * RATE) // RATE % 20 < 15, np.float32(0.1), np.float32(0.0))
+    async with opened(samples, script, options) as transcription:
+        transcript = await transcription.transcript()
+    assert transcript.segments[0].start == 0
 
 
 async def test_a_multilingual_recording_is_asked_for_its_language_in_every_window() -> None:

@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 
-from triolet.api.hosts.transcriptions import open_transcription
 from triolet.api.outputs.results import Segment, Stretch
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.segments import Segments, SegmentStream
@@ -29,6 +28,7 @@ from .speech import (
     at,
     begin,
     detected,
+    opened,
     options_of,
     ramp,
     tokens,
@@ -204,18 +204,14 @@ async def test_a_stream_tells_its_segments_one_by_one() -> None:
 async def test_without_a_seed_each_transcription_draws_afresh() -> None:
     seeds = set()
     for _ in range(2):
-        async with open_transcription(
-            ramp(1) / RATE, options_of(seed=None), MODEL, Script(answer("a")), request_id="r", asked=0.0, at_once=1
-        ) as transcription:
+        async with opened(ramp(1) / RATE, Script(answer("a")), options_of(seed=None)) as transcription:
             seeds.add(transcription.reader.recipe.options.seed)
     assert len(seeds - {None}) == 2
 
 
 async def test_audio_without_samples_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"no samples; allowed: 0.02 s of audio or more"):
-        async with open_transcription(
-            np.zeros(0, np.float32), GREEDY, MODEL, Script(answer("a")), request_id="r", asked=0.0, at_once=1
-        ) as transcription:
+        async with opened(np.zeros(0, np.float32), Script(answer("a")), GREEDY) as transcription:
             await transcription.transcript()
 
 

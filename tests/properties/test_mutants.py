@@ -18,6 +18,7 @@ from . import (
     mutants_of_searches,
     mutants_of_sharing,
     mutants_of_speech,
+    mutants_of_walks,
 )
 from .machines import Machine
 from .mutants import Mutant, machine, planted, verdict
@@ -29,6 +30,7 @@ MUTANTS = (
     *mutants_of_actors.MUTANTS,
     *mutants_of_recovery.MUTANTS,
     *mutants_of_speech.MUTANTS,
+    *mutants_of_walks.MUTANTS,
     *mutants_of_alignment.MUTANTS,
     *mutants_of_searches.MUTANTS,
 )
