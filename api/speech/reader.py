@@ -119,11 +119,11 @@ class WindowReader:
             for index, group in zip(indices, requests, strict=True)
         ]
 
-    def _judged(self, index: int, drawn: Sequence[Generated]) -> Attempt:
+    def _judged(self, index: int, sampled: Sequence[Generated]) -> Attempt:
         options = self.recipe.options
-        best = likeliest(drawn, options.length_penalty)
+        best = likeliest(sampled, options.length_penalty)
         text = self.recipe.decode(best.token_ids)
-        probed = evolve(best, probe=drawn[0].probe)
+        probed = evolve(best, probe=sampled[0].probe)
         return Attempt(best, Assessment.of(probed, text, options.temperature[index]))
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:

@@ -144,10 +144,10 @@ class Attempt:
     assessment: Assessment
 
 
-def likeliest(drawn: Iterable[Generated], length_penalty: float = 1.0) -> Generated:
+def likeliest(sampled: Iterable[Generated], length_penalty: float = 1.0) -> Generated:
     """The best of several texts that were sampled at one temperature: the first with the highest log-probability over
     its length, the end-of-text token not counted, to the power of ``length_penalty``."""
-    return max(drawn, key=lambda one: one.total_logprob / max(len(one.token_ids), 1) ** length_penalty)
+    return max(sampled, key=lambda one: one.total_logprob / max(len(one.token_ids), 1) ** length_penalty)
 
 
 def best_attempt(attempts: Sequence[Attempt], options: TranscribeOptions) -> Attempt:

@@ -65,7 +65,7 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
     [
         (lambda: TranscribeOptions(task="sing"), r"task='sing'; allowed: 'transcribe' or 'translate'"),
         (lambda: TranscribeOptions(timestamps="line"), r"timestamps='line'; allowed"),
-        (lambda: TranscribeOptions(voice_activity="on"), r"voice_activity='on'; allowed: 'skip' or 'off'"),
+        (lambda: TranscribeOptions(voice_activity="on"), r"voice_activity='on'; allowed: 'skip', 'off', or"),
         (lambda: options_of(temperature=()), r"temperature=\(\); allowed"),
         (lambda: options_of(temperature=-1), r"temperature=-1; allowed"),
         (lambda: options_of(temperature="0.2"), r"temperature='0.2'; allowed: one or more numbers"),
