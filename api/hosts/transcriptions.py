@@ -30,7 +30,6 @@ _X = json.loads(os.environ.get("TX", "{}"))
 GAP = _X.get("gap", 3.0)
 PADDING = _X.get("padding", 0.4)
 EARLIEST = _X.get("earliest", 0.66)
-AT_PAUSES = _X.get("at_pauses", True)
 VOICE = SpanRules(min_silence=0.3, padding=0.1, longest=None)
 
 
@@ -79,7 +78,6 @@ def _plan(
         gap=round(GAP * rate),
         padding=round(PADDING * rate),
         earliest=round(EARLIEST * description.window_samples),
-        at_pauses=options.parallel or AT_PAUSES,
     )
     voice = detector if isinstance(options.voice_activity, str) else options.voice_activity
     return VoicedPlan(Hearing(recording, voice, VOICE), rules, read)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from attrs import frozen
@@ -18,8 +18,7 @@ class CutRules:
         window: most that the model reads at once.
         gap: a longer silence ends a window, and is not read.
         padding: silence that is read around speech.
-        earliest: a window that speech fills is cut behind so much.
-        at_pauses: such a window is cut at its longest pause behind ``earliest``, or where it is quietest; else at its
+        earliest: a window that speech fills is cut at its longest pause behind so much. Where there is none it has its
             full length, and the next one starts by the model's timestamps.
     """
 
@@ -27,15 +26,13 @@ class CutRules:
     gap: int
     padding: int
     earliest: int
-    at_pauses: bool
 
 
-def window_at(seek: int, spans: Spans, rules: CutRules, quietest: Callable[[int, int], int]) -> tuple[int, int] | None:
+def window_at(seek: int, spans: Spans, rules: CutRules) -> tuple[int, int] | None:
     """The first window from ``seek`` on; ``None``: nobody speaks behind it.
 
     Args:
         spans: speech, known to the end of the audio, or to a whole window behind where it next begins.
-        quietest: where in [start, stop) the least speaks.
     """
     ahead = [(max(start, seek), stop) for start, stop in spans if stop > seek]
     if not ahead:
@@ -49,22 +46,23 @@ def window_at(seek: int, spans: Spans, rules: CutRules, quietest: Callable[[int,
             return start, min(before + rules.padding, latest)
     if ahead[-1][1] <= latest:
         return start, min(ahead[-1][1] + rules.padding, latest)
-    if not rules.at_pauses:
-        return start, latest
-    return start, _cut(start + rules.earliest, latest, ahead, quietest)
+    return start, _pause(start + rules.earliest, latest, ahead)
 
 
-def _cut(earliest: int, latest: int, spans: Spans, quietest: Callable[[int, int], int]) -> int:
-    """The middle of the longest pause between ``earliest`` and ``latest``, or where it is quietest."""
+def _pause(earliest: int, latest: int, spans: Spans) -> int:
+    """The middle of the longest pause between ``earliest`` and ``latest``; ``latest`` where there is none."""
     pauses = [
         (max(before, earliest), min(behind, latest))
         for (_, before), (behind, _) in pairwise(spans)
         if before < latest and behind > earliest
     ]
-    if not pauses:
-        return quietest(earliest, latest)
-    start, stop = max(pauses, key=lambda pause: pause[1] - pause[0])
+    start, stop = max(pauses, key=lambda pause: pause[1] - pause[0], default=(latest, latest))
     return (start + stop) // 2
+
+
+def speaks(spans: Spans, at: int) -> bool:
+    """True if ``at`` lies within speech."""
+    return any(start < at < stop for start, stop in spans)
 
 
 def speech_within(spans: Spans, start: int, stop: int) -> int:

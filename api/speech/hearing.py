@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from functools import partial
 
 import numpy as np
@@ -21,8 +20,8 @@ _SECONDS_AT_ONCE = 8  # of audio that one call of a thread hears: some 30 ms, wh
 class Hearing:
     """Where somebody speaks in ``recording``, as far as anybody has asked.
 
-    It reads the recording up to where it is asked, and keeps a number for each frame: a megabyte for three hours. The
-    samples stay in the recording until somebody has it forget them.
+    It reads the recording up to where it is asked, and keeps the spans. The samples stay in the recording until
+    somebody has it forget them.
 
     Attributes:
         ended: the recording is heard to its end.
@@ -47,7 +46,6 @@ class Hearing:
         self._listener: Listener | None = None
         self._decides = SpeechSpans(rules, detector.sampling_rate, detector.frame_samples)
         self._told: list[tuple[int, int]] = []
-        self._probabilities = array("f")
         self._heard = 0  # samples
         self._hearing = trio.Lock()
 
@@ -76,15 +74,6 @@ class Hearing:
         while self._heard < until and not self.ended:
             await self._hear_on()
 
-    def quietest(self, start: int, stop: int) -> int:
-        """The middle of the frame of [start, stop) in which speech is least probable; the last of several."""
-        frame = self._detector.frame_samples
-        frames = range(start // frame, min(stop // frame, len(self._probabilities)))
-        if not frames:
-            return stop
-        least = min(frames, key=lambda index: (self._probabilities[index], -index))
-        return min(max(least * frame + frame // 2, start), stop)
-
     @trio.lowlevel.enable_ki_protection  # between the listener's answer and what is made of it nothing may be lost
     async def _hear_on(self) -> None:
         """Hears the next seconds, or that there are none."""
@@ -95,7 +84,6 @@ class Hearing:
             samples = await self._recording.window(self._heard, _SECONDS_AT_ONCE * self._detector.sampling_rate)
             probabilities = await run_in_thread(partial(self._ask, samples))
             self._heard += len(samples)
-            self._probabilities.extend(probabilities.tolist())
             found = self._decides.hear(probabilities.tolist())
             if not len(samples):
                 found += self._decides.end(self._heard)

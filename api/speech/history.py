@@ -37,3 +37,7 @@ class History:
             self._tokens.clear()
         else:
             self._tokens = [*self.last(), *token_ids]
+
+    def clear(self) -> None:
+        """The text before has misled the model."""
+        self._tokens.clear()

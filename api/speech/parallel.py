@@ -135,7 +135,7 @@ class ParallelTranscription(Transcription):
         self._tell()
 
     async def _next_piece(self) -> _Piece | None:
-        planned = await self.plan.next(self._cut_to)
+        planned = await self.plan.piece(self._cut_to)
         if planned is None:
             return None
         start, stop = planned

@@ -8,7 +8,7 @@ from typing import Protocol
 from attrs import frozen
 
 from ..inputs.audio import Samples
-from .cuts import CutRules, Spans, next_speech, window_at
+from .cuts import CutRules, Spans, next_speech, speaks, window_at
 
 
 class Recording(Protocol):
@@ -54,10 +54,8 @@ class Hearing(Protocol):
     def skip(self, before: int) -> None:
         """Nobody needs the samples before ``before``."""
 
-    def quietest(self, start: int, stop: int) -> int:
-        """Where in [start, stop) voice is least likely."""
 
-
+MOST_WINDOWS = 4  # of a piece: somebody who never pauses is cut all the same
 Clips = tuple[tuple[int, int | None], ...]  # [start, stop) in order; None: to the end of the audio
 
 
@@ -71,6 +69,10 @@ class Plan(Protocol):
     async def next(self, seek: int, limit: int | None = None, *, ahead: bool = False) -> tuple[int, int] | None:
         """The next window, [start, stop), at ``seek`` or behind, and before ``limit``; ``None``: nothing is left. It
         may reach past the end of the audio. ``ahead``: who asks looks ahead, and what is before will be asked for."""
+
+    async def piece(self, seek: int) -> tuple[int, int] | None:
+        """As `next`, but several windows together where no pause parts them, up to `MOST_WINDOWS`: what may be read
+        apart from all else, so that no word is cut."""
 
 
 @frozen(eq=False)
@@ -91,6 +93,9 @@ class PlainPlan:
             if stop is None or start < stop:
                 return start, start + self.window if stop is None else min(start + self.window, stop)
         return None
+
+    async def piece(self, seek: int) -> tuple[int, int] | None:
+        return await self.next(seek)
 
 
 @frozen(eq=False)
@@ -115,6 +120,17 @@ class VoicedPlan:
                 return found
         return None
 
+    async def piece(self, seek: int) -> tuple[int, int] | None:
+        found = await self.next(seek)
+        if found is None:
+            return None
+        start, stop = found
+        while speaks(self.speech, stop) and stop - start < MOST_WINDOWS * self.rules.window:
+            following = await self.next(stop, ahead=True)
+            assert following is not None, "speech that goes on is read on"
+            stop = following[1]
+        return start, stop
+
     async def _within(self, begin: int, end: float, *, ahead: bool) -> tuple[int, int] | None:
         """As `next`, within one clip. Listens until the next speech is known for a whole window and a gap behind it."""
         needed = self.rules.window + self.rules.gap + self.rules.padding
@@ -126,7 +142,7 @@ class VoicedPlan:
                 break
             await self.hearing.hear(int(min(start + needed, end)))
         spans = [(max(a, begin), int(min(b, end))) for a, b in self.hearing.spans if b > begin and a < end]
-        found = window_at(begin, spans, self.rules, self.hearing.quietest)
+        found = window_at(begin, spans, self.rules)
         return None if found is None else (found[0], int(min(found[1], end)))  # padding ends with the clip
 
 

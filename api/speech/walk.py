@@ -28,6 +28,7 @@ class Read:
     token_ids: tuple[int, ...]  # of the segments, timestamps included
     seek: int
     closed: bool  # nobody speaks behind its last segment, the model says
+    misled: bool = False  # by the text before it: the model said nothing, or stopped, although somebody speaks
 
 
 @define(eq=False)
@@ -70,10 +71,7 @@ class Walk:
             return ()
         item = await self.reader.item(samples)
         language = await self.language(item)
-        attempt = await self.reader.read(
-            item, language, self.history.last(), name=f"{self.name}{self._windows}", first=self.first
-        )
-        read = self._read(attempt, start, start + len(samples))
+        attempt, read = await self._read_twice(item, language, start, start + len(samples))
         if self.reader.recipe.options.timestamps == "word" and read.segments:
             written = attempt.generated.token_ids
             read = await self._with_words(read, written, item, language, start, start + len(samples))
@@ -83,10 +81,30 @@ class Walk:
         self._done(start, read.seek)
         return read.segments
 
+    async def _read_twice(self, item: EncoderItem, language: str, start: int, stop: int) -> tuple[Attempt, Read]:
+        """Reads the window [start, stop). Where somebody speaks and the model says nothing, the text before it may have
+        misled it: the window is read once more without."""
+        before = self.history.last()
+        attempt, read = await self._read_behind(before, item, language, start, stop)
+        speech = speech_within(self.plan.speech, start, stop)
+        if read.segments or not before or speech < self._samples(_MISSED):
+            return attempt, read
+        attempt, read = await self._read_behind((), item, language, start, stop)
+        return attempt, evolve(read, misled=True)
+
+    async def _read_behind(
+        self, before: tuple[int, ...], item: EncoderItem, language: str, start: int, stop: int
+    ) -> tuple[Attempt, Read]:
+        name = f"{self.name}{self._windows}"
+        attempt = await self.reader.read(item, language, before, name=name, first=self.first)
+        return attempt, self._read(attempt, start, stop)
+
     def _remember(self, assessment: Assessment, read: Read) -> None:
         """A silent window leaves the text before the next window as it is. Where no attempt was good, all temperatures
         were tried, so that the last one counts, whichever gave the text."""
         options = self.reader.recipe.options
+        if read.misled:
+            self.history.clear()
         if not assessment.is_silent(options):
             good = assessment.is_good(options)
             self.history.add(read.token_ids, assessment.temperature if good else options.temperature[-1])
@@ -107,8 +125,9 @@ class Walk:
         seek = stop if cut.next_start is None else min(start + cut.next_start * recipe.timestamp_step, stop)
         if cut.next_start is not None:
             seek = self._far_enough(start, seek, stop)
-        if cut.next_start is None and segments:
-            seek = self._behind(segments[-1], start, stop)
+        behind = self._behind(segments[-1], start, stop) if cut.next_start is None and segments else stop
+        if behind < stop:
+            return Read(segments=segments, token_ids=(), seek=behind, closed=cut.closed, misled=True)
         return Read(segments=segments, token_ids=tokens, seek=seek, closed=cut.closed)
 
     def _far_enough(self, start: int, seek: int, stop: int) -> int:
@@ -162,11 +181,8 @@ class Walk:
         """Where to go on behind a window that the model has used up: at its last segment's end, if somebody speaks
         behind it all the same."""
         end = self._samples(last.end)
-        if end - start < self._samples(_LEAST_MOVE) or speech_within(self.plan.speech, end, stop) < self._samples(
-            _MISSED
-        ):
-            return stop
-        return end
+        speech = speech_within(self.plan.speech, end, stop)
+        return end if end - start >= self._samples(_LEAST_MOVE) and speech >= self._samples(_MISSED) else stop
 
     def _segments(
         self, spans: Sequence[Span], assessment: Assessment, start: int, stop: int

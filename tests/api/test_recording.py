@@ -327,7 +327,7 @@ async def test_strictly_read_the_window_that_reaches_the_damage_raises() -> None
         ("no/such.wav", "does not exist"),
         (None, "given as NoneType"),
     ],
-    ids=str,
+    ids=["text", "a header", "28 frames", "NaN", "too short", "a short array", "no samples", "no file", "nothing"],
 )
 async def test_where_nothing_can_be_read_entering_raises_as_load_audio_does(source: Any, message: str) -> None:
     recording = Recording(source)
