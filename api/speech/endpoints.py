@@ -87,8 +87,8 @@ class Endpointer:
 
     @property
     def is_full(self) -> bool:
-        """True if as many samples are kept as one reading has at most: hearing more must wait."""
-        return self._heard - self.needed >= self.window
+        """True if as many samples of utterances are kept as one reading has at most: hearing more must wait."""
+        return self._utterance is not None and self._heard - self.needed >= self.window
 
     @property
     def _heard(self) -> int:
