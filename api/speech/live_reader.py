@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from ...core.request import EncoderItem
+from ...core.request import Alignment, EncoderItem, Request
 from ..inputs.audio import Samples
 from ..outputs.results import Word
 from .agreement import Agreement, TextWord, agreed, text_of
@@ -120,10 +120,16 @@ class UtteranceReader:
         tokens = tuple(token for word in words for token in word.token_ids)
         if not tokens:
             return ()
-        request = recipe.alignment(
-            self.thorough.new_id("words"), item, language, tokens, -(-samples // recipe.timestamp_step)
+        special = recipe.start(language)
+        among = min(*recipe.special, recipe.tokens.timestamp_begin_id)  # the first tokens of the vocabulary are text
+        request = Request(
+            id=self.thorough.new_id("words"),
+            prompt_token_ids=(*special, *tokens),
+            items=(item,),
+            alignment=Alignment(
+                start=len(special), frames=max(-(-samples // recipe.timestamp_step), 1), among=among or None
+            ),
         )
-        assert request is not None, "a text with tokens can be aligned"
         (answer,) = await self.thorough.ask([request], is_text=False)
         assert answer.aligned is not None, "the answer to an alignment has no times"
         rules = recipe.word_rules(language)
@@ -155,7 +161,8 @@ class UtteranceReader:
             rest = placed[known + count :]
             count += len(self._agreement.settle(sum(one.word.end <= sure for one in rest)))
         moved = self._moved(reading)
-        if moved is None and reading.full:  # nothing could be left behind but all of it
+        if moved is None and (reading.full or self._written > self.thorough.recipe.half):
+            # nothing could be left behind but all of it: one endless word, say
             count += len(self._agreement.settle())
             self._leave(len(self._agreement.stable))
             moved = reading.stop
@@ -165,7 +172,7 @@ class UtteranceReader:
         """Leaves stable words of a long utterance behind. Returns the sample where the audio is cut."""
         recipe, stable = self.thorough.recipe, self._agreement.stable
         is_long = 2 * (reading.stop - reading.start) > recipe.description.window_samples
-        is_wordy = 2 * sum(len(word.token_ids) for word in stable) > recipe.half
+        is_wordy = 2 * self._written > recipe.half
         if not (self._timed and (reading.full or is_long or is_wordy)):
             return None
         found = cut(self._timed, len(stable), self._seconds(reading.start))
@@ -174,6 +181,11 @@ class UtteranceReader:
         count, seconds = found
         self._leave(count)
         return min(max(round(seconds * recipe.description.sampling_rate), reading.start + 1), reading.stop)
+
+    @property
+    def _written(self) -> int:
+        """Tokens of the stable words, which the next reading begins with."""
+        return sum(len(word.token_ids) for word in self._agreement.stable)
 
     def _leave(self, count: int) -> None:
         """The first ``count`` stable words belong to the text before now."""

@@ -259,11 +259,6 @@ class Recipe:
             ids.append(tokens.no_timestamps_id)
         return tuple(ids)
 
-    def untimed(self, language: str) -> tuple[int, ...]:
-        """The tokens before a text that has no timestamps."""
-        start = self.start(language)
-        return (*start, self.tokens.no_timestamps_id) if self.with_timestamps else start
-
     def _rules(self) -> LogitRules:
         options, tokens = self.options, self.tokens
         latest = options.max_initial_timestamp
