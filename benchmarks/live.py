@@ -89,7 +89,7 @@ def latencies(true: Sequence[Said], found: Sequence[Said]) -> list[float]:
 
 async def play(make: Callable[[], Engine], samples: np.ndarray, rate: int, options: dict[str, Any]) -> Any:
     """The updates, each with the second of the recording at which it came, and the most seconds that were held."""
-    found, held = [], [0.0]
+    held = [0.0]
     async with make() as engine, engine.live(rate=rate, **options) as session, trio.open_nursery() as nursery:
         begun = trio.current_time()
 
@@ -102,8 +102,7 @@ async def play(make: Callable[[], Engine], samples: np.ndarray, rate: int, optio
             await session.finish()
 
         nursery.start_soon(speak)
-        async for update in session:
-            found.append((trio.current_time() - begun, update))
+        found = [(trio.current_time() - begun, update) async for update in session]
     return found, held[0]
 
 
@@ -112,7 +111,7 @@ def engines(checkpoint: str, device: str, model_seconds: float | None) -> Callab
     config = EngineConfig(device=device)
     if model_seconds is None:
         return partial(Engine, checkpoint, config=config)
-    seconds = {job: 0.0 for job in Job} | {Job.ENCODE: model_seconds, Job.STEP: model_seconds / 30}
+    seconds = dict.fromkeys(Job, 0.0) | {Job.ENCODE: model_seconds, Job.STEP: model_seconds / 30}
     executor = partial(torch_executor, checkpoint, config)
     return partial(Engine.from_parts, executor, partial(SimWorker, seconds=seconds), config=config)
 

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from ...core.plan import AlignedTokens
 from ..outputs.results import Word
 from .agreement import TextWord
-from .words import WordRules
+from .words import LEAD, WordRules
 
 _SENTENCE_ENDS = (".", "。", "!", "！", "?", "？")
 _LONGEST_USUAL = 0.7  # seconds: of a word, however slowly somebody speaks
@@ -43,7 +43,7 @@ def timed(
     first = 0
     for word, number in zip(words, _numbers(words, rules), strict=True):
         last = first + len(word.token_ids)
-        start, end = (offset + aligned.frames[index] * rules.frame_seconds for index in (first, last))
+        start, end = (offset + (aligned.frames[index] + LEAD) * rules.frame_seconds for index in (first, last))
         probability = fmean(map(math.exp, aligned.logprobs[first:last]))
         placed = Word(text=word.text, start=start, end=end, probability=probability)
         found.append(TimedWord(number=number, word=placed))

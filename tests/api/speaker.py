@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.voice import Probabilities
 from triolet.api.speech.windows import Generated
+from triolet.api.speech.words import LEAD
 from triolet.core.model import ModelDescription, WhisperTokens
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import FinishReason, Request
@@ -162,9 +163,7 @@ class Speaker:
         if request.alignment is not None:
             return _generated((), aligned=_aligned(request, heard))
         if request.prompt_token_ids == (START,):
-            certain = {EN: -0.01, DE: -0.01, self.language: 0.0}
             probe = [0.0 if token == self.language else -9.0 for token in (EN, DE)]
-            assert certain
             return _generated((self.language,), probe=(*probe, -9.0))
         begun = bytes(request.prompt_token_ids[request.prompt_token_ids.index(NO_TIMESTAMPS) + 1 :]).decode()
         rest = heard[begun.count(" ") :]
@@ -194,6 +193,6 @@ def _aligned(request: Request, heard: list[Piece]) -> AlignedTokens:
     frames: list[int] = []
     for index, word in enumerate(words):
         place = heard[index] if index < len(heard) else heard[-1]
-        frames += [place.start // STEP] * len(word)
-    frames.append(math.ceil(heard[min(len(words), len(heard)) - 1].stop / STEP) if heard else 0)
+        frames += [max(place.start // STEP - LEAD, 0)] * len(word)
+    frames.append(math.ceil(heard[min(len(words), len(heard)) - 1].stop / STEP) - LEAD if heard else 0)
     return AlignedTokens(frames=tuple(frames), logprobs=(-0.1,) * (len(frames) - 1))

@@ -55,13 +55,11 @@ def heard(samples: Samples, speaker: Speaker | None = None, pace: float = 1.0, *
     """(second, update) of a whole session."""
 
     async def main() -> list[tuple[float, LiveText]]:
-        found = []
         with trio.fail_after(100_000):
             async with session_of(speaker or Speaker(), **options) as session, trio.open_nursery() as nursery:
                 nursery.start_soon(speak, session, samples, pace)
                 begun = trio.current_time()
-                async for update in session:
-                    found.append((round(trio.current_time() - begun, 3), update))
+                found = [(round(trio.current_time() - begun, 3), update) async for update in session]
         return found
 
     return run_virtually(main)
@@ -402,7 +400,7 @@ def test_a_session_is_used_within_its_block_and_not_behind_its_end() -> None:
         async with session_of(Speaker()) as session:
             await session.finish()
             await session.finish()
-            with pytest.raises(EngineStateError, match="feed.. after finish"):
+            with pytest.raises(EngineStateError, match=r"feed.. after finish"):
                 await session.feed(TONE)
             assert [update async for update in session] == []
             assert [update async for update in session] == []

@@ -69,7 +69,7 @@ def test_a_wrong_chunk_is_refused_and_the_session_goes_on(bench: Bench) -> None:
                 await session.feed(np.zeros(10))
             await feed(session, speech(4.0)[::2].copy())
             assert [update async for update in session]
-            with pytest.raises(EngineStateError, match="feed.. after finish"):
+            with pytest.raises(EngineStateError, match=r"feed.. after finish"):
                 await session.feed(bytes(100))
 
     speaking(bench).run(main)
@@ -96,7 +96,7 @@ def test_leaving_the_block_early_withdraws_what_runs(bench: Bench) -> None:
             async with engine.live() as session:
                 await session.feed(speech(8.0))
                 await hold.reached.wait()
-            with pytest.raises(EngineStateError, match="block has ended|not open|closed|no longer"):
+            with pytest.raises(EngineStateError, match=r"block has ended|not open"):
                 await session.feed(speech(1.0))
             bench.worker.end_hold(hold)
             await ask(engine, 1)
@@ -141,7 +141,7 @@ def test_a_session_that_waits_hears_of_the_engines_end(bench: Bench) -> None:
     async def main() -> None:
         async with bench.engine() as engine, engine.live() as session, bench.host.group() as group:
             group.start(engine.aclose)
-            with pytest.raises((EngineClosed, EngineStateError), match="ended|closed"):
+            with pytest.raises((EngineClosed, EngineStateError), match=r"ended|closed"):
                 await anext(session)
 
     bench.run(main)
@@ -181,7 +181,7 @@ def test_the_demo_checkpoint_writes_while_somebody_speaks() -> None:
     """A recording in real time, on virtual time: an encoding takes 0.3 s. Its words are those that were said, and each
     utterance is final within 1.5 s of its end."""
     config = EngineConfig(device="cpu", verify=True)
-    seconds = {job: 0.0 for job in Job} | {Job.ENCODE: 0.3, Job.STEP: 0.01}
+    seconds = dict.fromkeys(Job, 0.0) | {Job.ENCODE: 0.3, Job.STEP: 0.01}
 
     async def main() -> None:
         engine = Engine.from_parts(
@@ -222,7 +222,7 @@ def test_sessions_beside_other_requests_disturb_nobody_and_leave_nothing(seed: i
 
     async def main() -> None:
         config = EngineConfig(verify=True, max_running=3)
-        async with sim_engine(config=config) as engine:
+        async with sim_engine(SimExecutor(SpeakingModel()), config=config) as engine:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(others, engine)
                 nursery.start_soon(one, engine, 1_000.0)
