@@ -31,8 +31,10 @@ def read_chunk(chunk: Any, rate: int) -> Chunk:
         InvalidRequest: another type, dtype, shape or rate; bytes that are no whole samples; floats that are NaN,
             infinite or beyond full scale.
     """
-    samples = _int16(chunk) if isinstance(chunk, bytes | bytearray | memoryview) else _array(_at_rate(chunk, rate))
-    if samples.dtype == np.float32:
+    if isinstance(chunk, bytes | bytearray | memoryview):
+        return _int16(chunk)
+    samples = _array(_at_rate(chunk, rate))
+    if samples.dtype.kind == "f":
         _check_floats(samples)
     return samples
 
@@ -88,7 +90,7 @@ def _array(chunk: Any) -> Chunk:
     return array
 
 
-def _check_floats(samples: npt.NDArray[np.float32]) -> None:
+def _check_floats(samples: Chunk) -> None:
     peak = float(np.abs(samples).max(initial=0.0))
     if not np.isfinite(peak):
         at = int(np.flatnonzero(~np.isfinite(samples))[0])

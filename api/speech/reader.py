@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 import trio
 from attrs import define, evolve, field
@@ -126,7 +127,7 @@ class WindowReader:
         """The attempts at several temperatures, run together."""
         requests = [
             self.recipe.attempt(
-                lambda index=index: self.new_id(f"{name}.{index}"),
+                partial(self.new_id, f"{name}.{index}"),
                 item,
                 language,
                 index,

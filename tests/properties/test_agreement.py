@@ -11,7 +11,7 @@ from triolet.api.speech.agreement import Agreement, TextWord, agreed, text_of
 
 texts = st.lists(st.sampled_from([" a", " b", "."]), max_size=5)
 hypothesis = st.tuples(st.just("hear"), texts)
-acts = st.lists(
+ACTS = st.lists(
     hypothesis
     | st.tuples(st.just("settle"), st.none() | st.integers(0, 3))
     | st.tuples(st.just("forget"), st.integers(0, 4)),
@@ -42,7 +42,7 @@ def test_words_are_stable_only_at_the_same_place() -> None:
     assert text_of(agreement.provisional) == " a b"
 
 
-@given(acts)
+@given(acts=ACTS)
 def test_stable_text_is_only_added_to_and_has_every_word_once(acts: list[tuple[str, object]]) -> None:
     agreement = Agreement()
     told: list[TextWord] = []  # all that ever became stable, forgotten or not

@@ -119,7 +119,16 @@ def played(
             return made
 
 
-@given(heard, st.integers(3, 30), st.integers(1, 30), st.lists(st.integers(0, 9), min_size=1), st.randoms())
+SESSIONS = {
+    "probabilities": heard,
+    "window": st.integers(3, 30),
+    "step": st.integers(1, 30),
+    "cuts": st.lists(st.integers(0, 9), min_size=1),
+    "chance": st.randoms(),
+}
+
+
+@given(**SESSIONS)
 def test_all_speech_is_read_and_nothing_else(
     probabilities: list[float], window: int, step: int, cuts: list[int], chance: object
 ) -> None:
@@ -139,3 +148,23 @@ def test_all_speech_is_read_and_nothing_else(
     read = {frame for reading in made for frame in range(reading.start, reading.stop, FRAME // 2)}
     spoken = {frame for span in spans for frame in range(span.start, span.stop, FRAME // 2)}
     assert spoken <= read, "speech is not read"
+
+
+def test_the_next_utterance_is_read_from_its_own_beginning() -> None:
+    """A step is of its own voice; silence does not count."""
+    decides = endpointer(window=4_000)
+    readings(decides, "_____#####______")
+    assert decides.is_over
+    decides.next()
+    second = readings(decides, "__________#########")
+    assert second == [(17, Reading(start=2_300, stop=3_300))], "a step of the second utterance is not what was read"
+
+
+def test_an_utterance_is_not_over_before_it_is_read() -> None:
+    decides = endpointer(window=4_000)
+    decides.hear(frames("_____#####______"))
+    assert not decides.is_over, "nothing was read"
+    reading = decides.due()
+    assert reading == Reading(start=200, stop=1_300, pauses=True)
+    decides.read(reading)
+    assert decides.is_over
