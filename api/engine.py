@@ -32,6 +32,8 @@ from .inputs.sources import with_rate
 from .inputs.vectors import Vectors
 from .outputs.results import Completion, Transcript
 from .outputs.streams import DeltaStream, StreamBlock
+from .speech.live import LiveSession
+from .speech.live_options import read_live_options
 from .speech.options import read_options
 from .speech.segments import SegmentStream
 from .speech.voice import VoiceActivity
@@ -69,6 +71,33 @@ class TranscribeArguments(TypedDict, total=False):
     language_detection_threshold: float
     multilingual: bool
     strict: bool
+    seed: int | None
+
+
+class LiveArguments(TypedDict, total=False):
+    """The keywords of `Engine.live`: the fields of `LiveOptions`, and those that it shares with `TranscribeOptions`."""
+
+    step: float
+    endpoint_silence: float
+    max_backlog: float
+    language: str | None
+    task: str
+    initial_prompt: str | None
+    condition_on_previous_text: bool
+    prompt_reset_temperature: float
+    temperature: float | Sequence[float]
+    beam_size: int
+    patience: float | None
+    length_penalty: float
+    best_of: int
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
+    suppress_tokens: Sequence[int] | None
+    prepend_punctuations: str
+    append_punctuations: str
+    language_detection_threshold: float
+    multilingual: bool
     seed: int | None
 
 
@@ -396,6 +425,43 @@ class Engine:
         source = with_rate(audio, sampling_rate)
         stream = partial(self.inside.stream_transcription, source, resolved, priority, request_id, wait=wait)
         return StreamBlock(self._reached().segments(stream), "stream_transcription")
+
+    def live(
+        self,
+        *,
+        rate: int = 16_000,
+        priority: int = 0,
+        request_id: str | None = None,
+        wait: bool = True,
+        **options: Unpack[LiveArguments],
+    ) -> AbstractAsyncContextManager[LiveSession]:
+        """Transcribes audio while somebody speaks.
+
+        ::
+
+            async with engine.live(rate=16000) as session:
+                ...  # in one task: await session.feed(chunk), at the end await session.finish()
+                async for update in session:  # in another
+                    print(update.stable, end="")
+
+        Leaving the block ends the session: what still runs is withdrawn, and text that was not read is lost. To have
+        all of it, iterate behind `finish`.
+
+        Args:
+            rate: of the chunks, in Hz, 8,000 to 768,000; another one than the model's is resampled.
+            priority: of all requests of the session; the smallest runs first, see `generate`.
+            request_id: a name for the trace and for errors; it need not be unique.
+            wait: wait where the queue is full, or fail with `Overloaded`.
+            options: ``step``, ``endpoint_silence`` and the other fields of `LiveOptions`; ``language``, ``task``,
+                ``initial_prompt`` and others of `TranscribeOptions`.
+
+        Raises:
+            InvalidRequest: an option that cannot work, with this model or any. On `LiveSession.feed` and iteration see
+                there.
+        """
+        resolved = read_live_options({"rate": rate, **options})
+        live = partial(self.inside.live, resolved, priority, request_id, wait=wait)
+        return StreamBlock(self._reached().live(live), "live")
 
 
 def _settings(config: object) -> EngineConfig:

@@ -302,6 +302,21 @@ _ALL = (
         model=_FEW_PAGES,
         config={"max_step_tokens": 3},
     ),
+    Scenario(
+        name="live",  # readings of a growing utterance, each of new audio, behind the words that are stable, and their
+        # times; beside another session, which is left in the middle
+        clients=(
+            Client(audio=1, max_tokens=4),
+            Client(audio=2, prompt=(START, 2), arrives=0.42),
+            Client(audio=2, prompt=(START, 2, 3, 4), alignment=Alignment(start=1, frames=5), arrives=0.84),
+            Client(audio=3, prompt=(START, 2, 3), arrives=0.88),
+            Client(audio=3, prompt=(START, 2, 3, 4, 5), alignment=Alignment(start=1, frames=9), arrives=1.3),
+            Client(audio=5, max_tokens=4, arrives=0.2),
+            Client(audio=6, prompt=(START, 7), arrives=0.6, patience=0.37),
+        ),
+        model=SimModel(cross_slots=2),
+        config={"encoder_cache_bytes": 200},
+    ),
 )
 
 SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in _ALL}

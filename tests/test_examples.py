@@ -25,7 +25,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from triolet import Engine, EngineConfig, Event, demo
+from triolet import Engine, EngineConfig, Event, LiveText, demo
+from triolet.api.inputs.audio import load_audio
 from triolet.core.events import RequestEnded, RequestQueued
 from triolet.testing import make_checkpoint
 
@@ -145,6 +146,40 @@ def test_search_ranks_the_nearest_texts(run, checkpoint):
     scores = [float(match[1]) for match in found]
     assert scores == sorted(scores, reverse=True)
     assert len({match[2] for match in found} & set(texts)) == 5
+
+
+def test_microphone_writes_what_is_piped_in(tmp_path):
+    """A recording's samples as raw PCM, in pieces that cut samples apart; in a process of its own, whose standard input
+    they are."""
+    sample = next(sample for sample in demo.samples() if sample.path.stem == "en-command")
+    samples = (load_audio(sample.path) * 32767).astype("<i2").tobytes()
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "microphone.py"],
+        cwd=tmp_path,
+        input=samples,
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().strip() == sample.text
+
+
+def test_microphone_shows_on_a_terminal_what_is_not_stable_yet(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    write = runpy.run_path(str(ROOT / "examples" / "microphone.py"))["write"]
+    seen = {"words": (), "start": None, "end": None, "position": 1.0, "language": "en", "utterance": 0}
+    write(LiveText(stable=" the cat", provisional=" sad", **seen))
+    write(LiveText(stable=" sat.", provisional="", ends_utterance=True, **seen))
+    written = sys.stdout.getvalue()
+    assert written.replace("\x1b[90m", "").replace("\x1b[0m", "") == (
+        "\x1b[J the cat\x1b7 sad\x1b8" + "\x1b[J sat.\n\x1b7\x1b8"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,18 @@ import asyncio
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio.lowlevel
 
 from ...actors.supervisor import is_cancellation, leaving
 from ...core.errors import EngineClosed, EngineStateError
 from ...core.timings import Timings
-from ..outputs.results import Delta, Progress, Segment
+from ..outputs.results import Delta, LiveText, Progress, Segment
 from ..outputs.streams import Deltas, DeltaStream
+from ..speech.live import LiveSession
 from ..speech.segments import SegmentStream
 from .host import foreign
 from .portal import Portal, may_wait
@@ -145,6 +147,14 @@ class AsyncioHost:
         stream: PortalStream[Segment, Progress] = PortalStream(self._portal, _progress, _windows_are_asked_for)
         return PortalBlock(stream, open_block, _segments)
 
+    def live(
+        self, open_block: Callable[[], AbstractAsyncContextManager[LiveSession]]
+    ) -> AbstractAsyncContextManager[LiveSession]:
+        """See `triolet.api.hosts.host.Host.live`."""
+        self._portal.check()
+        stream: PortalStream[LiveText, None] = PortalStream(self._portal, _nothing, _nothing)
+        return PortalBlock(stream, open_block, _PortalLive)
+
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
     """``method`` while its object lives; does not keep it alive."""
@@ -182,6 +192,39 @@ class _PortalDeltas:
 
     async def __anext__(self) -> Delta:
         return await anext(self._stream)
+
+
+class _PortalLive:
+    """Implements `triolet.api.speech.live.LiveSession`."""
+
+    def __init__(self, stream: PortalStream[LiveText, None]) -> None:
+        self._stream = stream
+
+    async def feed(self, chunk: Any) -> None:
+        """See `LiveSession.feed`."""
+        await self._stream.tell(partial(_feed, chunk=chunk))
+
+    async def finish(self) -> None:
+        """See `LiveSession.finish`."""
+        await self._stream.tell(_finish)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> LiveText:
+        return await anext(self._stream)
+
+
+async def _feed(session: LiveSession, chunk: Any) -> None:
+    await session.feed(chunk)
+
+
+async def _finish(session: LiveSession) -> None:
+    await session.finish()
+
+
+def _nothing(_: LiveSession) -> None:
+    """Updates cross one by one: those that a late reader has left are one already."""
 
 
 def _timings(source: DeltaStream) -> Timings | None:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from ...core.errors import EngineStateError
 from ..outputs.streams import DeltaStream
+from ..speech.live import LiveSession
 from ..speech.segments import SegmentStream
 
 T = TypeVar("T")
@@ -45,6 +46,11 @@ class Host(Protocol):
         self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
     ) -> AbstractAsyncContextManager[SegmentStream]:
         """A block of the engine that gives segments."""
+
+    def live(
+        self, open_block: Callable[[], AbstractAsyncContextManager[LiveSession]]
+    ) -> AbstractAsyncContextManager[LiveSession]:
+        """A block of the engine that is fed with audio and gives text."""
 
 
 def foreign(way: str, plain: str) -> EngineStateError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
@@ -84,6 +84,10 @@ class PortalStream(Generic[T, View]):
         finally:
             del cancelled, error
 
+    async def tell(self, operation: Callable[[Any], Awaitable[None]]) -> None:
+        """Runs ``operation`` on the source, on the trio side."""
+        await self._portal.call(partial(self._on_trio_tell, operation))
+
     def __aiter__(self) -> Self:
         return self
 
@@ -127,6 +131,10 @@ class PortalStream(Generic[T, View]):
                 self._on_trio_quiet = trio.Event()
                 await self._on_trio_quiet.wait()
             await self._on_trio_hand_over()
+
+    async def _on_trio_tell(self, operation: Callable[[Any], Awaitable[None]]) -> None:
+        assert self._on_trio_source is not None, "told before it is open"
+        await operation(self._on_trio_source)
 
     async def _on_trio_hand_over(self) -> None:
         while await self._on_trio_next():

@@ -19,7 +19,7 @@ from ...actors.supervisor import EngineStatistics, Supervisor
 from ...actors.worker import Worker
 from ...core.checks import flag
 from ...core.config import EngineConfig
-from ...core.errors import EngineStateError, InvalidRequest
+from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
 from ...core.executor import Executor
 from ...core.model import ModelDescription
 from ...core.order import check_priority
@@ -40,6 +40,8 @@ from ..inputs.vectors import (
 from ..outputs.results import Completion, Transcript
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
 from ..outputs.text import Output, TextDeltas, completion_of, output_of, sampled_of
+from ..speech.live import LiveSession, LiveTranscription
+from ..speech.live_options import LiveOptions
 from ..speech.options import TranscribeOptions
 from ..speech.segments import Segments, SegmentStream
 from ..speech.silero import Silero
@@ -47,6 +49,7 @@ from ..speech.transcription import Transcription
 from ..speech.windows import Generated
 from .alternatives import run_together
 from .door import Door
+from .live import open_live
 from .transcriptions import open_transcription
 
 
@@ -83,6 +86,7 @@ class TrioEngine:
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
         self._special: frozenset[int] | None = None  # once it is needed
+        self._live: set[LiveTranscription] = set()
         self._token_texts: dict[int, str] = {}  # of tokens decoded alone
         self._compiling = trio.CapacityLimiter(1)  # a compilation that waits for it takes no thread
 
@@ -119,6 +123,7 @@ class TrioEngine:
     def _let_go(self) -> None:
         """Drops what the release of the device has left, above all the tokenizer."""
         self._device, self._description = self.device, None
+        self._end_sessions()
         self._voice_activity.release()
         self._trim()
 
@@ -129,6 +134,12 @@ class TrioEngine:
         supervisor, _ = self._opened()
         await supervisor.stop(drain)
         self.state = State.CLOSED
+        self._end_sessions()
+
+    def _end_sessions(self) -> None:
+        """Live sessions wait for no request while nobody speaks: they must hear of the end."""
+        for session in self._live:
+            session.fail(EngineClosed("the engine ended before the live session did; call finish() and read it first"))
 
     async def sleep(self) -> None:
         """See `Engine.sleep`."""
@@ -286,6 +297,23 @@ class TrioEngine:
             await transcription.start()
             segments = Segments(transcription)
             yield SegmentStream(segments, segments.progress)
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def live(
+        self, options: LiveOptions, priority: int, request_id: str | None, *, wait: bool
+    ) -> AsyncIterator[LiveSession]:
+        """See `Engine.live`."""
+        _, description = self._opened()
+        check_priority(priority)
+        run = partial(self._run_together, priority=priority, wait=wait)
+        name = self._new_id(request_id)
+        async with open_live(options, description, run, request_id=name, detector=self._voice_activity) as session:
+            self._live.add(session)
+            try:
+                yield session
+            finally:
+                self._live.discard(session)
 
     def _transcription(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool

@@ -11,6 +11,7 @@ import trio
 
 from ...core.errors import EngineStateError
 from ..outputs.streams import DeltaStream
+from ..speech.live import LiveSession
 from ..speech.segments import SegmentStream
 from .host import foreign
 from .trio_engine import State, TrioEngine
@@ -76,5 +77,12 @@ class TrioHost:
         self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
     ) -> AbstractAsyncContextManager[SegmentStream]:
         """See `Host.segments`."""
+        self._check()
+        return open_block()
+
+    def live(
+        self, open_block: Callable[[], AbstractAsyncContextManager[LiveSession]]
+    ) -> AbstractAsyncContextManager[LiveSession]:
+        """See `Host.live`."""
         self._check()
         return open_block()

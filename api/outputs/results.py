@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ...core.request import FinishReason
 from ...core.timings import Timings
@@ -108,6 +108,50 @@ class Segment:
     compression_ratio: float
     temperature: float
     words: tuple[Word, ...] | None = None
+
+
+@frozen(kw_only=True)
+class LiveText:
+    """What a live session knows now that it did not know at its last update. All times are seconds of audio from the
+    session's beginning.
+
+    The text of an utterance is its ``stable`` parts joined, and behind them the ``provisional`` text of the latest
+    update. The stable parts of all updates, joined, are the session's text.
+
+    Args:
+        utterance: 0 for the first utterance with a text, then counting.
+        stable: text that is new and final, as the model wrote it, usually with a leading space; "" where none is.
+        provisional: the rest of the utterance, which each update replaces; "" where none is.
+        words: of ``stable``; joined they are ``stable``. A mark that became stable later than its word is a word of its
+            own, without length.
+        start: where ``stable`` begins; ``None`` where it is empty.
+        end: where ``stable`` ends; ``None`` where it is empty.
+        position: so much audio was read for this update.
+        language: the code of the spoken language.
+        ends_utterance: the utterance is over; ``provisional`` is empty.
+    """
+
+    utterance: int
+    stable: str
+    provisional: str
+    words: tuple[Word, ...]
+    start: float | None
+    end: float | None
+    position: float
+    language: str | None
+    ends_utterance: bool = False
+
+    def followed_by(self, later: LiveText) -> LiveText:
+        """Both as one, for readers that are late. ``later`` is the next update, of the same utterance."""
+        assert self.utterance == later.utterance, "updates of two utterances stay two"
+        assert not self.ends_utterance, "an utterance ends once"
+        return evolve(
+            later,
+            stable=self.stable + later.stable,
+            words=self.words + later.words,
+            start=later.start if self.start is None else self.start,
+            end=self.end if later.end is None else later.end,
+        )
 
 
 @frozen(kw_only=True)

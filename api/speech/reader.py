@@ -90,27 +90,51 @@ class WindowReader:
         return self.recipe.detected(answer)
 
     async def read(
-        self, item: EncoderItem, language: str, previous: tuple[int, ...], *, name: str, first: bool
+        self,
+        item: EncoderItem,
+        language: str,
+        previous: tuple[int, ...],
+        *,
+        name: str,
+        first: bool,
+        begun: tuple[int, ...] = (),
     ) -> Attempt:
-        """The window's text, by the temperature fallback: the first good attempt, or the best of all.
+        """The window's text, by the temperature fallback: the first good attempt, or the best of all. With ``begun``,
+        the tokens of its beginning, which is known, it is the text behind that.
 
         The second temperature is tried when the first has failed, and all others together when the second has failed
         too: they share the encoding and each step's weights, so that together they take little longer than one.
         """
         options, found = self.recipe.options, list[Attempt]()
         for indices in _rounds(len(options.temperature)):
-            for attempt in await self._attempts(item, language, previous, indices, name=name, first=first):
+            for attempt in await self._attempts(item, language, previous, indices, name=name, first=first, begun=begun):
                 if attempt.assessment.is_good(options):
                     return attempt
                 found.append(attempt)
         return best_attempt(found, options)
 
     async def _attempts(
-        self, item: EncoderItem, language: str, previous: tuple[int, ...], indices: range, *, name: str, first: bool
+        self,
+        item: EncoderItem,
+        language: str,
+        previous: tuple[int, ...],
+        indices: range,
+        *,
+        name: str,
+        first: bool,
+        begun: tuple[int, ...],
     ) -> list[Attempt]:
         """The attempts at several temperatures, run together."""
         requests = [
-            self.recipe.attempt(partial(self.new_id, f"{name}.{index}"), item, language, index, previous, first=first)
+            self.recipe.attempt(
+                partial(self.new_id, f"{name}.{index}"),
+                item,
+                language,
+                index,
+                previous,
+                first=first,
+                begun=begun,
+            )
             for index in indices
         ]
         answers = iter(await self.ask([request for group in requests for request in group], is_text=True))

@@ -201,6 +201,7 @@ class Recipe:
         previous: tuple[int, ...],
         *,
         first: bool,
+        begun: tuple[int, ...] = (),
     ) -> list[Request]:
         """The requests for a window's text at the temperature of ``attempt``: one, or at a temperature above 0
         ``best_of`` draws. The first has a probe for "no speech".
@@ -209,8 +210,9 @@ class Recipe:
             name: makes a new id.
             previous: the text before, see `History`.
             first: of the whole audio: its text begins with the prefix.
+            begun: text that the window is known to begin with; the answer is what follows.
         """
-        prompt = self._prompt(language, previous, first=first)
+        prompt = (*self._prompt(language, previous, first=first), *begun)
         most = max(min(self.half, self.description.max_positions - len(prompt)), 1)
         silence = self.tokens.no_speech_id
         sampling = self._sampling(attempt, most)

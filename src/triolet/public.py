@@ -2,8 +2,10 @@
 
 from .actors.supervisor import EngineStatistics
 from .api.engine import Engine
-from .api.outputs.results import Completion, Delta, Segment, Transcript, Usage
+from .api.outputs.results import Completion, Delta, LiveText, Segment, Transcript, Usage
 from .api.outputs.streams import DeltaStream
+from .api.speech.live import LiveSession
+from .api.speech.live_options import LiveOptions
 from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
 from .core.config import EngineConfig, Speculation
@@ -54,6 +56,9 @@ __all__ = [
     "FinishReason",
     "InvalidRequest",
     "InvariantViolation",
+    "LiveOptions",
+    "LiveSession",
+    "LiveText",
     "Overloaded",
     "PoisonRequest",
     "RequestTooLarge",

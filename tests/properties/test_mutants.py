@@ -14,6 +14,7 @@ from . import (
     mutants_of_alignment,
     mutants_of_core,
     mutants_of_ledger,
+    mutants_of_live,
     mutants_of_recovery,
     mutants_of_searches,
     mutants_of_sharing,
@@ -31,6 +32,7 @@ MUTANTS = (
     *mutants_of_recovery.MUTANTS,
     *mutants_of_speech.MUTANTS,
     *mutants_of_walks.MUTANTS,
+    *mutants_of_live.MUTANTS,
     *mutants_of_alignment.MUTANTS,
     *mutants_of_searches.MUTANTS,
 )
@@ -51,6 +53,9 @@ LEAST = {
     "actors.gpu_runner": 5,
     "actors.supervisor": 5,
     "api.speech.spans": 6,
+    "api.speech.agreement": 5,
+    "api.speech.endpoints": 6,
+    "api.speech.live_words": 3,
 }
 
 

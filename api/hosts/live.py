@@ -1,0 +1,69 @@
+"""Opens live sessions: who hears, who reads, and their two tasks, in one block."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import evolve
+
+from ...core.errors import InvalidRequest
+from ...core.model import ModelDescription
+from ..speech.endpoints import Endpointer
+from ..speech.live import LiveTranscription
+from ..speech.live_audio import Ear
+from ..speech.live_options import LiveOptions
+from ..speech.live_reader import UtteranceReader
+from ..speech.reader import Run, Stopwatch, WindowReader
+from ..speech.recipe import Recipe
+from ..speech.voice import VoiceActivity
+from .alternatives import background
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_live(
+    options: LiveOptions, description: ModelDescription, run: Run, *, request_id: str, detector: VoiceActivity
+) -> AsyncIterator[LiveTranscription]:
+    """A live session, for the block. Leaving the block ends its tasks and withdraws what they have requested.
+
+    Raises:
+        InvalidRequest: options that the model does not allow, or a model that cannot tell when words are spoken.
+    """
+    session = _session(options, description, run, request_id, detector)
+    async with background() as start_soon:
+        start_soon(session.listen)
+        start_soon(session.transcribe)
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+def _session(
+    options: LiveOptions, description: ModelDescription, run: Run, request_id: str, detector: VoiceActivity
+) -> LiveTranscription:
+    shared = options.transcribe
+    if shared.seed is None:
+        shared = evolve(shared, seed=secrets.randbits(62))
+    interim = evolve(shared, temperature=shared.temperature[:1], beam_size=1, best_of=1)
+    readers = [
+        WindowReader(Recipe(options=one, description=description), run, request_id, Stopwatch(None))
+        for one in (interim, shared)
+    ]
+    if description.alignment_fault is not None:
+        raise InvalidRequest(
+            f"a live session of {description.name}, which cannot tell when words are spoken: "
+            f"{description.alignment_fault}. Allowed: engine.transcribe(...) of whole utterances"
+        )
+    endpointer = Endpointer(
+        sampling_rate=description.sampling_rate,
+        frame_samples=detector.frame_samples,
+        endpoint_silence=options.endpoint_silence,
+        step=round(options.step * description.sampling_rate),
+        window=description.window_samples,
+    )
+    ear = Ear(options.rate, detector, description.sampling_rate)
+    return LiveTranscription(options, ear, endpointer, UtteranceReader(*readers))

@@ -1,0 +1,78 @@
+"""Local agreement: which words of a growing utterance are stable.
+
+A live session reads the same utterance again and again, each time with more of it. `Agreement` takes these hypotheses
+and decides: a word that two successive hypotheses have at the same place, behind words that are stable already, is
+stable (LocalAgreement-2: Liu et al. 2020, "Low-Latency Sequence-to-Sequence Speech Recognition and Translation by
+Partial Hypothesis Selection"; Macháček et al. 2023, "Turning Whisper into Real-Time Transcription System")::
+
+    hypothesis  1   the cat sad
+    hypothesis  2   the cat sat on them        the cat | sat on them
+    hypothesis  3           sat on the mat     the cat sat on | the mat
+                    stable  ^ provisional
+
+Stable words are given to the model as the beginning of the next text. So each hypothesis is what follows them, and
+contradicts none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, frozen
+
+
+@frozen(kw_only=True)
+class TextWord:
+    """A word, or a mark, of a hypothesis: its text, usually with a leading space, and its tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+Words = tuple[TextWord, ...]
+
+
+def agreed(before: Sequence[TextWord], words: Sequence[TextWord]) -> int:
+    """How many first words of both are the same by their text."""
+    count = 0
+    for first, second in zip(before, words, strict=False):
+        if first.text != second.text:
+            break
+        count += 1
+    return count
+
+
+@define
+class Agreement:
+    """The words of one utterance, as far as its audio is still read.
+
+    Attributes:
+        stable: words that never change; the latest hypothesis begins behind them.
+        provisional: the rest of the latest hypothesis.
+    """
+
+    stable: Words = ()
+    provisional: Words = ()
+
+    def hear(self, words: Sequence[TextWord]) -> Words:
+        """Takes the next hypothesis: the words behind the stable ones. Returns those that are stable now."""
+        return self._accept(tuple(words), agreed(self.provisional, words))
+
+    def settle(self, count: int | None = None) -> Words:
+        """Makes the first ``count`` provisional words stable without a second hypothesis, or all; returns them."""
+        return self._accept(self.provisional, len(self.provisional) if count is None else count)
+
+    def forget(self, count: int) -> Words:
+        """Drops the first ``count`` stable words, whose audio is not read any more; returns them."""
+        assert count <= len(self.stable), f"{count} words are to be dropped, but {len(self.stable)} are stable"
+        dropped, self.stable = self.stable[:count], self.stable[count:]
+        return dropped
+
+    def _accept(self, words: Words, count: int) -> Words:
+        self.stable, self.provisional = self.stable + words[:count], words[count:]
+        return words[:count]
+
+
+def text_of(words: Sequence[TextWord]) -> str:
+    """The words as the model wrote them."""
+    return "".join(word.text for word in words)

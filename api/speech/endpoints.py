@@ -1,0 +1,138 @@
+"""`Endpointer`: where the utterances of a live session begin and end, and when what of them is to be read.
+
+It takes probabilities of speech, frame by frame, and decides; it holds no audio and knows no clock::
+
+    voice       ______#########__########______________####____
+    utterance        |-------- 0 ---------|           |- 1 ..        ends after `endpoint_silence`
+    readings         |---->                                          a step of new voice
+                     |------------>
+                     |---------------->                              the speaker pauses: the whole utterance so far
+                     `start`         `stop`
+
+Silence between utterances is never read. An utterance that is longer than the model's window is read in parts: `moved`
+says that the first one is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from attrs import define, field, frozen
+
+from .spans import SpanRules, SpeechSpan, SpeechSpans
+
+_PADDING = 0.3  # seconds around voice that belong to an utterance, where its end is not awaited for less
+
+
+@frozen(kw_only=True)
+class Reading:
+    """Samples ``start`` to ``stop`` are to be read.
+
+    Args:
+        pauses: the speaker is silent behind ``stop``, for a while or for good: the text is worth some trouble, since
+            it may be the utterance's last one.
+        full: the audio fills the model's window, so that its beginning must be done with after this reading.
+    """
+
+    start: int
+    stop: int
+    pauses: bool = False
+    full: bool = False
+
+
+@define
+class Endpointer:
+    """The utterances of one session. Samples are counted from the session's beginning.
+
+    Args:
+        sampling_rate: of the samples that are counted, in Hz.
+        frame_samples: of one frame.
+        endpoint_silence: seconds without voice that end an utterance.
+        step: samples of new voice that make a reading due.
+        window: samples that one reading has at most.
+    """
+
+    sampling_rate: int
+    frame_samples: int
+    endpoint_silence: float
+    step: int
+    window: int
+    _spans: SpeechSpans = field(init=False)
+    _ended: deque[SpeechSpan] = field(factory=deque, init=False)  # utterances that are not done
+    _start: int = field(default=0, init=False)  # samples before it are done with
+    _read: Reading | None = field(default=None, init=False)  # the last reading of the first utterance
+    _length: int | None = field(default=None, init=False)  # of the session's audio, once it has ended
+
+    def __attrs_post_init__(self) -> None:
+        padding = min(_PADDING, self.endpoint_silence / 2)
+        rules = SpanRules(min_silence=self.endpoint_silence, padding=padding, longest=None)
+        self._spans = SpeechSpans(rules, self.sampling_rate, self.frame_samples)
+
+    # -- what is heard -------------------------------------------------------------------------------------------------
+
+    def hear(self, probabilities: Iterable[float]) -> None:
+        """Takes the next frames."""
+        self._ended += self._spans.hear(probabilities)
+
+    def end(self, length: int) -> None:
+        """The audio has ended after ``length`` samples, and so has the last utterance."""
+        self._ended += self._spans.end(length)
+        self._length = length
+
+    @property
+    def needed(self) -> int:
+        """Samples before this one are never read again."""
+        return max(self._start, self._ended[0].start if self._ended else self._spans.settled)
+
+    @property
+    def is_full(self) -> bool:
+        """True if as many samples of utterances are kept as one reading has at most: hearing more must wait."""
+        return self._utterance is not None and self._heard - self.needed >= self.window
+
+    @property
+    def _heard(self) -> int:
+        return self._spans.frames * self.frame_samples if self._length is None else self._length
+
+    # -- what is read --------------------------------------------------------------------------------------------------
+
+    def due(self) -> Reading | None:
+        """The reading that is due now; ``None``: none is."""
+        utterance = self._utterance
+        if utterance is None:
+            return None
+        start, stop = max(utterance.start, self._start), min(utterance.stop, self._heard)
+        if start >= stop:
+            return None
+        if stop - start > self.window or (not self._ended and self.is_full):
+            return Reading(start=start, stop=min(stop, start + self.window), full=True)
+        done = self._read
+        if done is not None and done.stop >= stop and done.pauses:
+            return None
+        pauses = bool(self._ended) or self._heard >= utterance.stop
+        if pauses or stop - (start if done is None else done.stop) >= self.step:
+            return Reading(start=start, stop=stop, pauses=pauses)
+        return None
+
+    def read(self, reading: Reading) -> None:
+        """``reading`` was made."""
+        self._read = reading
+
+    def moved(self, start: int) -> None:
+        """The samples of the first utterance before ``start`` are done with."""
+        assert start > self._start, f"moved back from {self._start} to {start}"
+        self._start = start
+
+    @property
+    def is_over(self) -> bool:
+        """True if the first utterance has ended and nothing of it is left to read."""
+        return bool(self._ended) and self.due() is None
+
+    def next(self) -> None:
+        """The first utterance is done."""
+        self._start = max(self._start, self._ended.popleft().stop)
+        self._read = None
+
+    @property
+    def _utterance(self) -> SpeechSpan | None:
+        return self._ended[0] if self._ended else self._spans.open

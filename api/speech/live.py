@@ -1,0 +1,299 @@
+"""Live sessions: audio goes in as it is heard, text comes out while somebody speaks.
+
+::
+
+    feed -> backlog -> `Ear`, in a thread -> held samples -> `UtteranceReader` -> updates -> async for
+            bounded    voice activity        bounded          one reading at a time
+                              `Endpointer` decides what is read, and when
+
+Two tasks work for a session: one listens, one reads. When reading takes long, the next reading has more new audio, so
+that nothing queues up. When it takes longer than the audio itself, held samples and backlog fill up, and `feed` waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn, Protocol, Self
+
+import trio
+from attrs import define, field
+
+from ...core.errors import EngineStateError
+from ..inputs.threads import run_in_thread
+from ..outputs.results import LiveText
+from .endpoints import Endpointer, Reading
+from .live_audio import Chunk, Ear, HeldSamples, pieces, read_chunk
+from .live_options import LiveOptions
+from .live_reader import Heard, UtteranceReader
+
+_PIECE = 1.0  # seconds of audio that are heard at once
+
+
+class LiveSession(Protocol):
+    """One live audio on its way to text: feed chunks, and iterate over the updates, in two tasks or in turn."""
+
+    async def feed(self, chunk: Any) -> None:
+        """Takes the next chunk, of any length. Waits while ``max_backlog`` seconds of audio wait already. Nothing is
+        dropped. A call that is cancelled while it waits may have taken the chunk's beginning.
+
+        Args:
+            chunk: int16 samples as bytes (little endian, mono), or an int16 or float32 array of shape (n,), full scale
+                at 1.0; alone, or with its rate: ``(samples, rate)``, ``{"array": samples, "sampling_rate": rate}``.
+
+        Raises:
+            InvalidRequest: a chunk that is not allowed; nothing of it was taken.
+            EngineStateError: after `finish`, outside of the session's block, or while another task feeds.
+            EngineError: the session has failed; see iteration.
+        """
+        ...
+
+    async def finish(self) -> None:
+        """Says that no more comes. Iteration ends behind the last text. Returns at once; again does nothing."""
+        ...
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> LiveText:
+        """The next update. A reader that is late gets the updates of one utterance as one.
+
+        Raises:
+            EngineError: a request failed, or the engine has ended. All updates before came before.
+        """
+        ...
+
+
+@define(eq=False)
+class _Bell:
+    """Wakes all tasks that wait for a change."""
+
+    _rung: trio.Event = field(factory=trio.Event, init=False)
+
+    def ring(self) -> None:
+        self._rung.set()
+        self._rung = trio.Event()
+
+    async def wait(self) -> None:
+        try:
+            await self._rung.wait()
+        except trio.Cancelled as cancelled:
+            cancelled.__traceback__ = None  # see `Mailbox.wait`
+            raise
+
+
+class LiveTranscription:
+    """Implements `LiveSession` in the engine's own loop. `listen` and `transcribe` are its two tasks, which never
+    raise an error: the session's user gets it."""
+
+    def __init__(self, options: LiveOptions, ear: Ear, endpointer: Endpointer, reader: UtteranceReader) -> None:
+        self._options = options
+        self._ear = ear
+        self._endpointer = endpointer
+        self._reader = reader
+        self._backlog: deque[Chunk] = deque()
+        self._waiting = 0  # samples of the backlog, and of the piece that is being heard
+        self._samples = HeldSamples()
+        self._updates: deque[LiveText] = deque()
+        self._utterance = 0
+        self._position = 0.0  # seconds that the latest reading reached to
+        self._shown: str | None = None  # the provisional text of the last update; None: the utterance has no update
+        self._bell = _Bell()
+        self._feeding = False
+        self._finished = False  # no more is fed
+        self._heard = False  # all is heard
+        self._read = False  # all is read
+        self._closed = False
+        self._fault: Exception | None = None  # until it is raised
+        self._failure: str | None = None
+
+    @property
+    def held_seconds(self) -> float:
+        """Audio in memory: the backlog, and what may still be read."""
+        held = self._samples.stop - self._samples.start
+        return self._waiting / self._options.rate + held / self._endpointer.sampling_rate
+
+    # -- the user's side -----------------------------------------------------------------------------------------------
+
+    @trio.lowlevel.enable_ki_protection
+    async def feed(self, chunk: Any) -> None:
+        """See `LiveSession.feed`."""
+        self._check()
+        if self._finished:
+            raise EngineStateError("feed() after finish(); allowed: before it. Open another session")
+        samples = read_chunk(chunk, self._options.rate)
+        with self._alone():
+            await trio.lowlevel.checkpoint()
+            most = round(self._options.max_backlog * self._options.rate)
+            for piece in pieces(samples, min(most, round(_PIECE * self._options.rate))):
+                while self._waiting + len(piece) > most and self._failure is None and not self._closed:
+                    await self._bell.wait()
+                self._check()
+                self._backlog.append(piece)
+                self._waiting += len(piece)
+                self._bell.ring()
+
+    @trio.lowlevel.enable_ki_protection
+    async def finish(self) -> None:
+        """See `LiveSession.finish`."""
+        self._check()
+        self._finished = True
+        self._bell.ring()
+        await trio.lowlevel.checkpoint()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @trio.lowlevel.enable_ki_protection
+    async def __anext__(self) -> LiveText:
+        await trio.lowlevel.checkpoint()
+        while not self._updates:
+            if self._read:
+                raise StopAsyncIteration
+            self._check()
+            await self._bell.wait()
+        return self._updates.popleft()
+
+    def _check(self) -> None:
+        """Raises what keeps the session from going on."""
+        if self._closed:
+            raise EngineStateError("this live session is over: its block has ended; open another: engine.live(...)")
+        if self._fault is not None:
+            self._raise_fault()
+        if self._failure is not None:
+            raise EngineStateError(f"this live session has failed ({self._failure}); open another: engine.live(...)")
+
+    def _raise_fault(self) -> NoReturn:
+        error, self._fault = self._fault, None
+        assert error is not None, "there is no fault to raise"
+        try:
+            raise error
+        finally:
+            del error  # a frame in its own error's traceback would be a reference cycle
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._feeding:
+            raise EngineStateError(
+                "feed() while another task feeds this live session; allowed: one chunk after the other. Await feed() "
+                "first, or open a session for each task"
+            )
+        self._feeding = True
+        try:
+            yield
+        finally:
+            self._feeding = False
+
+    # -- the ends ------------------------------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """Ends the session with ``error``, which its user gets once."""
+        if self._failure is None and not self._read:
+            self._fault, self._failure = error, f"{type(error).__name__}: {error}"
+            self._bell.ring()
+
+    def close(self) -> None:
+        """The block has ended."""
+        self._closed = True
+        self._fault = None
+        self._backlog.clear()
+        self._bell.ring()
+
+    # -- the tasks -----------------------------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """The task that hears what is fed."""
+        await self._guarded(self._listen)
+
+    async def transcribe(self) -> None:
+        """The task that reads what was heard."""
+        await self._guarded(self._transcribe)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001  (raised where the session is used)
+            self.fail(error)
+
+    @trio.lowlevel.enable_ki_protection  # between an answer and what is made of it nothing may be lost
+    async def _listen(self) -> None:
+        while not self._heard:
+            if self._endpointer.is_full or not (self._backlog or self._finished):
+                await self._bell.wait()
+            elif self._backlog:
+                await self._hear(self._backlog.popleft())
+            else:
+                await self._hear_the_end()
+
+    async def _hear(self, piece: Chunk) -> None:
+        samples, probabilities = await run_in_thread(partial(self._ear.hear, piece))
+        self._samples.append(samples)
+        self._endpointer.hear(probabilities.tolist())
+        self._waiting -= len(piece)
+        self._forget()
+
+    async def _hear_the_end(self) -> None:
+        samples, probabilities = await run_in_thread(self._ear.end)
+        self._samples.append(samples)
+        self._endpointer.hear(probabilities.tolist())
+        self._endpointer.end(self._samples.stop)
+        self._heard = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._samples.forget(self._endpointer.needed)
+        self._bell.ring()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _transcribe(self) -> None:
+        while not self._read:
+            reading = self._endpointer.due()
+            if reading is not None:
+                await self._make(reading)
+            elif self._endpointer.is_over:
+                self._endpointer.next()
+                self._tell(self._reader.end(), ends=True)
+                self._forget()
+            elif self._heard:
+                self._read = True
+                self._bell.ring()
+            else:
+                await self._bell.wait()
+
+    async def _make(self, reading: Reading) -> None:
+        heard = await self._reader.read(reading, self._samples.read(reading.start, reading.stop))
+        self._endpointer.read(reading)
+        if heard.moved is not None:
+            self._endpointer.moved(heard.moved)
+        self._position = reading.stop / self._endpointer.sampling_rate
+        self._tell(heard, ends=False)
+        self._forget()
+
+    def _tell(self, heard: Heard, *, ends: bool) -> None:
+        words, provisional = heard.words, self._reader.provisional
+        is_news = words or provisional != (self._shown or "")
+        if is_news or (ends and self._shown is not None):
+            self._put(
+                LiveText(
+                    utterance=self._utterance,
+                    stable="".join(word.text for word in words),
+                    provisional=provisional,
+                    words=words,
+                    start=words[0].start if words else None,
+                    end=words[-1].end if words else None,
+                    position=self._position,
+                    language=self._reader.language,
+                    ends_utterance=ends,
+                )
+            )
+            self._shown = provisional
+        if ends and self._shown is not None:
+            self._utterance += 1
+            self._shown = None
+
+    def _put(self, update: LiveText) -> None:
+        if self._updates and self._updates[-1].utterance == update.utterance:
+            update = self._updates.pop().followed_by(update)
+        self._updates.append(update)
+        self._bell.ring()

@@ -1,0 +1,107 @@
+"""The options of a live session, and their checks."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, fields_dict, frozen
+
+from ...core.checks import integer, number, settle
+from ...core.errors import InvalidRequest
+from ..inputs.sources import RATES
+from .options import TranscribeOptions
+
+OF_TRANSCRIPTIONS = (
+    "language",
+    "task",
+    "initial_prompt",
+    "condition_on_previous_text",
+    "prompt_reset_temperature",
+    "temperature",
+    "beam_size",
+    "patience",
+    "length_penalty",
+    "best_of",
+    "compression_ratio_threshold",
+    "logprob_threshold",
+    "no_speech_threshold",
+    "suppress_tokens",
+    "prepend_punctuations",
+    "append_punctuations",
+    "language_detection_threshold",
+    "multilingual",
+    "seed",
+)
+"""Options that live sessions share with transcriptions; see `TranscribeOptions`."""
+
+_ELSEWHERE = {
+    "sampling_rate": "rate",
+    "sample_rate": "rate",
+    "samplerate": "rate",
+    "endpointing": "endpoint_silence",
+    "min_chunk_size": "step",
+    "lang": "language",
+    "prompt": "initial_prompt",
+}
+"""Names that other programs have for what an option does here."""
+
+_CHECKS = {
+    "rate": integer(8_000, RATES[1], " (Hz)"),
+    "step": number(0.1, 10),
+    "endpoint_silence": number(0.1, 10),
+    "max_backlog": number(0.1, 600),
+}
+
+
+@frozen(kw_only=True)
+class LiveOptions:
+    """How live audio is transcribed. docs/speech_live.md explains the options.
+
+    Args:
+        rate: of the chunks that are fed, in Hz.
+        step: seconds of new voice after which the utterance is read again. A smaller step makes text stable earlier,
+            and reads more often. A model that is slower than that sets the pace itself.
+        endpoint_silence: seconds without voice that end an utterance.
+        max_backlog: seconds of audio that may wait to be heard; `feed` waits for room.
+        transcribe: the options that live sessions share with transcriptions. Searches with several beams, and
+            temperatures behind the first one, are for the text at a pause; what comes before is greedy.
+
+    Raises:
+        InvalidRequest: a value that is not allowed.
+    """
+
+    rate: int = 16_000
+    step: float = 1.0
+    endpoint_silence: float = 0.7
+    max_backlog: float = 10.0
+    transcribe: TranscribeOptions = field(factory=lambda: TranscribeOptions(timestamps="none", beam_size=1))
+
+    def __attrs_post_init__(self) -> None:
+        settle(self, _CHECKS)
+
+
+def read_live_options(given: Mapping[str, Any]) -> LiveOptions:
+    """The options that a caller gave by name.
+
+    Raises:
+        InvalidRequest: an unknown name, with the name that is near; a value that is not allowed.
+    """
+    own = [name for name in fields_dict(LiveOptions) if name != "transcribe"]
+    for name in given:
+        if name not in own and name not in OF_TRANSCRIPTIONS:
+            raise InvalidRequest(_unknown(name, (*own, *OF_TRANSCRIPTIONS, "priority", "request_id", "wait")))
+    shared = {"beam_size": 1} | {name: value for name, value in given.items() if name in OF_TRANSCRIPTIONS}
+    return LiveOptions(
+        **{name: value for name, value in given.items() if name in own},
+        transcribe=TranscribeOptions(timestamps="none", **shared),
+    )
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    near = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, known, 1, 0.6)), None)
+    if name in fields_dict(TranscribeOptions):
+        near = None
+    told = f"did you mean {near}?" if near else f"allowed: {', '.join(known)}"
+    return f"{name}= is no option of a live session; {told}"

@@ -1,0 +1,197 @@
+"""`UtteranceReader`: the readings of a live session become words, stable and provisional."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, field, frozen
+
+from ...core.request import Alignment, EncoderItem, Request
+from ..inputs.audio import Samples
+from ..outputs.results import Word
+from .agreement import Agreement, TextWord, agreed, text_of
+from .endpoints import Reading
+from .history import History
+from .live_words import TimedWord, cut, joined, timed
+from .reader import WindowReader
+from .windows import Attempt
+from .words import split_words
+
+_EDGE = 1.0  # seconds: words that end so near the end of a full window may be cut off
+
+
+@frozen(kw_only=True)
+class Heard:
+    """What one reading has changed: the words that are stable now, and ``moved``: the sample before which the audio is
+    done with; ``None``: all of it is still needed."""
+
+    stable: tuple[TimedWord, ...] = ()
+    moved: int | None = None
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The stable words, with the marks that belong to them."""
+        return joined(self.stable)
+
+
+@define(eq=False)
+class UtteranceReader:
+    """Reads one utterance after the other, each as often as it is told to.
+
+    Nothing changes before a reading's last await.
+
+    Args:
+        interim: reads an utterance that goes on: greedy, once.
+        thorough: reads an utterance at a pause, by all options.
+
+    Attributes:
+        language: of the latest reading; ``None`` before the first one.
+    """
+
+    interim: WindowReader
+    thorough: WindowReader
+    history: History = field(init=False)
+    language: str | None = field(init=False)
+    _agreement: Agreement = field(factory=Agreement, init=False)
+    _timed: tuple[TimedWord, ...] = field(default=(), init=False)  # stable and provisional words, where it is known
+    _decided: bool = field(init=False)  # the language is
+    _temperature: float = field(default=0.0, init=False)  # of the latest text
+
+    def __attrs_post_init__(self) -> None:
+        recipe = self.thorough.recipe
+        self.history = recipe.history()
+        self.language = recipe.language
+        self._decided = recipe.language is not None
+
+    @property
+    def provisional(self) -> str:
+        """The text of the utterance behind what is stable."""
+        return text_of(self._agreement.provisional)
+
+    async def read(self, reading: Reading, samples: Samples) -> Heard:
+        """Reads ``samples``, those of ``reading``."""
+        item = await self.thorough.item(samples)
+        language, decided = await self._language_of(item)
+        attempt = await self._attempt(reading, item, language)
+        words = self._words(reading, attempt, language)
+        if words is None:
+            return Heard()
+        placed: tuple[TimedWord, ...] = ()
+        if reading.pauses or reading.full or agreed(self._agreement.provisional, words):
+            placed = await self._placed(reading, item, language, (*self._agreement.stable, *words), len(samples))
+        self.language, self._decided = language, decided
+        self._temperature = attempt.assessment.temperature
+        return self._heard(reading, words, placed)
+
+    def end(self) -> Heard:
+        """The utterance is over: the rest of its words."""
+        known = len(self._agreement.stable)
+        self._agreement.settle()
+        rest = self._timed[known:]
+        self._leave(len(self._agreement.stable))
+        if self.thorough.recipe.options.multilingual:
+            self._decided = self.thorough.recipe.language is not None
+        return Heard(stable=rest)
+
+    # -- the engine ----------------------------------------------------------------------------------------------------
+
+    async def _language_of(self, item: EncoderItem) -> tuple[str, bool]:
+        """The language to read in, and whether it is decided: it is certain, or text in it is stable."""
+        if self.language is not None and (self._decided or self._agreement.stable):
+            return self.language, self._decided
+        found = await self.thorough.languages(item)
+        language = max(found, key=found.__getitem__)
+        return language, found[language] >= self.thorough.recipe.options.language_detection_threshold
+
+    async def _attempt(self, reading: Reading, item: EncoderItem, language: str) -> Attempt:
+        begun = tuple(token for word in self._agreement.stable for token in word.token_ids)
+        room = max(self.thorough.recipe.half - 1 - len(begun), 0)
+        before = self.history.last()
+        reader, name = (self.thorough, "text") if reading.pauses or reading.full else (self.interim, "interim")
+        return await reader.read(
+            item, language, before[max(len(before) - room, 0) :], name=name, first=False, begun=begun
+        )
+
+    async def _placed(
+        self, reading: Reading, item: EncoderItem, language: str, words: Sequence[TextWord], samples: int
+    ) -> tuple[TimedWord, ...]:
+        """The times of all words of the utterance's audio."""
+        recipe = self.thorough.recipe
+        tokens = tuple(token for word in words for token in word.token_ids)
+        if not tokens:
+            return ()
+        special = recipe.start(language)
+        among = min(*recipe.special, recipe.tokens.timestamp_begin_id)  # the first tokens of the vocabulary are text
+        request = Request(
+            id=self.thorough.new_id("words"),
+            prompt_token_ids=(*special, *tokens),
+            items=(item,),
+            alignment=Alignment(
+                start=len(special), frames=max(-(-samples // recipe.timestamp_step), 1), among=among or None
+            ),
+        )
+        (answer,) = await self.thorough.ask([request], is_text=False)
+        assert answer.aligned is not None, "the answer to an alignment has no times"
+        rules = recipe.word_rules(language)
+        return timed(words, answer.aligned, rules=rules, offset=self._seconds(reading.start))
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def _words(self, reading: Reading, attempt: Attempt, language: str) -> tuple[TextWord, ...] | None:
+        """The words of the hypothesis; ``None``: it is not good enough to count."""
+        recipe = self.thorough.recipe
+        if attempt.assessment.is_silent(recipe.options):
+            return ()
+        if not (reading.pauses or reading.full or attempt.assessment.is_good(recipe.options)):
+            return None
+        tokens = [token for token in attempt.generated.token_ids if recipe.is_text(token)]
+        words: list[TextWord] = []
+        first = 0
+        for piece in split_words(tokens, recipe.decode, language):
+            words.append(TextWord(text=piece.text, token_ids=tuple(tokens[first : first + piece.tokens])))
+            first += piece.tokens
+        return tuple(words)
+
+    def _heard(self, reading: Reading, words: tuple[TextWord, ...], placed: tuple[TimedWord, ...]) -> Heard:
+        known = len(self._agreement.stable)
+        count = len(self._agreement.hear(words))
+        self._timed = placed
+        if reading.full:
+            sure = self._seconds(reading.stop) - _EDGE
+            rest = placed[known + count :]
+            count += len(self._agreement.settle(sum(one.word.end <= sure for one in rest)))
+        moved = self._moved(reading)
+        if moved is None and (reading.full or self._written > self.thorough.recipe.half):
+            # nothing could be left behind but all of it: one endless word, say
+            count += len(self._agreement.settle())
+            self._leave(len(self._agreement.stable))
+            moved = reading.stop
+        return Heard(stable=placed[known : known + count], moved=moved)
+
+    def _moved(self, reading: Reading) -> int | None:
+        """Leaves stable words of a long utterance behind. Returns the sample where the audio is cut."""
+        recipe, stable = self.thorough.recipe, self._agreement.stable
+        is_long = 2 * (reading.stop - reading.start) > recipe.description.window_samples
+        is_wordy = 2 * self._written > recipe.half
+        if not (self._timed and (reading.full or is_long or is_wordy)):
+            return None
+        found = cut(self._timed, len(stable), self._seconds(reading.start))
+        if found is None:
+            return None
+        count, seconds = found
+        self._leave(count)
+        return min(max(round(seconds * recipe.description.sampling_rate), reading.start + 1), reading.stop)
+
+    @property
+    def _written(self) -> int:
+        """Tokens of the stable words, which the next reading begins with."""
+        return sum(len(word.token_ids) for word in self._agreement.stable)
+
+    def _leave(self, count: int) -> None:
+        """The first ``count`` stable words belong to the text before now."""
+        left = self._agreement.forget(count)
+        self._timed = self._timed[count:]
+        self.history.add([token for word in left for token in word.token_ids], self._temperature)
+
+    def _seconds(self, samples: int) -> float:
+        return samples / self.thorough.recipe.description.sampling_rate

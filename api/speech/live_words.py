@@ -1,0 +1,132 @@
+"""The words of a live session's hypotheses: their times, and where an utterance is cut that becomes too long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import fmean, median
+
+from attrs import evolve, frozen
+
+from ...core.plan import AlignedTokens
+from ..outputs.results import Word
+from .agreement import TextWord
+from .words import LEAD, WordRules
+
+_SENTENCE_ENDS = (".", "。", "!", "！", "?", "？")
+_LONGEST_USUAL = 0.7  # seconds: of a word, however slowly somebody speaks
+
+
+@frozen(kw_only=True)
+class TimedWord:
+    """A word or mark of a hypothesis and its time. ``number`` is the same for a word and the marks that belong to it.
+    A mark has no length."""
+
+    number: int
+    word: Word
+
+
+def timed(
+    words: Sequence[TextWord], aligned: AlignedTokens, *, rules: WordRules, offset: float
+) -> tuple[TimedWord, ...]:
+    """The words with their times.
+
+    The alignment gives a pause to the mark before it, or to the word behind it. So marks have no length, and a word
+    behind a mark or at the beginning lasts no longer than twice a word's usual time: it begins later.
+
+    Args:
+        aligned: all tokens of ``words``, in order.
+        offset: seconds from the session's beginning to that of the audio that was aligned.
+    """
+    found: list[TimedWord] = []
+    first = 0
+    for word, number in zip(words, _numbers(words, rules), strict=True):
+        last = first + len(word.token_ids)
+        start, end = (offset + (aligned.frames[index] + LEAD) * rules.frame_seconds for index in (first, last))
+        probability = fmean(map(math.exp, aligned.logprobs[first:last]))
+        placed = Word(text=word.text, start=start, end=end, probability=probability)
+        found.append(TimedWord(number=number, word=placed))
+        first = last
+    return _mended(found)
+
+
+def _numbers(words: Sequence[TextWord], rules: WordRules) -> list[int]:
+    """For each word, the number of the word that it is part of: counting, and a mark has that of its word."""
+    numbers: list[int] = []
+    number, opens = -1, False  # opens: the mark before belongs to this word
+    for word in words:
+        closes = bool(numbers) and is_mark(word.text) and word.text in rules.appended
+        number += not (closes or opens)
+        opens = is_mark(word.text) and word.text.startswith(" ") and word.text.strip() in rules.prepended
+        numbers.append(number)
+    return numbers
+
+
+def is_mark(text: str) -> bool:
+    """True if nothing of ``text`` is spoken."""
+    return not any(character.isalnum() for character in text)
+
+
+def _mended(words: Sequence[TimedWord]) -> tuple[TimedWord, ...]:
+    """Marks without length; no long words at the beginning or behind marks."""
+    lasting = [one.word.end - one.word.start for one in words if not is_mark(one.word.text)]
+    longest = 2 * min(_LONGEST_USUAL, median(lasting)) if lasting else 0.0
+    found: list[TimedWord] = []
+    behind_mark = True
+    for one in words:
+        word = one.word
+        if is_mark(word.text):
+            at = word.end if word.text.startswith(" ") else word.start
+            word = evolve(word, start=at, end=at)
+        elif behind_mark and 0 < longest < word.end - word.start:
+            word = evolve(word, start=word.end - longest)
+        behind_mark = is_mark(word.text)
+        found.append(evolve(one, word=evolve(word, start=round(word.start, 3), end=round(word.end, 3))))
+    return tuple(found)
+
+
+def joined(words: Sequence[TimedWord]) -> tuple[Word, ...]:
+    """``words`` with the marks that belong to them."""
+    groups = [[one.word for one in group] for _, group in groupby(words, key=lambda one: one.number)]
+    return tuple(map(_together, groups))
+
+
+def _together(parts: Sequence[Word]) -> Word:
+    spoken = [part for part in parts if not is_mark(part.text)] or parts
+    return Word(
+        text="".join(part.text for part in parts),
+        start=spoken[0].start,
+        end=spoken[-1].end,
+        probability=spoken[0].probability,
+    )
+
+
+def cut(words: Sequence[TimedWord], stable: int, start: float) -> tuple[int, float] | None:
+    """Where the audio of a long utterance is cut: how many first words are left behind, and the time of the cut in
+    seconds, which is later than ``start``. It is behind the last stable sentence, or else behind the last stable word
+    that is whole. ``None``: nothing is stable that could be left behind.
+
+    Args:
+        words: of the latest hypothesis, stable and provisional.
+        stable: how many of them are stable.
+        start: where the utterance's audio begins, in seconds.
+    """
+    whole = [count for count in range(1, stable + 1) if _is_whole(words, count) and _behind(words, count) > start]
+    sentences = [count for count in whole if words[count - 1].word.text.strip().endswith(_SENTENCE_ENDS)]
+    if not whole:
+        return None
+    count = (sentences or whole)[-1]
+    return count, _behind(words, count)
+
+
+def _is_whole(words: Sequence[TimedWord], count: int) -> bool:
+    """True if no part of a word before the cut lies behind it."""
+    return count == len(words) or words[count].number != words[count - 1].number
+
+
+def _behind(words: Sequence[TimedWord], count: int) -> float:
+    """The middle between the last word before the cut and the first behind it."""
+    end = words[count - 1].word.end
+    following = words[count].word.start if count < len(words) else end
+    return (end + following) / 2 if following > end else end

@@ -1,0 +1,198 @@
+"""A speaker, and a model that understands nobody else: word n is a constant signal of value (n + 1) / 2048, which
+survives 16 bits. So a test knows what is said when, and what of it a window holds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import trio
+from attrs import define, field, frozen
+
+from triolet.api.inputs.audio import Samples
+from triolet.api.speech.voice import Probabilities
+from triolet.api.speech.windows import Generated
+from triolet.api.speech.words import LEAD
+from triolet.core.model import ModelDescription, WhisperTokens
+from triolet.core.plan import AlignedTokens
+from triolet.core.request import FinishReason, Request
+
+EOS, START, EN, DE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS, BEGIN = range(256, 265)
+RATE, FRAME, STEP = 16_000, 512, 320
+SCALE = 2048
+WORD = 0.4  # seconds
+AUDIBLE = 0.6  # a word of which less is heard is misunderstood
+
+
+class ByteTokenizer:
+    """One token for each byte of UTF-8."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+
+def describe(*, window: float = 30.0, languages: bool = False) -> ModelDescription:
+    return ModelDescription(
+        name="speaker",
+        architecture="WhisperForConditionalGeneration",
+        device="cpu",
+        dtype="float32",
+        vocabulary_size=BEGIN + 1501,
+        max_positions=448,
+        eos_token_ids=(EOS,),
+        suppress_token_ids=(),
+        begin_suppress_token_ids=(),
+        page_size=16,
+        pages=100,
+        cross_slots=4,
+        encoder_embeddings=1500,
+        encoder_bytes=1500,
+        sampling_rate=RATE,
+        window_samples=round(window * RATE),
+        processor_identity="speaker",
+        whisper=WhisperTokens(
+            start_id=START,
+            no_timestamps_id=NO_TIMESTAMPS,
+            timestamp_begin_id=BEGIN,
+            previous_id=PREVIOUS,
+            no_speech_id=NO_SPEECH,
+            language_ids={"en": EN, "de": DE} if languages else {},
+            task_ids={},
+            max_initial_timestamp=None,
+        ),
+        tokenizer=ByteTokenizer(),
+        alignment_fault=None,
+    )
+
+
+def name(number: int) -> str:
+    """A word as the model writes it."""
+    return f" w{number}"
+
+
+def speech(*parts: int | float) -> Samples:
+    """Words by their numbers (int), and silences of so many seconds (float)."""
+    said = [
+        np.full(round(WORD * RATE), (part + 1) / SCALE, np.float32)
+        if isinstance(part, int)
+        else np.zeros(round(part * RATE), np.float32)
+        for part in parts
+    ]
+    return np.concatenate([np.zeros(0, np.float32), *said])
+
+
+def int16(samples: Samples) -> bytes:
+    return (samples * 32768).astype("<i2").tobytes()
+
+
+@define
+class Loud:
+    """A `VoiceActivity`: whatever sounds is voice."""
+
+    sampling_rate: int = RATE
+    frame_samples: int = FRAME
+
+    def listen(self) -> LoudListener:
+        return LoudListener()
+
+
+@define(eq=False)
+class LoudListener:
+    _rest: Samples = field(factory=lambda: np.zeros(0, np.float32))
+
+    def hear(self, samples: Samples) -> Probabilities:
+        heard = np.concatenate([self._rest, samples])
+        count = len(heard) // FRAME
+        self._rest = heard[count * FRAME :]
+        frames = heard[: count * FRAME].reshape(count, FRAME)
+        return (np.abs(frames) > 1 / (2 * SCALE)).any(axis=1).astype(np.float32)
+
+    def end(self) -> Probabilities:
+        return self.hear(np.zeros(-len(self._rest) % FRAME, np.float32))
+
+
+@frozen
+class Piece:
+    """A word in a window: samples ``start`` to ``stop``."""
+
+    text: str
+    start: int
+    stop: int
+
+
+def understood(samples: Samples) -> list[Piece]:
+    """What the model makes of a window. A word that is cut off is another word."""
+    found, at = [], 0
+    for value, group in itertools.groupby(np.round(samples * SCALE).astype(int).tolist()):
+        length = len(list(group))
+        if value > 0 and length > 0.1 * WORD * RATE:
+            text = name(value - 1) if length >= AUDIBLE * WORD * RATE else f" x{length}"
+            found.append(Piece(text, at, at + length))
+        at += length
+    return found
+
+
+@define(eq=False)
+class Speaker:
+    """The run of requests of a live session: each takes ``seconds``. It keeps the requests.
+
+    Attributes:
+        fails: an error that the next request raises.
+    """
+
+    seconds: float | Callable[[], float] = 0.2
+    language: int = EN
+    fails: Exception | None = None
+    requests: list[Request] = field(factory=list)
+
+    async def __call__(self, requests: Sequence[Request]) -> list[Generated]:
+        self.requests += requests
+        await trio.sleep(self.seconds() if callable(self.seconds) else self.seconds)
+        if self.fails is not None:
+            error, self.fails = self.fails, None
+            raise error
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Generated:
+        heard = understood(request.items[0].payload)
+        if request.alignment is not None:
+            return _generated((), aligned=_aligned(request, heard))
+        if request.prompt_token_ids == (START,):
+            probe = [0.0 if token == self.language else -9.0 for token in (EN, DE)]
+            return _generated((self.language,), probe=(*probe, -9.0))
+        begun = bytes(request.prompt_token_ids[request.prompt_token_ids.index(NO_TIMESTAMPS) + 1 :]).decode()
+        rest = heard[begun.count(" ") :]
+        return _generated(tuple("".join(one.text for one in rest).encode()), probe=(-9.0,))
+
+    @property
+    def windows(self) -> list[Samples]:
+        return [request.items[0].payload for request in self.requests]
+
+
+def _generated(
+    tokens: tuple[int, ...], probe: tuple[float, ...] | None = None, aligned: AlignedTokens | None = None
+) -> Generated:
+    return Generated(
+        token_ids=tokens,
+        logprobs=(-0.1,) * (len(tokens) + 1),
+        finish_reason=FinishReason.STOP,
+        probe=probe,
+        aligned=aligned,
+    )
+
+
+def _aligned(request: Request, heard: list[Piece]) -> AlignedTokens:
+    assert request.alignment is not None
+    text = bytes(request.prompt_token_ids[request.alignment.start :]).decode()
+    words = [f" {word}" for word in text.split()]
+    frames: list[int] = []
+    for index, word in enumerate(words):
+        place = heard[index] if index < len(heard) else heard[-1]
+        frames += [max(place.start // STEP - LEAD, 0)] * len(word)
+    frames.append(math.ceil(heard[min(len(words), len(heard)) - 1].stop / STEP) - LEAD if heard else 0)
+    return AlignedTokens(frames=tuple(frames), logprobs=(-0.1,) * (len(frames) - 1))

@@ -1,0 +1,462 @@
+"""Live sessions on virtual time: a speaker talks in real time, and a model that takes its time understands."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triolet import EngineError, EngineStateError, InvalidRequest, LiveText
+from triolet.api.hosts.live import open_live
+from triolet.api.inputs.audio import Samples
+from triolet.api.speech.live import LiveTranscription
+from triolet.api.speech.live_audio import Ear, HeldSamples, read_chunk
+from triolet.api.speech.live_options import read_live_options
+from triolet.testing.virtual import run_virtually
+
+from .speaker import DE, PREVIOUS, RATE, START, WORD, Loud, Speaker, describe, int16, name, speech
+
+CHUNK = 0.1  # seconds
+
+
+@asynccontextmanager
+async def session_of(
+    speaker: Speaker, *, window: float = 30.0, languages: bool = False, **options: Any
+) -> AsyncIterator[LiveTranscription]:
+    model = describe(window=window, languages=languages)
+    async with open_live(read_live_options(options), model, speaker, request_id="live", detector=Loud()) as session:
+        yield session
+
+
+async def speak(
+    session: LiveTranscription, samples: Samples, pace: float = 1.0, held: list[float] | None = None
+) -> None:
+    """Feeds ``samples`` in real time, or ``pace`` times as fast, and finishes."""
+    begun = trio.current_time()
+    size = round(CHUNK * RATE)
+    for start in range(0, len(samples), size):
+        if pace:
+            await trio.sleep_until(begun + min(start + size, len(samples)) / RATE / pace)
+        await session.feed(int16(samples[start : start + size]))
+        if held is not None:
+            held.append(session.held_seconds)
+    await session.finish()
+
+
+def heard(samples: Samples, speaker: Speaker | None = None, pace: float = 1.0, **options: Any) -> list[Any]:
+    """(second, update) of a whole session."""
+
+    async def main() -> list[tuple[float, LiveText]]:
+        with trio.fail_after(100_000):
+            async with session_of(speaker or Speaker(), **options) as session, trio.open_nursery() as nursery:
+                nursery.start_soon(speak, session, samples, pace)
+                begun = trio.current_time()
+                found = [(round(trio.current_time() - begun, 3), update) async for update in session]
+        return found
+
+    return run_virtually(main)
+
+
+def text(updates: list[Any]) -> str:
+    return "".join(update.stable for _, update in updates)
+
+
+def words(*numbers: int) -> str:
+    return "".join(map(name, numbers))
+
+
+# ---- the text --------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_is_said_becomes_stable_in_order_with_times() -> None:
+    updates = heard(speech(1.0, *range(8), 2.0, *range(8, 12), 1.5))
+    assert text(updates) == words(*range(12))
+    assert [update.utterance for _, update in updates if update.ends_utterance] == [0, 1]
+    found = [word for _, update in updates for word in update.words]
+    assert "".join(word.text for word in found) == words(*range(12))
+    starts = [1.0 + WORD * index + (2.0 if index > 7 else 0.0) for index in range(12)]
+    assert [word.start for word in found] == pytest.approx(starts, abs=0.05)
+    assert [word.end for word in found] == pytest.approx([start + WORD for start in starts], abs=0.05)
+    for _, update in updates:
+        assert update.stable == "".join(word.text for word in update.words)
+        assert (update.start, update.end) == (
+            (update.words[0].start, update.words[-1].end) if update.words else (None, None)
+        )
+        assert update.language == "en"
+
+
+def test_a_word_is_shown_soon_and_stable_by_the_second_reading_that_has_it() -> None:
+    """A step of 1 s and a model of 0.2 s a request: every word is shown within 1.6 s of its end, and is stable within
+    3 s."""
+    updates = heard(speech(0.5, *range(20), 1.5))
+    shown: dict[int, float] = {}
+    told: dict[int, float] = {}
+    so_far = ""
+    for at, update in updates:
+        so_far += update.stable
+        for number in range(20):
+            if name(number) in so_far.split("x")[0] + " ":
+                told.setdefault(number, at)
+            if f"{name(number)} " in f"{so_far}{update.provisional} ":
+                shown.setdefault(number, at)
+    ends = {number: 0.5 + WORD * (number + 1) for number in range(20)}
+    assert max(shown[number] - ends[number] for number in range(20)) < 1.6
+    assert max(told[number] - ends[number] for number in range(20)) < 3.0
+
+
+def test_stable_text_never_changes_and_the_provisional_text_never_repeats_it() -> None:
+    """Word 20 follows word 19, so a number twice would be a repetition."""
+    said = ""
+    for _, update in heard(speech(*range(30), 2.0)):
+        said += update.stable
+        assert words(*range(30)).startswith(said)
+        shown = said + update.provisional.split(" x")[0]
+        assert words(*range(30)).startswith(shown)
+    assert said == words(*range(30))
+
+
+def test_silence_ends_an_utterance_after_the_time_that_was_asked_for() -> None:
+    for silence in (0.5, 2.0):
+        updates = heard(speech(0, 1, 2, 5.0, 3), endpoint_silence=silence)
+        ended = next(at for at, update in updates if update.ends_utterance)
+        assert ended == pytest.approx(3 * WORD + silence, abs=0.4)
+        assert [update.utterance for _, update in updates if update.ends_utterance] == [0, 1]
+
+
+def test_silence_is_never_read() -> None:
+    """Not before, between and behind what is said, but for 0.35 s around it."""
+    speaker = Speaker()
+    heard(speech(20.0, 1, 2, 30.0, 3, 20.0), speaker)
+    for window in speaker.windows:
+        sounds = np.flatnonzero(window)
+        assert len(sounds)
+        assert sounds[0] <= 0.4 * RATE
+        assert len(window) - sounds[-1] <= 0.4 * RATE
+    nobody = Speaker()
+    assert heard(speech(30.0), nobody) == []
+    assert nobody.requests == []
+
+
+def test_the_next_utterance_is_given_the_text_before() -> None:
+    speaker = Speaker()
+    heard(speech(0, 1, 2.0, 2, 3, 2.0), speaker, initial_prompt="names")
+    prompts = [one.prompt_token_ids for one in speaker.requests if PREVIOUS in one.prompt_token_ids]
+    before = [bytes(prompt[1 : prompt.index(START)]).decode() for prompt in prompts]
+    assert before[0] == " names"
+    assert before[-1] == f" names{words(0, 1)}"
+
+
+def test_a_long_utterance_is_cut_behind_stable_words_and_loses_none() -> None:
+    """Three minutes without a pause, through windows of 6 s."""
+    speaker = Speaker()
+    updates = heard(speech(*range(450), 1.0), speaker, window=6.0)
+    assert text(updates) == words(*range(450))
+    assert max(map(len, speaker.windows)) <= 6 * RATE
+    assert [update.utterance for _, update in updates if update.ends_utterance] == [0]
+
+
+def test_the_language_is_detected_once_and_told() -> None:
+    speaker = Speaker(language=DE)
+    updates = heard(speech(0, 1, 2, 3, 4, 5, 2.0, 6, 7), speaker, languages=True)
+    assert {update.language for _, update in updates} == {"de"}
+    assert sum(request.prompt_token_ids == (START,) for request in speaker.requests) == 1
+
+
+# ---- pace ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [1.5, 4.0])
+def test_a_slow_model_makes_longer_steps_and_no_queue(seconds: float) -> None:
+    """Readings follow each other, each with all audio so far: the last update comes soon after the end."""
+    speaker = Speaker(seconds=seconds)
+    updates = heard(speech(*range(60), 1.0), speaker)
+    assert text(updates) == words(*range(60))
+    assert updates[-1][0] < 60 * WORD + 1.0 + 6 * seconds
+
+
+def test_feeding_waits_for_a_model_slower_than_speech_and_memory_is_bounded() -> None:
+    """A request takes 20 s. All text comes, however late; never more is held than a window, the backlog and a piece
+    being heard."""
+    held: list[float] = []
+    samples = speech(*range(300), 1.0)
+
+    async def main() -> tuple[str, float]:
+        found = ""
+        async with session_of(Speaker(seconds=20.0), window=10.0, max_backlog=4.0) as session:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(speak, session, samples, 1.0, held)
+                async for update in session:
+                    found += update.stable
+        return found, trio.current_time()
+
+    found, took = run_virtually(main)
+    assert found == words(*range(300))
+    assert took > 2 * len(samples) / RATE, "the model is not slower than speech"
+    assert 10 < max(held) <= 10 + 4 + 1.1
+
+
+def test_a_recording_may_be_fed_at_once() -> None:
+    """One chunk, far longer than the backlog, by a task that reads only then."""
+    samples = speech(*range(100), 1.0, *range(100, 150))
+
+    async def main() -> str:
+        async with session_of(Speaker(seconds=0.01)) as session:
+            await session.feed(samples)
+            await session.finish()
+            return "".join([update.stable async for update in session])
+
+    assert run_virtually(main) == words(*range(150))
+
+
+def test_a_late_reader_gets_the_updates_of_an_utterance_as_one() -> None:
+    samples = speech(*range(10), 1.0, *range(10, 20), 1.0)
+
+    async def main() -> list[LiveText]:
+        async with session_of(Speaker()) as session:
+            await speak(session, samples)
+            await trio.sleep(10)
+            return [update async for update in session]
+
+    first, second = run_virtually(main)
+    assert (first.stable, first.utterance, first.ends_utterance) == (words(*range(10)), 0, True)
+    assert (second.stable, second.utterance, second.ends_utterance) == (words(*range(10, 20)), 1, True)
+    assert first.provisional == second.provisional == ""
+    assert first.start == pytest.approx(0.0, abs=0.05)
+    assert first.end == pytest.approx(10 * WORD, abs=0.05)
+
+
+@given(
+    said=st.lists(st.integers(1, 12) | st.floats(0.1, 3.0), max_size=8),
+    latency=st.floats(0.01, 6.0),
+    window=st.floats(4.0, 12.0),
+    step=st.floats(0.3, 3.0),
+    pace=st.sampled_from([0.0, 1.0, 5.0]),
+)
+@settings(max_examples=60)
+def test_whatever_the_pace_every_word_is_stable_once_and_in_order(
+    said: list[int | float], latency: float, window: float, step: float, pace: float
+) -> None:
+    """Groups of words and silences; windows, steps and models of any speed."""
+    numbers = itertools.count()
+    parts: list[int | float] = []
+    for part in said:
+        parts += [next(numbers) for _ in range(part)] if isinstance(part, int) else [part]
+    speaker = Speaker(seconds=latency)
+    updates = heard(speech(*parts, 0.5), speaker, pace, window=window, step=step)
+    assert text(updates) == words(*range(next(numbers)))
+    assert all(len(one) <= round(window * RATE) for one in speaker.windows)
+    ends = [update.utterance for _, update in updates if update.ends_utterance]
+    assert ends == list(range(len(ends)))
+
+
+# ---- chunks ----------------------------------------------------------------------------------------------------------
+
+TONE = np.array([0.25, -0.5, 0.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        TONE,
+        (TONE * 32768).astype(np.int16),
+        (TONE * 32768).astype("<i2").tobytes(),
+        bytearray((TONE * 32768).astype("<i2").tobytes()),
+        memoryview((TONE * 32768).astype("<i2").tobytes()),
+        (TONE, RATE),
+        {"array": (TONE * 32768).astype(np.int16), "sampling_rate": RATE},
+    ],
+    ids=lambda chunk: type(chunk).__name__,
+)
+def test_chunks_of_every_kind_are_the_same_samples(chunk: Any) -> None:
+    samples, _ = Ear(RATE, Loud(), RATE).hear(read_chunk(chunk, RATE))
+    np.testing.assert_array_equal(samples, TONE)
+
+
+REFUSED = [
+    (TONE.astype(np.float64), "a chunk of float64; allowed: int16, or float32"),
+    (TONE.astype(np.int32), "a chunk of int32; allowed"),
+    (TONE.astype(">f4"), "a chunk of >f4; allowed"),
+    (TONE[None], r"shape \(1, 3\); allowed: one dimension, mono"),
+    ((TONE, 44_100), "a chunk at 44100 Hz; allowed: 16000 Hz, the session's. Open the session with engine.live"),
+    ({"array": TONE, "sampling_rate": 8_000}, "a chunk at 8000 Hz"),
+    ({"array": TONE}, "without 'sampling_rate'; allowed"),
+    ((TONE, True), "a chunk at True Hz"),
+    (np.array([0.0, np.nan], np.float32), "sample 1 is NaN or infinite"),
+    (np.array([np.inf], np.float32), "sample 0 is NaN or infinite"),
+    (TONE * 32768, "a peak of 16384; allowed: full scale at 1.0"),
+    (b"abc", "a chunk of 3 bytes; allowed: an even number"),
+    ("speech.wav", "a chunk given as str; allowed: int16 samples as bytes"),
+    ([0.0, 0.1], "a chunk given as list; allowed"),
+    (None, "a chunk given as NoneType; allowed"),
+]
+
+
+@pytest.mark.parametrize(("chunk", "told"), REFUSED, ids=[told for _, told in REFUSED])
+def test_a_chunk_that_cannot_be_read_is_refused_at_once_and_nothing_of_it_taken(chunk: Any, told: str) -> None:
+    """The session goes on."""
+
+    async def main() -> str:
+        async with session_of(Speaker()) as session:
+            with pytest.raises(InvalidRequest, match=told):
+                await session.feed(chunk)
+            assert session.held_seconds == 0
+            await session.feed(speech(0, 1, 2))
+            await session.finish()
+            return "".join([update.stable async for update in session])
+
+    assert run_virtually(main) == words(0, 1, 2)
+
+
+@pytest.mark.parametrize("rate", [8_000, 44_100, 48_000])
+def test_another_rate_is_resampled_as_one_stream(rate: int) -> None:
+    """However it is divided into chunks."""
+    tone = np.sin(2 * np.pi * 440 * np.arange(rate) / rate).astype(np.float32) / 2
+    results = []
+    for size in (rate, 441, 1_000):
+        ear = Ear(rate, Loud(), RATE)
+        parts = [ear.hear(tone[start : start + size])[0] for start in range(0, rate, size)]
+        results.append(np.concatenate([*parts, ear.end()[0]]))
+        np.testing.assert_allclose(results[-1], results[0], atol=1e-6)
+    middle = slice(RATE // 4, 3 * RATE // 4)
+    expected = np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE) / 2
+    assert len(results[0]) == RATE
+    np.testing.assert_allclose(results[0][middle], expected[middle], atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"rate": 7_999}, "rate=7999; allowed: an integer, 8000 to 768000"),
+        ({"rate": 16_000.0}, "rate=16000.0; allowed"),
+        ({"step": 0.0}, "step=0.0; allowed: a number, 0.1 or more"),
+        ({"endpoint_silence": 20}, "endpoint_silence=20; allowed"),
+        ({"max_backlog": float("nan")}, "max_backlog=nan; allowed"),
+        ({"sampling_rate": 8_000}, "did you mean rate"),
+        ({"beam_sizes": 2}, "did you mean beam_size"),
+        ({"timestamps": "word"}, "timestamps= is no option of a live session; allowed: rate, step"),
+        ({"temperature": -1}, "temperature=-1; allowed"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        read_live_options(wrong)
+
+
+@given(st.lists(st.integers(0, 9), max_size=9), st.lists(st.integers(0, 40), max_size=9), st.integers(0, 9))
+def test_held_samples_are_those_that_were_not_forgotten(sizes: list[int], forgotten: list[int], start: int) -> None:
+    held, whole = HeldSamples(), np.arange(sum(sizes), dtype=np.float32)
+    told = 0
+    for size, until in itertools.zip_longest(sizes, forgotten, fillvalue=0):
+        held.append(whole[told : told + size])
+        told += size
+        held.forget(until)
+        assert held.stop == told
+        first = min(held.start + start, told)
+        np.testing.assert_array_equal(held.read(first, told), whole[first:told])
+    assert held.start == min(max([0, *forgotten]), told) or held.start <= told
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_a_request_reaches_the_reader_as_it_is_and_later_callers_by_name() -> None:
+    error = EngineError("the device is gone")
+
+    async def main() -> None:
+        speaker = Speaker(fails=error)
+        async with session_of(speaker) as session:
+            await session.feed(speech(0, 1, 2, 3, 4))
+            with pytest.raises(EngineError) as raised:
+                await anext(session)
+            assert raised.value is error
+            for use in (session.finish, lambda: session.feed(TONE), lambda: anext(session)):
+                with pytest.raises(
+                    EngineStateError, match=r"has failed \(EngineError: the device is gone\); open another"
+                ):
+                    await use()
+
+    run_virtually(main)
+
+
+def test_a_feeder_that_waits_hears_of_an_error() -> None:
+    async def main() -> None:
+        async with session_of(Speaker(seconds=50.0, fails=EngineError("gone")), max_backlog=1.0, window=4.0) as session:
+            with pytest.raises(EngineError, match="gone"):
+                await session.feed(speech(*range(100)))
+
+    run_virtually(main)
+
+
+def test_a_session_is_used_within_its_block_and_not_behind_its_end() -> None:
+    async def main() -> None:
+        async with session_of(Speaker()) as session:
+            await session.finish()
+            await session.finish()
+            with pytest.raises(EngineStateError, match=r"feed.. after finish"):
+                await session.feed(TONE)
+            assert [update async for update in session] == []
+            assert [update async for update in session] == []
+        async with session_of(Speaker()) as left:
+            pass
+        for use in (left.finish, lambda: left.feed(TONE), lambda: anext(left)):
+            with pytest.raises(EngineStateError, match="its block has ended; open another"):
+                await use()
+
+    run_virtually(main)
+
+
+def test_two_tasks_cannot_feed_at_once() -> None:
+    async def main() -> None:
+        async with session_of(Speaker(seconds=5.0), max_backlog=1.0, window=4.0) as session:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.feed, speech(*range(100)))
+                await trio.sleep(1)
+                with pytest.raises(EngineStateError, match="while another task feeds"):
+                    await session.feed(TONE)
+                nursery.cancel_scope.cancel()
+
+    run_virtually(main)
+
+
+def test_the_bodys_own_error_leaves_the_block_as_it_is() -> None:
+    async def main() -> None:
+        async with session_of(Speaker()) as session:
+            await session.feed(speech(0, 1, 2, 3, 4))
+            await trio.sleep(1.0)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run_virtually(main)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_session_that_is_cancelled_at_any_moment_ends_at_once(seed: int) -> None:
+    """While it feeds, reads, hears, or waits for the model. Its tasks end with it: the run has no task left."""
+    chance = random.Random(seed)
+
+    async def main() -> float:
+        with trio.move_on_after(chance.uniform(0, 20)) as scope:
+            async with session_of(Speaker(seconds=chance.uniform(0.1, 5.0)), max_backlog=2.0) as session:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(speak, session, speech(*range(20), 2.0, *range(20, 60)), chance.choice([0, 1]))
+                    async for _ in session:
+                        pass
+        if scope.cancelled_caught:
+            assert trio.current_time() == pytest.approx(scope.deadline)
+        return trio.lowlevel.current_statistics().tasks_living
+
+    living = run_virtually(main)
+    assert living == run_virtually(_living)
+
+
+async def _living() -> float:
+    await trio.lowlevel.checkpoint()
+    return trio.lowlevel.current_statistics().tasks_living
