@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import trio
 from attrs import evolve
 
 from ...core.model import ModelDescription
@@ -26,14 +25,14 @@ from ..speech.transcription import Transcription
 from ..speech.voice import VoiceActivity
 from .alternatives import background
 
-_X = json.loads(os.environ.get("TX", "{}"))
-GAP = _X.get("gap", 3.0)
-PADDING = _X.get("padding", 0.4)
-EARLIEST = _X.get("earliest", 0.66)
-VOICE = SpanRules(min_silence=0.3, padding=0.1, longest=None)
+_GAP = 3.0  # seconds: a longer silence is not read
+_PADDING = 0.4  # seconds that are read around speech, whose first and last sounds are quiet
+_EARLIEST = 2 / 3  # of a window: it is not cut before
+_VOICE = SpanRules(min_silence=0.3, padding=0.1, longest=None)
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection  # a ^C between the body and this exit would skip the exit
 async def open_transcription(
     audio: AudioSource,
     options: TranscribeOptions,
@@ -75,9 +74,9 @@ def _plan(
         return PlainPlan(description.window_samples, read)
     rules = CutRules(
         window=description.window_samples,
-        gap=round(GAP * rate),
-        padding=round(PADDING * rate),
-        earliest=round(EARLIEST * description.window_samples),
+        gap=round(_GAP * rate),
+        padding=round(_PADDING * rate),
+        earliest=round(_EARLIEST * description.window_samples),
     )
     voice = detector if isinstance(options.voice_activity, str) else options.voice_activity
-    return VoicedPlan(Hearing(recording, voice, VOICE), rules, read)
+    return VoicedPlan(Hearing(recording, voice, _VOICE), rules, read)

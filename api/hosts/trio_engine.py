@@ -289,6 +289,7 @@ class TrioEngine:
             return await transcription.transcript()
 
     @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection  # as in `stream`
     async def stream_transcription(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> AsyncIterator[SegmentStream]:
