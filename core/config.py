@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from typing import Any
 
 from attrs import field, frozen
 
-from .checks import flag, function, instance, integer, number, one_of, path, settle, shown
+from .checks import Check, Refused, flag, function, instance, integer, number, one_of, path, settle, shown
 from .errors import InvalidRequest
 from .events import Event
 
@@ -45,8 +47,17 @@ class Speculation:
         settle(self, _SPECULATION, named="Speculation.{}")
 
 
+_DEVICE = re.compile(r"auto|cpu(:0)?|cuda(:\d+)?")
+
+
+def _device(value: Any) -> str:
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        raise Refused
+    return value
+
+
 _SETTINGS = {
-    "device": path("'auto', 'cpu', 'cuda' or 'cuda:N'"),
+    "device": Check(_device, "'auto', 'cpu', 'cuda' or 'cuda:N'; triolet devices lists what is there"),
     "dtype": one_of(*DTYPES),
     "threads": integer(0, 1024, "; 0: torch's own choice"),
     "max_running": integer(1, 65_536),

@@ -2,12 +2,13 @@
 
 from .actors.supervisor import EngineStatistics
 from .api.engine import Engine
-from .api.outputs.results import Completion, Delta, LiveText, Segment, Transcript, Usage
+from .api.outputs.results import Completion, Delta, LiveText, Segment, Stretch, Transcript, Usage, Word
 from .api.outputs.streams import DeltaStream
 from .api.speech.live import LiveSession
 from .api.speech.live_options import LiveOptions
 from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
+from .api.speech.voice import VoiceActivity
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,
@@ -67,6 +68,7 @@ __all__ = [
     "Segment",
     "SegmentStream",
     "Speculation",
+    "Stretch",
     "Structure",
     "Timings",
     "TranscribeOptions",
@@ -76,4 +78,6 @@ __all__ = [
     "UnsupportedImage",
     "UnsupportedModel",
     "Usage",
+    "VoiceActivity",
+    "Word",
 ]

@@ -302,8 +302,6 @@ def test_threads_are_restored(checkpoint, config):
         ({"self_kv_bytes": 1_000}, "52224 or more"),
         ({"cross_kv_bytes": 1_000}, "76800 or more"),
         ({"device": "cuda:99"}, "use device='auto' or 'cpu'"),
-        ({"device": "abacus"}, "allowed: 'auto'"),
-        ({"device": "meta"}, "allowed: 'auto'"),
     ],
     ids=str,
 )
@@ -312,6 +310,12 @@ def test_settings_that_cannot_work_are_told(checkpoint, config, changes, told):
     executor = TorchExecutor(checkpoint, config(**changes))
     with pytest.raises(InvalidRequest, match=told):
         executor.open()
+
+
+@pytest.mark.parametrize("name", ["abacus", "meta", "gpu", "cuda:one", ""])
+def test_a_device_that_no_machine_has_is_refused_before_a_model_is_looked_for(config, name):
+    with pytest.raises(InvalidRequest, match="device='.*'; allowed: 'auto', 'cpu', 'cuda' or 'cuda:N'"):
+        config(device=name)
 
 
 def test_sizes_follow_the_configuration(open_driver, checkpoint):
