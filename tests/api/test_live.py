@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from triolet.api.inputs.audio import Samples
 from triolet.api.speech.live import LiveTranscription
 from triolet.api.speech.live_audio import Ear, HeldSamples, read_chunk
 from triolet.api.speech.live_options import read_live_options
-from triolet.testing.virtual import run_virtually
+from triolet.testing import run_virtually
 
 from .speaker import DE, PREVIOUS, RATE, START, WORD, Loud, Speaker, describe, int16, name, speech
 
@@ -214,6 +215,49 @@ def test_a_recording_may_be_fed_at_once() -> None:
             return "".join([update.stable async for update in session])
 
     assert run_virtually(main) == words(*range(150))
+
+
+def test_chunks_of_any_sizes_and_kinds_are_one_audio() -> None:
+    """Of 3 ms to 1.5 s, as bytes, int16 and float32 in turn; the caller's buffer is used again for the next chunk."""
+    samples = speech(*range(20), 1.0)
+    chance = random.Random(3)
+
+    async def main() -> str:
+        async with session_of(Speaker(seconds=0.3)) as session:
+            start = 0
+            while start < len(samples):
+                chunk = samples[start : start + chance.choice([48, 500, 3_000, 24_000])].copy()
+                start += len(chunk)
+                kind = chance.choice([bytes, np.int16, np.float32])
+                fed = int16(chunk) if kind is bytes else (chunk * 32768).astype(kind) if kind is np.int16 else chunk
+                await session.feed(fed)
+                chunk[:] = 0
+            await session.finish()
+            return "".join([update.stable async for update in session])
+
+    assert run_virtually(main) == words(*range(20))
+
+
+def test_a_session_dies_with_its_block(no_collector: None) -> None:
+    """By its reference count, however it ends."""
+
+    async def ended(speaker: Speaker, *, early: bool) -> weakref.ref[LiveTranscription]:
+        with pytest.raises(EngineError) if speaker.fails else nullcontext():
+            async with session_of(speaker) as session:
+                found = weakref.ref(session)
+                await session.feed(speech(*range(10), 1.0))
+                if not early:
+                    await session.finish()
+                    assert [update async for update in session]
+        await trio.lowlevel.checkpoint()
+        return found
+
+    async def main() -> None:
+        for speaker, early in ((Speaker(), False), (Speaker(), True), (Speaker(fails=EngineError("gone")), False)):
+            found = await ended(speaker, early=early)
+            assert found() is None, (speaker, early)
+
+    run_virtually(main)
 
 
 def test_a_late_reader_gets_the_updates_of_an_utterance_as_one() -> None:

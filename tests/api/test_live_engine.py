@@ -15,8 +15,8 @@ from triolet import Engine, EngineClosed, EngineConfig, EngineStateError, Invali
 from triolet.actors.gpu_runner import torch_executor
 from triolet.actors.worker import Job
 from triolet.api.inputs.audio import Samples, load_audio
+from triolet.testing import run_virtually
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
-from triolet.testing.virtual import run_virtually
 
 from .hosts import Bench, SpeakingModel, ask
 
@@ -232,3 +232,10 @@ def test_sessions_beside_other_requests_disturb_nobody_and_leave_nothing(seed: i
             assert engine.inside.pending == 0
 
     run_virtually(main)
+
+
+def test_the_example_of_the_page_writes_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/speech_live.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    exec(compile(code, "docs/speech_live.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == demo.samples()[3].text
