@@ -155,7 +155,10 @@ class Speaker:
         await trio.sleep(self.seconds() if callable(self.seconds) else self.seconds)
         if self.fails is not None:
             error, self.fails = self.fails, None
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # a frame in its own error's traceback would be a reference cycle
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Request) -> Generated:

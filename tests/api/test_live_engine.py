@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trio
 
-from triolet import Engine, EngineClosed, EngineConfig, EngineStateError, InvalidRequest, demo
+from triolet import EncodeFailed, Engine, EngineClosed, EngineConfig, EngineStateError, InvalidRequest, demo
 from triolet.actors.gpu_runner import torch_executor
 from triolet.actors.worker import Job
 from triolet.api.inputs.audio import Samples, load_audio
@@ -131,6 +131,22 @@ def test_the_bodys_error_leaves_the_block_as_it_is(bench: Bench) -> None:
                 async with engine.live() as session:
                     await session.feed(speech(8.0))
                     raise KeyError("mine")
+
+    speaking(bench).run(main)
+
+
+def test_a_fault_of_the_device_reaches_the_reader_unwrapped_and_the_engine_goes_on(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.engine() as engine:
+            async with engine.live() as session:
+                bench.executor.fault = lambda job, _: RuntimeError("broken") if job is Job.ENCODE else None
+                await session.feed(speech(8.0))
+                with pytest.raises(EncodeFailed, match="broken"):
+                    await anext(session)
+                with pytest.raises(EngineStateError, match=r"has failed .EncodeFailed"):
+                    await session.finish()
+                bench.executor.fault = None
+            await ask(engine, 1)
 
     speaking(bench).run(main)
 
