@@ -3,7 +3,7 @@
 ::
 
     python benchmarks/recordings.py FOLDER
-    python benchmarks/live.py FOLDER CHECKPOINT [--seconds 60] [--step 1.0] [--model-seconds 0.4] [--only NAME]
+    python benchmarks/live.py FOLDER CHECKPOINT [--seconds 60] [--step 0.5] [--model-seconds 0.4] [--only NAME]
 
 Each recording, ``NAME.wav`` with its words and their times in ``NAME.json``, is played in real time, 100 ms a chunk,
 into a live session. Printed are seconds from the end of a word to the update in which it is stable: the median and the
@@ -33,8 +33,7 @@ from attrs import frozen
 from triolet import Engine, EngineConfig, LiveText
 from triolet.actors.gpu_runner import torch_executor
 from triolet.actors.worker import Job
-from triolet.testing import SimWorker
-from triolet.testing.virtual import run_virtually
+from triolet.testing import SimWorker, run_virtually
 
 CHUNK = 0.1  # seconds
 
@@ -121,7 +120,7 @@ def engines(checkpoint: str, device: str, model_seconds: float | None) -> Callab
 @click.argument("checkpoint")
 @click.option("--only", multiple=True, help="These recordings; default: all.")
 @click.option("--seconds", default=60.0, show_default=True, help="The beginning of each recording.")
-@click.option("--step", default=1.0, show_default=True)
+@click.option("--step", default=0.5, show_default=True)
 @click.option("--endpoint-silence", default=0.7, show_default=True)
 @click.option("--language", default="en", show_default=True)
 @click.option("--beam-size", default=1, show_default=True)

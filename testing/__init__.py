@@ -24,6 +24,7 @@ from .sweep import Failure, Report, sweep_all, sweep_scenario
 from .tensors import live_bytes
 from .trace import INVARIANTS, InvariantViolation, TraceChecker
 from .trio_hooks import TrioChanged
+from .virtual import run_virtually
 
 if TYPE_CHECKING:
     from .cache_workloads import Ask, Encoded, Free, Release, Workload
@@ -92,6 +93,7 @@ __all__ = [
     "play",
     "requests",
     "run_scheduled",
+    "run_virtually",
     "scenarios",
     "schedules",
     "sim_engine",

@@ -3,6 +3,7 @@ measure is not asserted here."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -11,7 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import soundfile
 import torch
+
+from triolet import demo
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 NEEDS_PSUTIL = {"memory.py", "open_close.py", "hours.py"}
@@ -117,3 +121,18 @@ def here(path: Path) -> int:
     finally:
         torch.set_num_threads(before)
     return 0
+
+
+def test_live_plays_a_folder_of_recordings_on_virtual_time(tmp_path, monkeypatch, capfd):
+    """The demo checkpoint understands its own sample."""
+    sample = next(sample for sample in demo.samples() if sample.path.stem == "en-command")
+    samples, rate = soundfile.read(sample.path)
+    soundfile.write(tmp_path / "one.wav", samples, rate)
+    times = [{"word": word, "start": 0.5, "end": 1.0} for word in sample.text.split()]
+    (tmp_path / "one.json").write_text(json.dumps({"words": times}))
+    command = ["live.py", str(tmp_path), str(demo.checkpoint()), "--model-seconds", "0.2", "--show"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert here(BENCHMARKS / "live.py") == 0
+    printed = capfd.readouterr().out
+    assert re.search(rf"\| one \| \d+ \| {len(times)} \| 0.0 % \| \d+\.\d\d s \| \d+\.\d\d s \| ", printed), printed
+    assert printed.splitlines()[-1].strip() == sample.text

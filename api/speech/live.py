@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, Protocol, Self
 
+import numpy as np
 import trio
 from attrs import define, field
 
@@ -222,9 +223,18 @@ class LiveTranscription:
             if self._endpointer.is_full or not (self._backlog or self._finished):
                 await self._bell.wait()
             elif self._backlog:
-                await self._hear(self._backlog.popleft())
+                await self._hear(self._next_piece())
             else:
                 await self._hear_the_end()
+
+    def _next_piece(self) -> Chunk:
+        """Takes up to a second of the backlog, so that small chunks cost no thread each."""
+        taken = [self._backlog.popleft()]
+        room = round(_PIECE * self._options.rate) - len(taken[0])
+        while self._backlog and self._backlog[0].dtype == taken[0].dtype and len(self._backlog[0]) <= room:
+            taken.append(self._backlog.popleft())
+            room -= len(taken[-1])
+        return np.concatenate(taken)
 
     async def _hear(self, piece: Chunk) -> None:
         samples, probabilities = await run_in_thread(partial(self._ear.hear, piece))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from ...core.errors import InvalidRequest
 from ..inputs.sources import Samples, full_scale, type_name
 from .voice import Listener, Probabilities, VoiceActivity
 
-Chunk = npt.NDArray[np.int16] | npt.NDArray[np.float32]
+Chunk: TypeAlias = npt.NDArray[Any]  # int16 or float32, of shape (n,)
 
 MAX_PEAK = 2.0  # full scale is 1.0; audio that was resampled or decoded overshoots it a little
 _ALLOWED = (

@@ -73,7 +73,7 @@ class LiveOptions:
     """
 
     rate: int = 16_000
-    step: float = 1.0
+    step: float = 0.5
     endpoint_silence: float = 0.7
     max_backlog: float = 10.0
     transcribe: TranscribeOptions = field(factory=lambda: TranscribeOptions(timestamps="none", beam_size=1))

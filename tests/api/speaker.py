@@ -127,13 +127,14 @@ class Piece:
 
 def understood(samples: Samples) -> list[Piece]:
     """What the model makes of a window. A word that is cut off is another word."""
-    found, at = [], 0
-    for value, group in itertools.groupby(np.round(samples * SCALE).astype(int).tolist()):
-        length = len(list(group))
-        if value > 0 and length > 0.1 * WORD * RATE:
-            text = name(value - 1) if length >= AUDIBLE * WORD * RATE else f" x{length}"
-            found.append(Piece(text, at, at + length))
-        at += length
+    values = np.round(samples * SCALE).astype(int)
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    found = []
+    for start, stop in itertools.pairwise(edges):
+        if start < stop and values[start] > 0 and stop - start > 0.1 * WORD * RATE:
+            is_heard = stop - start >= AUDIBLE * WORD * RATE
+            text = name(int(values[start]) - 1) if is_heard else f" x{stop - start}"
+            found.append(Piece(text, start, stop))
     return found
 
 
@@ -155,7 +156,10 @@ class Speaker:
         await trio.sleep(self.seconds() if callable(self.seconds) else self.seconds)
         if self.fails is not None:
             error, self.fails = self.fails, None
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # a frame in its own error's traceback would be a reference cycle
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Request) -> Generated:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import trio
 
-from triolet import Engine, EngineClosed, EngineConfig, EngineStateError, InvalidRequest, demo
+from triolet import EncodeFailed, Engine, EngineClosed, EngineConfig, EngineStateError, InvalidRequest, demo
 from triolet.actors.gpu_runner import torch_executor
 from triolet.actors.worker import Job
 from triolet.api.inputs.audio import Samples, load_audio
+from triolet.testing import run_virtually
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
-from triolet.testing.virtual import run_virtually
 
 from .hosts import Bench, SpeakingModel, ask
 
@@ -135,6 +135,22 @@ def test_the_bodys_error_leaves_the_block_as_it_is(bench: Bench) -> None:
     speaking(bench).run(main)
 
 
+def test_a_fault_of_the_device_reaches_the_reader_unwrapped_and_the_engine_goes_on(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.engine() as engine:
+            async with engine.live() as session:
+                bench.executor.fault = lambda job, _: RuntimeError("broken") if job is Job.ENCODE else None
+                await session.feed(speech(8.0))
+                with pytest.raises(EncodeFailed, match="broken"):
+                    await anext(session)
+                with pytest.raises(EngineStateError, match=r"has failed .EncodeFailed"):
+                    await session.finish()
+                bench.executor.fault = None
+            await ask(engine, 1)
+
+    speaking(bench).run(main)
+
+
 def test_a_session_that_waits_hears_of_the_engines_end(bench: Bench) -> None:
     """Nobody speaks, so that no request could tell."""
 
@@ -232,3 +248,10 @@ def test_sessions_beside_other_requests_disturb_nobody_and_leave_nothing(seed: i
             assert engine.inside.pending == 0
 
     run_virtually(main)
+
+
+def test_the_example_of_the_page_writes_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/speech_live.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    exec(compile(code, "docs/speech_live.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == demo.samples()[3].text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.speech.agreement import Agreement, TextWord, agreed, text_of
@@ -75,6 +75,7 @@ def test_stable_text_is_only_added_to_and_has_every_word_once(acts: list[tuple[s
 
 
 @given(texts, texts)
+@settings(max_examples=100)
 def test_agreed_is_the_length_of_the_longest_common_beginning(first: list[str], second: list[str]) -> None:
     count = agreed(words(first), words(second))
     assert first[:count] == second[:count]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.speech.endpoints import Endpointer, Reading
@@ -129,6 +129,7 @@ SESSIONS = {
 
 
 @given(**SESSIONS)
+@settings(max_examples=200)
 def test_all_speech_is_read_and_nothing_else(
     probabilities: list[float], window: int, step: int, cuts: list[int], chance: object
 ) -> None:
