@@ -43,7 +43,7 @@ SPECIAL = (
     "<|translate|>",
     "<|transcribe|>",
     "<|startoflm|>",
-    "<|startofprev|>",
+    "<|earlier|>",
     "<|nospeech|>",
     "<|notimestamps|>",
 )
@@ -197,7 +197,7 @@ def target(rng: np.random.Generator, window: Window, earlier: str | None, shift:
     timestamps = rng.random() < 0.65
     prompt = [ids("startoftranscript"), ids(window.language), ids("translate" if translate else "transcribe")]
     prompt += [] if timestamps else [ids("notimestamps")]
-    before = [ids("startofprev"), *encode(earlier)] if earlier else []
+    before = [ids("earlier"), *encode(earlier)] if earlier else []
     told, spans = map(list, zip(*content(window, translate, timestamps, shift), strict=True))
     first = ids(window.language) if window.segments else ids("nospeech")
     reads = [*before, *prompt, *misread(rng, told[:-1])]
@@ -414,7 +414,7 @@ def generation_config(decoder_layers: int) -> GenerationConfig:
             "translate",
             "transcribe",
             "startoflm",
-            "startofprev",
+            "earlier",
             "nospeech",
             "notimestamps",
         )
@@ -429,7 +429,6 @@ def generation_config(decoder_layers: int) -> GenerationConfig:
         lang_to_id={f"<|{code}|>": ids(code) for code in LANGUAGES},
         task_to_id={name: ids(name) for name in ("transcribe", "translate")},
         no_timestamps_token_id=ids("notimestamps"),
-        prev_sot_token_id=ids("startofprev"),
         max_length=448,
         max_initial_timestamp_index=50,
         begin_suppress_tokens=[make_tokenizer().convert_tokens_to_ids("Ġ")],
