@@ -137,20 +137,20 @@ async def test_the_language_is_decided_once_for_all_pieces() -> None:
 
 async def test_an_error_is_raised_when_all_before_it_was_told_and_the_piece_can_be_read_again() -> None:
     """As it is, in no group; nothing is lost: the next call reads the piece again, and those behind it follow."""
-    run = Gates(errors={30: LookupError("30")})
-    for second in (0, 30, 60):
+    run = Gates(errors={1: LookupError("1")})
+    for second in range(3):
         run.gate(second).set()
     async with background() as start_soon:
-        transcription = begin_parallel(ramp(90), run, start_soon)
+        transcription = begin_parallel(ramp(3), run, start_soon, model=SECOND)
         assert len(await transcription.next_window() or []) == 1
         assert await transcription.next_window() == []
         for _ in range(2):
             with pytest.raises(LookupError) as raised:
                 await transcription.next_window()
-            assert raised.value is run.errors[30]
-        del run.errors[30]
+            assert raised.value is run.errors[1]
+        del run.errors[1]
         rest = await transcription.transcript()
-    assert [one.start for one in rest.segments] == [30, 60]
+    assert [one.start for one in rest.segments] == [1, 2]
 
 
 async def test_errors_of_several_pieces_are_raised_in_turn() -> None:
@@ -169,6 +169,33 @@ async def test_errors_of_several_pieces_are_raised_in_turn() -> None:
         rest = await transcription.transcript()
     assert [one.start for one in rest.segments] == [60]
     assert sorted(run.asked) == [0, 0, 30, 60, 60], "what was read is not read again"
+
+
+async def test_what_a_piece_has_read_is_told_before_its_error() -> None:
+    """Although both are known when its turn comes."""
+    run, told = Gates(answered=answer(0.0, "a", 0.5, 0.5, "b")), list[float | str]()
+    run.gate(1).set()
+
+    async def failing(requests: Sequence[Request]) -> Sequence[Generated]:
+        found = await run(requests)
+        if run.asked.count(1) == 2 and run.asked[-1] == 1:
+            raise LookupError("1")
+        return found
+
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(2), failing, start_soon, model=SECOND)
+
+        async def read() -> None:
+            with pytest.raises(LookupError, match="1"):
+                while (found := await transcription.next_window()) is not None:
+                    told.extend(one.start for one in found)
+            told.append("error")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await settle()
+            run.gate(0).set()
+    assert told == [0, 0.5, 1, "error"]
 
 
 async def test_a_piece_that_failed_goes_on_at_the_window_that_failed() -> None:
