@@ -125,9 +125,10 @@ class VoicedPlan:
         if found is None:
             return None
         start, stop = found
-        while speaks(self.speech, stop) and stop - start < MOST_WINDOWS * self.rules.window:
-            following = await self.next(stop, ahead=True)
-            assert following is not None, "speech that goes on is read on"
+        for _ in range(MOST_WINDOWS - 1):
+            following = await self.next(stop, ahead=True) if speaks(self.speech, stop) else None
+            if following is None or following[0] > stop:
+                break  # a pause, or a clip that ends although somebody speaks
             stop = following[1]
         return start, stop
 

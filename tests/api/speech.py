@@ -4,6 +4,7 @@ recording of an array, and a voice activity that knows where somebody speaks."""
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -18,7 +19,7 @@ from triolet.api.hosts.transcriptions import open_transcription
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.parallel import ParallelTranscription
-from triolet.api.speech.plan import Clips, PlainPlan, Plan
+from triolet.api.speech.plan import Clips, PlainPlan, Plan, VoicedPlan
 from triolet.api.speech.reader import Run, Stopwatch, WindowReader
 from triolet.api.speech.recipe import Recipe
 from triolet.api.speech.transcription import Transcription
@@ -187,6 +188,7 @@ class PaperRecording:
     length_known: bool = True
     broken: str | None = None
     read: list[tuple[int, int]] = field(factory=list)  # [start, stop) of each call, within the audio
+    given: list[weakref.ref[Samples]] = field(factory=list)  # the samples of each call
     forgotten: int = 0
 
     @property
@@ -198,6 +200,7 @@ class PaperRecording:
         assert start >= self.forgotten, f"{start} is asked for, but all before {self.forgotten} was to be forgotten"
         found = self.samples[start : start + length].copy()
         self.read.append((start, start + len(found)))
+        self.given.append(weakref.ref(found))
         return found
 
     def forget(self, before: int) -> None:
@@ -213,6 +216,7 @@ class PaperHearing:
     block: int = 512
     heard: int = 0
     skipped: int = 0
+    recording: PaperRecording | None = None  # forgets what is skipped
     listens: bool = field(default=False, init=False)
 
     @property
@@ -225,6 +229,8 @@ class PaperHearing:
 
     def skip(self, before: int) -> None:
         self.skipped = max(self.skipped, before)
+        if self.recording is not None:
+            self.recording.forget(min(before, self.heard))
 
     @property
     def ended(self) -> bool:
@@ -240,10 +246,6 @@ class PaperHearing:
         finally:
             self.listens = False
         self.heard = min(-(-until // self.block) * self.block, self.length)
-
-    def quietest(self, start: int, stop: int) -> int:
-        assert stop <= self.heard, "nobody listened there"
-        return (start + stop) // 2
 
 
 # -- transcriptions ----------------------------------------------------------------------------------------------------
@@ -261,7 +263,15 @@ def begin(
     plan: Plan | None = None,
 ) -> Transcription:
     plan = plan or PlainPlan(model.window_samples, EVERYTHING)
-    return Transcription(PaperRecording(samples), plan, reader_of(run, options, model))
+    return Transcription(recording_of(samples, plan), plan, reader_of(run, options, model))
+
+
+def recording_of(samples: Samples, plan: Plan) -> PaperRecording:
+    """A recording that forgets what the plan skips."""
+    recording = PaperRecording(samples)
+    if isinstance(plan, VoicedPlan) and isinstance(plan.hearing, PaperHearing):
+        plan.hearing.recording = recording
+    return recording
 
 
 StartSoon = Callable[[Callable[[], Awaitable[None]]], None]
@@ -277,9 +287,10 @@ def begin_parallel(
     *,
     at_once: int = 4,
 ) -> ParallelTranscription:
+    plan = plan or PlainPlan(model.window_samples, EVERYTHING)
     return ParallelTranscription(
-        PaperRecording(samples),
-        plan or PlainPlan(model.window_samples, EVERYTHING),
+        recording_of(samples, plan),
+        plan,
         reader_of(run, options, model),
         at_once=at_once,
         start_soon=start_soon,

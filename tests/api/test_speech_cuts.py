@@ -15,19 +15,15 @@ from triolet.api.outputs.results import Stretch
 from triolet.api.speech import cuts
 from triolet.api.speech.coverage import coverage
 from triolet.api.speech.cuts import CutRules, next_speech, speech_within
-from triolet.api.speech.plan import Clips, PlainPlan, Plan, VoicedPlan
+from triolet.api.speech.plan import MOST_WINDOWS, Clips, PlainPlan, Plan, VoicedPlan
 
 from .speech import EVERYTHING, PaperHearing
 
 Span = tuple[int, int]
 
 
-def rules(**changes: int | bool) -> CutRules:
-    return CutRules(**{"window": 100, "gap": 20, "padding": 4, "earliest": 60, "at_pauses": True, **changes})  # type: ignore[arg-type]
-
-
-def middle(start: int, stop: int) -> int:
-    return (start + stop) // 2
+def rules(**changes: int) -> CutRules:
+    return CutRules(**{"window": 100, "gap": 20, "padding": 4, "earliest": 60, **changes})
 
 
 # ---- one window ------------------------------------------------------------------------------------------------------
@@ -63,16 +59,16 @@ def middle(start: int, stop: int) -> int:
         (0, [(4, 50), (68, 150)], {}, (0, 64)),
         # ... of a pause that ends behind the window, the part within
         (0, [(4, 90), (108, 150)], {}, (0, 95)),
-        # no pause: where it is quietest
-        (0, [(4, 150)], {}, (0, 80)),
-        # not cut at pauses: the full length, and timestamps tell where to go on
-        (0, [(4, 70), (74, 150)], {"at_pauses": False}, (0, 100)),
-        # a long pause ends such a window too
-        (0, [(4, 70), (95, 150)], {"at_pauses": False}, (0, 74)),
+        # ... a pause before the earliest cut is none
+        (0, [(4, 30), (40, 150)], {}, (0, 100)),
+        # no pause: the full length, and timestamps tell where to go on
+        (0, [(4, 150)], {}, (0, 100)),
+        # a long pause ends the window, although there is a longer one behind it
+        (0, [(4, 50), (70, 75), (98, 150)], {}, (0, 54)),
     ],
 )
 def test_a_window_is_cut(seek: int, spans: Sequence[Span], changed: dict[str, int], window: Span | None) -> None:
-    assert cuts.window_at(seek, spans, rules(**changed), middle) == window
+    assert cuts.window_at(seek, spans, rules(**changed)) == window
 
 
 def test_speech_is_counted_and_found() -> None:
@@ -104,18 +100,12 @@ def all_rules(draw: st.DrawFn) -> CutRules:
         gap=gap,
         padding=draw(st.integers(0, gap // 2)),
         earliest=draw(st.integers(gap // 2 + 1, window - 1)),
-        at_pauses=draw(st.booleans()),
     )
-
-
-def somewhere(start: int, stop: int) -> int:
-    """A quietest place that is not always the middle."""
-    return start + (start * 31 + stop * 17) % (stop - start)
 
 
 def windows_from(seek: int, spans: Sequence[Span], chosen: CutRules) -> list[Span]:
     found: list[Span] = []
-    while (window := cuts.window_at(seek, spans, chosen, somewhere)) is not None:
+    while (window := cuts.window_at(seek, spans, chosen)) is not None:
         assert window[1] > seek, f"{window} leads nowhere"
         found.append(window)
         seek = window[1]
@@ -153,17 +143,14 @@ def test_no_long_silence_is_read(spans: list[Span], chosen: CutRules) -> None:
 @given(speech(), all_rules())
 @settings(max_examples=120)
 def test_a_window_is_never_cut_inside_speech_where_there_is_a_pause(spans: list[Span], chosen: CutRules) -> None:
-    """Where it is cut at pauses at all; otherwise it has its full length."""
+    """Where there is none behind the earliest cut, it has its full length."""
     for start, stop in windows_from(0, spans, chosen):
         if not any(a < stop < b for a, b in spans):
-            continue
-        if not chosen.at_pauses:
-            assert stop == start + chosen.window, f"{start, stop} is cut early, inside of speech"
             continue
         earliest, latest = start + chosen.earliest, start + chosen.window
         pauses = [(a, b) for (_, a), (b, _) in pairwise(spans) if a < latest and b > earliest and a >= start]
         assert not pauses, f"{start, stop} is cut inside of speech, although there are pauses {pauses}"
-        assert stop == somewhere(earliest, latest), f"{start, stop} is not cut where it is quietest"
+        assert stop == latest, f"{start, stop} is cut early, inside of speech"
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -176,13 +163,13 @@ def clips_of(draw: st.DrawFn, most: int = 900) -> Clips:
     return (*pairs, (edges[-1], None)) if len(edges) % 2 else tuple(pairs) or EVERYTHING
 
 
-def planned(plan: Plan, length: int, limit: int | None = None) -> list[Span]:
-    """The windows of a whole walk, cut at the end of the audio."""
+def planned(plan: Plan, length: int, limit: int | None = None, *, pieces: bool = False) -> list[Span]:
+    """The windows or pieces of a whole walk, cut at the end of the audio."""
     found: list[Span] = []
 
     async def walk() -> None:
         seek = 0
-        while (window := await plan.next(seek, limit)) is not None:
+        while (window := await (plan.piece(seek) if pieces else plan.next(seek, limit))) is not None:
             start, stop = window
             assert seek <= start < stop, f"{window} behind {seek}"
             if start >= length:
@@ -243,6 +230,60 @@ def test_nobody_listens_further_ahead_than_a_window_needs(spans: list[Span], cho
     if window is not None:
         start = next_speech(spans, 0, 0)
         assert hearing.heard <= start + chosen.window + chosen.gap + chosen.padding
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spans", "clips", "pieces"),
+    [
+        # a window that a pause ends is a piece
+        ([(4, 70), (74, 150)], EVERYTHING, [(0, 72), (72, 154)]),
+        # speech without a pause: windows together, up to its end
+        ([(4, 250)], EVERYTHING, [(0, 254)]),
+        # ... up to its first pause behind the earliest cut of a window
+        ([(4, 180), (184, 250)], EVERYTHING, [(0, 182), (182, 254)]),
+        # ... up to four windows
+        ([(4, 950)], EVERYTHING, [(0, 400), (400, 800), (800, 954)]),
+        # a clip ends although somebody speaks
+        ([(4, 950)], ((0, 50), (300, 340)), [(0, 50), (300, 340)]),
+        # clips side by side are read together where somebody speaks across them
+        ([(4, 95)], ((0, 50), (50, None)), [(0, 99)]),
+    ],
+)
+def test_a_piece_is_cut(spans: Sequence[Span], clips: Clips, pieces: list[Span]) -> None:
+    length = spans[-1][1] + 50
+    assert planned(VoicedPlan(PaperHearing(spans, length), rules(), clips), length, pieces=True) == pieces
+
+
+@given(speech(), all_rules(), clips_of(), st.integers(1, 80))
+@settings(max_examples=120)
+def test_pieces_tile_the_speech_and_are_not_cut_in_its_middle(
+    spans: list[Span], chosen: CutRules, clips: Clips, block: int
+) -> None:
+    """But where a clip ends, or behind so many full windows without a pause, since samples must be bounded."""
+    length = spans[-1][1] + 7 if spans else 50
+    allowed = inside([(start, length if stop is None else min(stop, length)) for start, stop in clips])
+    found = planned(VoicedPlan(PaperHearing(spans, length, block), chosen, clips), length, pieces=True)
+    assert inside(found) <= allowed, "something outside of the clips is read"
+    assert (inside(spans) & allowed) <= inside(found), "speech is not read"
+    for start, stop in found:
+        assert stop - start <= MOST_WINDOWS * chosen.window, f"{start, stop} is too long"
+        in_speech = any(a < stop < b for a, b in spans) and {stop - 1, stop} <= allowed
+        several = any(start < edge < stop for clip in clips for edge in clip if edge is not None)
+        if in_speech and not several:
+            assert stop - start == MOST_WINDOWS * chosen.window, f"{start, stop} is cut inside of speech"
+    known = PaperHearing(spans, length, length)
+    assert found == planned(VoicedPlan(known, chosen, clips), length, pieces=True), "it depends on what is known ahead"
+
+
+@given(clips_of(), st.integers(1, 1_000), st.integers(20, 100))
+@settings(max_examples=40)
+def test_pieces_of_a_plain_plan_are_its_windows(clips: Clips, length: int, window: int) -> None:
+    """Nobody listens, so no pause is known."""
+    plan = PlainPlan(window, clips)
+    assert planned(plan, length, pieces=True) == planned(plan, length)
 
 
 # ---- coverage --------------------------------------------------------------------------------------------------------

@@ -12,14 +12,18 @@ from attrs import define, field
 
 from triolet.api.hosts.alternatives import background
 from triolet.api.inputs.audio import Samples
+from triolet.api.speech.cuts import CutRules
+from triolet.api.speech.plan import VoicedPlan
 from triolet.api.speech.windows import Generated
 from triolet.core.request import Request
 
 from .speech import (
+    EVERYTHING,
     GREEDY,
     RATE,
     START,
     WINDOW,
+    PaperHearing,
     PaperRecording,
     Script,
     answer,
@@ -99,12 +103,16 @@ async def test_one_piece_more_is_cut_than_may_be_read_at_once() -> None:
 
 
 async def test_no_piece_has_text_before_it_but_its_own() -> None:
-    """Nor the initial prompt, but the first one; windows within a piece have the text of those before."""
-    script = Script(answer(0.0, "a", 10.0, 10.0, "b"))
-    async with background() as start_soon:
-        await begin_parallel(ramp(60), script, start_soon, at_once=1).transcript()
-    before = [(extent(r.items[0].payload)[0] // RATE, r.prompt_token_ids.index(START)) for r in script.requests]
-    assert before == [(0, 0), (10, 4), (20, 7), (30, 0), (40, 4), (50, 7)]
+    """And the initial prompt, with its names and spelling; windows within a piece have the text of those before."""
+    for prompt, initial in ((None, 0), ("names", 7)):
+        script = Script(answer(0.0, "a", 10.0, 10.0, "b"))
+        async with background() as start_soon:
+            transcription = begin_parallel(ramp(60), script, start_soon, options_of(initial_prompt=prompt), at_once=1)
+            await transcription.transcript()
+        before = [(extent(r.items[0].payload)[0] // RATE, r.prompt_token_ids.index(START)) for r in script.requests]
+        grown = [0, 3, 6] if prompt else [0, 4, 7]
+        expected = [initial + more for more in grown]
+        assert before == [(10 * n, expected[n % 3]) for n in range(6)]
 
 
 async def test_a_piece_ends_where_it_was_cut() -> None:
@@ -129,20 +137,85 @@ async def test_the_language_is_decided_once_for_all_pieces() -> None:
 
 async def test_an_error_is_raised_when_all_before_it_was_told_and_the_piece_can_be_read_again() -> None:
     """As it is, in no group; nothing is lost: the next call reads the piece again, and those behind it follow."""
-    run = Gates(errors={30: LookupError("30")})
-    for second in (0, 30, 60):
+    run = Gates(errors={1: LookupError("1")})
+    for second in range(3):
         run.gate(second).set()
     async with background() as start_soon:
-        transcription = begin_parallel(ramp(90), run, start_soon)
+        transcription = begin_parallel(ramp(3), run, start_soon, model=SECOND)
         assert len(await transcription.next_window() or []) == 1
         assert await transcription.next_window() == []
         for _ in range(2):
             with pytest.raises(LookupError) as raised:
                 await transcription.next_window()
-            assert raised.value is run.errors[30]
-        del run.errors[30]
+            assert raised.value is run.errors[1]
+        del run.errors[1]
         rest = await transcription.transcript()
-    assert [one.start for one in rest.segments] == [30, 60]
+    assert [one.start for one in rest.segments] == [1, 2]
+
+
+async def test_errors_of_several_pieces_are_raised_in_turn() -> None:
+    """Each when all before it was told, whichever came first; the others are read meanwhile."""
+    run, told = Gates(errors={0: LookupError("0"), 60: LookupError("60")}), list[float]()
+    for second in (60, 30, 0):
+        run.gate(second).set()
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(90), run, start_soon, at_once=3)
+        for second in (0, 60):
+            with pytest.raises(LookupError, match=f"^{second}$"):
+                while (found := await transcription.next_window()) is not None:
+                    told += [one.start for one in found]
+            assert told == [0, 30][: second // 30]
+            del run.errors[second]
+        rest = await transcription.transcript()
+    assert [one.start for one in rest.segments] == [60]
+    assert sorted(run.asked) == [0, 0, 30, 60, 60], "what was read is not read again"
+
+
+async def test_what_a_piece_has_read_is_told_before_its_error() -> None:
+    """Although both are known when its turn comes."""
+    run, told = Gates(answered=answer(0.0, "a", 0.5, 0.5, "b")), list[float | str]()
+    run.gate(1).set()
+
+    async def failing(requests: Sequence[Request]) -> Sequence[Generated]:
+        found = await run(requests)
+        if run.asked.count(1) == 2 and run.asked[-1] == 1:
+            raise LookupError("1")
+        return found
+
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(2), failing, start_soon, model=SECOND)
+
+        async def read() -> None:
+            with pytest.raises(LookupError, match="1"):
+                while (found := await transcription.next_window()) is not None:
+                    told.extend(one.start for one in found)
+            told.append("error")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await settle()
+            run.gate(0).set()
+    assert told == [0, 0.5, 1, "error"]
+
+
+async def test_a_piece_that_failed_goes_on_at_the_window_that_failed() -> None:
+    """With the text of its own windows before that one."""
+    script = Script(answer(0.0, "a", 10.0, 10.0, "b"))
+
+    async def run(requests: Sequence[Request]) -> Sequence[Generated]:
+        found = await script(requests)
+        if len(script.requests) == 2:
+            raise LookupError("device")
+        return found
+
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(30), run, start_soon)
+        assert len(await transcription.next_window() or []) == 1
+        with pytest.raises(LookupError, match="device"):
+            await transcription.next_window()
+        await transcription.transcript()
+    assert [extent(one.items[0].payload)[0] // RATE for one in script.requests] == [0, 10, 10, 20]
+    assert script.requests[1].prompt_token_ids == script.requests[2].prompt_token_ids
 
 
 async def test_an_error_leaves_the_block_unwrapped_and_ends_all_pieces() -> None:
@@ -200,6 +273,67 @@ async def test_a_recording_that_fails_fails_behind_what_was_read() -> None:
             while (found := await transcription.next_window()) is not None:
                 told += [one.start for one in found]
     assert told == [0, 30]
+
+
+async def test_a_recording_that_failed_is_cut_on_by_the_next_call() -> None:
+    """Behind the last piece: nothing is read twice, and nothing is lost."""
+
+    class Shaky(PaperRecording):
+        async def window(self, start: int, length: int) -> Samples:
+            if start == 60 * RATE and not self.broken:
+                self.broken = "once"
+                raise OSError("the disk")
+            return await PaperRecording.window(self, start, length)
+
+    script = Script(answer(0.0, "a", 5.0))
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(120), script, start_soon)
+        transcription.recording = Shaky(ramp(120))
+        with pytest.raises(OSError, match="the disk"):
+            await transcription.transcript()
+        rest = await transcription.transcript()
+    assert [one.start for one in rest.segments] == [60, 90]
+    assert sorted(script.windows()) == [(n * WINDOW, (n + 1) * WINDOW) for n in range(4)]
+
+
+async def test_the_samples_of_a_piece_are_dropped_when_it_is_read(no_collector: None) -> None:
+    """Although it waits to be told, since one before it is not read yet."""
+    run = Gates()
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(4), run, start_soon, model=SECOND)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(transcription.transcript)
+            await settle()
+            for second in (1, 2, 3):
+                run.gate(second).set()
+            await settle()
+            assert isinstance(transcription.recording, PaperRecording)
+            assert [samples() is not None for samples in transcription.recording.given[:4]] == [
+                True,
+                False,
+                False,
+                False,
+            ]
+            run.gate(0).set()
+    assert not any(samples() is not None for samples in transcription.recording.given[:4])
+
+
+async def test_speech_without_a_pause_is_one_piece_whose_windows_are_read_in_order() -> None:
+    """Each starts where the one before says, with its text before it, so that no word is cut; other pieces go on."""
+    rules = CutRules(window=RATE, gap=RATE // 2, padding=0, earliest=RATE // 2)
+    speech = [(0, 3 * RATE), (4 * RATE, 5 * RATE)]
+    plan = VoicedPlan(PaperHearing(speech, 5 * RATE), rules, EVERYTHING)
+    run = Gates(answered=answer(0.0, "a", 0.5, 0.5, "b"))
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(5), run, start_soon, model=SECOND, plan=plan)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(transcription.transcript)
+            await settle()
+            assert sorted(run.asked) == [0, 4], "the second window waits for the first one's timestamps"
+            for second in range(5):
+                run.gate(second).set()
+    assert isinstance(transcription.recording, PaperRecording)
+    assert [span for span in transcription.recording.read if span[0] < span[1]] == speech
 
 
 async def test_silence_between_pieces_is_passed_over() -> None:

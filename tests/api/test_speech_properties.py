@@ -74,7 +74,6 @@ class Audio:
     length: int
     clips: Clips
     speech: tuple[Span, ...] | None  # None: nobody listens
-    at_pauses: bool
 
     def samples(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         return np.arange(1, self.length + 1, dtype=np.float32)
@@ -82,7 +81,7 @@ class Audio:
     def plan(self, clips: Clips | None = None) -> Plan:
         if self.speech is None:
             return PlainPlan(SHORT, clips or self.clips)
-        rules = CutRules(window=SHORT, gap=RATE, padding=1_000, earliest=SHORT // 2, at_pauses=self.at_pauses)
+        rules = CutRules(window=SHORT, gap=RATE, padding=1_000, earliest=SHORT // 2)
         return VoicedPlan(PaperHearing(self.speech, self.length, 4_096), rules, clips or self.clips)
 
     def wanted(self) -> list[Span]:
@@ -103,7 +102,7 @@ def any_audio(draw: st.DrawFn) -> Audio:
         marks = sorted(draw(st.sets(st.integers(0, length), max_size=8)))
         found = list(zip(marks[::2], marks[1::2], strict=False))
     speech = None if found is None else tuple(found)
-    return Audio(length=length, clips=clips or EVERYTHING, speech=speech, at_pauses=draw(st.booleans()))
+    return Audio(length=length, clips=clips or EVERYTHING, speech=speech)
 
 
 @define(eq=False)

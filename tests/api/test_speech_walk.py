@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import attrs
 import numpy as np
 import pytest
 import trio
+from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +19,9 @@ from triolet.api.speech.languages import certain, mean
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.plan import PlainPlan, VoicedPlan
 from triolet.api.speech.transcription import Transcription
+from triolet.api.speech.windows import Generated
+from triolet.core.plan import AlignedTokens
+from triolet.core.request import Request
 
 from .speech import (
     DE,
@@ -30,12 +37,15 @@ from .speech import (
     Script,
     answer,
     begin,
+    describe,
     detected,
     opened,
     options_of,
     ramp,
     read_all,
 )
+
+ALIGNS = describe(alignment_fault=None)
 
 
 def times(transcription: Transcription) -> list[tuple[float, float]]:
@@ -90,6 +100,38 @@ async def test_one_small_move_is_followed() -> None:
     )
     await begin(ramp(45), script).transcript()
     assert [start for start, _ in script.windows()] == [0, 9_600, 9_600 + 20 * RATE]
+
+
+@define(eq=False)
+class Worded:
+    """A run that says one word in every window, which ends after ``seconds``, and goes on."""
+
+    seconds: float
+    script: Script = field(factory=lambda: Script(answer(0.0, " hm", 20.0, 20.0, " x")))
+
+    async def __call__(self, requests: Sequence[Request]) -> Sequence[Generated]:
+        (request,) = requests
+        if request.alignment is None:
+            return await self.script(requests)
+        aligned = len(request.prompt_token_ids) - request.alignment.start
+        frames = (0, *[round(50 * self.seconds)] * aligned)
+        await trio.lowlevel.checkpoint()
+        return [attrs.evolve(answer(), aligned=AlignedTokens(frames=frames, logprobs=(-0.1,) * aligned))]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "moves"),
+    [(0.6, [0.6, 30, 0.6, 30]), (1.0, [1, 1, 1, 1])],
+    ids=["two small ones", "a second is no small one"],
+)
+async def test_after_two_small_moves_by_words_the_window_is_used_up(seconds: float, moves: list[float]) -> None:
+    """The window goes on behind its last word. Where words end early, over and over, it does not creep either."""
+    run = Worded(seconds)
+    transcription = begin(ramp(120), run, options_of(timestamps="word"), ALIGNS)
+    for _ in range(5):
+        await transcription.next_window()
+    starts = [start / RATE for start, _ in run.script.windows()]
+    assert [after - before for before, after in pairwise(starts)] == pytest.approx(moves, abs=0.03)
 
 
 async def test_a_move_of_a_second_is_no_small_one() -> None:
@@ -185,7 +227,7 @@ async def test_where_nobody_speaks_there_is_no_language(parallel: bool) -> None:
 
 # ---- speech behind a window's last segment ---------------------------------------------------------------------------
 
-RULES = CutRules(window=WINDOW, gap=2 * RATE, padding=RATE // 2, earliest=20 * RATE, at_pauses=False)
+RULES = CutRules(window=WINDOW, gap=2 * RATE, padding=RATE // 2, earliest=20 * RATE)
 
 
 def voiced(*speech: tuple[float, float], seconds: float, rules: CutRules = RULES) -> VoicedPlan:
@@ -222,6 +264,72 @@ async def test_reading_on_ends_where_the_model_says_nothing_new() -> None:
     assert [(one.kind, one.end) for one in transcription.coverage] == [("speech", 0.9), ("failed", 28)]
 
 
+def texts_before(script: Script) -> list[str]:
+    """What each request has in front of <|startoftranscript|>: text alone."""
+    prompts = [request.prompt_token_ids for request in script.requests]
+    return [bytes(token for token in ids[: ids.index(START)] if token < 256).decode() for ids in prompts]
+
+
+async def test_text_that_misled_the_model_is_not_given_on() -> None:
+    """The model stopped although somebody spoke on: neither that window's text nor what came before it is repeated."""
+    script = Script(answer(0.0, "a", 30.0), answer(0.0, "b", 10.0), answer(0.0, "c", 20.0))
+    await read_all(ramp(60), script, options_of(initial_prompt="names"), plan=voiced((0, 60), seconds=60))
+    assert [start // RATE for start, _ in script.windows()] == [0, 30, 40]
+    assert texts_before(script) == [" names", " namesa", ""]
+
+
+NOTHING = answer(0.0, 30.0, no_speech=0.9)
+
+
+@pytest.mark.parametrize(
+    ("speech", "before", "asked"),
+    [
+        (((0, 29), (32, 33)), "a", ["", "a", ""]),  # a second of speech
+        (((0, 29), (32, 32.9)), "a", ["", "a"]),  # less may be a noise
+        (((0, 29), (32, 60)), "", ["", ""]),  # there is no text that could have misled it
+        (None, "a", ["", "a"]),  # nobody listens: the model's word counts
+    ],
+)
+async def test_where_somebody_speaks_and_the_model_says_nothing_it_is_asked_without_the_text_before(
+    speech: tuple[tuple[float, float], ...] | None, before: str, asked: list[str]
+) -> None:
+    """Once more, on the same audio. What it says then is told."""
+    first = answer(0.0, before, 29.0) if before else NOTHING
+    script = Script(first, NOTHING, answer(0.0, "b", 0.5))
+    plan = PlainPlan(WINDOW, EVERYTHING) if speech is None else voiced(*speech, seconds=60)
+    transcription = begin(ramp(60), script, plan=plan)
+    transcript = await transcription.transcript()
+    assert texts_before(script) == asked
+    assert len(script.windows()) == 2
+    assert transcript.text == before + ("b" if len(asked) == 3 else "")
+
+
+@pytest.mark.parametrize("second", [NOTHING, answer(0.0, "b", 30.0)], ids=["nothing again", "a text"])
+async def test_a_second_reading_forgets_the_text_before(second: Generated) -> None:
+    """The windows behind have what the second reading told before them, and nothing older."""
+    script = Script(answer(0.0, "a", 30.0), NOTHING, second, answer(0.0, "c", 30.0))
+    await read_all(ramp(90), script, plan=voiced((0, 90), seconds=90))
+    assert texts_before(script) == ["", "a", "", "" if second is NOTHING else "b"]
+
+
+async def test_a_second_reading_that_fails_leaves_all_as_it_was() -> None:
+    """The window is read again from the beginning, with the text before it."""
+    script = Script(answer(0.0, "a", 30.0), NOTHING, NOTHING, NOTHING, answer(0.0, "b", 30.0))
+
+    async def run(requests: Sequence[Request]) -> Sequence[Generated]:
+        found = await script(requests)
+        if len(script.requests) == 3:
+            raise LookupError("device")
+        return found
+
+    transcription = begin(ramp(60), run, plan=voiced((0, 60), seconds=60))
+    await transcription.next_window()
+    with pytest.raises(LookupError, match="device"):
+        await transcription.next_window()
+    assert (await transcription.transcript()).text == "b"
+    assert texts_before(script) == ["", "a", "", "a", ""]
+
+
 async def test_a_silence_between_speech_is_not_read() -> None:
     script = Script(answer(0.0, "a", 3.0), answer(0.0, "b", 3.0))
     await read_all(ramp(70), script, plan=voiced((2, 5), (50, 53), seconds=70))
@@ -248,7 +356,7 @@ async def test_a_clip_of_a_few_samples_does_not_end_the_others(parallel: bool, l
     ending = answer(0.0, "a", 5.0, 5.0, "b")
     script = Script(*([] if language else [detected(0.9, 0.1)]), ending, answer(0.0, "c", 5.0))
     transcription = await read_all(
-        ramp(60), script, options_of(language=language), plan=PlainPlan(WINDOW, clips), parallel=parallel
+        ramp(60), script, options_of(language=language), plan=PlainPlan(WINDOW, clips), parallel=parallel, at_once=1
     )
     assert times(transcription) == [(1, 6), (50, 55)]
 

@@ -1,8 +1,7 @@
-"""The table of mutants: the walk of a transcription, its plans and cuts."""
+"""The table of mutants: the walk of a transcription, its plans and cuts, what came before, pieces read at once."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ..api import test_speech_cuts as cuts
+from ..api import test_speech_parallel as parallel
 from ..api import test_speech_walk as walks
 from .mutants import Killer, Mutant
 
@@ -40,13 +40,32 @@ def examples(test: Any, *strategies: Any) -> Killer:
 
 def case(test: Callable[..., Any], *arguments: Any) -> Killer:
     """One test on virtual time."""
-    return functools.partial(trio.run, test, *arguments, clock=trio.testing.MockClock(autojump_threshold=0))
+    return lambda: trio.run(test, *arguments, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def timely(test: Callable[..., Any]) -> Killer:
+    """One test without threads, which fails where it waits for ever."""
+
+    async def run() -> None:
+        with trio.fail_after(60):
+            await test()
+
+    return case(run)
 
 
 CUT = examples(
     cuts.test_windows_cover_all_speech_and_never_overlap, cuts.speech(), cuts.all_rules(), st.integers(0, 200)
 )
 INSIDE = examples(cuts.test_a_window_is_never_cut_inside_speech_where_there_is_a_pause, cuts.speech(), cuts.all_rules())
+PIECES = examples(
+    cuts.test_pieces_tile_the_speech_and_are_not_cut_in_its_middle,
+    cuts.speech(),
+    cuts.all_rules(),
+    cuts.clips_of(),
+    st.integers(1, 80),
+)
+MISLED = walks.test_where_somebody_speaks_and_the_model_says_nothing_it_is_asked_without_the_text_before
+ONE_SECOND = ((0, 29), (32, 33))
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -66,10 +85,10 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="too long",
     ),
     Mutant(
-        name="a window is cut where it is quietest, although there is a pause",
-        function="api.speech.cuts:_cut",
-        fragment="if not pauses:",
-        mistake="if True:",
+        name="a window is cut where it is full, although there is a pause",
+        function="api.speech.cuts:_pause",
+        fragment="return (start + stop) // 2",
+        mistake="return latest",
         killer=INSIDE,
         reason="although there are pauses",
     ),
@@ -86,7 +105,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="api.speech.reader:WindowReader.ends_before",
         fragment="min(planned, self.recipe.timestamp_step)",
         mistake="self.recipe.timestamp_step",
-        killer=functools.partial(case(walks.test_a_clip_of_a_few_samples_does_not_end_the_others, False, "en")),
+        killer=case(walks.test_a_clip_of_a_few_samples_does_not_end_the_others, False, "en"),
         reason="times(transcription)",
     ),
     Mutant(
@@ -96,5 +115,183 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="ahead=False",
         killer=case(walks.test_what_the_language_was_detected_in_is_read_from_its_beginning),
         reason="was forgotten",
+    ),
+    Mutant(
+        name="words that end early let a window creep",
+        function="api.speech.walk:Walk._heard",
+        fragment="self._far_enough(start, min(self._samples(ends[-1]), stop), stop)",
+        mistake="min(self._samples(ends[-1]), stop)",
+        killer=case(walks.test_after_two_small_moves_by_words_the_window_is_used_up, 0.6, [0.6, 30, 0.6, 30]),
+        reason="pairwise(starts)",
+    ),
+    Mutant(
+        name="a stubborn model is asked on and on behind its last word",
+        function="api.speech.walk:Walk._behind",
+        fragment="end - start >= self._samples(_LEAST_MOVE)",
+        mistake="end > start",
+        killer=case(walks.test_reading_on_ends_where_the_model_says_nothing_new),
+        reason="len(script.requests) == 1",
+    ),
+    Mutant(
+        name="a second of speech that the model passes over is not read once more",
+        function="api.speech.walk:Walk._read_twice",
+        fragment="speech < self._samples(_MISSED)",
+        mistake="speech <= self._samples(_MISSED)",
+        killer=case(MISLED, ONE_SECOND, "a", ["", "a", ""]),
+        reason="texts_before(script) == asked",
+    ),
+    Mutant(
+        name="the second reading has the text before it",
+        function="api.speech.walk:Walk._read_twice",
+        fragment="self._read_behind((), item",
+        mistake="self._read_behind(before, item",
+        killer=case(MISLED, ONE_SECOND, "a", ["", "a", ""]),
+        reason="texts_before(script) == asked",
+    ),
+    Mutant(
+        name="text that misled the model is given on",
+        function="api.speech.walk:Walk._remember",
+        fragment="if read.misled:",
+        mistake="if False:",
+        killer=case(walks.test_text_that_misled_the_model_is_not_given_on),
+        reason="texts_before(script) ==",
+    ),
+    Mutant(
+        name="text sampled at the highest temperature that is given on is not",
+        function="api.speech.history:History.add",
+        fragment="temperature > self.reset_above",
+        mistake="temperature >= self.reset_above",
+        killer=examples(
+            walks.test_the_history_is_the_end_of_all_text_since_the_last_reset,
+            walks.texts,
+            st.lists(st.integers(10, 19), max_size=6),
+            st.integers(0, 8),
+            st.booleans(),
+        ),
+        reason="history.last()",
+    ),
+    Mutant(
+        name="the first window decides whether the last is certain",
+        function="api.speech.languages:certain",
+        fragment="last = found[-1]",
+        mistake="last = found[0]",
+        killer=case(
+            walks.test_the_language_is_detected_in_several_windows_until_it_is_certain,
+            3,
+            [(0.3, 0.3), (0.1, 0.9)],
+            "de",
+            2,
+        ),
+        reason="starts ==",
+    ),
+    Mutant(
+        name="where no window is certain the last one decides",
+        function="api.speech.languages:Languages.detect",
+        fragment="self._decide(mean(found))",
+        mistake="self._decide(found[-1])",
+        killer=case(
+            walks.test_the_language_is_detected_in_several_windows_until_it_is_certain,
+            9,
+            [(0.55, 0.45), (0.55, 0.45), (0.55, 0.45), (0.4, 0.6)],
+            "en",
+            4,
+        ),
+        reason="transcription.language == language",
+    ),
+    Mutant(
+        name="a multilingual recording has one language",
+        function="api.speech.languages:Languages.of",
+        fragment="not recipe.options.multilingual",
+        mistake="self.language is not None",
+        killer=case(walks.test_a_multilingual_recording_is_asked_for_its_language_in_every_window),
+        reason="EN in request.prompt_token_ids",
+    ),
+    Mutant(
+        name="coverage passes over a second of speech without text",
+        function="api.speech.coverage:_untold",
+        fragment="last - first < slight",
+        mistake="last - first <= slight",
+        killer=lambda: cuts.test_coverage(
+            [(2, 4)], [(1, 4.5)], [(1, "silent"), (2, "failed"), (4, "speech"), (10, "silent")]
+        ),
+        reason="coverage(10.0, told, heard)",
+    ),
+    Mutant(
+        name="coverage joins what is not alike",
+        function="api.speech.coverage:_joined",
+        fragment="found[-1].kind == one.kind and",
+        mistake="",
+        killer=examples(
+            cuts.test_coverage_tells_every_second_once,
+            cuts.quarters,
+            cuts.apart(),
+            cuts.apart(),
+            st.sampled_from([0.25, 1.0, 2.0]),
+        ),
+        reason=("speech at", "silent at", "failed at", "nobody speaks at"),
+    ),
+    Mutant(
+        name="a piece is cut inside of speech",
+        function="api.speech.plan:VoicedPlan.piece",
+        fragment="if speaks(self.speech, stop) else None",
+        mistake="if False else None",
+        killer=PIECES,
+        reason="is cut inside of speech",
+    ),
+    Mutant(
+        name="a piece has one window too many",
+        function="api.speech.plan:VoicedPlan.piece",
+        fragment="range(MOST_WINDOWS - 1)",
+        mistake="range(MOST_WINDOWS)",
+        killer=PIECES,
+        reason="is too long",
+    ),
+    Mutant(
+        name="a piece reaches into the next clip",
+        function="api.speech.plan:VoicedPlan.piece",
+        fragment="or following[0] > stop",
+        mistake="",
+        killer=PIECES,
+        reason=("outside of the clips", "is too long"),
+    ),
+    Mutant(
+        name="whichever piece is read is told",
+        function="api.speech.parallel:ParallelTranscription._next",
+        fragment="self._of_first(self._pieces[0])",
+        mistake="self._of_first(self._pieces[-1])",
+        killer=case(parallel.test_segments_come_in_order_whatever_ends_first),
+        reason="told == expected",
+    ),
+    Mutant(
+        name="a piece that failed is never read again",
+        function="api.speech.parallel:ParallelTranscription._go_on",
+        fragment="self._pieces[0].failed",
+        mistake="False",
+        killer=timely(parallel.test_an_error_is_raised_when_all_before_it_was_told_and_the_piece_can_be_read_again),
+        reason="TooSlowError",
+    ),
+    Mutant(
+        name="a recording that failed is never cut on",
+        function="api.speech.parallel:ParallelTranscription._cut",
+        fragment="self._error = error",
+        mistake="self._error, self._all_cut = error, True",
+        killer=case(parallel.test_a_recording_that_failed_is_cut_on_by_the_next_call),
+        reason="rest.segments",
+    ),
+    Mutant(
+        name="a piece's error is told before what it has read",
+        function="api.speech.parallel:ParallelTranscription._of_first",
+        fragment="if piece.read:",
+        mistake="if piece.read and piece.error is None:",
+        killer=case(parallel.test_what_a_piece_has_read_is_told_before_its_error),
+        reason="told ==",
+    ),
+    Mutant(
+        name="a piece that is read keeps its place",
+        function="api.speech.parallel:ParallelTranscription._read",
+        fragment="self._at_once.release()",
+        mistake="pass",
+        killer=case(parallel.test_one_piece_more_is_cut_than_may_be_read_at_once),
+        reason="sorted(run.asked) == [0, 1, 2]",
     ),
 )
