@@ -26,7 +26,7 @@ class Segments:
             position=told.position,
             timings=told.timings,
             task=told.reader.recipe.options.task,
-            coverage=told.coverage,
+            coverage=told.coverage if told.ended else (),  # not for each segment: it goes through all of them
             warnings=told.warnings,
             language_probabilities=told.language_probabilities,
         )

@@ -35,6 +35,9 @@ class Transcription:
     A transcription has no nursery and no cancel scope, so it may be stopped after any window and driven from an async
     generator. Where a request fails, the position stays, and `next_window` may be called again.
 
+    Attributes:
+        ended: the last window was read.
+
     Raises:
         EngineStateError: `start` or `next_window` was called while an earlier call still runs.
     """
@@ -53,7 +56,7 @@ class Transcription:
         )
         self._told: list[tuple[float, float]] = []  # the segments' times
         self._started = False
-        self._ended = False
+        self.ended = False
         self._busy = False
 
     # -- where it is -------------------------------------------------------------------------------------------------
@@ -81,7 +84,7 @@ class Transcription:
     @property
     def position(self) -> float:
         """Seconds from the beginning that are done."""
-        if self._ended and self.duration is not None:
+        if self.ended and self.duration is not None:
             return self.duration
         reached = self._seconds(self._reached())
         return reached if self.duration is None else min(reached, self.duration)
@@ -113,12 +116,12 @@ class Transcription:
     async def next_window(self) -> list[Segment] | None:
         """Transcribes one window. Returns its segments, none for a silent window; ``None`` after the last window."""
         with self._alone("next_window"):
-            if self._ended:
+            if self.ended:
                 return None
             await self._start()
             segments = await self._next()
             if segments is None:
-                self._ended = True
+                self.ended = True
                 self.reader.stopwatch.end(trio.current_time())
                 return None
             numbered = [evolve(one, id=len(self._told) + index) for index, one in enumerate(segments)]
