@@ -314,7 +314,7 @@ def test_settings_that_cannot_work_are_told(checkpoint, config, changes, told):
 
 @pytest.mark.parametrize("name", ["abacus", "meta", "gpu", "cuda:one", ""])
 def test_a_device_that_no_machine_has_is_refused_before_a_model_is_looked_for(config, name):
-    with pytest.raises(InvalidRequest, match="device='.*'; allowed: 'auto', 'cpu', 'cuda' or 'cuda:N'"):
+    with pytest.raises(InvalidRequest, match=r"device=.*; allowed: .auto., .cpu., .cuda. or .cuda:N."):
         config(device=name)
 
 
