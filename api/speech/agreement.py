@@ -54,9 +54,11 @@ class Agreement:
     stable: Words = ()
     provisional: Words = ()
 
-    def hear(self, words: Sequence[TextWord]) -> Words:
-        """Takes the next hypothesis: the words behind the stable ones. Returns those that are stable now."""
-        return self._accept(tuple(words), agreed(self.provisional, words))
+    def hear(self, words: Sequence[TextWord], *, goes_on: bool = False) -> Words:
+        """Takes the next hypothesis: the words behind the stable ones. Returns those that are stable now. With
+        ``goes_on`` the audio ends in the middle of speech: the last word may be cut off, and is not stable."""
+        most = max(len(words) - goes_on, 0)
+        return self._accept(tuple(words), min(agreed(self.provisional, words), most))
 
     def settle(self, count: int | None = None) -> Words:
         """Makes the first ``count`` provisional words stable without a second hypothesis, or all; returns them."""

@@ -17,6 +17,7 @@ from .reader import WindowReader
 from .windows import Attempt
 from .words import split_words
 
+_LEAST_HEARD = 2.0  # seconds of speech that tell its language
 _EDGE = 1.0  # seconds: words that end so near the end of a full window may be cut off
 
 
@@ -71,10 +72,12 @@ class UtteranceReader:
     async def read(self, reading: Reading, samples: Samples) -> Heard:
         """Reads ``samples``, those of ``reading``."""
         item = await self.thorough.item(samples)
-        language, decided = await self._language_of(item)
+        language, decided = await self._language_of(reading, item)
         attempt = await self._attempt(reading, item, language)
         words = self._words(reading, attempt, language)
-        if words is None:
+        if words is None or not (decided or reading.pauses or reading.full):
+            self.language = language
+            self._agreement.provisional = self._agreement.provisional if words is None else words
             return Heard()
         placed: tuple[TimedWord, ...] = ()
         if reading.pauses or reading.full or agreed(self._agreement.provisional, words):
@@ -95,13 +98,15 @@ class UtteranceReader:
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
-    async def _language_of(self, item: EncoderItem) -> tuple[str, bool]:
-        """The language to read in, and whether it is decided: it is certain, or text in it is stable."""
+    async def _language_of(self, reading: Reading, item: EncoderItem) -> tuple[str, bool]:
+        """The language to read in, and whether it is decided: it is certain, of enough speech or all that there is. Of
+        an undecided language no text becomes stable before the pause."""
         if self.language is not None and (self._decided or self._agreement.stable):
             return self.language, self._decided
         found = await self.thorough.languages(item)
         language = max(found, key=found.__getitem__)
-        return language, found[language] >= self.thorough.recipe.options.language_detection_threshold
+        is_enough = reading.pauses or self._seconds(reading.stop - reading.start) >= _LEAST_HEARD
+        return language, is_enough and found[language] >= self.thorough.recipe.options.language_detection_threshold
 
     async def _attempt(self, reading: Reading, item: EncoderItem, language: str) -> Attempt:
         begun = tuple(token for word in self._agreement.stable for token in word.token_ids)
@@ -154,7 +159,7 @@ class UtteranceReader:
 
     def _heard(self, reading: Reading, words: tuple[TextWord, ...], placed: tuple[TimedWord, ...]) -> Heard:
         known = len(self._agreement.stable)
-        count = len(self._agreement.hear(words))
+        count = len(self._agreement.hear(words, goes_on=not (reading.pauses or reading.full)))
         self._timed = placed
         if reading.full:
             sure = self._seconds(reading.stop) - _EDGE

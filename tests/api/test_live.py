@@ -164,11 +164,13 @@ def test_a_long_utterance_is_cut_behind_stable_words_and_loses_none() -> None:
     assert [update.utterance for _, update in updates if update.ends_utterance] == [0]
 
 
-def test_the_language_is_detected_once_and_told() -> None:
+def test_the_language_is_detected_at_the_beginning_and_told() -> None:
     speaker = Speaker(language=DE)
     updates = heard(speech(0, 1, 2, 3, 4, 5, 2.0, 6, 7), speaker, languages=True)
     assert {update.language for _, update in updates} == {"de"}
-    assert sum(request.prompt_token_ids == (START,) for request in speaker.requests) == 1
+    asked = [request.prompt_token_ids == (START,) for request in speaker.requests]
+    assert 1 <= sum(asked) <= 5
+    assert not any(asked[len(asked) // 2 :])
 
 
 # ---- pace ------------------------------------------------------------------------------------------------------------

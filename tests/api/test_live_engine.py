@@ -203,7 +203,7 @@ def test_the_demo_checkpoint_writes_while_somebody_speaks() -> None:
         engine = Engine.from_parts(
             partial(torch_executor, demo.checkpoint(), config), partial(SimWorker, seconds=seconds), config=config
         )
-        async with engine, engine.live() as session, trio.open_nursery() as nursery:
+        async with engine, engine.live(step=1.0) as session, trio.open_nursery() as nursery:
             nursery.start_soon(play, session, load_audio(COMMAND.path))
             begun = trio.current_time()
             updates = [(trio.current_time() - begun, update) async for update in session]

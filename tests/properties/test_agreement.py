@@ -34,6 +34,15 @@ def test_words_that_two_hypotheses_have_in_common_are_stable() -> None:
     assert text_of(agreement.stable) == " the cat sat on the"
 
 
+def test_the_last_word_of_speech_that_goes_on_is_not_stable() -> None:
+    """It may be cut off: "deg" of "degrees" in two hypotheses."""
+    agreement = Agreement()
+    agreement.hear(words([" five", " deg"]), goes_on=True)
+    assert text_of(agreement.hear(words([" five", " deg"]), goes_on=True)) == " five"
+    assert text_of(agreement.hear(words([" degrees"]))) == ""
+    assert agreement.hear((), goes_on=True) == ()
+
+
 def test_words_are_stable_only_at_the_same_place() -> None:
     """The second hypothesis has lost the first word."""
     agreement = Agreement()
