@@ -22,8 +22,8 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a sample is made: `snr` of added noise in dB, `pauses` the shortest and longest silence (s) before a sentence,
-    `pause` an extra silence (s) in the middle, `without` the sentences (counted from 0) that are left out with the
+    """How a sample is made: `snr` of added noise in dB, `pauses` the shortest and longest silence (s) before a
+    sentence, `pause` an extra one in the middle, `without` the sentences (counted from 0) that are left out with the
     pause before them, because the checkpoint mishears them."""
 
     file: str

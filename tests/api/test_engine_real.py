@@ -14,6 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 import trio
+from transformers import GenerationConfig, WhisperTokenizer
 
 import triolet.demo
 from triolet import (
@@ -28,7 +29,8 @@ from triolet import (
     UnsupportedAudio,
     UnsupportedModel,
 )
-from triolet.api.inputs.audio import Samples
+from triolet.api.engine import TranscribeArguments
+from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import WhisperTokens
 from triolet.testing import live_bytes
@@ -95,6 +97,21 @@ async def test_a_shipped_recording_is_longer_than_a_window(engine: Engine) -> No
     assert longest * engine.model.sampling_rate > engine.model.window_samples
 
 
+async def test_the_demo_checkpoint_does_not_claim_to_read_the_text_before(
+    engine: Engine, sample: triolet.demo.Sample
+) -> None:
+    """It was trained with four sentences at most. transformers finds no token for such text either, and all others."""
+    assert tokens_of(engine).previous_id is None
+    with pytest.raises(InvalidRequest, match=r"initial_prompt='names', but .* has no <\|startofprev\|> token; allowed"):
+        await engine.transcribe(sample.path, initial_prompt="names")
+    folder = triolet.demo.checkpoint()
+    tokenizer, config = WhisperTokenizer.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
+    assert "<|startofprev|>" not in tokenizer.get_vocab()
+    assert getattr(config, "prev_sot_token_id", None) is None
+    assert len(tokenizer) == engine.model.vocabulary_size
+    assert tokens_of(engine).no_speech_id == tokenizer.convert_tokens_to_ids("<|nospeech|>")
+
+
 async def test_translation_gives_english(engine: Engine) -> None:
     sample = next(sample for sample in triolet.demo.samples() if sample.path.stem == "de-command")
     transcript = await engine.transcribe(sample.path, task="translate", language="german")
@@ -116,8 +133,6 @@ async def test_a_long_recording_streams_its_segments_as_they_are_ready(engine: E
 
 
 async def test_paths_bytes_files_and_arrays_give_the_same(engine: Engine, sample: triolet.demo.Sample) -> None:
-    from triolet.api.inputs.audio import load_audio
-
     data = sample.path.read_bytes()
     sources: list[Any] = [sample.path, str(sample.path), data, io.BytesIO(data), load_audio(sample.path)]
     texts = {(await engine.transcribe(source, language="en")).text for source in sources}
