@@ -22,8 +22,9 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a sample is made: `snr` of added noise in dB, `pause` an extra silence (s) in the middle, `without` the
-    sentences (counted from 0) that are left out with the pause before them, because the checkpoint mishears them."""
+    """How a sample is made: `snr` of added noise in dB, `pauses` the shortest and longest silence (s) before a
+    sentence, `pause` an extra one in the middle, `without` the sentences (counted from 0) that are left out with the
+    pause before them, because the checkpoint mishears them."""
 
     file: str
     language: str | None
@@ -32,6 +33,7 @@ class Recipe:
     sentences: int = 0
     seed: int = 0
     snr: float | None = None
+    pauses: tuple[float, float] = (0.3, 1.2)
     pause: float = 0.0
     seconds: float = 0.0
     without: tuple[int, ...] = ()
@@ -41,9 +43,9 @@ RECIPES = (
     Recipe("en-command.flac", "en", "en-us+Annie", 150, 1, seed=11),
     Recipe("de-command.wav", "de", "de+f2", 150, 1, seed=112),
     Recipe("es-command.ogg", "es", "es+Andy", 150, 1, seed=113),
-    Recipe("en-many.flac", "en", "en-gb+f2", 173, 22, seed=714, without=(5, 6, 7)),
+    Recipe("en-many.flac", "en", "en-gb+f2", 173, 22, seed=714, pauses=(0.8, 1.6), without=(5, 6, 7, 19, 20)),
     Recipe("de-many.flac", "de", "de+linda", 173, 9, seed=815, without=(4, 8)),
-    Recipe("es-many.flac", "es", "es-419+m3", 148, 12, seed=516, without=(5, 8)),
+    Recipe("es-many.flac", "es", "es-419+m3", 148, 12, seed=516, pauses=(0.8, 1.6), without=(2, 5, 8, 10)),
     Recipe("en-noisy.flac", "en", "en-us+m3", 150, 4, seed=917, snr=15.0),
     Recipe("de-pause.mp3", "de", "de+Andy", 175, 5, seed=818, pause=3.0),
     Recipe("es-noisy.mp3", "es", "es+victor", 148, 3, seed=1519, snr=15.0),
@@ -67,7 +69,7 @@ def make(recipe: Recipe) -> tuple[np.ndarray, dict[str, object]]:
             )
             for s in said
         ]
-        gaps = [rng.uniform(0.3, 1.2) for _ in parts]
+        gaps = [rng.uniform(*recipe.pauses) for _ in parts]
         gaps[len(gaps) // 2] += recipe.pause
         kept = [index for index in range(len(parts)) if index not in recipe.without]
         window = compose([parts[i] for i in kept], [gaps[i] for i in kept], tail=0.5, limit=600.0)

@@ -36,6 +36,8 @@ from transformers import (
 HERE = Path(__file__).resolve().parent
 STAMPS = round(WINDOW / TICK) + 1
 MERGES = 256
+# <|earlier|> stands where Whisper has <|startofprev|>. Decoders give up to 223 tokens of text behind that one; four
+# sentences at most are trained here, and more spoil the answer, so the checkpoint does not claim the name.
 SPECIAL = (
     "<|endoftext|>",
     "<|startoftranscript|>",

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import jiwer
+import hypothesis
 import numpy as np
 import pytest
 import trio
+from transformers import GenerationConfig, WhisperTokenizer
 
 import triolet.demo
 from triolet import (
@@ -28,12 +29,21 @@ from triolet import (
     UnsupportedAudio,
     UnsupportedModel,
 )
-from triolet.api.inputs.audio import Samples
+from triolet.api.engine import TranscribeArguments
+from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import WhisperTokens
 from triolet.testing import live_bytes
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", max_running=8, verify=True)
+OTHER_WAYS: tuple[TranscribeArguments, ...] = (
+    {"voice_activity": "off"},
+    {"beam_size": 1},
+    {"parallel": True},
+    {"timestamps": "word"},
+)
+"""Asked by ``make soak`` only: each takes as long as the default."""
+WAYS = ({}, *OTHER_WAYS) if hypothesis.settings.get_current_profile_name() == "soak" else ({},)
 
 
 @pytest.fixture
@@ -65,30 +75,41 @@ def noise(seconds: float = 1.0) -> Samples:
     return (0.1 * np.random.default_rng(0).standard_normal(int(seconds * 16_000))).astype(np.float32)
 
 
-def word_error_rate(truth: str, heard: str) -> float:
-    if not words(truth):
-        return float(bool(words(heard)))
-    return float(jiwer.wer(" ".join(words(truth)), " ".join(words(heard))))
+@pytest.mark.parametrize("options", WAYS, ids=str)
+async def test_every_shipped_recording_is_transcribed_without_an_error(
+    engine: Engine, options: TranscribeArguments
+) -> None:
+    """To the letter, in its language, with times in order."""
+    heard, true = {}, {}
+    for sample in triolet.demo.samples():
+        transcript = await engine.transcribe(sample.path, **options)
+        heard[sample.path.name] = (transcript.language if sample.language else None, transcript.text)
+        true[sample.path.name] = (sample.language, sample.text)
+        assert transcript.duration == pytest.approx(sample.duration, abs=0.1)
+        ends = [0.0, *(second for segment in transcript.segments for second in (segment.start, segment.end))]
+        assert ends == sorted(ends)
+        assert ends[-1] <= transcript.duration
+    assert heard == true
 
 
-def error_limit(sample: triolet.demo.Sample) -> float:
-    """Silence and recordings of a few sentences are right to the word. Among many sentences the demo model mistakes a
-    word now and then; demo/README.md says how often."""
-    return 0.08 if len(words(sample.text)) > 40 else 0.0
+async def test_a_shipped_recording_is_longer_than_a_window(engine: Engine) -> None:
+    longest = max(sample.duration for sample in triolet.demo.samples())
+    assert longest * engine.model.sampling_rate > engine.model.window_samples
 
 
-@pytest.mark.parametrize("sample", triolet.demo.samples(), ids=lambda sample: sample.path.name)
-async def test_every_shipped_recording_is_transcribed_as_well_as_the_demo_can(
+async def test_the_demo_checkpoint_does_not_claim_to_read_the_text_before(
     engine: Engine, sample: triolet.demo.Sample
 ) -> None:
-    transcript = await engine.transcribe(sample.path)
-    assert word_error_rate(sample.text, transcript.text) <= error_limit(sample)
-    if sample.language:
-        assert transcript.language == sample.language
-    assert transcript.duration == pytest.approx(sample.duration, abs=0.1)
-    ends = [0.0, *(second for segment in transcript.segments for second in (segment.start, segment.end))]
-    assert ends == sorted(ends)
-    assert ends[-1] <= transcript.duration
+    """It was trained with four sentences at most. transformers finds no token for such text either, and all others."""
+    assert tokens_of(engine).previous_id is None
+    with pytest.raises(InvalidRequest, match=r"initial_prompt='names', but .* has no <\|startofprev\|> token; allowed"):
+        await engine.transcribe(sample.path, initial_prompt="names")
+    folder = triolet.demo.checkpoint()
+    tokenizer, config = WhisperTokenizer.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
+    assert "<|startofprev|>" not in tokenizer.get_vocab()
+    assert getattr(config, "prev_sot_token_id", None) is None
+    assert len(tokenizer) == engine.model.vocabulary_size
+    assert tokens_of(engine).no_speech_id == tokenizer.convert_tokens_to_ids("<|nospeech|>")
 
 
 async def test_translation_gives_english(engine: Engine) -> None:
@@ -99,7 +120,7 @@ async def test_translation_gives_english(engine: Engine) -> None:
 
 async def test_a_long_recording_streams_its_segments_as_they_are_ready(engine: Engine) -> None:
     sample = max(triolet.demo.samples(), key=lambda sample: sample.duration)
-    assert 60 <= sample.duration <= 90
+    assert 30 < sample.duration <= 90, "two windows or more"
     segments = []
     async with engine.stream_transcription(sample.path) as stream:
         assert stream.language == sample.language
@@ -112,8 +133,6 @@ async def test_a_long_recording_streams_its_segments_as_they_are_ready(engine: E
 
 
 async def test_paths_bytes_files_and_arrays_give_the_same(engine: Engine, sample: triolet.demo.Sample) -> None:
-    from triolet.api.inputs.audio import load_audio
-
     data = sample.path.read_bytes()
     sources: list[Any] = [sample.path, str(sample.path), data, io.BytesIO(data), load_audio(sample.path)]
     texts = {(await engine.transcribe(source, language="en")).text for source in sources}
