@@ -14,9 +14,19 @@ from ..api.inputs.audio import Samples, content_key
 from ..core.config import Speculation
 from ..core.model import Kind, Prepared
 from ..core.plan import AlignedTokens
-from ..core.request import Alignment, EncoderItem, Placeholder, Pooling, SamplingParams
+from ..core.request import Alignment, EncoderItem, Placeholder, Pooling, Probe, SamplingParams
 from .sim_beams import expected_hypotheses
-from .sim_model import EOS, IMAGE, START, SimModel, SimPreparer, expected_alignment, expected_tokens, expected_vector
+from .sim_model import (
+    EOS,
+    IMAGE,
+    START,
+    SimModel,
+    SimPreparer,
+    expected_alignment,
+    expected_logprob,
+    expected_tokens,
+    expected_vector,
+)
 
 FOREVER = 1e9
 """Virtual seconds, longer than any run."""
@@ -29,13 +39,15 @@ class Client:
 
     For a model that is no encoder-decoder there is no audio, but ``images``, one for each
     `triolet.testing.sim_model.IMAGE` of the prompt; a ``pooling`` requests a vector instead of tokens, an
-    ``alignment`` the times of the prompt's tokens. More than one of ``beams`` is a beam search."""
+    ``alignment`` the times of the prompt's tokens. More than one of ``beams`` is a beam search. With a ``probe`` the
+    client awaits all tokens together, as a transcription does."""
 
     audio: int = 0
     images: tuple[int, ...] = ()
     prompt: tuple[int, ...] = (START,)
     pooling: Pooling | None = None
     alignment: Alignment | None = None
+    probe: Probe | None = None
     max_tokens: int = 3
     beams: int = 1
     priority: int = 0
@@ -124,6 +136,11 @@ def true_answer(client: Client, model: SimModel) -> AlignedTokens | tuple[float,
     return expected_vector(prompt.token_ids, None, _placeholders(prompt))
 
 
+def true_probe(client: Client) -> tuple[float, ...] | None:
+    """The log-probabilities that a client must get."""
+    return None if client.probe is None else tuple(map(expected_logprob, client.probe.token_ids))
+
+
 def _placeholders(prompt: Prepared) -> list[Placeholder]:
     return [item.placeholder for item in prompt.items if item.placeholder is not None]
 
@@ -133,6 +150,9 @@ _FEW_PAGES = SimModel(max_positions=9, pages=15, page_size=1, cross_slots=2)  # 
 _READS_IMAGES = SimModel(kind=Kind.DECODER, max_positions=24, pages=14)
 _SPECULATES = {"speculation": Speculation(tokens=3)}
 _TWO_IMAGES = (START, IMAGE, 5, IMAGE, 6)
+_TEXT = (START, 5)
+_LANGUAGES = Probe(position=0, token_ids=(5, 6, 7))
+_SILENCE = Probe(position=0, token_ids=(8,))
 
 _ALL = (
     Scenario(name="plain", clients=(Client(audio=1), Client(audio=2, arrives=0.4))),
@@ -316,6 +336,20 @@ _ALL = (
         ),
         model=SimModel(cross_slots=2),
         config={"encoder_cache_bytes": 200},
+    ),
+    Scenario(
+        name="parallel",  # of two windows at once: the language, a search, draws, the times of words; one caller leaves
+        clients=(
+            Client(audio=1, max_tokens=1, probe=_LANGUAGES),
+            Client(audio=1, prompt=_TEXT, max_tokens=5, beams=2, probe=_SILENCE, arrives=0.34),
+            Client(audio=2, prompt=_TEXT, max_tokens=5, beams=2, probe=_SILENCE, arrives=0.34, patience=0.2),
+            Client(audio=1, prompt=_TEXT, max_tokens=6, probe=_SILENCE, arrives=0.4),
+            Client(audio=1, prompt=_TEXT, max_tokens=4, arrives=0.4),
+            Client(audio=1, prompt=(*_TEXT, 2, 3, 4), alignment=Alignment(start=2, frames=10), arrives=0.42),
+            Client(audio=2, prompt=(*_TEXT, 2), alignment=Alignment(start=2, frames=7), arrives=0.42),
+        ),
+        model=SimModel(max_positions=12, pages=14, page_size=2, cross_slots=2),
+        config=_ONE_ENTRY | {"max_step_tokens": 6},
     ),
 )
 

@@ -22,7 +22,7 @@ from ..core.errors import (
 from ..core.model import Kind
 from ..core.request import LogitRules, Request
 from ..core.trace import TraceChecker
-from .clients import Client, Scenario, audio, prompt_of, true_answer, true_tokens
+from .clients import Client, Scenario, audio, prompt_of, true_answer, true_probe, true_tokens
 from .faults import ACTORS, FaultKind, Injected, Injector
 from .sim import SimExecutor, SimWorker, sim_engine
 
@@ -174,10 +174,25 @@ class Run:
         self.ends[number] = "cancelled"
         try:
             with trio.move_on_after(client.patience) as scope:
-                await (self._read_answer(client) if client.reads_only else self._read(client))
+                await self._reading(client)
             self.ends[number] = "left" if scope.cancelled_caught else "finished"
         except TrioletError as error:
             self.ends[number] = type(error).__name__
+
+    async def _reading(self, client: Client) -> None:
+        if client.reads_only:
+            await self._read_answer(client)
+        elif client.probe is not None:
+            await self._read_together(client)
+        else:
+            await self._read(client)
+
+    async def _read_together(self, client: Client) -> None:
+        answer = await self.engine.inside._run(self._request(client), priority=client.priority, wait=True)
+        await self._stalls()
+        true = true_tokens(client, self.scenario.model)
+        assert answer.token_ids == true, f"{client} finished with the tokens {answer.token_ids}, not {true}"
+        assert answer.probe == true_probe(client), f"{client} was told {answer.probe} of its probe"
 
     async def _read(self, client: Client) -> None:
         true = true_tokens(client, self.scenario.model)
@@ -236,5 +251,6 @@ class Run:
             max_tokens=1 if client.reads_only else client.max_tokens,
             pooling=client.pooling,
             alignment=client.alignment,
+            probe=client.probe,
             priority=client.priority,
         )

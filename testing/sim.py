@@ -23,7 +23,7 @@ from ..core.config import EngineConfig
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
 from .sim_beams import SimSearch
-from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen, aligned_tokens
+from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen, aligned_tokens, expected_logprob
 from .trio_hooks import Alarm
 
 SECONDS: Mapping[Job, float] = {
@@ -212,7 +212,7 @@ class SimExecutor:
         fingerprint = self._feed(record, part)
         probe = record.start.probe
         asked = probe is not None and part.start <= probe.position < part.start + part.length
-        answer = tuple(-float(token_id + 1) for token_id in probe.token_ids) if probe and asked else None
+        answer = tuple(map(expected_logprob, probe.token_ids)) if probe and asked else None
         if not part.samples:
             return SampledToken(token_id=None, probe=answer)
         if record.start.pooling is not None:

@@ -195,6 +195,11 @@ def expected_tokens(
     return tuple(sampled)
 
 
+def expected_logprob(token_id: int) -> float:
+    """What a probe tells of a token."""
+    return -float(token_id + 1)
+
+
 def expected_vector(
     prompt_token_ids: Sequence[int], key: str | None = None, placeholders: Sequence[Placeholder] = ()
 ) -> tuple[float, ...]:
