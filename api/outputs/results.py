@@ -167,8 +167,8 @@ class Stretch:
 @frozen(kw_only=True)
 class Progress:
     """Where a transcription is: the language, if known, ``duration`` and ``position`` (seconds of audio, all and
-    done), and at its end ``timings`` and ``coverage``. ``duration`` is ``None`` while nobody knows the length. The other fields
-    are what `Transcript` has of them so far."""
+    done), and at its end ``timings`` and ``coverage``. ``duration`` is ``None`` while nobody knows the length. The
+    other fields are what `Transcript` has of them so far."""
 
     language: str | None
     language_probability: float | None
