@@ -39,7 +39,7 @@ types: $(STAMP)  ## strict, of the package as it is installed
 soak: $(STAMP)  ## new random examples and a million faults; what fails prints how to run it again
 	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
-		tests/api/test_mixed_transcriptions.py \
+		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py \
 		--hypothesis-profile=soak
 
 bench: $(STAMP)

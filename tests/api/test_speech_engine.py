@@ -1,5 +1,5 @@
 """Transcriptions by an engine: one encoding for all that is asked of a window, nothing left behind, pieces as one by
-one."""
+one. ``make soak`` runs them at their full size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from hypothesis import settings
 
 import triolet.demo
 from triolet import Engine, EngineConfig, InvalidRequest
@@ -21,6 +22,7 @@ from .speech import PaperVoice
 
 RATE = 16_000
 FAILS = {"logprob_threshold": 1.0, "no_speech_threshold": None}  # no text is so probable
+WHOLE = settings.get_current_profile_name() == "soak"
 CONFIG = EngineConfig(device="cpu", dtype="float32", verify=True)
 
 
@@ -35,8 +37,9 @@ def recording(stem: str = "en-command") -> Samples:
 
 
 async def test_all_that_is_asked_of_one_clip_encodes_it_once(engine: Engine) -> None:
-    """Its language, beams, six temperatures with five draws each, and both tasks."""
-    options: dict[str, Any] = {"temperature": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), "best_of": 5, **FAILS}
+    """Its language, beams, six temperatures with draws of each, and both tasks."""
+    temperatures = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    options: dict[str, Any] = {"temperature": temperatures, "best_of": 5 if WHOLE else 2, **FAILS}
     samples = recording()
     transcript = await engine.transcribe(samples, **options)
     assert transcript.language_probability is not None, "the language was detected"
@@ -45,12 +48,12 @@ async def test_all_that_is_asked_of_one_clip_encodes_it_once(engine: Engine) -> 
     assert engine.inside.pending == 0
 
 
-async def test_two_minutes_in_parallel_are_its_pieces_one_by_one(engine: Engine) -> None:
+async def test_a_recording_in_parallel_is_its_pieces_one_by_one(engine: Engine) -> None:
     """Texts, tokens and times: each piece stands where it stands, with silence in the place of the others."""
-    samples = np.zeros(120 * RATE, np.float32)
+    samples = np.zeros((120 if WHOLE else 45) * RATE, np.float32)
     pieces = []
     short = [sample for sample in triolet.demo.samples() if 1 < sample.duration < 12 and sample.text]
-    for start, sample in zip(range(0, len(samples), 20 * RATE), short, strict=False):
+    for start, sample in zip(range(0, len(samples), (20 if WHOLE else 15) * RATE), short, strict=False):
         heard = load_audio(sample.path)
         pieces.append(slice(start, start + len(heard)))
         samples[pieces[-1]] = heard
@@ -75,14 +78,14 @@ async def test_an_unknown_option_is_refused_before_the_audio_is_read(engine: Eng
         engine.stream_transcription("absent.wav", **wrong)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(6 if WHOLE else 3))
 def test_a_transcription_that_is_cancelled_leaves_nothing(seed: int) -> None:
     """Whenever it happens: `Bench.run` sees that requests have ended, outputs are freed and no permit is lost."""
     choose = random.Random(seed)
     bench = Bench(TrioHost(), executor=SimExecutor(SpeakingModel()))
 
     async def ask(engine: Engine, index: int) -> None:
-        samples = np.linspace(0.001, 0.002 + index, 95 * RATE, dtype=np.float32)
+        samples = np.linspace(0.001, 0.002 + index, (95 if WHOLE else 65) * RATE, dtype=np.float32)
         await engine.transcribe(
             samples,
             parallel=choose.random() < 0.5,

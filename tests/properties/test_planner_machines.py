@@ -603,4 +603,4 @@ TestWholePrompts.settings = settings(stateful_step_count=30, max_examples=settin
 TestSharing = SharingMachine.TestCase
 TestSharing.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 2)
 TestSearch = SearchMachine.TestCase
-TestSearch.settings = settings(stateful_step_count=40, max_examples=settings.default.max_examples // 4)
+TestSearch.settings = settings(stateful_step_count=40, max_examples=settings.default.max_examples // 10)

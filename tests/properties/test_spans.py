@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.speech.spans import SpanRules, SpeechSpan, SpeechSpans
@@ -103,9 +103,13 @@ def little_by_little(heard: Sequence[float], rule: SpanRules, length: int, sizes
     return found + decides.end(length)
 
 
+SOME = settings(max_examples=settings.default.max_examples * 3 // 8)  # so simple that the first ones find it
+
+
 @given(
     heard=probabilities | runs, rule=rules(), sizes=st.lists(st.integers(0, 9), max_size=12), short=st.integers(0, 99)
 )
+@SOME
 def test_little_by_little_is_all_at_once(heard: list[float], rule: SpanRules, sizes: list[int], short: int) -> None:
     """Whatever the blocks: the same spans, and each is told when it is final."""
     length = max(len(heard) * FRAME - short, 0)  # the last frame need not be whole
@@ -113,6 +117,7 @@ def test_little_by_little_is_all_at_once(heard: list[float], rule: SpanRules, si
 
 
 @given(heard=probabilities | runs, rule=rules(), short=st.integers(0, 99))
+@SOME
 def test_spans_are_ordered_and_disjoint_and_cover_what_is_voiced(
     heard: list[float], rule: SpanRules, short: int
 ) -> None:
@@ -134,6 +139,7 @@ def test_spans_are_ordered_and_disjoint_and_cover_what_is_voiced(
 
 
 @given(heard=runs, rule=rules(), longer=st.integers(1, 40))
+@SOME
 def test_a_span_is_told_as_soon_as_nothing_can_change_it(heard: list[float], rule: SpanRules, longer: int) -> None:
     """What is not told yet differs by what may follow: silence, or speech that goes on. (Where speech may be cut, both
     may end alike.)"""
