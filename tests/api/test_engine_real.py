@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import jiwer
 import numpy as np
 import pytest
 import trio
