@@ -58,7 +58,10 @@ async def test_a_completion_is_the_best_hypothesis_and_its_alternatives_are_the_
                 assert one.score == true.score
                 assert one.usage.completion_tokens == len(true.token_ids)
             assert completion.timings.first_token is not None
-    assert {reason(found_of(number)[0]) for number in range(8)} == set(FinishReason) - {FinishReason.POOLED}
+    assert {reason(found_of(number)[0]) for number in range(8)} == set(FinishReason) - {
+        FinishReason.POOLED,
+        FinishReason.ALIGNED,
+    }
 
 
 async def test_a_search_is_one_request_however_many_hypotheses_are_told(autojump_clock):
