@@ -150,7 +150,7 @@ class Acts:
         chosen: list[Sequence] = []
         for sequence in sorted(decoding, key=attrgetter("last_step")):
             rows = sequence.rows(sequence.dispatched)
-            if rows <= left or not chosen:
+            if rows <= left or not (chosen or draft.parts):
                 chosen.append(sequence)
                 left -= rows
         return sorted(chosen, key=_IN_ORDER)

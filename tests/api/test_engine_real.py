@@ -267,9 +267,21 @@ async def test_bad_audio_is_refused_and_others_go_on(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_generate, engine, noise())
         with pytest.raises(error, match=says):
-            await engine.transcribe(audio)
+            await engine.transcribe(audio, strict=True)
         with pytest.raises(error, match=says):
             await _generate(engine, audio)
+
+
+async def test_audio_that_breaks_off_is_transcribed_up_to_there_and_the_transcript_says_so(
+    engine: Engine, sample: triolet.demo.Sample
+) -> None:
+    whole = load_audio(sample.path)
+    kept = len(whole) - 8_000  # half a second of silence ends the recording
+    transcript = await engine.transcribe(wav(whole, promised=kept))
+    assert transcript.text == sample.text
+    (warning,) = transcript.warnings
+    assert re.search(rf"cut short: its header promises {len(whole)} frames, found {kept}", warning)
+    assert f"nothing could be read from {kept / 16_000:.2f} s on" in warning
 
 
 BAD_REQUESTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

@@ -78,13 +78,22 @@ async def transcribe(engine: Engine, source: Any, **options: Any) -> tuple[Trans
     return transcript, segments, seen
 
 
+ALL_OF_IT: dict[str, Any] = {
+    "temperature": 0.0,
+    "beam_size": 1,
+    "no_speech_threshold": None,
+    "voice_activity": "off",
+}
+"""Reads what the simulated model makes of samples that are no voice."""
+
+
 def test_a_transcription_is_the_same_on_all_hosts(bench: Bench) -> None:
     def on(bench: Bench) -> Any:
         bench.executor = SimExecutor(SpeakingModel())
 
         async def main() -> Any:
             async with bench.engine() as engine:
-                return await transcribe(engine, speech(), temperature=0.0, no_speech_threshold=None)
+                return await transcribe(engine, speech(), **ALL_OF_IT)
 
         return bench.run(main)
 
@@ -385,7 +394,7 @@ def test_windows_of_a_transcription_can_be_asked_again_after_a_cancellation(benc
     async def main() -> None:
         held = bench.hold(after=1)
         bench.executor = SimExecutor(SpeakingModel())
-        options: dict[str, Any] = {"temperature": 0.0, "no_speech_threshold": None}
+        options = ALL_OF_IT
         async with bench.engine() as engine:
             async with engine.stream_transcription(speech(), **options) as stream:
 

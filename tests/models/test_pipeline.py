@@ -21,7 +21,7 @@ from triolet.core.errors import CheckpointError, DeviceOutOfMemory, InvalidReque
 from triolet.core.plan import DeviceMemory
 from triolet.models.attention.paged import PagedLayout
 from triolet.models.blueprints import text as blueprint_module
-from triolet.models.blueprints.trial import _feed, _Nothing, _record
+from triolet.models.blueprints.trial import Nothing, _feed, _record
 from triolet.models.executor import TorchExecutor
 from triolet.models.launch import pipeline as module
 from triolet.models.launch.pipeline import Buffers, Pipeline, Places, StagedKV, cut
@@ -238,13 +238,13 @@ def test_what_a_stage_computes_with_is_on_its_device(start, family, monkeypatch)
             for index, feed in enumerate(feeds)
         ]
         feeds = [evolve(feed, part=evolve(feed.part, page_table=tuple(range(12)))) for feed in feeds]
-        logits = network.rows(feeds, [(0, 8), (2, 0)], _Nothing())
+        logits = network.rows(feeds, [(0, 8), (2, 0)], Nothing())
         assert logits.device == META
         assert logits.shape == (2, driver.description.vocabulary_size)
         assert 0 < sum(moves) <= 8
         later = [_feed(records[1], 20, 20), _feed(records[0], 8, 1)]
         later = [evolve(feed, part=evolve(feed.part, page_table=tuple(range(12)))) for feed in later]
-        assert network.rows(later, [(0, 19)], _Nothing()).device == META
+        assert network.rows(later, [(0, 19)], Nothing()).device == META
     places = driver.executor._blueprints.main._places(driver.executor._open.main.model)
     assert names[f"{places.layers}.0"] == {"cpu"}
     assert names[f"{places.layers}.1"] == {"meta"}
