@@ -320,7 +320,7 @@ def test_trio_service_answers_what_it_is_sent_too_much_too(serve):
 
 
 def test_the_example_of_the_readme_runs(tmp_path):
-    """In a process of its own, from elsewhere. One line for each sample: its language, if there is one, and its text."""
+    """In a process of its own, from elsewhere. One line for each sample: its language, if any, then its text."""
     example, *_ = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
