@@ -33,6 +33,17 @@ _ANSWERED = _drawn(test_alignment.alignments_are_answered, test_alignment.HISTOR
 _SPLIT = _drawn(test_words.words_are_the_text, test_words.BYTES)
 _PLACED = _drawn(test_words.words_are_in_order, test_words.WINDOWS)
 
+
+def _long_first_word() -> None:
+    test_words.test_long_words_are_mended(
+        "a first word that has the pause before it begins late",
+        " a b c",
+        [0.02, 4.0, 4.2, 4.4],
+        (0.02, 4.4),
+        [(" a", 3.6, 4.0), (" b", 4.0, 4.2), (" c", 4.2, 4.4)],
+    )
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an alignment finds all its tokens in the prefix cache",
@@ -71,8 +82,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="api.speech.words:_after_pause",
         fragment="max(first.start, first.end - longest)",
         mistake="first.end - 2 * longest",
-        killer=_PLACED,
-        reason=("segments do not overlap", "words are in order", "no word begins before its window"),
+        killer=_long_first_word,
+        reason="a first word that has the pause before it begins late",
     ),
     Mutant(
         name="a last word is lengthened into the text behind it",
