@@ -28,7 +28,7 @@ from .alternatives import background
 _GAP = 3.0  # seconds: a longer silence is not read
 _PADDING = 0.4  # seconds that are read around speech, whose first and last sounds are quiet
 _EARLIEST = 2 / 3  # of a window: it is not cut before
-_VOICE = SpanRules(min_silence=0.3, padding=0.1, longest=None)
+_VOICE = SpanRules(min_silence=0.3, padding=0.1)
 
 
 @asynccontextmanager

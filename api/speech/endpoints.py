@@ -66,7 +66,7 @@ class Endpointer:
 
     def __attrs_post_init__(self) -> None:
         padding = min(_PADDING, self.endpoint_silence / 2)
-        rules = SpanRules(min_silence=self.endpoint_silence, padding=padding, longest=None)
+        rules = SpanRules(min_silence=self.endpoint_silence, padding=padding)
         self._spans = SpeechSpans(rules, self.sampling_rate, self.frame_samples)
 
     # -- what is heard -------------------------------------------------------------------------------------------------

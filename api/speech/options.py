@@ -158,12 +158,15 @@ class TranscribeOptions:
         language: the spoken language: a code ("en"), an English name ("english") or a token ("<|en|>"); ``None``: the
             model detects it, see ``language_detection_segments``.
         task: ``"transcribe"``, or ``"translate"`` into English.
-        initial_prompt: text that comes before the first window, for names and spelling. Of a prompt longer than half
+        initial_prompt: text that comes before the first window (with ``parallel`` before every piece), for names and
+            spelling. Of a prompt longer than half
             of the model's positions the last tokens are kept, and `Transcript.warnings` says so.
-        prefix: text with which the first window's text begins. Its timestamps begin behind it.
+        prefix: text with which the first window's text begins. The model goes on behind it; it is no part of the
+            transcript.
         condition_on_previous_text: give the text of the windows before to the model. So its spelling and style stay
             the same, and a repetition may go on.
-        prompt_reset_temperature: text sampled at a higher temperature is not given on.
+        prompt_reset_temperature: text sampled at a higher temperature is not given on, nor is text that was good at no
+            temperature.
         timestamps: ``"segment"``: the model cuts segments and tells their times; ``"word"``: each segment has its words
             with their times too; ``"none"``: one segment per window.
         temperature: one or several (a list, a tuple, an array), tried in order; 0 is beam search, or greedy with
@@ -182,7 +185,8 @@ class TranscribeOptions:
         clip_timestamps: read only these parts: pairs of (start, end) in seconds, or starts and ends in turn; a last
             start without end reaches to the end of the audio.
         max_initial_timestamp: seconds; the first timestamp of a window is not later.
-        suppress_tokens: tokens that are never sampled.
+        suppress_tokens: tokens that are never sampled, instead of the checkpoint's. Special tokens that no text has are
+            never sampled anyway.
         prepend_punctuations: marks that are part of the word behind them.
         append_punctuations: marks that are part of the word before them.
         voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is. A `VoiceActivity` of

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ..inputs.audio import Samples
 from .cuts import CutRules, Spans, next_speech, speaks, window_at
+from .hearing import Hearing
 
 
 class Recording(Protocol):
@@ -27,32 +28,6 @@ class Recording(Protocol):
 
     def forget(self, before: int) -> None:
         """No sample before ``before`` will be asked for again."""
-
-
-class Hearing(Protocol):
-    """What voice activity has found so far."""
-
-    @property
-    def spans(self) -> Spans:
-        """Speech."""
-
-    @property
-    def heard(self) -> int:
-        """The samples before this one were heard."""
-
-    @property
-    def settled(self) -> int:
-        """Who speaks before this sample is known, and will not change."""
-
-    @property
-    def ended(self) -> bool:
-        """True if all audio is known."""
-
-    async def hear(self, until: int) -> None:
-        """Listens on, at least to ``until`` or to the end."""
-
-    def skip(self, before: int) -> None:
-        """Nobody needs the samples before ``before``."""
 
 
 MOST_WINDOWS = 4  # of a piece: somebody who never pauses is cut all the same

@@ -14,6 +14,7 @@ from ...core.timings import Timings
 from ..inputs.audio import Samples
 from ..inputs.prompts import audio_item
 from .recipe import Recipe
+from .voice import is_silent
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
 
 Run = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # runs requests together, to the end of all
@@ -78,7 +79,7 @@ class WindowReader:
 
     def is_mute(self, samples: Samples) -> bool:
         """True if a window is digital silence, which is nobody's speech, or shorter than the model can tell."""
-        return len(samples) < self.recipe.timestamp_step or not samples.any()
+        return len(samples) < self.recipe.timestamp_step or is_silent(samples)
 
     async def item(self, samples: Samples) -> EncoderItem:
         """The item of a window, which must own its samples."""

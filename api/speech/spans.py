@@ -1,12 +1,11 @@
 """From probabilities of speech to spans: `SpeechSpans` decides, as soon as it can be decided.
 
-The spans of a recording follow from its probabilities in five steps::
+The spans of a recording follow from its probabilities in four steps::
 
     1 voiced    a frame at `threshold` or above, and each that follows it at `end_threshold` or above
     2 runs      voiced frames side by side, joined over gaps shorter than `min_silence`
-    3 cut       a run that is too long for `longest`, at the least probable frame of the second half that fits
-    4 dropped   runs shorter than `min_speech`, unless they were cut off another one
-    5 padded    by `padding` at both ends, but not at a cut, and within the recording
+    3 dropped   runs shorter than `min_speech`
+    4 padded    by `padding` at both ends, within the recording
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from attrs import Factory, define, frozen
+from attrs import define, frozen
 
 from ...core.checks import number, settle
 from ...core.errors import InvalidRequest
@@ -25,7 +24,6 @@ _CHECKS = {
     "min_speech": number(0, 60),
     "min_silence": number(0, 60),
     "padding": number(0, 30),
-    "longest": number(1, 86_400).or_none("speech is never cut"),
 }
 
 
@@ -48,8 +46,6 @@ class SpanRules:
         min_silence: shorter silence is a pause within speech.
         padding: what is added before and after speech, since its quiet first and last sounds are missed; up to half of
             ``min_silence``, so that spans never overlap.
-        longest: speech that goes on longer is cut where speech is least probable, so that a span fits a window and
-            what waits for its end is bounded. ``None``: it is never cut.
 
     Raises:
         InvalidRequest: a value that is not allowed.
@@ -60,7 +56,6 @@ class SpanRules:
     min_speech: float = 0.1
     min_silence: float = 1.0
     padding: float = 0.3
-    longest: float | None = 30.0
 
     def __attrs_post_init__(self) -> None:
         settle(self, _CHECKS)
@@ -69,10 +64,6 @@ class SpanRules:
         if 2 * self.padding > self.min_silence:
             raise InvalidRequest(
                 f"padding={self.padding:g}; allowed: up to {self.min_silence / 2:g}, half of min_silence"
-            )
-        if self.longest is not None and self.longest < 2 * self.padding + 1:
-            raise InvalidRequest(
-                f"longest={self.longest:g}; allowed: {2 * self.padding + 1:g} or more, a second and padding twice"
             )
 
 
@@ -92,15 +83,6 @@ class SpeechSpans:
     _voiced: bool = False  # the last frame
     _start: int | None = None  # the first frame of the run that is not told yet
     _stop: int = 0  # the frame behind its last voiced one
-    _is_rest: bool = False  # it was cut off another run
-    _probabilities: list[float] = Factory(list)  # of its frames
-
-    def __attrs_post_init__(self) -> None:
-        if (most := self._most_frames) is not None and most < 4:
-            raise InvalidRequest(
-                f"frames of {self.frame_samples / self.sampling_rate:g} s with longest={self.rules.longest}; "
-                "allowed: four frames or more in the longest speech"
-            )
 
     @property
     def settled(self) -> int:
@@ -113,7 +95,7 @@ class SpeechSpans:
     def open(self) -> SpeechSpan | None:
         """What is certain of the span that is not final yet: the rest may only make it longer. ``None``: nobody
         speaks, as far as one can tell."""
-        if self._start is None or not (self._is_rest or self._stop - self._start >= self._least_frames):
+        if self._start is None or self._stop - self._start < self._least_frames:
             return None
         return SpeechSpan(self._begin(self._start), self._stop * self.frame_samples + self._padding)
 
@@ -138,24 +120,10 @@ class SpeechSpans:
         self.frames += 1
         if self._start is None:
             return []
-        self._probabilities.append(probability)
         if self._voiced:
             self._stop = self.frames
-            return self._cut()
-        return self._told(None) if self.frames - self._stop >= self._silent_frames else []
-
-    def _cut(self) -> list[SpeechSpan]:
-        """The part of the run that fits, where the run has become too long."""
-        most = self._most_frames
-        if self._start is None or most is None or self._stop - self._start <= most:
             return []
-        half = most // 2
-        at = min(range(half, most + 1), key=lambda index: (self._probabilities[index], -index))
-        begin = self._begin(self._start)
-        self._start += at
-        self._is_rest = True
-        del self._probabilities[:at]
-        return [SpeechSpan(begin, self._start * self.frame_samples)]
+        return self._told(None) if self.frames - self._stop >= self._silent_frames else []
 
     def _told(self, length: int | None) -> list[SpeechSpan]:
         """The run, which has ended: a span, or too short for one."""
@@ -163,17 +131,13 @@ class SpeechSpans:
         if start is None:
             return []
         begin = self._begin(start)
-        kept = self._is_rest or self._stop - start >= self._least_frames
-        self._is_rest = False
-        self._probabilities.clear()
-        if not kept:
+        if self._stop - start < self._least_frames:
             return []
         stop = self._stop * self.frame_samples + self._padding
         return [SpeechSpan(begin, stop if length is None else min(stop, length))]
 
     def _begin(self, start: int) -> int:
-        sample = start * self.frame_samples
-        return sample if self._is_rest else max(sample - self._padding, 0)
+        return max(start * self.frame_samples - self._padding, 0)
 
     # -- the rules in frames -------------------------------------------------------------------------------------------
 
@@ -188,9 +152,3 @@ class SpeechSpans:
     @property
     def _silent_frames(self) -> int:
         return math.ceil(self.rules.min_silence * self.sampling_rate / self.frame_samples)
-
-    @property
-    def _most_frames(self) -> int | None:
-        if self.rules.longest is None:
-            return None
-        return (round(self.rules.longest * self.sampling_rate) - 2 * self._padding) // self.frame_samples

@@ -24,7 +24,7 @@ from triolet.core.errors import InvalidRequest
 from .test_recording import sparse_wav
 
 RATE, FRAME = 1_000, 100
-RULES = SpanRules(min_speech=0, min_silence=0.4, padding=0.2, longest=10)
+RULES = SpanRules(min_speech=0, min_silence=0.4, padding=0.2)
 
 
 @define
@@ -99,7 +99,7 @@ async def test_speech_that_goes_on_is_told_before_it_ends() -> None:
     """Who transcribes need not wait for the end of a long sentence to begin with it."""
     detector = Loud()
     async with Recording(spoken((1, 300)), sampling_rate=RATE) as recording:
-        hearing = Hearing(recording, detector, SpanRules(longest=None))
+        hearing = Hearing(recording, detector, SpanRules())
         await hearing.hear(2_000)
         assert detector.heard == 8_000
         assert hearing.settled == 700

@@ -24,7 +24,7 @@ def endpointer(step: int = 1_000, window: int = 2_000) -> Endpointer:
 
 def spans_of(probabilities: Sequence[float], length: int) -> list[SpeechSpan]:
     """The utterances, known at the end."""
-    spans = SpeechSpans(SpanRules(min_silence=SILENCE, padding=SILENCE / 2, longest=None), RATE, FRAME)
+    spans = SpeechSpans(SpanRules(min_silence=SILENCE, padding=SILENCE / 2), RATE, FRAME)
     return [*spans.hear(probabilities), *spans.end(length)]
 
 

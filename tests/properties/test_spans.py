@@ -1,4 +1,4 @@
-"""Speech spans: decided frame by frame as they are decided all at once, by the five steps of the module's docstring."""
+"""Speech spans: decided frame by frame as they are decided all at once, by the four steps of the module's docstring."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +25,6 @@ runs = st.lists(st.tuples(st.sampled_from([0.0, 0.4, 0.9]), st.integers(1, 20)),
 def rules(draw: st.DrawFn) -> SpanRules:
     silence, padding = draw(tenths), draw(tenths)
     padding = min(padding, math.floor(silence * 5) / 10)
-    longest = draw(st.none() | st.integers(10, 30).map(lambda count: count / 10 + 2 * padding))
     thresholds = draw(st.sampled_from([(0.5, 0.35), (0.5, 0.5), (0.9, 0.1)]))
     return SpanRules(
         threshold=thresholds[0],
@@ -34,12 +32,11 @@ def rules(draw: st.DrawFn) -> SpanRules:
         min_speech=draw(tenths),
         min_silence=silence,
         padding=padding,
-        longest=longest,
     )
 
 
 def all_at_once(heard: Sequence[float], rule: SpanRules, length: int) -> list[SpeechSpan]:
-    """The five steps over the whole recording."""
+    """The four steps over the whole recording."""
     voiced: list[bool] = []
     for probability in heard:
         limit = rule.end_threshold if voiced and voiced[-1] else rule.threshold
@@ -53,32 +50,9 @@ def all_at_once(heard: Sequence[float], rule: SpanRules, length: int) -> list[Sp
     spans = []
     padding = round(rule.padding * RATE)
     for start, stop in joined:
-        pieces = list(pieces_of(heard, start, stop, rule))
-        if len(pieces) == 1 and stop - start < frames(rule.min_speech):
-            continue
-        for number, (first, last) in enumerate(pieces):
-            begin = first * FRAME - (padding if number == 0 else 0)
-            end = last * FRAME + (padding if number == len(pieces) - 1 else 0)
-            spans.append(SpeechSpan(max(begin, 0), min(end, length)))
+        if stop - start >= frames(rule.min_speech):
+            spans.append(SpeechSpan(max(start * FRAME - padding, 0), min(stop * FRAME + padding, length)))
     return spans
-
-
-def pieces_of(heard: Sequence[float], start: int, stop: int, rule: SpanRules) -> list[tuple[int, int]]:
-    if rule.longest is None:
-        return [(start, stop)]
-    most = (round(rule.longest * RATE) - 2 * round(rule.padding * RATE)) // FRAME
-    voiced: list[bool] = []
-    for probability in heard[:stop]:
-        voiced.append(probability >= (rule.end_threshold if voiced and voiced[-1] else rule.threshold))
-    pieces = []
-    while True:
-        beyond = [frame for frame in range(start, stop) if voiced[frame] and frame + 1 - start > most]
-        if not beyond:
-            return [*pieces, (start, stop)]
-        candidates = range(start + most // 2, start + most + 1)
-        at = max(candidates, key=lambda frame: (-heard[frame], frame))
-        pieces.append((start, at))
-        start = at
 
 
 def frames(seconds: float) -> int:
@@ -121,15 +95,13 @@ def test_little_by_little_is_all_at_once(heard: list[float], rule: SpanRules, si
 def test_spans_are_ordered_and_disjoint_and_cover_what_is_voiced(
     heard: list[float], rule: SpanRules, short: int
 ) -> None:
-    """Within the recording, each longer than nothing, none longer than allowed; every frame that begins speech lies in
-    one unless it was too short, and without padding, pauses and cuts nothing else does."""
+    """Within the recording, each longer than nothing; every frame that begins speech lies in one unless it was too
+    short, and without padding and pauses nothing else does."""
     length = max(len(heard) * FRAME - short, 0)
     spans = little_by_little(heard, rule, length, [])
     edges = [edge for span in spans for edge in (span.start, span.stop)]
     assert edges == sorted(edges), "spans overlap"
     assert all(0 <= span.start < span.stop <= length for span in spans)
-    if rule.longest is not None:
-        assert all(span.stop - span.start <= round(rule.longest * RATE) for span in spans), "longer than a window"
     covered = {frame for frame in range(len(heard)) for span in spans if span.start <= frame * FRAME < span.stop}
     if rule.min_speech <= 0.1:
         missed = [frame for frame, one in enumerate(heard) if one >= rule.threshold and frame not in covered]
@@ -141,9 +113,7 @@ def test_spans_are_ordered_and_disjoint_and_cover_what_is_voiced(
 @given(heard=runs, rule=rules(), longer=st.integers(1, 40))
 @SOME
 def test_a_span_is_told_as_soon_as_nothing_can_change_it(heard: list[float], rule: SpanRules, longer: int) -> None:
-    """What is not told yet differs by what may follow: silence, or speech that goes on. (Where speech may be cut, both
-    may end alike.)"""
-    rule = evolve(rule, longest=None)
+    """What is not told yet differs by what may follow: silence, or speech that goes on."""
     decides = SpeechSpans(rule, RATE, FRAME)
     told = decides.hear(heard)
     length = (len(heard) + longer) * FRAME
@@ -159,12 +129,6 @@ def test_hysteresis_keeps_what_it_would_not_begin() -> None:
     assert little_by_little(heard, rule, 800, []) == [SpeechSpan(200, 500), SpeechSpan(700, 800)]
 
 
-def test_long_speech_is_cut_at_its_quietest_and_not_padded_there() -> None:
-    rule = SpanRules(min_silence=0.4, padding=0.2, longest=2.4)  # 20 frames without the padding
-    heard = [0.0] * 5 + [0.9] * 9 + [0.2] + [0.9] * 4 + [0.4] + [0.9] * 10 + [0.0] * 9
-    assert little_by_little(heard, rule, 3900, []) == [SpeechSpan(300, 1900), SpeechSpan(1900, 3200)]
-
-
 def test_speech_ends_with_the_frame_that_completes_the_silence() -> None:
     """Not one frame before, since it may go on, and not one after."""
     decides = SpeechSpans(SpanRules(min_silence=0.4, padding=0.1), RATE, FRAME)
@@ -173,11 +137,6 @@ def test_speech_ends_with_the_frame_that_completes_the_silence() -> None:
     assert decides.hear([0.0]) == [SpeechSpan(0, 400)], "it has ended"
     assert decides.open is None
     assert decides.settled == 600
-
-
-def test_what_is_left_of_long_speech_is_speech_however_short() -> None:
-    rule = SpanRules(min_speech=1.0, min_silence=0.4, padding=0.2, longest=2.4)
-    assert little_by_little([0.9] * 21 + [0.0] * 4, rule, 2500, []) == [SpeechSpan(0, 2000), SpeechSpan(2000, 2300)]
 
 
 def test_nothing_heard_is_no_speech() -> None:
@@ -195,15 +154,9 @@ def test_nothing_heard_is_no_speech() -> None:
         ({"end_threshold": 0.6}, r"end_threshold=0.6; allowed: up to threshold=0.5"),
         ({"padding": 0.6}, r"padding=0.6; allowed: up to 0.5, half of min_silence"),
         ({"min_speech": -1}, "min_speech=-1; allowed: a number, 0 or more, up to 60"),
-        ({"longest": 1.5}, r"longest=1.5; allowed: 1.6 or more"),
-        ({"longest": "30"}, r"longest='30'; allowed: a number"),
+        ({"min_silence": "1"}, r"min_silence='1'; allowed: a number"),
     ],
 )
 def test_rules_that_contradict_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         SpanRules(**values)  # type: ignore[arg-type]
-
-
-def test_frames_too_long_for_the_longest_speech_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="frames of 1 s with longest=2"):
-        SpeechSpans(SpanRules(longest=2), 1_000, 1_000)
