@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Self, Unpack
 
 import trio
 
@@ -22,12 +22,14 @@ from ..core.executor import Executor
 from ..core.model import ModelDescription
 from ..core.request import SamplingParams
 from ..models.memory.allocator import trim
+from .arguments import LiveArguments, SamplingArguments, TranscribeArguments
 from .hosts.current import current_host
 from .hosts.host import Host
 from .hosts.trio_engine import State, TrioEngine
 from .inputs.audio import AudioSource
 from .inputs.images import ImageSource
 from .inputs.prompts import Message, Query
+from .inputs.sampling import read_sampling
 from .inputs.sources import with_rate
 from .inputs.vectors import Vectors
 from .outputs.results import Completion, Transcript
@@ -36,69 +38,8 @@ from .speech.live import LiveSession
 from .speech.live_options import read_live_options
 from .speech.options import read_options
 from .speech.segments import SegmentStream
-from .speech.voice import VoiceActivity
 
 _DRAIN = number(0, math.inf, "; 0 aborts at once")
-
-
-class TranscribeArguments(TypedDict, total=False):
-    """The keywords of `Engine.transcribe`: the fields of `TranscribeOptions`, which explains them."""
-
-    language: str | None
-    task: str
-    initial_prompt: str | None
-    prefix: str | None
-    condition_on_previous_text: bool
-    prompt_reset_temperature: float
-    timestamps: str
-    temperature: float | Sequence[float]
-    beam_size: int
-    patience: float | None
-    length_penalty: float
-    best_of: int
-    compression_ratio_threshold: float | None
-    logprob_threshold: float | None
-    no_speech_threshold: float | None
-    hallucination_silence_threshold: float | None
-    clip_timestamps: str | Sequence[float] | Sequence[tuple[float, float]]
-    max_initial_timestamp: float | None
-    suppress_tokens: Sequence[int] | None
-    prepend_punctuations: str
-    append_punctuations: str
-    voice_activity: str | VoiceActivity
-    parallel: bool
-    language_detection_segments: int
-    language_detection_threshold: float
-    multilingual: bool
-    strict: bool
-    seed: int | None
-
-
-class LiveArguments(TypedDict, total=False):
-    """The keywords of `Engine.live`: the fields of `LiveOptions`, and those that it shares with `TranscribeOptions`."""
-
-    step: float
-    endpoint_silence: float
-    max_backlog: float
-    language: str | None
-    task: str
-    initial_prompt: str | None
-    condition_on_previous_text: bool
-    prompt_reset_temperature: float
-    temperature: float | Sequence[float]
-    beam_size: int
-    patience: float | None
-    length_penalty: float
-    best_of: int
-    compression_ratio_threshold: float | None
-    logprob_threshold: float | None
-    no_speech_threshold: float | None
-    suppress_tokens: Sequence[int] | None
-    prepend_punctuations: str
-    append_punctuations: str
-    language_detection_threshold: float
-    multilingual: bool
-    seed: int | None
 
 
 class Engine:
@@ -258,6 +199,7 @@ class Engine:
         priority: int = 0,
         request_id: str | None = None,
         wait: bool = True,
+        **options: Unpack[SamplingArguments],
     ) -> Completion:
         """Runs one sequence to its end.
 
@@ -273,6 +215,8 @@ class Engine:
             audio: path, bytes, binary file or mono float array at the model's rate. Whisper reads one, of at most one
                 window; decoders that read audio take a list, in the order of their placeholders.
             sampling: how tokens are sampled; greedy by default.
+            options: ``max_tokens``, ``temperature``, ``stop`` and the other fields of `SamplingParams`, instead of
+                ``sampling``.
             priority: -100 to 100, the smallest runs first, wherever requests wait: at the door, for encoder outputs and
                 for a place. One level is worth 1,024 arrivals, so that no request waits for ever. A waiting request
                 preempts running ones only where it lacks nothing but room (a place, pages or a cross slot) and its
@@ -294,7 +238,7 @@ class Engine:
             messages=messages,
             images=images,
             audio=audio,
-            sampling=sampling,
+            sampling=read_sampling(sampling, options),
             priority=priority,
             request_id=request_id,
         )
@@ -312,6 +256,7 @@ class Engine:
         priority: int = 0,
         request_id: str | None = None,
         wait: bool = True,
+        **options: Unpack[SamplingArguments],
     ) -> AbstractAsyncContextManager[DeltaStream]:
         """Like `generate`, token by token: ``async with engine.stream(...) as deltas: async for delta in deltas``.
 
@@ -323,7 +268,7 @@ class Engine:
             messages=messages,
             images=images,
             audio=audio,
-            sampling=sampling,
+            sampling=read_sampling(sampling, options),
             priority=priority,
             request_id=request_id,
         )

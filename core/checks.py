@@ -6,6 +6,7 @@ become plain ones, so that the kept value is of the declared type, can be compar
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import operator
@@ -47,6 +48,15 @@ class Check:
     def or_none(self, meaning: str) -> Check:
         """The same check, or ``None``, which means ``meaning``."""
         return Check(lambda value: None if value is None else self.read(value), f"{self.allowed}; None: {meaning}")
+
+
+def unknown_name(name: str, known: Iterable[str], elsewhere: Mapping[str, str], *, owner: str) -> InvalidRequest:
+    """The error for a keyword ``name`` that ``owner`` does not have. It tells the one of ``known`` that was meant: what
+    ``elsewhere`` says of a name that other programs have, or else the name that is spelled nearly so."""
+    names = list(known)
+    near = elsewhere.get(name) or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
+    told = f"did you mean {near}?" if near else f"allowed: {', '.join(names)}"
+    return InvalidRequest(f"{name}= is no option of {owner}; {told}")
 
 
 def settle(values: object, checks: Mapping[str, Check], *, named: str = "{}") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -22,6 +21,7 @@ from ...core.request import EncoderItem, LogitRules, Request, SamplingParams
 from ...models.sampling.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
+from .sampling import with_seed
 from .sources import is_pair
 from .threads import run_in_thread
 
@@ -42,7 +42,7 @@ class Query:
     messages: Sequence[Message] | None = None
     images: Sequence[ImageSource] = field(default=(), repr=False)
     audio: AudioSource | Sequence[AudioSource] | None = field(default=None, repr=False)
-    sampling: SamplingParams | None = None
+    sampling: SamplingParams = field(factory=SamplingParams)
     priority: int = 0
     request_id: str | None = None
 
@@ -59,7 +59,7 @@ async def build_request(
         raise InvalidRequest(
             f"{description.architecture} gives vectors, not text; ask engine.embed(...) or engine.score(...)"
         )
-    sampling = _sampling(query.sampling)
+    sampling = with_seed(query.sampling)
     check_priority(query.priority)
     prepared = await _prepare(description, query)
     _check_token_ids(description, "the prompt", prepared.token_ids)
@@ -251,12 +251,6 @@ def _without_media(message: Message, found: list[tuple[str, Any]]) -> Message:
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------
-
-
-def _sampling(sampling: SamplingParams | None) -> SamplingParams:
-    check_kind("sampling", sampling, SamplingParams, "SamplingParams(max_tokens=...), or leave it out: greedy sampling")
-    sampling = sampling or SamplingParams()
-    return sampling if sampling.seed is not None else evolve(sampling, seed=secrets.randbits(63))
 
 
 async def _compiled(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from attrs import field, fields_dict, frozen
 
-from ...core.checks import integer, number, settle
+from ...core.checks import integer, number, settle, unknown_name
 from ...core.errors import InvalidRequest
 from ..inputs.sources import RATES
 from .options import TranscribeOptions
@@ -91,17 +90,12 @@ def read_live_options(given: Mapping[str, Any]) -> LiveOptions:
     own = [name for name in fields_dict(LiveOptions) if name != "transcribe"]
     for name in given:
         if name not in own and name not in OF_TRANSCRIPTIONS:
-            raise InvalidRequest(_unknown(name, (*own, *OF_TRANSCRIPTIONS, "priority", "request_id", "wait")))
+            names = (*own, *OF_TRANSCRIPTIONS, "priority", "request_id", "wait")
+            if name in fields_dict(TranscribeOptions):
+                raise InvalidRequest(f"{name}= is no option of a live session; allowed: {', '.join(names)}")
+            raise unknown_name(name, names, _ELSEWHERE, owner="a live session")
     shared = {"beam_size": 1} | {name: value for name, value in given.items() if name in OF_TRANSCRIPTIONS}
     return LiveOptions(
         **{name: value for name, value in given.items() if name in own},
         transcribe=TranscribeOptions(timestamps="none", **shared),
     )
-
-
-def _unknown(name: str, known: tuple[str, ...]) -> str:
-    near = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, known, 1, 0.6)), None)
-    if name in fields_dict(TranscribeOptions):
-        near = None
-    told = f"did you mean {near}?" if near else f"allowed: {', '.join(known)}"
-    return f"{name}= is no option of a live session; {told}"

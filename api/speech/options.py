@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ...core.checks import (
     settle,
     several,
     shown,
+    unknown_name,
 )
 from ...core.errors import InvalidRequest
 from .voice import VoiceActivity
@@ -255,11 +255,6 @@ def read_options(given: Mapping[str, Any]) -> TranscribeOptions:
     known = fields_dict(TranscribeOptions)
     unknown = [name for name in given if name not in known]
     if unknown:
-        raise InvalidRequest(_unknown(unknown[0], (*known, "priority", "request_id", "sampling_rate", "wait")))
+        names = (*known, "priority", "request_id", "sampling_rate", "wait")
+        raise unknown_name(unknown[0], names, _ELSEWHERE, owner="a transcription")
     return TranscribeOptions(**given)
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    near = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, known, 1, 0.6)), None)
-    told = f"did you mean {near}?" if near else f"allowed: {', '.join(known)}"
-    return f"{name}= is no option of a transcription; {told}"

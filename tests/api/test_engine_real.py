@@ -30,7 +30,7 @@ from triolet import (
     UnsupportedAudio,
     UnsupportedModel,
 )
-from triolet.api.engine import TranscribeArguments
+from triolet.api.arguments import TranscribeArguments
 from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import WhisperTokens

@@ -27,6 +27,7 @@ from triolet import (
     EngineStateError,
     InvalidRequest,
     Overloaded,
+    SamplingParams,
     Segment,
     Transcript,
 )
@@ -156,7 +157,11 @@ def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: Bench
     ("wrong", "told"),
     [
         ({"sampling": {"max_tokens": 3}}, r"sampling=\{'max_tokens': 3\}; allowed: SamplingParams\(max_tokens=...\)"),
-        ({"sampling": {}}, r"sampling=\{\}; allowed: SamplingParams\(max_tokens=...\), or leave it out"),
+        ({"sampling": {}}, r"sampling=\{\}; allowed: SamplingParams\(max_tokens=...\), or its fields by name"),
+        ({"max_new_tokens": 5}, r"max_new_tokens= is no option of a request; did you mean max_tokens\?"),
+        ({"temprature": 1}, r"temprature= is no option of a request; did you mean temperature\?"),
+        ({"sampling": None, "max_tokens": 0}, r"max_tokens=0; allowed: an integer, 1 or more"),
+        ({"sampling": SamplingParams(), "stop": "."}, r"stop= beside sampling=; allowed: one of them"),
         ({"prompt_token_ids": 5}, "prompt_token_ids=5; allowed: a sequence of integers"),
         ({"prompt_token_ids": np.array([1, 64])}, "prompt_token_ids holds 64; allowed: integers from 0 to 63"),
         ({"images": bytes(1000)}, r"images=b'\\x00\\x00.{1,30}; allowed: a list of images"),
@@ -174,6 +179,20 @@ def test_an_argument_of_another_kind_is_refused_with_what_is_allowed(
                 async with engine.stream(**{**query(1), **wrong}):
                     raise AssertionError("entered")
             await ask(engine, 2)
+
+    bench.run(main)
+
+
+def test_sampling_is_given_whole_or_by_name(bench: Bench) -> None:
+    async def main() -> None:
+        asked = {**query(1), "sampling": None}
+        async with bench.engine() as engine:
+            whole = await engine.generate(**{**asked, "sampling": SamplingParams(max_tokens=2)})
+            named = await engine.generate(**asked, max_tokens=2)
+            async with engine.stream(**asked, max_tokens=2) as deltas:
+                streamed = [token async for delta in deltas for token in delta.token_ids]
+        assert whole.token_ids == named.token_ids == tuple(streamed)
+        assert len(streamed) == 2
 
     bench.run(main)
 

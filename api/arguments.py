@@ -1,0 +1,95 @@
+"""The keywords that `Engine`'s methods take, as type checkers read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from ..core.request import Structure
+from .speech.voice import VoiceActivity
+
+
+class SamplingArguments(TypedDict, total=False):
+    """The keywords of `Engine.generate` and `Engine.stream` instead of ``sampling``: the fields of `SamplingParams`,
+    which explains them."""
+
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int | None
+    n: int
+    structure: Structure | None
+    beam_size: int
+    length_penalty: float
+    patience: float | None
+
+
+class TranscribeArguments(TypedDict, total=False):
+    """The keywords of `Engine.transcribe`: the fields of `TranscribeOptions`, which explains them."""
+
+    language: str | None
+    task: str
+    initial_prompt: str | None
+    prefix: str | None
+    condition_on_previous_text: bool
+    prompt_reset_temperature: float
+    timestamps: str
+    temperature: float | Sequence[float]
+    beam_size: int
+    patience: float | None
+    length_penalty: float
+    best_of: int
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
+    hallucination_silence_threshold: float | None
+    clip_timestamps: str | Sequence[float] | Sequence[tuple[float, float]]
+    max_initial_timestamp: float | None
+    suppress_tokens: Sequence[int] | None
+    prepend_punctuations: str
+    append_punctuations: str
+    voice_activity: str | VoiceActivity
+    parallel: bool
+    language_detection_segments: int
+    language_detection_threshold: float
+    multilingual: bool
+    strict: bool
+    seed: int | None
+
+
+class LiveArguments(TypedDict, total=False):
+    """The keywords of `Engine.live`: the fields of `LiveOptions`, and those that it shares with `TranscribeOptions`."""
+
+    step: float
+    endpoint_silence: float
+    max_backlog: float
+    language: str | None
+    task: str
+    initial_prompt: str | None
+    condition_on_previous_text: bool
+    prompt_reset_temperature: float
+    temperature: float | Sequence[float]
+    beam_size: int
+    patience: float | None
+    length_penalty: float
+    best_of: int
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
+    suppress_tokens: Sequence[int] | None
+    prepend_punctuations: str
+    append_punctuations: str
+    language_detection_threshold: float
+    multilingual: bool
+    seed: int | None

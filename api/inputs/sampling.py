@@ -1,0 +1,59 @@
+"""The sampling of a request, from what its caller gave: `SamplingParams`, or their fields by name."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve, fields_dict
+
+from ...core.checks import shown, unknown_name
+from ...core.errors import InvalidRequest
+from ...core.request import SamplingParams
+
+_ELSEWHERE = {
+    "do_sample": "temperature",
+    "eos_token_id": "stop_token_ids",
+    "grammar": "structure",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_beams": "beam_size",
+    "num_return_sequences": "n",
+    "response_format": "structure",
+    "sampling_params": "sampling",
+    "stop_strings": "stop",
+    "top_logprobs": "logprobs",
+}
+"""Names that other programs have for what an option does here."""
+
+_BESIDE = ("prompt", "prompt_token_ids", "messages", "images", "audio", "sampling", "priority", "request_id", "wait")
+"""The other keywords of `Engine.generate`, one of which may have been meant by an unknown name."""
+
+
+def read_sampling(sampling: SamplingParams | None, given: Mapping[str, Any]) -> SamplingParams:
+    """The sampling that a caller gave: whole, by name, or neither, which is greedy.
+
+    Args:
+        given: fields of `SamplingParams` by name.
+
+    Raises:
+        InvalidRequest: both, another type, an unknown name, or a value that is not allowed.
+    """
+    if sampling is not None and not isinstance(sampling, SamplingParams):
+        allowed = "SamplingParams(max_tokens=...), or its fields by name, as in max_tokens=5"
+        raise InvalidRequest(f"sampling={shown(sampling)}; allowed: {allowed}")
+    known = fields_dict(SamplingParams)
+    for name in given:
+        if name not in known:
+            raise unknown_name(name, (*known, *_BESIDE), _ELSEWHERE, owner="a request")
+        if sampling is not None:
+            raise InvalidRequest(f"{name}= beside sampling=; allowed: one of them, as in SamplingParams({name}=...)")
+    return sampling or SamplingParams(**given)
+
+
+def with_seed(sampling: SamplingParams) -> SamplingParams:
+    """``sampling`` with a fresh seed where it has none."""
+    return sampling if sampling.seed is not None else evolve(sampling, seed=secrets.randbits(63))
