@@ -94,7 +94,7 @@ async def test_every_shipped_recording_is_transcribed_without_an_error(
     assert [language for language, _ in heard.values()] == [language for language, _ in true.values()]
     differing = [name for name, told in heard.items() if told != true[name]]
     assert len(differing) <= 1, differing
-    assert all(jiwer.wer(true[name][1], heard[name][1]) < 0.1 for name in differing if true[name][1])
+    assert all(jiwer.wer(true[name][1], heard[name][1]) < 0.08 for name in differing if true[name][1])
 
 
 async def test_a_shipped_recording_is_longer_than_a_window(engine: Engine) -> None:

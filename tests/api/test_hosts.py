@@ -160,7 +160,7 @@ def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: Bench
         ({"sampling": {}}, r"sampling=\{\}; allowed: SamplingParams\(max_tokens=...\), or its fields by name"),
         ({"max_new_tokens": 5}, r"max_new_tokens= is no option of a request; did you mean max_tokens\?"),
         ({"temprature": 1}, r"temprature= is no option of a request; did you mean temperature\?"),
-        ({"sampling": None, "max_tokens": 0}, r"max_tokens=0; allowed: an integer, 1 or more"),
+        ({"sampling": None, "max_tokens": 0}, "max_tokens=0; allowed: an integer, 1 to 2147483647"),
         ({"sampling": SamplingParams(), "stop": "."}, r"stop= beside sampling=; allowed: one of them"),
         ({"prompt_token_ids": 5}, "prompt_token_ids=5; allowed: a sequence of integers"),
         ({"prompt_token_ids": np.array([1, 64])}, "prompt_token_ids holds 64; allowed: integers from 0 to 63"),
