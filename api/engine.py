@@ -32,10 +32,10 @@ from .inputs.prompts import Message, Query
 from .inputs.sampling import read_sampling
 from .inputs.sources import with_rate
 from .inputs.vectors import Vectors
+from .live.options import read_live_options
+from .live.session import LiveSession
 from .outputs.results import Completion, Transcript
 from .outputs.streams import DeltaStream, StreamBlock
-from .speech.live import LiveSession
-from .speech.live_options import read_live_options
 from .speech.options import read_options
 from .speech.segments import SegmentStream
 

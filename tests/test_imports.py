@@ -36,12 +36,13 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/sampling": set(),
     "models/networks": {"architectures", "attention", "checkpoints", "launch", "memory", "sampling"},
     "models/blueprints": {"architectures", "attention", "checkpoints", "launch", "machine", "memory", "networks"},
-    "api": {"hosts", "inputs", "outputs", "speech"},
+    "api": {"hosts", "inputs", "live", "outputs", "speech"},
     "api/inputs": set(),
     "api/outputs": set(),
     "api/formats": {"outputs"},
     "api/speech": {"inputs", "outputs"},
-    "api/hosts": {"inputs", "outputs", "speech"},
+    "api/live": {"inputs", "outputs", "speech"},
+    "api/hosts": {"inputs", "live", "outputs", "speech"},
     "api/command_line": {"api", "formats", "inputs", "outputs", "speech"},
 }
 FOREIGN = {  # what a folder must not know of the outside

@@ -15,9 +15,9 @@ import anyio.lowlevel
 from ...actors.supervisor import is_cancellation, leaving
 from ...core.errors import EngineClosed, EngineStateError
 from ...core.timings import Timings
+from ..live.session import LiveSession
 from ..outputs.results import Delta, LiveText, Progress, Segment
 from ..outputs.streams import Deltas, DeltaStream
-from ..speech.live import LiveSession
 from ..speech.segments import SegmentStream
 from .host import foreign
 from .portal import Portal, may_wait
@@ -195,7 +195,7 @@ class _PortalDeltas:
 
 
 class _PortalLive:
-    """Implements `triolet.api.speech.live.LiveSession`."""
+    """Implements `triolet.api.live.session.LiveSession`."""
 
     def __init__(self, stream: PortalStream[LiveText, None]) -> None:
         self._stream = stream

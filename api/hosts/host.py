@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from ...core.errors import EngineStateError
+from ..live.session import LiveSession
 from ..outputs.streams import DeltaStream
-from ..speech.live import LiveSession
 from ..speech.segments import SegmentStream
 
 T = TypeVar("T")

@@ -11,11 +11,11 @@ from attrs import evolve
 
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
-from ..speech.endpoints import Endpointer
-from ..speech.live import LiveTranscription
-from ..speech.live_audio import Ear
-from ..speech.live_options import LiveOptions
-from ..speech.live_reader import UtteranceReader
+from ..live.audio import Ear
+from ..live.endpoints import Endpointer
+from ..live.options import LiveOptions
+from ..live.reader import UtteranceReader
+from ..live.session import LiveTranscription
 from ..speech.reader import Run, Stopwatch, WindowReader
 from ..speech.recipe import Recipe
 from ..speech.voice import VoiceActivity

@@ -37,11 +37,11 @@ from ..inputs.vectors import (
     scoring_pooling,
     softmax,
 )
+from ..live.options import LiveOptions
+from ..live.session import LiveSession, LiveTranscription
 from ..outputs.results import Completion, Transcript
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
 from ..outputs.text import Output, TextDeltas, completion_of, output_of, sampled_of
-from ..speech.live import LiveSession, LiveTranscription
-from ..speech.live_options import LiveOptions
 from ..speech.options import TranscribeOptions
 from ..speech.segments import Segments, SegmentStream
 from ..speech.silero import Silero

@@ -10,8 +10,8 @@ from typing import TypeVar
 import trio
 
 from ...core.errors import EngineStateError
+from ..live.session import LiveSession
 from ..outputs.streams import DeltaStream
-from ..speech.live import LiveSession
 from ..speech.segments import SegmentStream
 from .host import foreign
 from .trio_engine import State, TrioEngine

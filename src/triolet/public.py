@@ -2,10 +2,10 @@
 
 from .actors.supervisor import EngineStatistics
 from .api.engine import Engine
+from .api.live.options import LiveOptions
+from .api.live.session import LiveSession
 from .api.outputs.results import Completion, Delta, LiveText, Segment, Stretch, Transcript, Usage, Word
 from .api.outputs.streams import DeltaStream
-from .api.speech.live import LiveSession
-from .api.speech.live_options import LiveOptions
 from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
 from .api.speech.voice import VoiceActivity

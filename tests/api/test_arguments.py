@@ -9,7 +9,7 @@ from attrs import fields_dict
 
 from triolet import SamplingParams, TranscribeOptions
 from triolet.api.arguments import LiveArguments, SamplingArguments, TranscribeArguments
-from triolet.api.speech.live_options import OF_TRANSCRIPTIONS, LiveOptions
+from triolet.api.live.options import OF_TRANSCRIPTIONS, LiveOptions
 
 LIVE = {*fields_dict(LiveOptions), *OF_TRANSCRIPTIONS} - {"rate", "transcribe"}
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from triolet import EngineError, EngineStateError, InvalidRequest, LiveText
 from triolet.api.hosts.live import open_live
 from triolet.api.inputs.audio import Samples
-from triolet.api.speech.live import LiveTranscription
-from triolet.api.speech.live_audio import Ear, HeldSamples, read_chunk
-from triolet.api.speech.live_options import read_live_options
+from triolet.api.live.audio import Ear, HeldSamples, read_chunk
+from triolet.api.live.options import read_live_options
+from triolet.api.live.session import LiveTranscription
 from triolet.testing import run_virtually
 
 from .speaker import DE, PREVIOUS, RATE, START, WORD, Loud, Speaker, describe, int16, name, speech

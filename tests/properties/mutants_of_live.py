@@ -36,7 +36,7 @@ TIMES = few(test_live_words.test_words_are_timed_in_order_and_joined_are_the_tex
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a word is stable by one hypothesis",
-        function="api.speech.agreement:agreed",
+        function="api.live.agreement:agreed",
         fragment="            break",
         mistake="            count += 1\n            break",
         killer=AGREES,
@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="words that are the same anywhere behind a difference are stable",
-        function="api.speech.agreement:agreed",
+        function="api.live.agreement:agreed",
         fragment="            break",
         mistake="            continue",
         killer=AGREES,
@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="stable words are provisional too",
-        function="api.speech.agreement:Agreement._accept",
+        function="api.live.agreement:Agreement._accept",
         fragment="words[:count], words[count:]",
         mistake="words[:count], words",
         killer=AGREES,
@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="stable words are replaced",
-        function="api.speech.agreement:Agreement._accept",
+        function="api.live.agreement:Agreement._accept",
         fragment="self.stable + words[:count]",
         mistake="words[:count]",
         killer=AGREES,
@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the last words are forgotten",
-        function="api.speech.agreement:Agreement.forget",
+        function="api.live.agreement:Agreement.forget",
         fragment="self.stable[:count], self.stable[count:]",
         mistake="self.stable[-count:], self.stable[:-count]",
         killer=AGREES,
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="more than a window is read",
-        function="api.speech.endpoints:Endpointer.due",
+        function="api.live.endpoints:Endpointer.due",
         fragment="min(stop, start + self.window)",
         mistake="stop",
         killer=READS,
@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a full window waits for more voice",
-        function="api.speech.endpoints:Endpointer.due",
+        function="api.live.endpoints:Endpointer.due",
         fragment="stop - start > self.window or (not self._ended and self.is_full)",
         mistake="stop - start > self.window",
         killer=READS,
@@ -92,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an utterance that was read before its end is not read at its end",
-        function="api.speech.endpoints:Endpointer.due",
+        function="api.live.endpoints:Endpointer.due",
         fragment="done.stop >= stop and done.pauses",
         mistake="done.pauses",
         killer=test_endpoints.test_a_step_of_new_voice_is_read_and_each_pause_at_once,
@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="silence behind voice is read as far as it was heard",
-        function="api.speech.endpoints:Endpointer.due",
+        function="api.live.endpoints:Endpointer.due",
         fragment="min(utterance.stop, self._heard)",
         mistake="self._heard",
         killer=READS,
@@ -108,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what waits to be read is forgotten",
-        function="api.speech.endpoints:Endpointer.needed",
+        function="api.live.endpoints:Endpointer.needed",
         fragment="self._ended[0].start if self._ended else self._spans.settled",
         mistake="self._spans.settled",
         killer=READS,
@@ -116,7 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the next utterance is taken for read as far as the last one",
-        function="api.speech.endpoints:Endpointer.next",
+        function="api.live.endpoints:Endpointer.next",
         fragment="self._read = None",
         mistake="pass",
         killer=test_endpoints.test_the_next_utterance_is_read_from_its_own_beginning,
@@ -124,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an utterance is over before its silence is read to",
-        function="api.speech.endpoints:Endpointer.is_over",
+        function="api.live.endpoints:Endpointer.is_over",
         fragment="bool(self._ended) and self.due() is None",
         mistake="bool(self._ended)",
         killer=test_endpoints.test_an_utterance_is_not_over_before_it_is_read,
@@ -132,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a mark has the pause behind it",
-        function="api.speech.live_words:_mended",
+        function="api.live.words:_mended",
         fragment="word = evolve(word, start=at, end=at)",
         mistake="pass",
         killer=TIMES,
@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a word is cut from its mark",
-        function="api.speech.live_words:_is_whole",
+        function="api.live.words:_is_whole",
         fragment="words[count].number != words[count - 1].number",
         mistake="True",
         killer=test_live_words.test_a_cut_leaves_a_word_whole,
@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an utterance is cut in the middle of a sentence",
-        function="api.speech.live_words:cut",
+        function="api.live.words:cut",
         fragment="(sentences or whole)[-1]",
         mistake="whole[-1]",
         killer=test_live_words.test_a_cut_is_behind_the_last_stable_sentence,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.api.speech.endpoints import Endpointer, Reading
+from triolet.api.live.endpoints import Endpointer, Reading
 from triolet.api.speech.spans import SpanRules, SpeechSpan, SpeechSpans
 
 RATE, FRAME = 1_000, 100  # frames of 0.1 s

@@ -8,9 +8,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.api.speech import live_words
-from triolet.api.speech.agreement import TextWord
-from triolet.api.speech.live_words import TimedWord, is_mark, joined, timed
+from triolet.api.live import words as live_words
+from triolet.api.live.agreement import TextWord
+from triolet.api.live.words import TimedWord, is_mark, joined, timed
 from triolet.api.speech.options import APPENDED, PREPENDED
 from triolet.api.speech.words import LEAD, WordRules
 from triolet.core.plan import AlignedTokens

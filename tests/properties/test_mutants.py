@@ -53,9 +53,9 @@ LEAST = {
     "actors.gpu_runner": 5,
     "actors.supervisor": 5,
     "api.speech.spans": 6,
-    "api.speech.agreement": 5,
-    "api.speech.endpoints": 6,
-    "api.speech.live_words": 3,
+    "api.live.agreement": 5,
+    "api.live.endpoints": 6,
+    "api.live.words": 3,
 }
 
 

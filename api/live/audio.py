@@ -13,7 +13,7 @@ from attrs import define, field
 
 from ...core.errors import InvalidRequest
 from ..inputs.sources import Samples, full_scale, type_name
-from .voice import Listener, Probabilities, VoiceActivity
+from ..speech.voice import Listener, Probabilities, VoiceActivity
 
 Chunk: TypeAlias = npt.NDArray[Any]  # int16 or float32, of shape (n,)
 

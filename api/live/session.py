@@ -25,10 +25,10 @@ from attrs import define, field
 from ...core.errors import EngineStateError
 from ..inputs.threads import run_in_thread
 from ..outputs.results import LiveText
+from .audio import Chunk, Ear, HeldSamples, pieces, read_chunk
 from .endpoints import Endpointer, Reading
-from .live_audio import Chunk, Ear, HeldSamples, pieces, read_chunk
-from .live_options import LiveOptions
-from .live_reader import Heard, UtteranceReader
+from .options import LiveOptions
+from .reader import Heard, UtteranceReader
 
 _PIECE = 1.0  # seconds of audio that are heard at once
 

@@ -9,13 +9,13 @@ from attrs import define, field, frozen
 from ...core.request import Alignment, EncoderItem, Request
 from ..inputs.audio import Samples
 from ..outputs.results import Word
+from ..speech.history import History
+from ..speech.reader import WindowReader
+from ..speech.windows import Attempt
+from ..speech.words import split_words
 from .agreement import Agreement, TextWord, agreed, text_of
 from .endpoints import Reading
-from .history import History
-from .live_words import TimedWord, cut, joined, timed
-from .reader import WindowReader
-from .windows import Attempt
-from .words import split_words
+from .words import TimedWord, cut, joined, timed
 
 _LEAST_HEARD = 2.0  # seconds of speech that tell its language
 _EDGE = 1.0  # seconds: words that end so near the end of a full window may be cut off

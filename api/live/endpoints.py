@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from attrs import define, field, frozen
 
-from .spans import SpanRules, SpeechSpan, SpeechSpans
+from ..speech.spans import SpanRules, SpeechSpan, SpeechSpans
 
 _PADDING = 0.3  # seconds around voice that belong to an utterance, where its end is not awaited for less
 

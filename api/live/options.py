@@ -10,7 +10,7 @@ from attrs import field, fields_dict, frozen
 from ...core.checks import integer, number, settle, unknown_name
 from ...core.errors import InvalidRequest
 from ..inputs.sources import RATES
-from .options import TranscribeOptions
+from ..speech.options import TranscribeOptions
 
 OF_TRANSCRIPTIONS = (
     "language",
