@@ -214,7 +214,8 @@ def test_every_fault_at_every_step_of_every_task_breaks_no_promise(third: int):
     of the kinds of fault. With ``--hypothesis-profile=soak`` each scenario has all kinds, and ``make soak`` takes each
     through many schedules."""
     whole = settings.get_current_profile_name() == "soak"
-    kinds = tuple(FaultKind) if whole else tuple(FaultKind)[third::3]
+    of_this_third = tuple(FaultKind)[third::3]
+    kinds = tuple(FaultKind) if whole else of_this_third
     report, schedules = Report(), itertools.cycle((Pct(0), Uniform(0), Pct(0, depth=5), Batches(0)))
     turns = list(zip(SCENARIOS.values(), schedules, strict=False))
     for scenario, schedule in turns[third::3]:
@@ -222,7 +223,7 @@ def test_every_fault_at_every_step_of_every_task_breaks_no_promise(third: int):
     print(f"\n{report.runs} runs, {report.faults} faults, {report.runs / report.seconds:.0f} runs a second")  # noqa: T201
     assert [str(failure) for failure in report.failures] == []
     assert report.faults >= (2_400 if whole else 800)
-    assert set(report.by_kind) == {kind.value for kind in kinds}, "a kind of fault has not happened"
+    assert set(report.by_kind) >= {kind.value for kind in of_this_third}, "a kind of fault has not happened"
 
 
 def test_a_sweep_of_everything_goes_on_until_there_are_enough_faults(monkeypatch):
