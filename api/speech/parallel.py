@@ -92,12 +92,11 @@ class ParallelTranscription(Transcription):
             await self._news.wait()
 
     def _go_on(self) -> None:
-        """Starts the cutter, and the first piece where it had failed: so a caller may try again."""
+        """Starts the cutter, and again the first piece where it has failed and the error was told."""
         if not self._cutting and not self._all_cut and self._error is None:
             self._cutting = True
             self._start_soon(self._cut)
-        if self._pieces and self._pieces[0].failed:
-            piece = self._pieces[0]
+        if self._pieces and (piece := self._pieces[0]).failed and piece.error is None:
             piece.failed = False
             self._start_soon(partial(self._read, piece))
 

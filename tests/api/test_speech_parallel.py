@@ -198,6 +198,27 @@ async def test_what_a_piece_has_read_is_told_before_its_error() -> None:
     assert told == [0, 0.5, 1, "error"]
 
 
+async def test_a_piece_that_failed_is_read_again_only_after_its_error_was_told() -> None:
+    """Else the error would come behind all of the piece's text, or with nothing wrong any more."""
+    run, events = Gates(errors={1: LookupError("1")}), list[object]()
+    for second in range(2):
+        run.gate(second).set()
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(2), run, start_soon, model=SECOND)
+        for _ in range(2):
+            events.append(len(await transcription.next_window() or []))
+            await settle()
+        with pytest.raises(LookupError):
+            await transcription.next_window()
+        await settle()
+        assert sorted(run.asked) == [0, 1], "nobody has asked for it again"
+        del run.errors[1]
+        rest = await transcription.transcript()
+    assert events == [1, 0]
+    assert [one.start for one in rest.segments] == [1]
+    assert sorted(run.asked) == [0, 1, 1]
+
+
 async def test_a_piece_that_failed_goes_on_at_the_window_that_failed() -> None:
     """With the text of its own windows before that one."""
     script = Script(answer(0.0, "a", 10.0, 10.0, "b"))
