@@ -86,10 +86,11 @@ async def background() -> AsyncIterator[Callable[[Callable[[], Awaitable[None]]]
             async with trio.open_nursery() as nursery:
                 try:
                     yield nursery.start_soon
-                finally:
-                    nursery.cancel_scope.cancel()
+                except BaseException as own:  # noqa: BLE001  (raised below: the nursery would put it into a group)
+                    error = own
+                nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            error = _first(group.split(trio.Cancelled)[1])
+            error = _first(group.split(trio.Cancelled)[1]) or error
             if error is None:
                 await trio.lowlevel.checkpoint_if_cancelled()  # a cancellation in the group came from here
         if error is not None:

@@ -9,11 +9,56 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from triolet.api.hosts.alternatives import run_together
+from triolet.api.hosts.alternatives import background, run_together
 
 
 class Held:
-    """Something that a run holds."""
+    """Something that a frame holds."""
+
+
+async def test_a_group_that_a_background_block_raises_leaves_it_whole() -> None:
+    """The block's user may have a nursery in it, several of whose tasks fail."""
+    group = ExceptionGroup("the user's", [KeyError("a"), ValueError("b")])
+    for error in (group, LookupError("alone")):
+        with pytest.raises(type(error)) as raised:
+            async with background() as start_soon:
+                start_soon(trio.sleep_forever)
+                raise error
+        assert raised.value is error
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_background_block_that_is_cancelled_or_fails_leaves_nothing() -> None:
+    held: list[weakref.ref[Held]] = []
+
+    async def block(scope: trio.CancelScope | None) -> None:
+        mine = Held()
+        held.append(weakref.ref(mine))
+        async with background() as start_soon:
+            start_soon(trio.sleep_forever)
+            if scope is None:
+                raise LookupError("the block's own")
+            scope.cancel()
+            await trio.sleep_forever()
+
+    with trio.CancelScope() as scope:
+        await block(scope)
+    assert scope.cancelled_caught
+    with pytest.raises(LookupError):
+        await block(None)
+    assert [one() for one in held] == [None, None], "the block's frame lives on"
+
+
+async def test_a_task_that_is_interrupted_ends_a_background_block() -> None:
+    """A ^C may come to any task. It is raised as it is."""
+
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        async with background() as start_soon:
+            start_soon(interrupted)
+            await trio.sleep_forever()
 
 
 @pytest.mark.usefixtures("no_collector")
