@@ -52,7 +52,8 @@ class LiveSession(Protocol):
         ...
 
     async def finish(self) -> None:
-        """Says that no more comes. Iteration ends behind the last text. Returns at once; again does nothing."""
+        """Says that no more comes. Iteration ends behind the last text. Returns at once; again does nothing. A `feed`
+        of another task that still waits for room is heard to its end."""
         ...
 
     def __aiter__(self) -> Self: ...
@@ -185,6 +186,7 @@ class LiveTranscription:
             yield
         finally:
             self._feeding = False
+            self._bell.ring()  # `_listen` awaits it
 
     # -- the ends ------------------------------------------------------------------------------------------------------
 
@@ -220,7 +222,8 @@ class LiveTranscription:
     @trio.lowlevel.enable_ki_protection  # between an answer and what is made of it nothing may be lost
     async def _listen(self) -> None:
         while not self._heard:
-            if self._endpointer.is_full or not (self._backlog or self._finished):
+            all_fed = self._finished and not self._feeding
+            if self._endpointer.is_full or not (self._backlog or all_fed):
                 await self._bell.wait()
             elif self._backlog:
                 await self._hear(self._next_piece())

@@ -7,6 +7,7 @@ import random
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,36 @@ def test_a_recording_may_be_fed_at_once() -> None:
             return "".join([update.stable async for update in session])
 
     assert run_virtually(main) == words(*range(150))
+
+
+def test_what_another_task_still_feeds_is_heard_although_the_session_was_finished() -> None:
+    """Its chunk is far longer than the backlog, so that it waits for room; `feed` has taken it, so nothing is lost.
+    Where it is cancelled instead, the session ends all the same, with what was taken."""
+    samples = speech(*range(100), 1.0)  # 41 s: a window and the backlog have 31 s
+
+    async def main(*, cancelled: bool) -> tuple[str, bool]:
+        scope, found = trio.CancelScope(), ""
+
+        async def feed() -> None:
+            with scope:
+                await session.feed(samples)
+
+        with trio.fail_after(1000):
+            async with session_of(Speaker(seconds=0.01), max_backlog=1.0) as session, trio.open_nursery() as nursery:
+                nursery.start_soon(feed)
+                await trio.sleep(0.005)  # the model reads for longer: by then the window is full
+                await session.finish()
+                if cancelled:
+                    scope.cancel()
+                async for update in session:
+                    found += update.stable
+        return found, scope.cancelled_caught
+
+    assert run_virtually(partial(main, cancelled=False)) == (words(*range(100)), False)
+    found, was_cancelled = run_virtually(partial(main, cancelled=True))
+    assert was_cancelled
+    assert found.startswith(words(*range(70)))
+    assert len(found) < len(words(*range(90)))
 
 
 def test_chunks_of_any_sizes_and_kinds_are_one_audio() -> None:
