@@ -53,7 +53,7 @@ class _Packed:
     def of(cls, samples: Samples, start: int) -> _Packed:
         scaled = samples * np.float32(32768)
         values = np.rint(scaled)
-        if np.array_equal(values, scaled) and np.abs(values).max(initial=0) < 32768:
+        if np.array_equal(values, scaled) and values.min(initial=0) >= -32768 and values.max(initial=0) <= 32767:
             return cls(start, values.astype(np.int16), _EXACT_SCALE)
         scale = max(float(np.abs(samples).max()) / 32767, _LEAST_SCALE)
         return cls(start, np.rint(samples / np.float32(scale)).astype(np.int16), scale)

@@ -65,7 +65,9 @@ async def everything(source: AudioSource, *, size: int = RATE, **options: Any) -
 
 @pytest.mark.parametrize("size", [1000, RATE, 7 * RATE])
 async def test_windows_of_16_bit_files_are_exactly_those_of_load_audio(size: int) -> None:
-    data = encode(noise(5), kind="FLAC")
+    """Those that are clipped at both ends of the scale too."""
+    data = encode(np.clip(noise(5) * 3, -1, 32767 / 32768), kind="FLAC")
+    assert (load_audio(data).min(), load_audio(data).max()) == (-1, np.float32(32767 / 32768))
     samples, broken = await everything(data, size=size)
     np.testing.assert_array_equal(samples, load_audio(data))
     assert samples.dtype == np.float32
