@@ -25,8 +25,13 @@ class _Excerpt:
 
     start: int
     samples: Samples
-    duration: None = field(default=None, init=False)
+    whole: Recording
     broken: None = field(default=None, init=False)
+
+    @property
+    def duration(self) -> float | None:
+        """Of the whole recording: a piece may be its last one."""
+        return self.whole.duration
 
     async def window(self, start: int, length: int) -> Samples:
         """A copy: a view would keep the whole piece alive."""
@@ -144,7 +149,7 @@ class ParallelTranscription(Transcription):
         stop = start + len(samples)
         walk = Walk(
             reader=self.reader,
-            recording=_Excerpt(start, samples),
+            recording=_Excerpt(start, samples, self.recording),
             plan=self.plan,
             history=self.reader.recipe.history(),
             language=self.languages.of,

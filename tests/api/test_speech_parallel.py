@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from attrs import define, field
+from attrs import define, evolve, field
 
 from triolet.api.hosts.alternatives import background
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.plan import VoicedPlan
 from triolet.api.speech.windows import Generated
+from triolet.core.plan import AlignedTokens
 from triolet.core.request import Request
 
 from .speech import (
@@ -34,6 +35,7 @@ from .speech import (
     opened,
     options_of,
     ramp,
+    read_all,
 )
 
 SECOND = describe(window_samples=RATE)  # windows of a second are short enough to be prepared without a thread
@@ -355,6 +357,23 @@ async def test_speech_without_a_pause_is_one_piece_whose_windows_are_read_in_ord
                 run.gate(second).set()
     assert isinstance(transcription.recording, PaperRecording)
     assert [span for span in transcription.recording.read if span[0] < span[1]] == speech
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_a_hallucination_at_the_end_of_the_audio_is_not_read_again(parallel: bool) -> None:
+    """A piece knows where the whole audio ends."""
+    script = Script(answer(0.0, " ok", 1.0, 28.5, " x", 29.5))
+
+    async def run(requests: Sequence[Request]) -> Sequence[Generated]:
+        found = await script(requests)
+        frames, logprobs = (0, 10, 20, 40, 40, 1425, 1450, 1475, 1475), (-0.1,) * 5 + (-9.0,) * 3
+        aligned = requests[0].alignment and AlignedTokens(frames=frames, logprobs=logprobs)
+        return [evolve(one, aligned=aligned) for one in found]
+
+    options = options_of(timestamps="word", hallucination_silence_threshold=2.0)
+    transcription = await read_all(ramp(30), run, options, describe(alignment_fault=None), parallel=parallel)
+    assert [one.end for one in transcription.coverage if one.kind == "speech"] == [0.82]
+    assert len([one for one in script.requests if one.alignment is None]) == 1
 
 
 async def test_silence_between_pieces_is_passed_over() -> None:
