@@ -101,7 +101,8 @@ class ParallelTranscription(Transcription):
         if not self._cutting and not self._all_cut and self._error is None:
             self._cutting = True
             self._start_soon(self._cut)
-        if self._pieces and (piece := self._pieces[0]).failed and piece.error is None:
+        if self._pieces and self._pieces[0].failed and self._pieces[0].error is None:
+            piece = self._pieces[0]
             piece.failed = False
             self._start_soon(partial(self._read, piece))
 

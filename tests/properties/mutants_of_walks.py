@@ -271,6 +271,14 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="TooSlowError",
     ),
     Mutant(
+        name="a piece is read again before its error was told",
+        function="api.speech.parallel:ParallelTranscription._go_on",
+        fragment=" and self._pieces[0].error is None",
+        mistake="",
+        killer=case(parallel.test_a_piece_that_failed_is_read_again_only_after_its_error_was_told),
+        reason="sorted(run.asked) == [0, 1]",
+    ),
+    Mutant(
         name="a recording that failed is never cut on",
         function="api.speech.parallel:ParallelTranscription._cut",
         fragment="self._error = error",
