@@ -95,11 +95,19 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a search that replays what it had is innocent",
-        function="core.planning.planner:Planner._clear",
+        function="core.planning.planner:_to_clear",
         fragment=" and not sequence.replays",
         mistake="",
         killer=test_planner_searches.test_a_search_that_crashes_its_later_steps_is_poison,
         reason="tried again for ever",
+    ),
+    Mutant(
+        name="a search is as likely to have crashed in each of its steps",
+        function="core.planning.quarantine:Quarantine._is_poison",
+        fragment=" or suspect.crashes_at_its_token >= needed()",
+        mistake="",
+        killer=test_planner_searches.test_a_search_that_crashes_one_late_step_does_not_run_all_the_others_again_and_again,
+        reason="it starts anew more than once",
     ),
     Mutant(
         name="a search that cannot be smaller is tried again for ever",
