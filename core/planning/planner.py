@@ -199,14 +199,16 @@ class Planner:
     def _step_raised(self, step: _InFlightStep, error: Exception) -> None:
         self._counters.failed_steps += 1
         self._epoch += 1
-        to_clear = _to_clear(step)  # before its searches are set back
+        to_clear = _to_clear(step)  # this and the next one before its searches are set back
+        replaying = frozenset([sequence.request.id for sequence in step.sequences if sequence.replays])
         for doomed in (step, *self._steps):  # the runner will skip what was dispatched meanwhile
             self._doom(doomed)
         if isinstance(error, MemoryError) and self._divisible(step):
             self._step_size.too_large(step.plan.tokens)
             self._actions.append(Shrink(self._step_size.budget))
             return
-        self._quarantine.step_failed(tuple(sequence.request.id for sequence in step.sequences), to_clear=to_clear)
+        failed = tuple([sequence.request.id for sequence in step.sequences])
+        self._quarantine.step_failed(failed, to_clear=to_clear, replaying=replaying)
         for sequence in step.sequences:
             self._suspect(sequence, error)
 

@@ -87,10 +87,13 @@ class Quarantine:
         """A step went well. The caller must `clear` each request that sampled a token in it, and no other."""
         self._history.step_done()
 
-    def step_failed(self, request_ids: tuple[str, ...], *, to_clear: tuple[str, ...]) -> None:
+    def step_failed(
+        self, request_ids: tuple[str, ...], *, to_clear: tuple[str, ...], replaying: frozenset[str]
+    ) -> None:
         """A step with these requests failed: each of them is a suspect. ``to_clear``: those that it would have cleared
-        had it gone well."""
-        self._history.step_failed(request_ids)
+        had it gone well. ``replaying``: those whose share of it went well before, so that chance must have failed it
+        unless another one did."""
+        self._history.step_failed(request_id for request_id in request_ids if request_id not in replaying)
         for request_id in request_ids:
             suspect = self._suspects.setdefault(request_id, _Suspect())
             suspect.failed_steps += 1

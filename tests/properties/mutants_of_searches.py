@@ -110,6 +110,14 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="it starts anew more than once",
     ),
     Mutant(
+        name="failures of a search where it went well before speak against it",
+        function="core.planning.quarantine:Quarantine.step_failed",
+        fragment=" if request_id not in replaying",
+        mistake="",
+        killer=test_planner_searches.test_a_search_that_fails_where_it_went_well_before_has_a_flaky_device_and_is_innocent,
+        reason="an innocent search is condemned",
+    ),
+    Mutant(
         name="a search that cannot be smaller is tried again for ever",
         function="core.planning.planner:Planner._divisible",
         fragment="any(part.length + part.draft_tokens > 1 for part in step.plan.chunks)",

@@ -118,6 +118,27 @@ def test_a_search_larger_than_a_smaller_step_runs_alone():
     assert len(ends) == 4
 
 
+def test_a_search_that_fails_where_it_went_well_before_has_a_flaky_device_and_is_innocent():
+    """Its first failure may be its own fault. The next twelve are in steps that it has had, so chance makes them."""
+    planner, executor = opened(pages=200)
+    for index in range(70):  # a device that has long gone well
+        planner.submit(request(f"earlier {index}", prompt=1, max_tokens=2))
+        run(planner, executor)
+    planner.take_actions()
+    planner.submit(request("search", max_tokens=60, sampling=SamplingParams(beam_size=2, ignore_eos=True)))
+    failing = [40, *range(10, 22)]
+
+    def fault(_: object, plan: object) -> Exception | None:
+        if failing and any(part.start == failing[0] for part in plan.chunks):
+            failing.pop(0)
+            return RuntimeError("boom")
+        return None
+
+    executor.fault = fault
+    assert isinstance(ends_of(planner, executor, 400)["search"], Finish), "an innocent search is condemned"
+    assert not failing
+
+
 def test_draft_tokens_are_never_proposed_for_a_search():
     planner, executor = opened(draft_tokens=3)
     planner.submit(search(prompt=3, max_tokens=6))
