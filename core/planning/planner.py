@@ -159,16 +159,10 @@ class Planner:
             self._counters.cross_written += 1
             self._acquirer.release(sequence)
         if self._quarantine:
-            self._clear(step)
+            for request_id in _to_clear(step):
+                self._quarantine.clear(request_id)
         for sequence, chunk, sampled in zip(step.sequences, step.plan.chunks, result.sampled, strict=True):
             self._chunk_done(sequence, chunk, sampled)
-
-    def _clear(self, step: _InFlightStep) -> None:
-        """Clears the suspects that sampled a token, but no search before it is further than ever. A chunk that goes
-        well says nothing of the chunks to come."""
-        for sequence, chunk in zip(step.sequences, step.plan.chunks, strict=True):
-            if chunk.samples and not sequence.replays:
-                self._quarantine.clear(sequence.request.id)
 
     def _chunk_done(self, sequence: Sequence, chunk: Chunk, sampled: SampledToken) -> None:
         accepted = len(sampled.accepted)
@@ -205,13 +199,16 @@ class Planner:
     def _step_raised(self, step: _InFlightStep, error: Exception) -> None:
         self._counters.failed_steps += 1
         self._epoch += 1
+        to_clear = _to_clear(step)  # this and the next one before its searches are set back
+        replaying = frozenset([sequence.request.id for sequence in step.sequences if sequence.replays])
         for doomed in (step, *self._steps):  # the runner will skip what was dispatched meanwhile
             self._doom(doomed)
         if isinstance(error, MemoryError) and self._divisible(step):
             self._step_size.too_large(step.plan.tokens)
             self._actions.append(Shrink(self._step_size.budget))
             return
-        self._quarantine.step_failed(tuple(sequence.request.id for sequence in step.sequences))
+        failed = tuple([sequence.request.id for sequence in step.sequences])
+        self._quarantine.step_failed(failed, to_clear=to_clear, replaying=replaying)
         for sequence in step.sequences:
             self._suspect(sequence, error)
 
@@ -473,6 +470,13 @@ class Planner:
         sequence.phase = Phase.WAITING
         self._waiting.put(sequence, sequence.key)
         self._acquirer.waits(sequence)
+
+
+def _to_clear(step: _InFlightStep) -> tuple[str, ...]:
+    """The requests that sample a token in the step, but no search before it is further than ever: no suspects any more
+    if the step goes well. A chunk that goes well says nothing of the chunks to come."""
+    chunks = zip(step.sequences, step.plan.chunks, strict=True)
+    return tuple([sequence.request.id for sequence, chunk in chunks if chunk.samples and not sequence.replays])
 
 
 def _cross_write(sequence: Sequence) -> CrossWrite:

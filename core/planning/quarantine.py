@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from attrs import define, field
 
@@ -62,6 +63,7 @@ class StepHistory:
 class _Suspect:
     failed_steps: int = 0  # that it was in, since it last sampled a token
     crashes_alone: int = 0
+    crashes_at_its_token: int = 0  # of these, in steps that would have cleared it
 
 
 @define(eq=False)
@@ -85,13 +87,18 @@ class Quarantine:
         """A step went well. The caller must `clear` each request that sampled a token in it, and no other."""
         self._history.step_done()
 
-    def step_failed(self, request_ids: tuple[str, ...]) -> None:
-        """A step with these requests failed: each of them is a suspect."""
-        self._history.step_failed(request_ids)
+    def step_failed(
+        self, request_ids: tuple[str, ...], *, to_clear: tuple[str, ...], replaying: frozenset[str]
+    ) -> None:
+        """A step with these requests failed: each of them is a suspect. ``to_clear``: those that it would have cleared
+        had it gone well. ``replaying``: those whose share of it went well before, so that chance must have failed it
+        unless another one did."""
+        self._history.step_failed(request_id for request_id in request_ids if request_id not in replaying)
         for request_id in request_ids:
             suspect = self._suspects.setdefault(request_id, _Suspect())
             suspect.failed_steps += 1
             suspect.crashes_alone += len(request_ids) == 1
+            suspect.crashes_at_its_token += request_ids == (request_id,) == to_clear
 
     def poison(self, request_id: str, error: Exception, *, steps: int) -> PoisonRequest | None:
         """The error of a suspect that is poison now; ``None``: it is not yet.
@@ -99,9 +106,9 @@ class Quarantine:
         Args:
             steps: how many steps the request takes to its next token.
         """
-        crashes = self._suspects[request_id].crashes_alone
-        if crashes < self._history.crashes_needed(request_id, self.crashes_alone, steps=steps):
+        if not self._is_poison(self._suspects[request_id], request_id, steps):
             return None
+        crashes = self._suspects[request_id].crashes_alone
         poison = PoisonRequest(
             f"request {request_id} crashed its step {crashes} times, alone in it; the other requests go on. The last "
             f"error was {type(error).__name__}: {error}"
@@ -109,6 +116,12 @@ class Quarantine:
         poison.__cause__ = error
         self._history.condemned(request_id)
         return poison
+
+    def _is_poison(self, suspect: _Suspect, request_id: str, steps: int) -> bool:
+        """Crashes in the one step that samples its next token tell most: each time that step was run, it crashed. The
+        steps before it went well each time, and are many where a long beam search starts anew."""
+        needed = partial(self._history.crashes_needed, request_id, self.crashes_alone)
+        return suspect.crashes_alone >= needed(steps=steps) or suspect.crashes_at_its_token >= needed()
 
     def clear(self, request_id: str) -> None:
         """The request sampled a token, or has ended: it is no suspect any more."""

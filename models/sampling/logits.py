@@ -180,14 +180,14 @@ def _banned(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> tuple[int, ...
     begin = one.rules.begin_suppress if count == first else ()
     ends = (*eos_token_ids, *sampling.stop_token_ids) if count < sampling.min_tokens else ()
     early = eos_token_ids if count < one.rules.min_tokens else ()
-    return (*begin, *ends, *early, *repeats([*one.before, *one.generated], one.rules.no_repeat_ngram))
+    ngram = one.rules.no_repeat_ngram
+    again = repeats([*one.before, *one.generated], ngram) if ngram else ()  # no copy of all tokens for nothing
+    return (*begin, *ends, *early, *again)
 
 
 def repeats(tokens: Sequence[int], size: int) -> set[int]:
     """The tokens that would make ``size`` tokens in a row come a second time, as `NoRepeatNGramLogitsProcessor` has
-    them; none where ``size`` is 0."""
-    if size < 1:
-        return set()
+    them. ``size`` is 1 or more."""
     last = tuple(tokens[len(tokens) - size + 1 :])
     starts = range(len(tokens) - size + 1)
     return {tokens[start + size - 1] for start in starts if tuple(tokens[start : start + size - 1]) == last}

@@ -146,9 +146,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a good step forgives nothing",
-        function="core.planning.planner:Planner._clear",
-        fragment="if chunk.samples and not sequence.replays:",
-        mistake="if False:",
+        function="core.planning.planner:_to_clear",
+        fragment="if chunk.samples and not sequence.replays",
+        mistake="if False",
         killer=test_planner.test_failures_far_apart_are_forgiven,
         reason="no poison",
     ),

@@ -95,11 +95,27 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a search that replays what it had is innocent",
-        function="core.planning.planner:Planner._clear",
+        function="core.planning.planner:_to_clear",
         fragment=" and not sequence.replays",
         mistake="",
         killer=test_planner_searches.test_a_search_that_crashes_its_later_steps_is_poison,
         reason="tried again for ever",
+    ),
+    Mutant(
+        name="a search is as likely to have crashed in each of its steps",
+        function="core.planning.quarantine:Quarantine._is_poison",
+        fragment=" or suspect.crashes_at_its_token >= needed()",
+        mistake="",
+        killer=test_planner_searches.test_a_search_that_crashes_one_late_step_does_not_run_all_the_others_again_and_again,
+        reason="it starts anew more than once",
+    ),
+    Mutant(
+        name="failures of a search where it went well before speak against it",
+        function="core.planning.quarantine:Quarantine.step_failed",
+        fragment=" if request_id not in replaying",
+        mistake="",
+        killer=test_planner_searches.test_a_search_that_fails_where_it_went_well_before_has_a_flaky_device_and_is_innocent,
+        reason="an innocent search is condemned",
     ),
     Mutant(
         name="a search that cannot be smaller is tried again for ever",

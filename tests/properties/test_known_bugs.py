@@ -435,7 +435,7 @@ def test_s5_one_exception_in_a_step_ends_every_request_in_it():
     """
     all_condemned = (
         "core.planning.quarantine:Quarantine.poison",
-        "if crashes < self._history.crashes_needed(request_id, self.crashes_alone, steps=steps):",
+        "if not self._is_poison(self._suspects[request_id], request_id, steps):",
         "if False:",
     )
     killer = engine_test(recovery_tests.test_a_request_that_crashes_its_step_fails_alone)

@@ -64,6 +64,21 @@ def test_a_search_that_crashes_its_later_steps_is_poison():
     assert isinstance(ends["search"].error, PoisonRequest)
 
 
+def test_a_search_that_crashes_one_late_step_does_not_run_all_the_others_again_and_again():
+    """The others went well each time. To a crash of any of 150 steps, chance would do this dozens of times."""
+    planner, executor = opened(pages=200)
+    for index in range(70):  # a device that has long gone well
+        planner.submit(request(f"earlier {index}", prompt=1, max_tokens=2))
+        run(planner, executor)
+    planner.take_actions()
+    endless = SamplingParams(beam_size=2, ignore_eos=True)
+    planner.submit(request("search", prompt=3, max_tokens=160, sampling=endless))
+    executor.fault = lambda _, plan: RuntimeError("boom") if any(part.start >= 150 for part in plan.chunks) else None
+    ends = ends_of(planner, executor, 2 * 150)
+    assert "search" in ends, "it starts anew more than once"
+    assert "crashed its step 2 times, alone" in str(ends["search"].error)
+
+
 def test_a_search_whose_steps_fail_at_different_places_is_forgiven():
     """A step further than ever clears it."""
     planner, executor = opened()
@@ -101,6 +116,27 @@ def test_a_search_larger_than_a_smaller_step_runs_alone():
     assert "search" in ends, "the search waits for ever"
     assert all(isinstance(end, Finish) for end in ends.values())
     assert len(ends) == 4
+
+
+def test_a_search_that_fails_where_it_went_well_before_has_a_flaky_device_and_is_innocent():
+    """Its first failure may be its own fault. The next twelve are in steps that it has had, so chance makes them."""
+    planner, executor = opened(pages=200)
+    for index in range(70):  # a device that has long gone well
+        planner.submit(request(f"earlier {index}", prompt=1, max_tokens=2))
+        run(planner, executor)
+    planner.take_actions()
+    planner.submit(request("search", max_tokens=60, sampling=SamplingParams(beam_size=2, ignore_eos=True)))
+    failing = [40, *range(10, 22)]
+
+    def fault(_: object, plan: object) -> Exception | None:
+        if failing and any(part.start == failing[0] for part in plan.chunks):
+            failing.pop(0)
+            return RuntimeError("boom")
+        return None
+
+    executor.fault = fault
+    assert isinstance(ends_of(planner, executor, 400)["search"], Finish), "an innocent search is condemned"
+    assert not failing
 
 
 def test_draft_tokens_are_never_proposed_for_a_search():
