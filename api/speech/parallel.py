@@ -18,6 +18,9 @@ from .walk import Walk
 
 StartSoon = Callable[[Callable[[], Awaitable[None]]], None]
 
+_MOST_TOGETHER = 4  # windows of a piece
+_LEAST_PIECES = 4
+
 
 @define(eq=False)
 class _Excerpt:
@@ -64,8 +67,9 @@ class _Piece:
 
 
 class ParallelTranscription(Transcription):
-    """As `Transcription`, but the audio is cut at pauses into windows first, and up to ``at_once`` of these are read at
-    the same time, none with the text before it. Segments come in order, each when all before it are there.
+    """As `Transcription`, but the audio is cut at pauses into pieces of some windows first, and up to ``at_once`` of
+    these are read at the same time, none with the text before it. Segments come in order, each when all before it are
+    there.
 
     Args:
         start_soon: starts a task, which lives no longer than the block in which the transcription is used.
@@ -140,7 +144,7 @@ class ParallelTranscription(Transcription):
         self._tell()
 
     async def _next_piece(self) -> _Piece | None:
-        planned = await self.plan.piece(self._cut_to)
+        planned = await self.plan.piece(self._cut_to, self._windows())
         if planned is None:
             return None
         start, stop = planned
@@ -160,6 +164,15 @@ class ParallelTranscription(Transcription):
             name=f"{start}.",
         )
         return _Piece(stop, walk)
+
+    def _windows(self) -> int:
+        """How many windows a piece has: some, since each but its first is read with the text before it; but few where
+        the audio is short, so that at least `_LEAST_PIECES` are read at the same time."""
+        if self.recording.duration is None:
+            return _MOST_TOGETHER
+        description = self.reader.recipe.description
+        full = int(self.recording.duration * description.sampling_rate / description.window_samples)
+        return max(1, min(full // _LEAST_PIECES, _MOST_TOGETHER))
 
     async def _read(self, piece: _Piece) -> None:
         try:

@@ -30,7 +30,7 @@ class Recording(Protocol):
         """No sample before ``before`` will be asked for again."""
 
 
-MOST_WINDOWS = 4  # of a piece: somebody who never pauses is cut all the same
+MOST_WINDOWS = 8  # as long as so many may a piece be: somebody who never pauses is cut all the same
 Clips = tuple[tuple[int, int | None], ...]  # [start, stop) in order; None: to the end of the audio
 
 
@@ -45,9 +45,9 @@ class Plan(Protocol):
         """The next window, [start, stop), at ``seek`` or behind, and before ``limit``; ``None``: nothing is left. It
         may reach past the end of the audio. ``ahead``: who asks looks ahead, and what is before will be asked for."""
 
-    async def piece(self, seek: int) -> tuple[int, int] | None:
-        """As `next`, but several windows together where no pause parts them, up to `MOST_WINDOWS`: what may be read
-        apart from all else, so that no word is cut."""
+    async def piece(self, seek: int, windows: int = 1) -> tuple[int, int] | None:
+        """As `next`, but several windows together, no longer than ``windows`` full ones: what may be read apart from
+        all else. Where somebody speaks at its end it goes on, up to `MOST_WINDOWS`, so that no word is cut."""
 
 
 @frozen(eq=False)
@@ -69,7 +69,8 @@ class PlainPlan:
                 return start, start + self.window if stop is None else min(start + self.window, stop)
         return None
 
-    async def piece(self, seek: int) -> tuple[int, int] | None:
+    async def piece(self, seek: int, windows: int = 1) -> tuple[int, int] | None:
+        del windows  # nobody listens, so that no pause is known
         return await self.next(seek)
 
 
@@ -95,17 +96,24 @@ class VoicedPlan:
                 return found
         return None
 
-    async def piece(self, seek: int) -> tuple[int, int] | None:
+    async def piece(self, seek: int, windows: int = 1) -> tuple[int, int] | None:
         found = await self.next(seek)
         if found is None:
             return None
         start, stop = found
-        for _ in range(MOST_WINDOWS - 1):
-            following = await self.next(stop, ahead=True) if speaks(self.speech, stop) else None
-            if following is None or following[0] > stop:
-                break  # a pause, or a clip that ends although somebody speaks
+        while True:
+            unbroken = speaks(self.speech, stop)
+            most = (MOST_WINDOWS if unbroken else windows) * self.rules.window
+            following = await self.next(stop, ahead=True) if stop - start < most else None
+            if following is None or self._clip_ends(stop, following[0]):
+                return start, stop
+            if following[1] - start > most:
+                return start, start + most if unbroken else stop
             stop = following[1]
-        return start, stop
+
+    def _clip_ends(self, start: int, stop: int) -> bool:
+        """True if a clip ends in [start, stop)."""
+        return any(last is not None and start <= last < stop for _, last in self.clips)
 
     async def _within(self, begin: int, end: float, *, ahead: bool) -> tuple[int, int] | None:
         """As `next`, within one clip. Listens until the next speech is known for a whole window and a gap behind it."""

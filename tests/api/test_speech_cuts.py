@@ -163,13 +163,13 @@ def clips_of(draw: st.DrawFn, most: int = 900) -> Clips:
     return (*pairs, (edges[-1], None)) if len(edges) % 2 else tuple(pairs) or EVERYTHING
 
 
-def planned(plan: Plan, length: int, limit: int | None = None, *, pieces: bool = False) -> list[Span]:
-    """The windows or pieces of a whole walk, cut at the end of the audio."""
+def planned(plan: Plan, length: int, limit: int | None = None, *, pieces: int = 0) -> list[Span]:
+    """The windows of a whole walk, or its pieces of ``pieces`` windows, cut at the end of the audio."""
     found: list[Span] = []
 
     async def walk() -> None:
         seek = 0
-        while (window := await (plan.piece(seek) if pieces else plan.next(seek, limit))) is not None:
+        while (window := await (plan.piece(seek, pieces) if pieces else plan.next(seek, limit))) is not None:
             start, stop = window
             assert seek <= start < stop, f"{window} behind {seek}"
             if start >= length:
@@ -236,25 +236,32 @@ def test_nobody_listens_further_ahead_than_a_window_needs(spans: list[Span], cho
 
 
 @pytest.mark.parametrize(
-    ("spans", "clips", "pieces"),
+    ("windows", "spans", "clips", "pieces"),
     [
         # a window that a pause ends is a piece
-        ([(4, 70), (74, 150)], EVERYTHING, [(0, 72), (72, 154)]),
+        (1, [(4, 70), (74, 150)], EVERYTHING, [(0, 72), (72, 154)]),
         # speech without a pause: windows together, up to its end
-        ([(4, 250)], EVERYTHING, [(0, 254)]),
+        (1, [(4, 250)], EVERYTHING, [(0, 254)]),
         # ... up to its first pause behind the earliest cut of a window
-        ([(4, 180), (184, 250)], EVERYTHING, [(0, 182), (182, 254)]),
-        # ... up to four windows
-        ([(4, 950)], EVERYTHING, [(0, 400), (400, 800), (800, 954)]),
+        (1, [(4, 180), (184, 250)], EVERYTHING, [(0, 182), (182, 254)]),
+        # ... up to eight windows
+        (1, [(4, 950)], EVERYTHING, [(0, 800), (800, 954)]),
         # a clip ends although somebody speaks
-        ([(4, 950)], ((0, 50), (300, 340)), [(0, 50), (300, 340)]),
+        (1, [(4, 950)], ((0, 50), (300, 340)), [(0, 50), (300, 340)]),
         # clips side by side are read together where somebody speaks across them
-        ([(4, 95)], ((0, 50), (50, None)), [(0, 99)]),
+        (1, [(4, 95)], ((0, 50), (50, None)), [(0, 99)]),
+        # two windows
+        (2, [(4, 70), (74, 150)], EVERYTHING, [(0, 154)]),
+        (2, [(4, 70), (74, 150), (154, 240)], EVERYTHING, [(0, 152), (152, 244)]),
+        # ... unless they lie too far apart
+        (2, [(4, 70), (600, 650)], EVERYTHING, [(0, 74), (596, 654)]),
+        # ... and up to a pause
+        (2, [(4, 270), (274, 350)], EVERYTHING, [(0, 272), (272, 354)]),
     ],
 )
-def test_a_piece_is_cut(spans: Sequence[Span], clips: Clips, pieces: list[Span]) -> None:
+def test_a_piece_is_cut(windows: int, spans: Sequence[Span], clips: Clips, pieces: list[Span]) -> None:
     length = spans[-1][1] + 50
-    assert planned(VoicedPlan(PaperHearing(spans, length), rules(), clips), length, pieces=True) == pieces
+    assert planned(VoicedPlan(PaperHearing(spans, length), rules(), clips), length, pieces=windows) == pieces
 
 
 @given(speech(), all_rules(), clips_of(), st.integers(1, 80))
@@ -265,7 +272,7 @@ def test_pieces_tile_the_speech_and_are_not_cut_in_its_middle(
     """But where a clip ends, or behind so many full windows without a pause, since samples must be bounded."""
     length = spans[-1][1] + 7 if spans else 50
     allowed = inside([(start, length if stop is None else min(stop, length)) for start, stop in clips])
-    found = planned(VoicedPlan(PaperHearing(spans, length, block), chosen, clips), length, pieces=True)
+    found = planned(VoicedPlan(PaperHearing(spans, length, block), chosen, clips), length, pieces=1)
     assert inside(found) <= allowed, "something outside of the clips is read"
     assert (inside(spans) & allowed) <= inside(found), "speech is not read"
     for start, stop in found:
@@ -275,7 +282,30 @@ def test_pieces_tile_the_speech_and_are_not_cut_in_its_middle(
         if in_speech and not several:
             assert stop - start == MOST_WINDOWS * chosen.window, f"{start, stop} is cut inside of speech"
     known = PaperHearing(spans, length, length)
-    assert found == planned(VoicedPlan(known, chosen, clips), length, pieces=True), "it depends on what is known ahead"
+    assert found == planned(VoicedPlan(known, chosen, clips), length, pieces=1), "it depends on what is known ahead"
+
+
+@given(speech(), all_rules(), st.integers(1, 80), st.integers(1, 6))
+@settings(max_examples=120)
+def test_pieces_of_several_windows_are_not_cut_in_speech_either(
+    spans: list[Span], chosen: CutRules, block: int, windows: int
+) -> None:
+    """All speech lies in one of them, and none is longer than so many windows where nobody speaks at its end."""
+    length = spans[-1][1] + 7 if spans else 50
+    found = planned(VoicedPlan(PaperHearing(spans, length, block), chosen, EVERYTHING), length, pieces=windows)
+    assert inside(spans) <= inside(found), "speech is not read"
+    edges = [edge for piece in found for edge in piece]
+    assert edges == sorted(edges), "pieces overlap"
+    for start, stop in found:
+        assert stop - start <= MOST_WINDOWS * chosen.window, f"{start, stop} is too long"
+        if any(a < stop < b for a, b in spans):
+            assert stop - start == MOST_WINDOWS * chosen.window, f"{start, stop} is cut inside of speech"
+        else:
+            assert stop - start <= max(windows, MOST_WINDOWS) * chosen.window
+    known = PaperHearing(spans, length, length)
+    assert found == planned(VoicedPlan(known, chosen, EVERYTHING), length, pieces=windows), (
+        "it depends on what is known"
+    )
 
 
 @given(clips_of(), st.integers(1, 1_000), st.integers(20, 100))
@@ -283,7 +313,7 @@ def test_pieces_tile_the_speech_and_are_not_cut_in_its_middle(
 def test_pieces_of_a_plain_plan_are_its_windows(clips: Clips, length: int, window: int) -> None:
     """Nobody listens, so no pause is known."""
     plan = PlainPlan(window, clips)
-    assert planned(plan, length, pieces=True) == planned(plan, length)
+    assert planned(plan, length, pieces=3) == planned(plan, length)
 
 
 # ---- coverage --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import trio
@@ -57,6 +58,7 @@ CUT = examples(
     cuts.test_windows_cover_all_speech_and_never_overlap, cuts.speech(), cuts.all_rules(), st.integers(0, 200)
 )
 INSIDE = examples(cuts.test_a_window_is_never_cut_inside_speech_where_there_is_a_pause, cuts.speech(), cuts.all_rules())
+LONG_PIECES = partial(cuts.test_a_piece_is_cut, 1, [(4, 950)], cuts.EVERYTHING, [(0, 800), (800, 954)])
 PIECES = examples(
     cuts.test_pieces_tile_the_speech_and_are_not_cut_in_its_middle,
     cuts.speech(),
@@ -233,24 +235,24 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a piece is cut inside of speech",
         function="api.speech.plan:VoicedPlan.piece",
-        fragment="if speaks(self.speech, stop) else None",
-        mistake="if False else None",
+        fragment="speaks(self.speech, stop)",
+        mistake="False",
         killer=PIECES,
         reason="is cut inside of speech",
     ),
     Mutant(
         name="a piece has one window too many",
         function="api.speech.plan:VoicedPlan.piece",
-        fragment="range(MOST_WINDOWS - 1)",
-        mistake="range(MOST_WINDOWS)",
-        killer=PIECES,
-        reason="is too long",
+        fragment="(MOST_WINDOWS if unbroken else windows)",
+        mistake="(MOST_WINDOWS + 1 if unbroken else windows)",
+        killer=LONG_PIECES,
+        reason="(0, 900)",
     ),
     Mutant(
         name="a piece reaches into the next clip",
         function="api.speech.plan:VoicedPlan.piece",
-        fragment="or following[0] > stop",
-        mistake="",
+        fragment="self._clip_ends(stop, following[0])",
+        mistake="False",
         killer=PIECES,
         reason=("outside of the clips", "is too long"),
     ),
