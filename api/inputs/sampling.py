@@ -29,11 +29,12 @@ _ELSEWHERE = {
 }
 """Names that other programs have for what an option does here."""
 
+_FIELDS = tuple(fields_dict(SamplingParams))
 _BESIDE = ("prompt", "prompt_token_ids", "messages", "images", "audio", "sampling", "priority", "request_id", "wait")
 """The other keywords of `Engine.generate`, one of which may have been meant by an unknown name."""
 
 
-def read_sampling(sampling: SamplingParams | None, given: Mapping[str, Any]) -> SamplingParams:
+def read_sampling(sampling: object, given: Mapping[str, Any]) -> SamplingParams:
     """The sampling that a caller gave: whole, by name, or neither, which is greedy.
 
     Args:
@@ -42,16 +43,18 @@ def read_sampling(sampling: SamplingParams | None, given: Mapping[str, Any]) -> 
     Raises:
         InvalidRequest: both, another type, an unknown name, or a value that is not allowed.
     """
-    if sampling is not None and not isinstance(sampling, SamplingParams):
+    for name in given:
+        if name not in _FIELDS:
+            raise unknown_name(name, (*_FIELDS, *_BESIDE), _ELSEWHERE, owner="a request")
+    if sampling is None:
+        return SamplingParams(**given)
+    if not isinstance(sampling, SamplingParams):
         allowed = "SamplingParams(max_tokens=...), or its fields by name, as in max_tokens=5"
         raise InvalidRequest(f"sampling={shown(sampling)}; allowed: {allowed}")
-    known = fields_dict(SamplingParams)
-    for name in given:
-        if name not in known:
-            raise unknown_name(name, (*known, *_BESIDE), _ELSEWHERE, owner="a request")
-        if sampling is not None:
-            raise InvalidRequest(f"{name}= beside sampling=; allowed: one of them, as in SamplingParams({name}=...)")
-    return sampling or SamplingParams(**given)
+    if given:
+        name = next(iter(given))
+        raise InvalidRequest(f"{name}= beside sampling=; allowed: one of them, as in SamplingParams({name}=...)")
+    return sampling
 
 
 def with_seed(sampling: SamplingParams) -> SamplingParams:

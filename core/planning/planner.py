@@ -231,7 +231,7 @@ class Planner:
             self._quarantine.clear(request_id)
             return
         self._actions.append(Suspect(request_id))
-        steps = 1 if self.limits.whole_prompts else sequence.steps(self._step_size.budget)
+        steps = sequence.steps(self._step_size.budget)
         poison = self._quarantine.poison(request_id, error, steps=steps)
         if poison is not None:
             self._end(sequence, Fail(request_id, poison))

@@ -438,14 +438,6 @@ MUTANTS: tuple[Mutant, ...] = (
         reason=("a whole prompt holds no pages", "a request never ended"),
     ),
     Mutant(
-        name="a whole prompt counts as many steps",
-        function="core.planning.planner:Planner._suspect",
-        fragment="1 if self.limits.whole_prompts else ",
-        mistake="",
-        killer=test_planner.test_a_whole_prompt_that_crashes_is_found_as_soon_where_steps_had_to_shrink,
-        reason="times before it was found",
-    ),
-    Mutant(
         name="a whole prompt that is too large is tried again for ever",
         function="core.planning.planner:Planner._divisible",
         fragment=" or self.limits.whole_prompts",
