@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import triolet
 from triolet.testing.families import make_checkpoint
 
 from ..heap import assert_none, garbage
+from .scarcity import ask_until_preempted
 
 CLASSES = {
     "moonshine": transformers.MoonshineForConditionalGeneration,
@@ -32,8 +34,6 @@ TEXTS = (
     "a dog and a cat in a hat",
 )
 SECONDS = (0.3, 0.31, 1.7, 0.06, 0.9, 2.4)
-ROUNDS = 5
-"""Who meets whom depends on threads. A round without a preemption is rare, and another one follows it."""
 
 
 @frozen(kw_only=True)
@@ -140,35 +140,15 @@ def scarce(reference: Reference, **changes: Any) -> triolet.EngineConfig:
     return triolet.EngineConfig(**{**settings, **changes})
 
 
-async def answers(reference: Reference, engine: triolet.Engine, asks: list[Ask]) -> list[triolet.Completion]:
-    """What each client is told; 14 ask at once, and each other one when another has been answered."""
-    ended = [trio.Event() for _ in asks]
-    completions: dict[int, triolet.Completion] = {}
-
-    async def client(index: int) -> None:
-        if index >= 14:
-            await ended[index - 14].wait()
-        completions[index] = await reference.ask(engine, asks[index])
-        ended[index].set()
-
-    async with trio.open_nursery() as nursery:
-        for index in range(len(asks)):
-            nursery.start_soon(client, index)
-    return [completions[index] for index in range(len(asks))]
-
-
 async def test_24_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
     """Items of all lengths that repeat, arrivals one after another, preemption, and eviction of slots and outputs."""
     asks = reference.asks(24)
     async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
         assert engine.model.cross_slots == 4
-        for _ in range(ROUNDS):
-            completions = await answers(reference, engine, asks)
-            for index, ask in enumerate(asks):
-                assert completions[index].token_ids == reference.generate(ask), f"request {index}: {ask}"
-            statistics = engine.statistics()
-            if statistics.requests.preemptions:
-                break
+        completions = await ask_until_preempted(
+            engine, asks, partial(reference.ask, engine), reference.generate, at_once=14
+        )
+        statistics = engine.statistics()
     assert len({token for one in completions for token in one.token_ids}) > 12, "they prove too little"
     assert statistics.requests.preemptions, "pages were never short"
     assert statistics.requests.cross_written > len(TEXTS), "slots were never short"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-import trio
 from attrs import field, frozen
 
 import triolet
 from triolet.testing.families import make_checkpoint
 
 from ..models.media import PLACEHOLDERS, Checkpoint
+from .scarcity import ask_until_preempted
 
 TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral")
 WORDS = "a cat on the mat and the dog in the hat saw this thing then that one "
-ROUNDS = 5
-"""Who meets whom depends on threads. A round without a preemption is rare, and another one follows it."""
 
 
 @frozen(kw_only=True)
@@ -117,34 +116,12 @@ def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.Engine
     )
 
 
-async def answers(reference: Reference, engine: triolet.Engine, asks: list[Ask]) -> list[triolet.Completion]:
-    """What each client is told; 16 ask at once, and each other one when another has been answered."""
-    ended = [trio.Event() for _ in asks]
-    completions: dict[int, triolet.Completion] = {}
-
-    async def client(index: int) -> None:
-        if index >= 16:
-            await ended[index - 16].wait()
-        completions[index] = await reference.ask(engine, asks[index])
-        ended[index].set()
-
-    async with trio.open_nursery() as nursery:
-        for index in range(len(asks)):
-            nursery.start_soon(client, index)
-    return [completions[index] for index in range(len(asks))]
-
-
 async def test_32_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
     """Mixed lengths, images that repeat, arrivals one after another, preemption and eviction."""
     asks = reference.asks(32)
     async with triolet.Engine(reference.folder, config=scarce(reference, asks)) as engine:
-        for _ in range(ROUNDS):
-            completions = await answers(reference, engine, asks)
-            for index, ask in enumerate(asks):
-                assert completions[index].token_ids == reference.generate(ask), f"request {index}: {ask}"
-            statistics = engine.statistics()
-            if statistics.requests.preemptions:
-                break
+        await ask_until_preempted(engine, asks, partial(reference.ask, engine), reference.generate, at_once=16)
+        statistics = engine.statistics()
     assert statistics.requests.preemptions, "pages were never short"
     assert statistics.requests.tokens_cached, "no prefix was shared"
     assert statistics.requests.pages_free == statistics.requests.pages
