@@ -35,16 +35,14 @@ class SamplingArguments(TypedDict, total=False):
     patience: float | None
 
 
-class TranscribeArguments(TypedDict, total=False):
-    """The keywords of `Engine.transcribe`: the fields of `TranscribeOptions`, which explains them."""
+class _SpeechArguments(TypedDict, total=False):
+    """What transcriptions and live sessions share."""
 
     language: str | None
     task: str
     initial_prompt: str | None
-    prefix: str | None
     condition_on_previous_text: bool
     prompt_reset_temperature: float
-    timestamps: str
     temperature: float | Sequence[float]
     beam_size: int
     patience: float | None
@@ -53,43 +51,31 @@ class TranscribeArguments(TypedDict, total=False):
     compression_ratio_threshold: float | None
     logprob_threshold: float | None
     no_speech_threshold: float | None
-    hallucination_silence_threshold: float | None
-    clip_timestamps: str | Sequence[float] | Sequence[tuple[float, float]]
-    max_initial_timestamp: float | None
     suppress_tokens: Sequence[int] | None
     prepend_punctuations: str
     append_punctuations: str
-    voice_activity: str | VoiceActivity
-    parallel: bool
-    language_detection_segments: int
     language_detection_threshold: float
     multilingual: bool
-    strict: bool
     seed: int | None
 
 
-class LiveArguments(TypedDict, total=False):
+class TranscribeArguments(_SpeechArguments, total=False):
+    """The keywords of `Engine.transcribe`: the fields of `TranscribeOptions`, which explains them."""
+
+    prefix: str | None
+    timestamps: str
+    hallucination_silence_threshold: float | None
+    clip_timestamps: str | Sequence[float] | Sequence[tuple[float, float]]
+    max_initial_timestamp: float | None
+    voice_activity: str | VoiceActivity
+    parallel: bool
+    language_detection_segments: int
+    strict: bool
+
+
+class LiveArguments(_SpeechArguments, total=False):
     """The keywords of `Engine.live`: the fields of `LiveOptions`, and those that it shares with `TranscribeOptions`."""
 
     step: float
     endpoint_silence: float
     max_backlog: float
-    language: str | None
-    task: str
-    initial_prompt: str | None
-    condition_on_previous_text: bool
-    prompt_reset_temperature: float
-    temperature: float | Sequence[float]
-    beam_size: int
-    patience: float | None
-    length_penalty: float
-    best_of: int
-    compression_ratio_threshold: float | None
-    logprob_threshold: float | None
-    no_speech_threshold: float | None
-    suppress_tokens: Sequence[int] | None
-    prepend_punctuations: str
-    append_punctuations: str
-    language_detection_threshold: float
-    multilingual: bool
-    seed: int | None

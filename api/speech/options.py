@@ -159,8 +159,8 @@ class TranscribeOptions:
             model detects it, see ``language_detection_segments``.
         task: ``"transcribe"``, or ``"translate"`` into English.
         initial_prompt: text that comes before the first window (with ``parallel`` before every piece), for names and
-            spelling. Of a prompt longer than half
-            of the model's positions the last tokens are kept, and `Transcript.warnings` says so.
+            spelling. Of a prompt longer than half of the model's positions the last tokens are kept, and
+            `Transcript.warnings` says so.
         prefix: text with which the first window's text begins. The model goes on behind it; it is no part of the
             transcript.
         condition_on_previous_text: give the text of the windows before to the model. So its spelling and style stay
