@@ -45,7 +45,7 @@ class Plan(Protocol):
         """The next window, [start, stop), at ``seek`` or behind, and before ``limit``; ``None``: nothing is left. It
         may reach past the end of the audio. ``ahead``: who asks looks ahead, and what is before will be asked for."""
 
-    async def piece(self, seek: int, windows: int = 1) -> tuple[int, int] | None:
+    async def piece(self, seek: int, windows: int) -> tuple[int, int] | None:
         """As `next`, but several windows together, no longer than ``windows`` full ones: what may be read apart from
         all else. Where somebody speaks at its end it goes on, up to `MOST_WINDOWS`, so that no word is cut."""
 
@@ -69,7 +69,7 @@ class PlainPlan:
                 return start, start + self.window if stop is None else min(start + self.window, stop)
         return None
 
-    async def piece(self, seek: int, windows: int = 1) -> tuple[int, int] | None:
+    async def piece(self, seek: int, windows: int) -> tuple[int, int] | None:
         del windows  # nobody listens, so that no pause is known
         return await self.next(seek)
 
@@ -96,7 +96,7 @@ class VoicedPlan:
                 return found
         return None
 
-    async def piece(self, seek: int, windows: int = 1) -> tuple[int, int] | None:
+    async def piece(self, seek: int, windows: int) -> tuple[int, int] | None:
         found = await self.next(seek)
         if found is None:
             return None

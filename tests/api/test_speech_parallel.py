@@ -359,6 +359,21 @@ async def test_speech_without_a_pause_is_one_piece_whose_windows_are_read_in_ord
     assert [span for span in transcription.recording.read if span[0] < span[1]] == speech
 
 
+@pytest.mark.parametrize(("seconds", "together"), [(20, 4), (9, 2), (5, 1)])
+async def test_a_piece_has_windows_by_the_length_of_the_audio(seconds: int, together: int) -> None:
+    """Up to four, and so few that there are four pieces. Each but a piece's first has the text before it."""
+    rules = CutRules(window=RATE, gap=RATE // 2, padding=0, earliest=RATE // 2)
+    speech = [(second * RATE, second * RATE + RATE * 9 // 10) for second in range(seconds)]
+    plan = VoicedPlan(PaperHearing(speech, seconds * RATE), rules, EVERYTHING)
+    script = Script(answer(0.0, "a", 0.9))
+    async with background() as start_soon:
+        transcription = begin_parallel(ramp(seconds), script, start_soon, model=SECOND, plan=plan)
+        transcript = await transcription.transcript()
+    assert len(transcript.segments) == seconds
+    alone = {extent(r.items[0].payload)[0] // RATE for r in script.requests if r.prompt_token_ids.index(START) == 0}
+    assert sorted(alone) == list(range(0, seconds, together))
+
+
 @pytest.mark.parametrize("parallel", [False, True])
 async def test_a_hallucination_at_the_end_of_the_audio_is_not_read_again(parallel: bool) -> None:
     """A piece knows where the whole audio ends."""

@@ -257,6 +257,14 @@ MUTANTS: tuple[Mutant, ...] = (
         reason=("outside of the clips", "is too long"),
     ),
     Mutant(
+        name="every window of short audio shares a piece",
+        function="api.speech.parallel:ParallelTranscription._windows",
+        fragment="max(1, min(full // _LEAST_PIECES, _MOST_TOGETHER))",
+        mistake="_MOST_TOGETHER",
+        killer=case(parallel.test_a_piece_has_windows_by_the_length_of_the_audio, 9, 2),
+        reason="assert [0, 4, 8] == [0, 2, 4, 6, 8]",
+    ),
+    Mutant(
         name="whichever piece is read is told",
         function="api.speech.parallel:ParallelTranscription._next",
         fragment="self._of_first(self._pieces[0])",
