@@ -277,9 +277,8 @@ class Recipe:
 
     def word_tokens(self, written: tuple[int, ...], language: str) -> WordTokens:
         """A window's tokens, whose times are wanted."""
-        bare = () if self.with_timestamps else (self.tokens.no_timestamps_id,)
         text = min(*self.special, self.tokens.timestamp_begin_id)
-        return WordTokens(special=(*self.start(language), *bare), written=written, text=text)
+        return WordTokens(special=self.start(language), written=written, text=text)
 
     def word_rules(self, language: str) -> WordRules:
         """How a window's tokens become words."""
