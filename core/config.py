@@ -79,6 +79,7 @@ _SETTINGS = {
     "while_asleep": one_of("wait", "refuse"),
     "prefix_caching": flag(),
     "speculation": instance(Speculation, "Speculation(...)").or_none("off"),
+    "quantization": one_of("int8").or_none("weights as they are"),
     "graphs": one_of("auto", "off", "eager"),
     "compile": flag(),
     "steps_in_flight": integer(1, 2),
@@ -134,6 +135,10 @@ class EngineConfig:
         prefix_caching: keep the KV of full pages after their request has ended, and share it with requests whose prompt
             begins with the same tokens, images and audio.
         speculation: propose several draft tokens and check them in one step; the tokens stay the same. ``None``: off.
+        quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, each
+            output with a scale of its own, a quarter of their bytes in float32. On the CPU alone. Tokens may differ
+            from those of the checkpoint as it is. ``dtype`` is what is computed in; ``"auto"`` then is bfloat16 where
+            the CPU has instructions for it, else float32. ``None``: as the checkpoint has them.
         graphs: record and replay the steps in which all sequences of a decoder-only model decode, which saves most of a
             small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot hold what the model does
             (the engine warns, and goes on without); nothing on the CPU. ``"off"``. ``"eager"``: the shapes and buffers
@@ -173,6 +178,7 @@ class EngineConfig:
     while_asleep: str = "wait"
     prefix_caching: bool = True
     speculation: Speculation | None = None
+    quantization: str | None = None
     graphs: str = "auto"
     compile: bool = False
     steps_in_flight: int = 2

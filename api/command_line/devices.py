@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 
 import click
 
@@ -23,7 +22,7 @@ def devices() -> int:
 
 
 def _device_lines() -> list[str]:
-    from ...models.machine.host import affinity, available_memory, choose_threads, read_file, usable_cores
+    from ...models.machine.host import affinity, available_memory, choose_threads, cpu_name, read_file, usable_cores
     from ...models.machine.openmp import prepare_openmp
 
     policy = prepare_openmp()
@@ -43,7 +42,7 @@ def _device_lines() -> list[str]:
     available = "" if left is None else f" ({_gibibytes(left)} available)"
     return [
         *lines,
-        f"{star} cpu  {_cpu_name()}, {_gibibytes(_memory())}{available}, float32, {threads} threads",
+        f"{star} cpu  {cpu_name(read_file)}, {_gibibytes(_memory())}{available}, float32, {threads} threads",
         f"       cores: {cores.count} usable of {cores.reason}",
         f"       waiting threads: {policy.setting or 'spin'}, {policy.reason}",
     ]
@@ -59,12 +58,3 @@ def _memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return next(iter(names), platform.processor() or platform.machine())

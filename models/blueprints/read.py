@@ -36,7 +36,10 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     """
     devices = find_devices(config.devices)
     device = devices[0] if devices else find_device(config.device)
-    dtype = find_dtype(config.dtype, device)
+    int8 = config.quantization is not None
+    if int8 and device.type != "cpu":
+        raise InvalidRequest(f"quantization={config.quantization!r} on {device}; allowed: on the CPU. Use device='cpu'")
+    dtype = find_dtype(config.dtype, device, int8=int8)
     folder = resolve(model)
     if is_whisper(folder):
         _refuse(config, "Whisper")

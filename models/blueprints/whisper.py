@@ -10,6 +10,7 @@ from attrs import frozen
 from ...core.config import EngineConfig
 from ...core.model import ModelDescription
 from ..checkpoints.whisper import Checkpoint, WeightFiles
+from ..linear.choice import ChoiceFile, choose
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import CrossKV, PagedKV
 from ..networks.aligner import WhisperAligner
@@ -53,6 +54,7 @@ class WhisperBlueprint:
             tied=checkpoint.tied,
             device=self.device,
             dtype=self.dtype,
+            int8=self.config.quantization is not None,
         )
 
     @property
@@ -83,6 +85,9 @@ class WhisperBlueprint:
         return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross, aligner=aligner)
 
     def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
+        if self.device.type == "cpu":
+            assert isinstance(network, WhisperNetwork), "it is what was taken"
+            choose(network.model.linears(), network.model.kernels, file=ChoiceFile.of_user())
         return network
 
     def prove(self, network: Network) -> None:

@@ -157,6 +157,16 @@ class WeightFiles:
         """
         from .stored import fill
 
+        fill(target, self._pieces(name, target), scale)
+
+    def quantize(self, name: str, target: Tensor, scales: Tensor, *, scale: float = 1.0) -> None:
+        """The same, to ``target`` in int8 with ``scales``; see `fill_quantized`. Raises as `get`."""
+        from .int8 import fill_quantized
+
+        fill_quantized(target, scales, self._pieces(name, target), scale)
+
+    def _pieces(self, name: str, target: Tensor) -> Generator[Tensor, None, None]:
+        """The values of a tensor that must have the shape of ``target``."""
         if name not in self._sources:
             raise CheckpointError(
                 f"{self.folder} has no weight {name!r} among its {len(self._sources)}; the checkpoint is incomplete"
@@ -165,7 +175,7 @@ class WeightFiles:
         if source.shape != shape:
             raise CheckpointError(f"weight {name!r} has shape {source.shape}; config.json asks for {shape}")
         self._digest.update(f"{name}{shape}{source.dtype}".encode())
-        fill(target, self._sampled(source.pieces()), scale)
+        return self._sampled(source.pieces())
 
     def _sampled(self, pieces: Generator[Tensor, None, None]) -> Generator[Tensor, None, None]:
         """The pieces, of which the fingerprint takes notice."""

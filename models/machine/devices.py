@@ -34,7 +34,19 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def find_dtype(name: str, device: torch.device) -> torch.dtype:
+def find_dtype(name: str, device: torch.device, *, int8: bool = False) -> torch.dtype:
+    """What a model computes in.
+
+    Args:
+        int8: its matrices are quantized, so that exactness is given up already.
+    """
+    if name == "auto" and int8:
+        return torch.bfloat16 if computes_in_bfloat16() else torch.float32
     if name == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32
     return _DTYPES[name]
+
+
+def computes_in_bfloat16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16; without them it is slower than float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -7,6 +7,7 @@ Every function takes ``read``, which gives a file's text or ``None``, so that te
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
 
@@ -48,6 +49,13 @@ class Cores:
         if self.quota is not None:
             told.append(f"a cgroup quota of {self.quota:g}")
         return ", ".join(told)
+
+
+def cpu_name(read: Read) -> str:
+    """The processor's name, as the system or else Python tells it."""
+    rows = [line.partition(":") for line in (read("/proc/cpuinfo") or "").splitlines()]
+    names = [value.strip() for name, _, value in rows if name.strip() == "model name"]
+    return next(iter(names), platform.processor() or platform.machine())
 
 
 def affinity() -> frozenset[int]:

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from ...core.errors import CheckpointError
 from ..checkpoints.whisper import Activation, WhisperShape
+from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, Shape
 from ..memory.kv import CrossKV, PagedKV, StepLayout
 
 
@@ -34,6 +35,9 @@ class Weights(Protocol):
         """Writes the tensor times ``scale`` to ``target``, in its dtype and on its device; raises `CheckpointError`
         when it is missing or of another shape."""
 
+    def quantize(self, name: str, target: Tensor, scales: Tensor, *, scale: float = 1.0) -> None:
+        """The same, to ``target`` in int8 with ``scales``; see `checkpoints.int8.fill_quantized`."""
+
 
 @frozen(kw_only=True)
 class _Loader:
@@ -42,51 +46,75 @@ class _Loader:
     weights: Weights
     device: torch.device
     dtype: torch.dtype
+    int8: bool  # whether linear layers, embedding and head are quantized
+    kernels: Kernels
     taken: list[Tensor]
+    linears: list[Linear]
 
     def take(self, name: str, *shape: int) -> Tensor:
         made = self.empty(*shape)
         self.weights.get(name, made)
         return made
 
-    def linear(self, name: str, outputs: int, inputs: int) -> _Linear:
-        return _Linear(self.take(f"{name}.weight", outputs, inputs), self.take(f"{name}.bias", outputs))
+    def linear(self, name: str, outputs: int, inputs: int) -> Linear:
+        linear = self.blank(outputs, inputs, bias=True)
+        self.fill(linear, slice(None), f"{name}.weight")
+        assert linear.bias is not None, "a linear layer of Whisper has a bias"
+        self.weights.get(f"{name}.bias", linear.bias)
+        return linear
+
+    def matrix(self, name: str, outputs: int, inputs: int) -> Linear:
+        """Without a bias: the head, or the token embedding."""
+        linear = self.blank(outputs, inputs, bias=False)
+        self.fill(linear, slice(None), name)
+        return linear
 
     def norm(self, name: str, width: int) -> _LayerNorm:
         return _LayerNorm(self.take(f"{name}.weight", width), self.take(f"{name}.bias", width))
 
-    def fused(self, name: str, parts: str, width: int, heads: int) -> _Linear:
+    def fused(self, name: str, parts: str, width: int, heads: int) -> Linear:
         """The projections ``parts`` (of "qkv") of one attention, one below the other."""
         return self.stacked([(name, part) for part in parts], width, heads)
 
-    def stacked(self, projections: Sequence[tuple[str, str]], width: int, heads: int) -> _Linear:
+    def stacked(self, projections: Sequence[tuple[str, str]], width: int, heads: int) -> Linear:
         """Projections one below the other, each named by its attention and "q", "k" or "v". Each is written where it
         belongs as soon as it is read: at no time are there two copies of them all."""
-        weight, bias = self.empty(len(projections) * width, width), self.empty(len(projections) * width)
+        linear = self.blank(len(projections) * width, width, bias=True)
+        assert linear.bias is not None, "it was asked for"
         for index, (name, part) in enumerate(projections):
             rows = slice(index * width, (index + 1) * width)
             scale = (width // heads) ** -0.5 if part == "q" else 1.0
-            self.weights.get(f"{name}.{part}_proj.weight", weight[rows], scale=scale)
+            self.fill(linear, rows, f"{name}.{part}_proj.weight", scale)
             if part == "k":  # Keys have no bias in Whisper.
-                bias[rows] = 0.0
+                linear.bias[rows] = 0.0
             else:
-                self.weights.get(f"{name}.{part}_proj.bias", bias[rows], scale=scale)
-        return _Linear(weight, bias)
+                self.weights.get(f"{name}.{part}_proj.bias", linear.bias[rows], scale=scale)
+        return linear
 
-    def empty(self, *shape: int) -> Tensor:
+    def blank(self, outputs: int, inputs: int, *, bias: bool) -> Linear:
+        """Room for a linear layer's weights."""
+        added = self.empty(outputs) if bias else None
+        linear: Linear
+        if self.int8:
+            weight = self.empty(outputs, inputs, dtype=torch.int8)
+            linear = Int8Linear(weight, self.empty(outputs), added, self.kernels)
+        else:
+            linear = FloatLinear(self.empty(outputs, inputs), added, self.kernels)
+        self.linears.append(linear)
+        return linear
+
+    def fill(self, linear: Linear, rows: slice, name: str, scale: float = 1.0) -> None:
+        """Reads the weight ``name`` to some rows of a layer's."""
+        if isinstance(linear, Int8Linear):
+            self.weights.quantize(name, linear.weight[rows], linear.scales[rows], scale=scale)
+        else:
+            self.weights.get(name, linear.weight[rows], scale=scale)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Room for weights that are written by the caller."""
-        made = torch.empty(*shape, dtype=self.dtype, device=self.device)
+        made = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
         self.taken.append(made)
         return made
-
-
-@frozen(eq=False)
-class _Linear:
-    weight: Tensor
-    bias: Tensor
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return functional.linear(inputs, self.weight, self.bias)
 
 
 @frozen(eq=False)
@@ -101,8 +129,8 @@ class _LayerNorm:
 @frozen(eq=False, kw_only=True)
 class _FeedForward:
     norm: _LayerNorm
-    widen: _Linear
-    narrow: _Linear
+    widen: Linear
+    narrow: Linear
     activation: Activation
 
     @classmethod
@@ -122,8 +150,8 @@ class _FeedForward:
 class _EncoderLayer:
     heads: int
     norm: _LayerNorm
-    qkv: _Linear
-    out: _Linear
+    qkv: Linear
+    out: Linear
     feed_forward: _FeedForward
 
     @classmethod
@@ -153,9 +181,18 @@ class _EncoderLayer:
         return attended.transpose(1, 2).flatten(-2)
 
 
+@frozen(eq=False)
+class _Convolution:
+    weight: Tensor  # [outputs, inputs, 3]
+    bias: Tensor
+
+    def __call__(self, hidden: Tensor, stride: int) -> Tensor:
+        return functional.conv1d(hidden, self.weight, self.bias, stride=stride, padding=1)
+
+
 @frozen(eq=False, kw_only=True)
 class _Encoder:
-    stem: tuple[_Linear, _Linear]  # the two convolutions' weights and biases
+    stem: tuple[_Convolution, _Convolution]
     positions: Tensor  # [embeddings, width]
     layers: tuple[_EncoderLayer, ...]
     norm: _LayerNorm
@@ -177,16 +214,16 @@ class _Encoder:
 
     def __call__(self, log_mel: Tensor) -> Tensor:
         first, second = self.stem
-        hidden = functional.gelu(functional.conv1d(log_mel, first.weight, first.bias, padding=1))
-        hidden = functional.gelu(functional.conv1d(hidden, second.weight, second.bias, stride=2, padding=1))
+        hidden = functional.gelu(first(log_mel, 1))
+        hidden = functional.gelu(second(hidden, 2))
         hidden = hidden.transpose(1, 2) + self.positions
         for layer in self.layers:
             hidden = layer(hidden)
         return self.norm(hidden)
 
 
-def _convolution(loader: _Loader, name: str, outputs: int, inputs: int) -> _Linear:
-    return _Linear(loader.take(f"{name}.weight", outputs, inputs, 3), loader.take(f"{name}.bias", outputs))
+def _convolution(loader: _Loader, name: str, outputs: int, inputs: int) -> _Convolution:
+    return _Convolution(loader.take(f"{name}.weight", outputs, inputs, 3), loader.take(f"{name}.bias", outputs))
 
 
 @frozen(eq=False, kw_only=True)
@@ -194,11 +231,11 @@ class _DecoderLayer:
     index: int
     width: int
     norm: _LayerNorm
-    qkv: _Linear
-    out: _Linear
+    qkv: Linear
+    out: Linear
     cross_norm: _LayerNorm
-    cross_query: _Linear
-    cross_out: _Linear
+    cross_query: Linear
+    cross_out: Linear
     feed_forward: _FeedForward
 
     @classmethod
@@ -233,17 +270,17 @@ class _DecoderLayer:
 
 @frozen(eq=False, kw_only=True)
 class _Decoder:
-    tokens: Tensor  # [vocabulary, width]
+    tokens: Linear  # of [vocabulary, width]
     positions: Tensor  # [positions, width]
-    cross_keys_values: _Linear  # of all layers: one product writes a slot
+    cross_keys_values: Linear  # of all layers: one product writes a slot
     layers: tuple[_DecoderLayer, ...]
     norm: _LayerNorm
-    head: Tensor  # [vocabulary, width]; the same tensor as ``tokens`` where they are equal
+    head: Linear  # the same as ``tokens`` where they are equal
 
     @classmethod
     def load(cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation, *, tied: bool) -> _Decoder:
         width, layers = shape.width, range(shape.decoder_layers)
-        tokens = loader.take("decoder.embed_tokens.weight", shape.vocabulary, width)
+        tokens = loader.matrix("decoder.embed_tokens.weight", shape.vocabulary, width)
         cross = [(f"decoder.layers.{index}.encoder_attn", part) for index in layers for part in "kv"]
         return cls(
             tokens=tokens,
@@ -255,7 +292,7 @@ class _Decoder:
         )
 
 
-def _head(loader: _Loader, tokens: Tensor, *, tied: bool) -> Tensor:
+def _head(loader: _Loader, tokens: Linear, *, tied: bool) -> Linear:
     """The weights' own head, whatever config.json says of it, as in transformers; ``tokens``, the token embedding,
     where they have none, or one that is equal and would only take memory."""
     name = "proj_out.weight"
@@ -266,11 +303,12 @@ def _head(loader: _Loader, tokens: Tensor, *, tied: bool) -> Tensor:
             f"config.json has tie_word_embeddings=false, but there is no weight {name!r}; allowed: the weight, or "
             "tie_word_embeddings=true where the head is the token embedding"
         )
-    head = torch.empty_like(tokens)
-    loader.weights.get(name, head)
-    if torch.equal(head, tokens):
+    apart = evolve(loader, taken=[], linears=[])
+    head = apart.matrix(name, tokens.shape.outputs, tokens.shape.inputs)
+    if all(map(torch.equal, apart.taken, [tokens.weight, *([tokens.scales] if isinstance(tokens, Int8Linear) else [])])):
         return tokens
-    loader.taken.append(head)
+    loader.taken.extend(apart.taken)
+    loader.linears.extend(apart.linears)
     return head
 
 
@@ -279,9 +317,11 @@ class WhisperModel:
     """A loaded model. Every method is for `torch.inference_mode`; the KV it works on is handed in."""
 
     shape: WhisperShape
+    kernels: Kernels = field(repr=False)
     _encoder: _Encoder | None = field(repr=False)
     _decoder: _Decoder | None = field(repr=False)
     _tensors: list[Tensor] = field(repr=False)
+    _linears: list[Linear] = field(repr=False)
 
     @classmethod
     def load(
@@ -295,19 +335,31 @@ class WhisperModel:
         tied: bool,
         device: torch.device,
         dtype: torch.dtype,
+        int8: bool = False,
     ) -> WhisperModel:
         """Takes every tensor of ``weights`` to ``device`` as ``dtype``, one after the other.
 
         Args:
+            int8: quantizes the matrices as they are read; ``dtype`` is what is computed in.
             tied: the head may be the token embedding, where ``weights`` have no ``proj_out.weight``.
 
         Raises:
             CheckpointError: a weight is missing or of another shape.
         """
-        loader = _Loader(weights=weights, device=device, dtype=dtype, taken=[])
+        kernels = Kernels()
+        loader = _Loader(
+            weights=weights, device=device, dtype=dtype, int8=int8, kernels=kernels, taken=[], linears=[]
+        )
         encoder = _Encoder.load(loader, shape, encoder_inner, activation)
         decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied)
-        return cls(shape=shape, encoder=encoder, decoder=decoder, tensors=loader.taken)
+        return cls(
+            shape=shape,
+            kernels=kernels,
+            encoder=encoder,
+            decoder=decoder,
+            tensors=loader.taken,
+            linears=loader.linears,
+        )
 
     def encode(self, log_mel: Tensor) -> Tensor:
         """Encoder outputs [n, embeddings, width] of features [n, mels, frames] of any float dtype."""
@@ -332,7 +384,7 @@ class WhisperModel:
         queries [rows, width] of each layer's cross-attention into ``kept``, by layer."""
         decoder = self._decoder
         assert decoder is not None, "the model is released"
-        hidden = functional.embedding(token_ids, decoder.tokens) + decoder.positions[layout.positions]
+        hidden = decoder.tokens.rows(token_ids) + decoder.positions[layout.positions]
         for layer in decoder.layers:
             hidden = layer(hidden, layout, paged, cross, kept)
         return hidden
@@ -340,19 +392,22 @@ class WhisperModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary], float32, of hidden states [rows, width]."""
         assert self._decoder is not None, "the model is released"
-        normed = self._decoder.norm(hidden)
-        if normed.device.type == "cpu":  # the wide matrix first: up to twice as fast for few rows
-            return (self._decoder.head @ normed.T).T.float().contiguous()
-        return functional.linear(normed, self._decoder.head).float()
+        return self._decoder.head(self._decoder.norm(hidden)).float()
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Its linear layers, whose kernels are chosen in ``kernels``."""
+        return tuple(self._linears)
 
     def to(self, device: torch.device) -> WhisperModel:
         """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
         moved = {id(tensor): tensor.to(device) for tensor in self._tensors}
         return WhisperModel(
             shape=self.shape,
+            kernels=self.kernels,
             encoder=_rebuilt(self._encoder, moved),
             decoder=_rebuilt(self._decoder, moved),
             tensors=list(moved.values()),
+            linears=[_rebuilt(linear, moved) for linear in self._linears],
         )
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -362,6 +417,7 @@ class WhisperModel:
     def release(self) -> None:
         """Forgets every tensor."""
         self._encoder = self._decoder = None
+        self._linears.clear()
         self._tensors.clear()
 
 
@@ -371,8 +427,8 @@ def _rebuilt(part: Any, moved: dict[int, Tensor]) -> Any:
         return moved[id(part)]
     if isinstance(part, tuple):
         return tuple(map(_rebuilt, part, repeat(moved)))
-    if has(type(part)):
-        names = [each.name for each in fields(type(part))]
+    if has(type(part)) and not isinstance(part, Kernels | Shape):
+        names = [each.name for each in fields(type(part)) if each.init]
         rebuilt = map(_rebuilt, map(getattr, repeat(part), names), repeat(moved))
         return evolve(part, **dict(zip(names, rebuilt, strict=True)))
     return part

@@ -1,0 +1,37 @@
+"""Matrices in int8, quantized while they are read: each row by its largest value, symmetrically (Jacob et al. 2018,
+"Quantization and training of neural networks for efficient integer-arithmetic-only inference", section 2.1, with a zero
+point of 0)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+
+import torch
+from torch import Tensor
+
+_TINY = 1e-30  # a scale that is not zero, for a row of zeros
+
+
+def quantize(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``weight`` [outputs, inputs] in int8, and the scales [outputs] in ``dtype``: symmetric, each output by its
+    largest value. What is rounded is the quotient by the scale as it is stored."""
+    wide = weight.float()
+    scales = (wide.abs().amax(1) / 127.0).clamp_(min=_TINY).to(dtype)
+    return (wide / scales.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
+
+
+def fill_quantized(
+    weight: Tensor, scales: Tensor, pieces: Generator[Tensor, None, None], scale: float = 1.0
+) -> None:
+    """Writes all values times ``scale`` to ``weight`` (int8 [outputs, inputs]) and ``scales`` (see `quantize`), some
+    rows at a time, so that the matrix is never held as it was stored. Closes ``pieces`` however it ends."""
+    width, row = weight.shape[1], 0
+    left = torch.empty(0)
+    with closing(pieces):
+        for piece in pieces:
+            values = torch.cat([left, piece.float() * scale])
+            whole = len(values) // width
+            rows = slice(row, row + whole)
+            weight[rows], scales[rows] = quantize(values[: whole * width].view(whole, width), scales.dtype)
+            left, row = values[whole * width :].clone(), row + whole

@@ -1,0 +1,168 @@
+"""Chooses kernels by measurement: each shape of a model is timed with its own weights, for few rows and for many.
+
+What was found is kept in a file of the user's cache, by CPU, torch and number of threads, so that a machine measures a
+shape once. The file may be removed at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from ..machine.host import Read, cpu_name, read_file
+from .kernels import FLOAT, INT8
+from .layers import Int8Linear, Kernels, Linear, Shape
+
+ROWS = (1, 2, 4, 8, 16, 32, 512)
+"""The numbers of rows that are timed: a choice holds from each on."""
+
+SECONDS = 1.0
+"""How long one model is measured at most, but for the round that has begun."""
+
+_SMALL = 1 << 16  # weights of a layer that is not worth a measurement
+_BETTER = 0.9  # of the first kernel's time: what is no faster than this is chance
+_TURNS = 3
+_SLOW = 0.004  # seconds of a call that is not repeated so often
+_LONG = 0.05  # seconds of a call that is not tried at all
+_HOPELESS = 4.0  # times the best: a kernel that is not tried with more rows
+
+Clock = Callable[[], float]
+Choice = tuple[tuple[int, str], ...]
+
+
+@define(eq=False)
+class ChoiceFile:
+    """The file that remembers choices. One that cannot be read or written is no fault: it is measured again."""
+
+    path: Path
+    machine: str
+
+    @classmethod
+    def of_user(cls, environment: Mapping[str, str] = os.environ, read: Read = read_file) -> ChoiceFile:
+        """In the user's cache folder (XDG Base Directory Specification), for this machine, this torch and its number of
+        threads."""
+        root = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        machine = f"{cpu_name(read)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+        return cls(Path(root) / "triolet" / "kernels.json", machine)
+
+    def known(self) -> dict[str, Choice]:
+        """The choices for this machine, by the names of shapes; those that nobody could follow are left out."""
+        told = self._read().get(self.machine)
+        found: dict[str, Choice] = {}
+        for name, steps in told.items() if isinstance(told, dict) else ():
+            names = INT8 if str(name).startswith("int8") else FLOAT
+            try:
+                choice = tuple((int(rows), str(kernel)) for rows, kernel in steps)
+            except (TypeError, ValueError):
+                continue
+            if choice and all(kernel in names for _, kernel in choice):
+                found[name] = choice
+        return found
+
+    def add(self, choices: Mapping[str, Choice]) -> None:
+        """Remembers ``choices`` too. Two processes may write at a time: the file is replaced as a whole."""
+        everything = self._read()
+        mine = everything.get(self.machine)
+        everything[self.machine] = {**(mine if isinstance(mine, dict) else {}), **choices}
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps(everything, indent=1), encoding="utf-8")
+            fresh.replace(self.path)
+        except OSError as error:
+            logging.getLogger("triolet").info("the choice of kernels is not remembered: %s", error)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            value = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+@frozen(kw_only=True)
+class _Deadline:
+    clock: Clock
+    end: float
+
+    def is_over(self) -> bool:
+        return self.clock() >= self.end
+
+
+def choose(
+    linears: Iterable[Linear],
+    kernels: Kernels,
+    *,
+    file: ChoiceFile | None,
+    clock: Clock = time.perf_counter,
+    seconds: float = SECONDS,
+) -> None:
+    """Fills ``kernels`` with the fastest for each shape of ``linears``: as remembered in ``file``, or as timed now.
+    Shapes for which no time is left stay open, and are timed when a model with them is opened again."""
+    deadline = _Deadline(clock=clock, end=clock() + seconds)
+    known = {} if file is None else file.known()
+    fresh: dict[str, Choice] = {}
+    for shape, alike in _by_shape(linears).items():
+        if shape.outputs * shape.inputs < _SMALL or shape in kernels.chosen:
+            continue
+        choice = known.get(str(shape)) or _measure(alike, deadline)
+        if choice:
+            kernels.chosen[shape] = choice
+        if choice and str(shape) not in known:
+            fresh[str(shape)] = choice
+    if fresh and file is not None:
+        file.add(fresh)
+
+
+def _by_shape(linears: Iterable[Linear]) -> dict[Shape, list[Linear]]:
+    """Small shapes first: they are many layers, and quickly timed."""
+    found: dict[Shape, list[Linear]] = {}
+    for linear in linears:
+        found.setdefault(linear.shape, []).append(linear)
+    return dict(sorted(found.items(), key=lambda entry: entry[0].outputs * entry[0].inputs))
+
+
+def _measure(alike: Sequence[Linear], deadline: _Deadline) -> Choice:
+    """The fastest kernel for each number of rows; what is not timed before the deadline is not told. Empty: nothing
+    was timed."""
+    names = list(INT8 if isinstance(alike[0], Int8Linear) else FLOAT)
+    stock, before, least = names[0], 0, 0.0
+    steps: list[tuple[int, str]] = []
+    for rows in ROWS:
+        if deadline.is_over() or (before and least * rows / before > _LONG):
+            break
+        timed = {name: _time(alike, name, rows, deadline.clock) for name in names}
+        best = min(timed, key=timed.__getitem__)
+        before, least = rows, timed[best]
+        chosen = best if stock not in timed or least < _BETTER * timed[stock] else stock
+        if not steps or steps[-1][1] != chosen:
+            steps.append((rows, chosen))
+        names = [name for name in names if timed[name] < _HOPELESS * least]
+    return tuple(steps)
+
+
+def _time(alike: Sequence[Linear], name: str, rows: int, clock: Clock) -> float:
+    """Seconds of a call, the least of some. The layers take turns: in a model each call finds other weights, which are
+    not in the caches."""
+    first = alike[0]
+    dtype = first.scales.dtype if isinstance(first, Int8Linear) else first.weight.dtype
+    inputs = torch.randn(rows, first.shape.inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
+    turns = list(islice(cycle(alike), _TURNS + 1))
+    turns[0].compute(name, inputs)
+    least = float("inf")
+    for linear in turns[1:]:
+        begin = clock()
+        linear.compute(name, inputs)
+        least = min(least, clock() - begin)
+        if least > _SLOW:
+            break
+    return least

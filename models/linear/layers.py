@@ -1,0 +1,105 @@
+"""Linear layers with weights as they are, or in int8: small holders, without a module of torch around them."""
+
+from __future__ import annotations
+
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.nn import functional
+
+from .kernels import FLOAT, INT8
+
+
+@frozen
+class Shape:
+    """What kernels are chosen by."""
+
+    kind: str  # "int8", or the dtype of the weights: "float32"
+    outputs: int
+    inputs: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.outputs}x{self.inputs}"
+
+
+@define(eq=False)
+class Kernels:
+    """The kernels by which a model's layers are computed: for each shape, from how many rows on. A shape that is not
+    among them is computed by torch's own."""
+
+    chosen: dict[Shape, tuple[tuple[int, str], ...]] = field(factory=dict)
+
+    def find(self, shape: Shape, rows: int) -> str | None:
+        """The kernel's name for so many rows; ``None``: nothing was chosen."""
+        found = None
+        for least, name in self.chosen.get(shape, ()):
+            if found is not None and rows < least:
+                break
+            found = name
+        return found
+
+
+@frozen(eq=False)
+class FloatLinear:
+    """``inputs @ weight.T + bias``."""
+
+    weight: Tensor  # [outputs, inputs]
+    bias: Tensor | None  # [outputs]
+    kernels: Kernels
+    shape: Shape = field(init=False)
+
+    @shape.default
+    def _shape(self) -> Shape:
+        outputs, inputs = self.weight.shape
+        return Shape(str(self.weight.dtype).removeprefix("torch."), outputs, inputs)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """[..., inputs] of the weight's dtype to [..., outputs]."""
+        name = self.kernels.find(self.shape, inputs.numel() // inputs.shape[-1])
+        if name is None:
+            return functional.linear(inputs, self.weight, self.bias)
+        return _flat(inputs, self.shape.outputs, self.compute(name, inputs.view(-1, inputs.shape[-1])))
+
+    def compute(self, name: str, inputs: Tensor) -> Tensor:
+        """By one kernel: [rows, inputs] to [rows, outputs]."""
+        return FLOAT[name](inputs, self.weight, self.bias)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight: a head that is the token embedding, too."""
+        return functional.embedding(indices, self.weight)
+
+
+@frozen(eq=False)
+class Int8Linear:
+    """The same, of weights in int8: each output has a scale of its own."""
+
+    weight: Tensor  # int8 [outputs, inputs]
+    scales: Tensor  # [outputs], in the dtype that is computed in
+    bias: Tensor | None  # [outputs], likewise
+    kernels: Kernels
+    shape: Shape = field(init=False)
+
+    @shape.default
+    def _shape(self) -> Shape:
+        outputs, inputs = self.weight.shape
+        return Shape(f"int8 in {str(self.scales.dtype).removeprefix('torch.')}", outputs, inputs)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs], both of the dtype of the scales."""
+        flat = inputs.reshape(-1, inputs.shape[-1])
+        name = self.kernels.find(self.shape, len(flat)) or "int8"
+        return _flat(inputs, self.shape.outputs, self.compute(name, flat))
+
+    def compute(self, name: str, inputs: Tensor) -> Tensor:
+        """By one kernel: [rows, inputs] to [rows, outputs]."""
+        return INT8[name](inputs, self.weight, self.scales, self.bias)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight, in the dtype that is computed in."""
+        return self.weight[indices].to(self.scales.dtype).mul_(self.scales[indices][:, None])
+
+
+Linear = FloatLinear | Int8Linear
+
+
+def _flat(inputs: Tensor, outputs: int, found: Tensor) -> Tensor:
+    return found if inputs.dim() == 2 else found.view(*inputs.shape[:-1], outputs)
