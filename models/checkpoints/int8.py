@@ -21,9 +21,7 @@ def quantize(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (wide / scales.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
 
 
-def fill_quantized(
-    weight: Tensor, scales: Tensor, pieces: Generator[Tensor, None, None], scale: float = 1.0
-) -> None:
+def fill_quantized(weight: Tensor, scales: Tensor, pieces: Generator[Tensor, None, None], scale: float = 1.0) -> None:
     """Writes all values times ``scale`` to ``weight`` (int8 [outputs, inputs]) and ``scales`` (see `quantize`), some
     rows at a time, so that the matrix is never held as it was stored. Closes ``pieces`` however it ends."""
     width, row = weight.shape[1], 0

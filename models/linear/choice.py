@@ -11,15 +11,15 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from ..machine.host import Read, cpu_name, read_file
-from .kernels import FLOAT, INT8
 from .layers import Int8Linear, Kernels, Linear, Shape
 
 ROWS = (1, 2, 4, 8, 16, 32, 512)
@@ -30,10 +30,10 @@ SECONDS = 1.0
 
 _SMALL = 1 << 16  # weights of a layer that is not worth a measurement
 _BETTER = 0.9  # of the first kernel's time: what is no faster than this is chance
-_TURNS = 3
-_SLOW = 0.004  # seconds of a call that is not repeated so often
+_TURNS = 5
+_SLOW = 0.02  # seconds of a kernel's calls after which there are no more turns
 _LONG = 0.05  # seconds of a call that is not tried at all
-_HOPELESS = 4.0  # times the best: a kernel that is not tried with more rows
+_HOPELESS = 8.0  # times the best: a kernel that is not tried with more rows
 
 Clock = Callable[[], float]
 Choice = tuple[tuple[int, str], ...]
@@ -54,19 +54,16 @@ class ChoiceFile:
         machine = f"{cpu_name(read)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
         return cls(Path(root) / "triolet" / "kernels.json", machine)
 
-    def known(self) -> dict[str, Choice]:
-        """The choices for this machine, by the names of shapes; those that nobody could follow are left out."""
-        told = self._read().get(self.machine)
-        found: dict[str, Choice] = {}
-        for name, steps in told.items() if isinstance(told, dict) else ():
-            names = INT8 if str(name).startswith("int8") else FLOAT
-            try:
-                choice = tuple((int(rows), str(kernel)) for rows, kernel in steps)
-            except (TypeError, ValueError):
-                continue
-            if choice and all(kernel in names for _, kernel in choice):
-                found[name] = choice
-        return found
+    def known(self, linear: Linear) -> Choice | None:
+        """The choice for this machine and a layer of this shape; ``None`` where there is none, or one that nobody could
+        follow."""
+        mine = self._read().get(self.machine)
+        steps = mine.get(str(linear.shape)) if isinstance(mine, dict) else None
+        try:
+            choice = tuple((int(rows), str(kernel)) for rows, kernel in steps or ())
+        except (TypeError, ValueError):
+            return None
+        return choice if choice and all(kernel in linear.candidates for _, kernel in choice) else None
 
     def add(self, choices: Mapping[str, Choice]) -> None:
         """Remembers ``choices`` too. Two processes may write at a time: the file is replaced as a whole."""
@@ -109,38 +106,37 @@ def choose(
     """Fills ``kernels`` with the fastest for each shape of ``linears``: as remembered in ``file``, or as timed now.
     Shapes for which no time is left stay open, and are timed when a model with them is opened again."""
     deadline = _Deadline(clock=clock, end=clock() + seconds)
-    known = {} if file is None else file.known()
     fresh: dict[str, Choice] = {}
     for shape, alike in _by_shape(linears).items():
         if shape.outputs * shape.inputs < _SMALL or shape in kernels.chosen:
             continue
-        choice = known.get(str(shape)) or _measure(alike, deadline)
-        if choice:
+        known = None if file is None else file.known(alike[0])
+        if choice := known or _measure(alike, deadline):
             kernels.chosen[shape] = choice
-        if choice and str(shape) not in known:
+        if choice and not known:
             fresh[str(shape)] = choice
     if fresh and file is not None:
         file.add(fresh)
 
 
 def _by_shape(linears: Iterable[Linear]) -> dict[Shape, list[Linear]]:
-    """Small shapes first: they are many layers, and quickly timed."""
+    """Those that hold most weights first: should the time not suffice, they are worth it most."""
     found: dict[Shape, list[Linear]] = {}
     for linear in linears:
         found.setdefault(linear.shape, []).append(linear)
-    return dict(sorted(found.items(), key=lambda entry: entry[0].outputs * entry[0].inputs))
+    return dict(sorted(found.items(), key=lambda entry: -entry[0].outputs * entry[0].inputs * len(entry[1])))
 
 
 def _measure(alike: Sequence[Linear], deadline: _Deadline) -> Choice:
     """The fastest kernel for each number of rows; what is not timed before the deadline is not told. Empty: nothing
     was timed."""
-    names = list(INT8 if isinstance(alike[0], Int8Linear) else FLOAT)
+    names = list(alike[0].candidates)
     stock, before, least = names[0], 0, 0.0
     steps: list[tuple[int, str]] = []
     for rows in ROWS:
         if deadline.is_over() or (before and least * rows / before > _LONG):
             break
-        timed = {name: _time(alike, name, rows, deadline.clock) for name in names}
+        timed = _time(alike, names, rows, deadline.clock)
         best = min(timed, key=timed.__getitem__)
         before, least = rows, timed[best]
         chosen = best if stock not in timed or least < _BETTER * timed[stock] else stock
@@ -150,19 +146,19 @@ def _measure(alike: Sequence[Linear], deadline: _Deadline) -> Choice:
     return tuple(steps)
 
 
-def _time(alike: Sequence[Linear], name: str, rows: int, clock: Clock) -> float:
-    """Seconds of a call, the least of some. The layers take turns: in a model each call finds other weights, which are
-    not in the caches."""
+def _time(alike: Sequence[Linear], names: Sequence[str], rows: int, clock: Clock) -> dict[str, float]:
+    """Seconds of a call of each kernel, the median of some. The kernels take turns, so that a change of the machine's
+    speed hits all of them; and the layers do: in a model each call finds other weights, which are not in the caches."""
     first = alike[0]
     dtype = first.scales.dtype if isinstance(first, Int8Linear) else first.weight.dtype
     inputs = torch.randn(rows, first.shape.inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
-    turns = list(islice(cycle(alike), _TURNS + 1))
-    turns[0].compute(name, inputs)
-    least = float("inf")
-    for linear in turns[1:]:
-        begin = clock()
-        linear.compute(name, inputs)
-        least = min(least, clock() - begin)
-        if least > _SLOW:
+    layers, seconds = cycle(alike), {name: list[float]() for name in names}
+    for turn in range(_TURNS + 1):
+        for name, linear in zip(names, layers, strict=False):
+            begin = clock()
+            linear.compute(name, inputs)
+            if turn:  # the first warms up
+                seconds[name].append(clock() - begin)
+        if turn and min(map(min, seconds.values())) > _SLOW / turn:
             break
-    return least
+    return {name: median(found) for name, found in seconds.items()}

@@ -20,6 +20,9 @@ FloatKernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Int8Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """The same, of weights in int8 and their scales [outputs], in the dtype of the inputs."""
 
+WHOLE = 32
+"""Inputs that `weight_only` reads at once: of another number it reads behind the end of the weights, and may crash."""
+
 _BLOCK = 128  # outputs of a block: with a few rows its weights stay in the first caches
 
 
@@ -68,15 +71,15 @@ def int8(inputs: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) ->
 
 
 def weight_only(inputs: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """Products of the inputs as they are: the weights are converted in registers."""
-    found: Tensor = torch.ops.aten._weight_int8pack_mm(inputs, weight, scales)
+    """Products of the inputs as they are: the weights are converted in registers. For a multiple of `WHOLE` inputs."""
+    assert inputs.shape[1] % WHOLE == 0, f"{inputs.shape[1]} inputs are no multiple of {WHOLE}"
+    found = torch._weight_int8pack_mm(inputs, weight, scales)
     return found if bias is None else found.add_(bias)
 
 
 def dequantized(inputs: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """Converts the weights first, which pays for many rows."""
-    found = functional.linear(inputs, weight.to(inputs.dtype)).mul_(scales)
-    return found if bias is None else found.add_(bias)
+    return functional.linear(inputs, weight.to(inputs.dtype).mul_(scales[:, None]), bias)
 
 
 FLOAT: Mapping[str, FloatKernel] = MappingProxyType(

@@ -6,7 +6,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn import functional
 
-from .kernels import FLOAT, INT8
+from .kernels import FLOAT, INT8, WHOLE
 
 
 @frozen
@@ -59,6 +59,11 @@ class FloatLinear:
             return functional.linear(inputs, self.weight, self.bias)
         return _flat(inputs, self.shape.outputs, self.compute(name, inputs.view(-1, inputs.shape[-1])))
 
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The kernels that can compute it; the first is taken where none is chosen."""
+        return tuple(FLOAT)
+
     def compute(self, name: str, inputs: Tensor) -> Tensor:
         """By one kernel: [rows, inputs] to [rows, outputs]."""
         return FLOAT[name](inputs, self.weight, self.bias)
@@ -88,6 +93,11 @@ class Int8Linear:
         flat = inputs.reshape(-1, inputs.shape[-1])
         name = self.kernels.find(self.shape, len(flat)) or "int8"
         return _flat(inputs, self.shape.outputs, self.compute(name, flat))
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The kernels that can compute it; the first is taken where none is chosen."""
+        return tuple(INT8) if self.shape.inputs % WHOLE == 0 else tuple(name for name in INT8 if name != "weight_only")
 
     def compute(self, name: str, inputs: Tensor) -> Tensor:
         """By one kernel: [rows, inputs] to [rows, outputs]."""

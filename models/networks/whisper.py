@@ -24,6 +24,8 @@ from ..checkpoints.whisper import Activation, WhisperShape
 from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, Shape
 from ..memory.kv import CrossKV, PagedKV, StepLayout
 
+_BLOCK = 1600 << 10  # bytes of a block of hidden states
+
 
 class Weights(Protocol):
     """Where `WhisperModel.load` takes its tensors from; names are those of transformers, without ``model.``."""
@@ -142,8 +144,9 @@ class _FeedForward:
             activation=activation,
         )
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return hidden + self.narrow(self.activation(self.widen(self.norm(hidden))))
+    def add_to(self, hidden: Tensor) -> None:
+        """Adds what it makes of ``hidden`` [rows, width], in place."""
+        hidden += self.narrow(self.activation(self.widen(self.norm(hidden))))
 
 
 @frozen(eq=False, kw_only=True)
@@ -167,18 +170,35 @@ class _EncoderLayer:
             feed_forward=_FeedForward.load(loader, name, width, inner, activation),
         )
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        hidden = self.feed_forward(hidden + self.out(self._attend(self.norm(hidden))))
-        if hidden.dtype == torch.float16:  # as transformers: large models leave float16's range here
-            limit = torch.finfo(torch.float16).max - 1000
-            hidden = hidden.clamp(-limit, limit)
-        return hidden
+    def change(self, hidden: Tensor, room: Tensor) -> None:
+        """Computes the layer in place. What needs no other rows is computed some rows at a time.
 
-    def _attend(self, hidden: Tensor) -> Tensor:
-        qkv = self.qkv(hidden)
-        split = qkv.view(*qkv.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # [3, n, heads, rows, size]
+        Args:
+            hidden: [n, embeddings, width].
+            room: [n * embeddings, 3 * width], for queries, keys and values: fresh memory of this size would cost as
+                much time as a product.
+        """
+        flat = hidden.view(-1, hidden.shape[-1])
+        parts = _row_blocks(flat)
+        for rows in parts:
+            room[rows] = self.qkv(self.norm(flat[rows]))
+        split = room.view(*hidden.shape[:-1], 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # [3, n, heads, rows, size]
         attended = functional.scaled_dot_product_attention(split[0], split[1], split[2], scale=1.0)
-        return attended.transpose(1, 2).flatten(-2)
+        attended = attended.transpose(1, 2).reshape(flat.shape)
+        for rows in parts:
+            part = flat[rows]
+            part += self.out(attended[rows])
+            self.feed_forward.add_to(part)
+            if part.dtype == torch.float16:  # as transformers: large models leave float16's range here
+                limit = torch.finfo(torch.float16).max - 1000
+                part.clamp_(-limit, limit)
+
+
+def _row_blocks(rows: Tensor) -> list[slice]:
+    """Slices that cover ``rows``: on the CPU so many that what is computed of them stays in the caches."""
+    count = -(-rows.nbytes // _BLOCK) if rows.device.type == "cpu" else 1
+    size = -(-len(rows) // count)
+    return [slice(start, start + size) for start in range(0, len(rows), size)]
 
 
 @frozen(eq=False)
@@ -216,9 +236,10 @@ class _Encoder:
         first, second = self.stem
         hidden = functional.gelu(first(log_mel, 1))
         hidden = functional.gelu(second(hidden, 2))
-        hidden = hidden.transpose(1, 2) + self.positions
+        hidden = hidden.transpose(1, 2).contiguous().add_(self.positions)
+        room = hidden.new_empty(hidden.shape[0] * hidden.shape[1], 3 * hidden.shape[2])
         for layer in self.layers:
-            hidden = layer(hidden)
+            layer.change(hidden, room)
         return self.norm(hidden)
 
 
@@ -255,17 +276,18 @@ class _DecoderLayer:
             feed_forward=_FeedForward.load(loader, name, width, inner, activation),
         )
 
-    def __call__(
+    def change(
         self, hidden: Tensor, layout: StepLayout, paged: PagedKV, cross: CrossKV, kept: dict[int, Tensor] | None
-    ) -> Tensor:
+    ) -> None:
+        """Computes the layer of the step's rows ``hidden`` [rows, width] in place."""
         qkv = self.qkv(self.norm(hidden))
         paged.write(self.index, layout.slot_mapping, qkv[:, self.width :])
-        hidden = hidden + self.out(paged.attend(self.index, qkv[:, : self.width], layout.groups))
+        hidden += self.out(paged.attend(self.index, qkv[:, : self.width], layout.groups))
         queries = self.cross_query(self.cross_norm(hidden))
         if kept is not None:
             kept[self.index] = queries
-        hidden = hidden + self.cross_out(cross.attend(self.index, queries, layout.runs))
-        return self.feed_forward(hidden)
+        hidden += self.cross_out(cross.attend(self.index, queries, layout.runs))
+        self.feed_forward.add_to(hidden)
 
 
 @frozen(eq=False, kw_only=True)
@@ -305,7 +327,9 @@ def _head(loader: _Loader, tokens: Linear, *, tied: bool) -> Linear:
         )
     apart = evolve(loader, taken=[], linears=[])
     head = apart.matrix(name, tokens.shape.outputs, tokens.shape.inputs)
-    if all(map(torch.equal, apart.taken, [tokens.weight, *([tokens.scales] if isinstance(tokens, Int8Linear) else [])])):
+    if all(
+        map(torch.equal, apart.taken, [tokens.weight, *([tokens.scales] if isinstance(tokens, Int8Linear) else [])])
+    ):
         return tokens
     loader.taken.extend(apart.taken)
     loader.linears.extend(apart.linears)
@@ -347,9 +371,7 @@ class WhisperModel:
             CheckpointError: a weight is missing or of another shape.
         """
         kernels = Kernels()
-        loader = _Loader(
-            weights=weights, device=device, dtype=dtype, int8=int8, kernels=kernels, taken=[], linears=[]
-        )
+        loader = _Loader(weights=weights, device=device, dtype=dtype, int8=int8, kernels=kernels, taken=[], linears=[])
         encoder = _Encoder.load(loader, shape, encoder_inner, activation)
         decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied)
         return cls(
@@ -386,7 +408,7 @@ class WhisperModel:
         assert decoder is not None, "the model is released"
         hidden = decoder.tokens.rows(token_ids) + decoder.positions[layout.positions]
         for layer in decoder.layers:
-            hidden = layer(hidden, layout, paged, cross, kept)
+            layer.change(hidden, layout, paged, cross, kept)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -400,14 +422,15 @@ class WhisperModel:
 
     def to(self, device: torch.device) -> WhisperModel:
         """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
-        moved = {id(tensor): tensor.to(device) for tensor in self._tensors}
+        tensors = {id(tensor): tensor.to(device) for tensor in self._tensors}
+        made: dict[int, Any] = dict(tensors)
         return WhisperModel(
             shape=self.shape,
             kernels=self.kernels,
-            encoder=_rebuilt(self._encoder, moved),
-            decoder=_rebuilt(self._decoder, moved),
-            tensors=list(moved.values()),
-            linears=[_rebuilt(linear, moved) for linear in self._linears],
+            encoder=_rebuilt(self._encoder, made),
+            decoder=_rebuilt(self._decoder, made),
+            tensors=list(tensors.values()),
+            linears=list(map(_rebuilt, self._linears, repeat(made))),
         )
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -421,14 +444,16 @@ class WhisperModel:
         self._tensors.clear()
 
 
-def _rebuilt(part: Any, moved: dict[int, Tensor]) -> Any:
-    """``part`` of a model with other tensors, which ``moved`` has by the identities of those they replace."""
-    if isinstance(part, Tensor):
-        return moved[id(part)]
+def _rebuilt(part: Any, made: dict[int, Any]) -> Any:
+    """``part`` of a model with other tensors. ``made`` has the tensors, and is given what is rebuilt of them, by the
+    identities of those they replace: what is in two places stays one."""
+    if id(part) in made:
+        return made[id(part)]
     if isinstance(part, tuple):
-        return tuple(map(_rebuilt, part, repeat(moved)))
-    if has(type(part)) and not isinstance(part, Kernels | Shape):
-        names = [each.name for each in fields(type(part)) if each.init]
-        rebuilt = map(_rebuilt, map(getattr, repeat(part), names), repeat(moved))
-        return evolve(part, **dict(zip(names, rebuilt, strict=True)))
-    return part
+        return tuple(map(_rebuilt, part, repeat(made)))
+    if not has(type(part)) or isinstance(part, Kernels | Shape):
+        return part
+    names = [each.name for each in fields(type(part)) if each.init]
+    rebuilt = map(_rebuilt, map(getattr, repeat(part), names), repeat(made))
+    made[id(part)] = evolve(part, **dict(zip(names, rebuilt, strict=True)))
+    return made[id(part)]

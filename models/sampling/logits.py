@@ -32,7 +32,7 @@ class SamplerInput:
     generated: Sequence[int]  # tokens sampled so far, the prompt excluded
     sampling: SamplingParams
     rules: LogitRules
-    never: Tensor | None  # [vocabulary] bool, from `RuleMasks`
+    never: Tensor | None  # from `RuleMasks`
     prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; needed for a repetition penalty alone
     guide: Guide | None = None  # the way through its structure
     before: Sequence[int] = ()  # the prompt's tokens in order; needed where n-grams may not repeat
@@ -48,7 +48,8 @@ class RuleMasks:
     _masks: dict[tuple[object, object], Tensor] = field(init=False, factory=dict, repr=False)
 
     def mask(self, rules: LogitRules) -> Tensor | None:
-        """True where ``rules`` never allow a token, [vocabulary]; ``None`` where they allow all."""
+        """The tokens that ``rules`` never allow: a mask, bool [vocabulary], or, where they are few, their ids, int64
+        [banned]; ``None`` where they allow all."""
         if not rules.suppress and rules.allowed is None:
             return None
         key = (rules.suppress, rules.allowed)
@@ -66,7 +67,7 @@ class RuleMasks:
             mask.fill_(True)
             mask[list(rules.allowed)] = False
         mask[list(rules.suppress)] = True
-        return mask.to(self.device)
+        return (mask if rules.allowed is not None else mask.nonzero()[:, 0]).to(self.device)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The masks kept."""
@@ -166,11 +167,19 @@ def _apply_constant(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
     first = inputs[0].never
     if all(one.never is first for one in inputs):
         if first is not None:
-            logits.masked_fill_(first, _NEVER)
+            _ban(logits, first)
         return
     for row, one in zip(logits, inputs, strict=True):
         if one.never is not None:
-            row.masked_fill_(one.never, _NEVER)
+            _ban(row, one.never)
+
+
+def _ban(logits: Tensor, never: Tensor) -> None:
+    """Of one row or of all. Few ids are written much faster than a mask is read."""
+    if never.dtype == torch.bool:
+        logits.masked_fill_(never, _NEVER)
+    else:
+        logits.index_fill_(-1, never, _NEVER)
 
 
 def _banned(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -270,12 +279,19 @@ def choose(logits: Tensor, inputs: Sequence[SamplerInput]) -> tuple[list[int], l
     Returns:
         The tokens and their log-probabilities. The latter are NaN where nothing could be sampled.
     """
-    tokens = logits.argmax(-1)
+    tokens = _likeliest_tokens(logits)
     for row, one in enumerate(inputs):
         if one.sampling.temperature > 0.0:
             tokens[row] = sample(logits[row], one.sampling, len(one.generated))
-    logprobs = logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     return tokens.tolist(), logprobs.tolist()
+
+
+def _likeliest_tokens(logits: Tensor) -> Tensor:
+    """The first of the largest of each row. On the CPU numpy finds it ten times as fast as torch does."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def likeliest(logits: Tensor, inputs: Sequence[SamplerInput]) -> list[tuple[tuple[int, float], ...]]:
