@@ -114,7 +114,8 @@ def one_of(*texts: str) -> Check:
     def read(value: Any) -> Any:
         return _kept(value, isinstance(value, str) and value in texts)
 
-    return Check(read, " or ".join((", ".join(map(repr, texts[:-1])), repr(texts[-1]))))
+    named = [", ".join(map(repr, texts[:-1])), repr(texts[-1])]
+    return Check(read, " or ".join(filter(None, named)))
 
 
 def instance(kind: type, allowed: str) -> Check:

@@ -188,10 +188,21 @@ class EngineConfig:
     def __attrs_post_init__(self) -> None:
         settle(self, _SETTINGS)
         self._check_devices()
+        self._check_quantization()
 
     def encode_budget(self, device: str) -> int:
         """Most embeddings of one encode batch on ``device``, as the executor names it: ``"cpu"``, ``"cuda:0"``."""
         return self.encode_batch_embeddings or (1 if device.startswith("cpu") else 12_000)
+
+    def _check_quantization(self) -> None:
+        if self.quantization is None:
+            return
+        for name, value in (("compile", self.compile), ("devices", self.devices)):
+            if value:
+                raise InvalidRequest(
+                    f"quantization={self.quantization!r} with {name}={value!r}; allowed: one of the two. Quantized "
+                    "models run on the CPU, by kernels of their own"
+                )
 
     def _check_devices(self) -> None:
         names = self.devices

@@ -161,6 +161,8 @@ class PagedStep:
         """
         self.paged.write(layer, self.layout.slot_mapping, torch.cat([keys.flatten(1), values.flatten(1)], 1))
         spans = self._spans_of(window, masked=softcap is not None or self.distances is not None)
+        if len(spans) == 1 and isinstance(spans[0], _Short):
+            return self._attend_short(layer, queries, spans[0], scale, softcap)
         attended = queries.new_empty(queries.shape)
         for span in spans:
             rows = slice(span.row, span.row + span.length * (span.count if isinstance(span, _Short) else 1))
@@ -176,10 +178,10 @@ class PagedStep:
         keys, values = self.paged.gather(layer, span.table, span.count)
         grouped = queries.shape[1] // keys.shape[1]
         if span.length == 1:  # the query heads that share a key's head are its rows: nothing is repeated
-            split = queries.view(span.count, keys.shape[1], grouped, -1)
+            split = queries.reshape(span.count, keys.shape[1], grouped, -1)
             mask = span.mask if self.distances is None else span.mask.view(span.count, keys.shape[1], grouped, -1)
             return _attention(split, keys, values, mask, scale, softcap).reshape(queries.shape)
-        split = queries.view(span.count, span.length, *queries.shape[1:]).transpose(1, 2)
+        split = queries.unflatten(0, (span.count, span.length)).transpose(1, 2)
         attended = _attention(split, keys, values, span.mask, scale, softcap)
         return attended.transpose(1, 2).reshape(queries.shape)
 

@@ -48,6 +48,11 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     if is_crossed(folder):
         crossed = read_crossed_checkpoint(folder)
         _refuse(config, crossed.architecture)
+        if int8:
+            raise InvalidRequest(
+                f"quantization={config.quantization!r} of {crossed.architecture}; allowed: Whisper, decoders and "
+                "encoders. Use quantization=None"
+            )
         return _checked(CrossedBlueprint(config=config, device=device, dtype=dtype, checkpoint=crossed))
     text = read_text_checkpoint(folder)
     if not text.causal:

@@ -18,12 +18,15 @@ from ..checkpoints.files import is_mapped
 from ..checkpoints.loading import load_module
 from ..launch.compiled import CompiledLayers
 from ..launch.graphs import GraphManager, find_recorder
-from ..launch.pipeline import Buffers, Pipeline, Places, Stage, StagedKV
+from ..launch.pipeline import Buffers, Pipeline, Places, Stage, StagedKV, find_layers
+from ..linear.choice import ChoiceFile, choose
+from ..linear.modules import quantize_modules
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..networks.causal import CausalDecode, CausalNetwork
 from ..networks.encoder import EncoderNetwork
+from ..networks.fused import FusedLayers
 from ..networks.network import Network
 from .blueprint import Own, Parts, chosen, most_positions, name_devices
 from .trial import try_out, try_out_encoder
@@ -49,7 +52,8 @@ class TextBlueprint:
         return ModuleFiles(self.checkpoint.folder)
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        return files.read(self._read, partial(self.place, copied=is_mapped(self.checkpoint.folder)))
+        read = self._read if self.config.quantization is None else self._read_quantized
+        return files.read(read, partial(self.place, copied=is_mapped(self.checkpoint.folder)))
 
     def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
         whole: TransformerModel = model
@@ -67,6 +71,16 @@ class TextBlueprint:
         if checkpoint.family is not None:
             return checkpoint.family.load(checkpoint.folder, self.dtype)
         return load_module(checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler")
+
+    def _read_quantized(self) -> nn.Module:
+        module = self._read()
+        quantize_modules(self._language(module))
+        return module
+
+    def _language(self, module: nn.Module) -> nn.Module:
+        """The part of a module that is a decoder of text; the others of it, which encode, are small."""
+        family = self.checkpoint.family
+        return module if family is None else family.text(module)
 
     @property
     def sizes(self) -> KVSizes:
@@ -116,6 +130,8 @@ class TextBlueprint:
             compiled = own("compiled", CompiledLayers.of(network.language, self.checkpoint.shape.layers))
             network = evolve(network, compiled=compiled)
             network.attach()
+        elif self.device.type == "cpu" and network.pipeline is None:
+            network = evolve(network, fused=own("fused", self._fuse(network)))
         recorder = find_recorder(self.config.graphs, self.device)
         if recorder is None or not network.generates or not isinstance(network.paged, PagedKV):
             return network  # a graph is of one device
@@ -130,6 +146,13 @@ class TextBlueprint:
             device=self.device,
         )
         return evolve(network, graphs=own("graphs", graphs))
+
+    def _fuse(self, network: CausalNetwork) -> FusedLayers:
+        language, windows = network.language, self.checkpoint.shape.windows
+        layers = language.get_submodule(find_layers(language, language, len(windows)))
+        fused = FusedLayers.of(language, layers, windows)
+        choose(fused.linears, fused.kernels, file=ChoiceFile.of_user())
+        return fused
 
     def prove(self, network: Network) -> None:
         if isinstance(network, EncoderNetwork):

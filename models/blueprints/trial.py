@@ -18,6 +18,7 @@ from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, Pooling, SamplingParams
 from ..architectures.text import TextCheckpoint
 from ..attention.layers import LayerRequest
+from ..linear.modules import exactly
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.network import Feed, Record
@@ -42,8 +43,9 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
     """
     prompts = _prompts(checkpoint, _LENGTHS)
     compiled, dtype = network.compiled, network.paged.dtype
-    network = evolve(network, compiled=None, graphs=None)
-    with refused(partial(_refusal, checkpoint)):
+    fused = network.fused
+    network = evolve(network, compiled=None, fused=None, graphs=None)
+    with refused(partial(_refusal, checkpoint)), exactly(network.language):
         if not network.language._can_set_attn_implementation():
             raise _refusal(checkpoint, "does not let its attention be replaced")
         network.attach("eager")  # transformers' exact one
@@ -54,6 +56,11 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
         found = _run(evolve(network, paged=paged, witness=witness), prompts, witness)
     for told, ours in zip(expected, found, strict=True):
         _compare(told, ours, checkpoint, dtype, "with the engine's attention than with its own")
+    if fused is not None:
+        with refused(partial(_refusal, checkpoint)), exactly(network.language):
+            found = _run(evolve(network, paged=paged, fused=fused), prompts, witness=None)
+        for told, ours in zip(expected, found, strict=True):
+            _compare(told, ours, checkpoint, dtype, "with fused layers than with its own")
     if compiled is None:
         return
     found = _compile(evolve(network, paged=paged, compiled=compiled), prompts)
@@ -93,7 +100,7 @@ def try_out_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
         UnsupportedModel: it cannot be run, or the numbers differ.
     """
     prompts = _prompts(checkpoint, _SIMILAR)
-    with refused(partial(_refusal, checkpoint)):
+    with refused(partial(_refusal, checkpoint)), exactly(network.model.module):
         expected = [_mean(network, prompt) for prompt in prompts]
         records = [_record(number, prompt, Pooling(kind="mean")) for number, prompt in enumerate(prompts)]
         found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], Nothing())
@@ -140,14 +147,15 @@ def _reference(network: CausalNetwork, prompt: list[int]) -> Tensor:
     return last
 
 
-def _run(network: CausalNetwork, prompts: list[list[int]], witness: _Witness) -> list[Tensor]:
+def _run(network: CausalNetwork, prompts: list[list[int]], witness: _Witness | None) -> list[Tensor]:
     """The same by our attention: the first prompt's beginning beside the second, then its rest."""
     records = [_record(number, prompt) for number, prompt in enumerate(prompts)]
     for record in records:
         network.start(record)
     cut = max(1, len(prompts[0]) - 4)
     beginning = _last(network, [_feed(records[0], 0, cut), _feed(records[1], 0, len(prompts[1]))])
-    witness.check()
+    if witness is not None:
+        witness.check()
     if cut == len(prompts[0]):
         return beginning
     return [_last(network, [_feed(records[0], cut, len(prompts[0]) - cut)])[0], beginning[1]]

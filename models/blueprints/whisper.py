@@ -137,7 +137,7 @@ class WhisperBlueprint:
             encoder_bytes=shape.embeddings * shape.width * self.dtype.itemsize,
             sampling_rate=checkpoint.features.sampling_rate,
             window_samples=checkpoint.features.window_samples,
-            processor_identity=checkpoint.identity(self.fingerprint, dtype_name),
+            processor_identity=checkpoint.identity(self.fingerprint, f"{dtype_name}, {self.config.quantization}"),
             whisper=checkpoint.tokens,
             alignment_fault=checkpoint.alignment.fault,
             tokenizer=checkpoint.tokenizer,

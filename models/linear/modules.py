@@ -1,0 +1,109 @@
+"""Modules of torch whose matrices are in int8, in place of a loaded model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checkpoints.int8 import quantize
+from .layers import Int8Linear, Kernels
+
+_PLAIN = frozenset({nn.Linear, nn.Embedding})  # not what is made of them, which may compute something else
+_ROWS = 1024  # quantized at a time
+
+
+class QuantizedLinear(nn.Module):
+    """Stands for an `nn.Linear`: `Int8Linear` as a module."""
+
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", scales)
+        self.register_buffer("bias", bias)
+        self.kernels = kernels
+
+    def linear(self) -> Int8Linear:
+        """The layer as it is now: its tensors may have been taken elsewhere."""
+        return Int8Linear(self.weight, self.scales, self.bias, self.kernels)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear()(inputs)
+
+
+class QuantizedEmbedding(nn.Module):
+    """Stands for an `nn.Embedding`; a head may share its tensors."""
+
+    weight: Tensor
+    scales: Tensor
+
+    def __init__(self, weight: Tensor, scales: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", scales)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return Int8Linear(self.weight, self.scales, None, Kernels()).rows(indices)
+
+
+@contextmanager
+def exactly(module: nn.Module) -> Iterator[None]:
+    """Within, the quantized layers of a module compute what their weights say: rows give the same numbers however many
+    they are."""
+    kernels = [each.kernels for each in module.modules() if isinstance(each, QuantizedLinear)]
+    for one in kernels:
+        one.exact = True
+    try:
+        yield
+    finally:
+        for one in kernels:
+            one.exact = False
+
+
+def quantize_modules(module: nn.Module) -> None:
+    """Puts quantized modules in the places of all plain linear layers and embeddings within ``module``, one after the
+    other: at no time is more than one matrix held twice. A matrix that modules share stays shared; one that a module of
+    another kind shares, as a token embedding that scales, stays as it is."""
+    kernels = kernels_for(module)
+    modules = list(module.modules())
+    others = {id(tensor) for each in modules if type(each) not in _PLAIN for tensor in each._parameters.values()}
+    made: dict[int, tuple[Tensor, Tensor]] = {}
+    kept: list[Any] = []  # so that no identity in ``made`` is given to another one
+    for parent in modules:
+        for name, child in list(parent.named_children()):
+            plain: Any = child
+            if type(child) not in _PLAIN or id(plain.weight) in others:
+                continue
+            weight = plain.weight
+            if id(weight) not in made:
+                made[id(weight)] = quantize_rows(weight.detach())
+                kept.append(weight)
+            setattr(parent, name, _quantized(plain, *made[id(weight)], kernels))
+
+
+def kernels_for(module: nn.Module) -> Kernels:
+    """For the linear layers of a module. Where the CPU computes in bfloat16 there are fast kernels that leave the
+    inputs as they are."""
+    return Kernels(int8_inputs=next(module.parameters()).dtype != torch.bfloat16)
+
+
+def _quantized(child: Any, weight: Tensor, scales: Tensor, kernels: Kernels) -> nn.Module:
+    if isinstance(child, nn.Embedding):
+        return QuantizedEmbedding(weight, scales)
+    return QuantizedLinear(weight, scales, None if child.bias is None else child.bias.detach(), kernels)
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As `quantize`, some rows at a time."""
+    found, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight), dtype=weight.dtype)
+    for start in range(0, len(weight), _ROWS):
+        rows = slice(start, start + _ROWS)
+        found[rows], scales[rows] = quantize(weight[rows], weight.dtype)
+    return found, scales

@@ -1,0 +1,198 @@
+"""Models in int8: they compute what transformers computes of the weights that int8 holds, and little else is kept."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM
+
+from triolet.core.config import EngineConfig, Speculation
+from triolet.core.errors import InvalidRequest
+from triolet.core.request import Pooling
+from triolet.models.checkpoints.int8 import quantize
+from triolet.models.linear.layers import Int8Linear
+from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear
+from triolet.models.machine.devices import computes_in_bfloat16
+from triolet.models.networks.fused import FusedLayer
+from triolet.testing.families import make_checkpoint
+
+from .texts import TextDriver, TextJob, generate, noise
+
+FUSED = ("llama", "mistral", "qwen3")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """``folder(family)``: a tiny checkpoint of it, which nobody changes."""
+    return functools.cache(lambda family: make_checkpoint(family, tmp_path_factory.mktemp(family)))
+
+
+def matrices(model):
+    """The weights that int8 holds: of plain linear layers and token embeddings, each once."""
+    others = {id(one) for each in model.modules() if type(each) not in {nn.Linear, nn.Embedding} for one in own(each)}
+    found = {}
+    for name, module in model.named_modules():
+        if type(module) in {nn.Linear, nn.Embedding} and not name.endswith("encoder.embed_positions"):
+            found[id(module.weight)] = module
+    return [module for identity, module in found.items() if identity not in others]
+
+
+def own(module):
+    return module.parameters(recurse=False)
+
+
+def rounded(model):
+    """A copy of a model of transformers with the weights that int8 holds."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for module in matrices(model):
+            weight, scales = quantize(module.weight, torch.float32)
+            module.weight.copy_(weight.float() * scales[:, None])
+    return model
+
+
+def exactly(executor):
+    """Lets an executor's layers compute what their weights say: their inputs stay as they are."""
+    model = executor._open.main.model
+    found = model.linears() if hasattr(model, "linears") else model.module.modules()
+    for one in found:
+        if isinstance(one, Int8Linear | QuantizedLinear):
+            one.kernels.exact = True
+
+
+def weight_bytes(executor):
+    return executor.memory().by_owner["weights"]
+
+
+@pytest.mark.parametrize("family", [*FUSED, "gemma3"])
+def test_a_decoder_in_int8_is_transformers_with_the_rounded_weights(open_driver, folder, family):
+    """Token for token, for prompts in chunks and side by side."""
+    driver = open_driver(folder(family), quantization="int8")
+    exactly(driver.executor)
+    jobs = [TextJob(prompt=noise(length, length), chunk=7, joins=length % 4) for length in (3, 19, 40)]
+    found = TextDriver(driver.executor, driver.description).run(*jobs)
+    reference = rounded(AutoModelForCausalLM.from_pretrained(folder(family), dtype=torch.float32).eval())
+    assert [one.tokens for one in found] == [generate(reference, job.prompt, job.max_tokens) for job in jobs]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whisper_in_int8_is_transformers_with_the_rounded_weights(
+    open_driver, checkpoint, reference, features, job, audio, ids, dtype
+):
+    """The encoder's output, and the log-probabilities of what is written."""
+    driver = open_driver(checkpoint, quantization="int8", dtype=dtype)
+    exactly(driver.executor)
+    driver.encode(a=audio(1))
+    model = rounded(reference)
+    with torch.inference_mode():
+        expected = model.model.encoder(features(audio(1))).last_hidden_state[0]
+    found = driver.executor._open.outputs.get("a").float()
+    assert float((found - expected).abs().max()) <= (1e-4 if dtype == "float32" else 0.1 * float(expected.abs().max()))
+    if dtype == "float32":
+        prompt = (ids.start, ids.en, ids.transcribe, ids.no_timestamps)
+        outcome = driver.run(job(key="a", prompt=prompt, max_tokens=12))[0]
+        with torch.inference_mode():
+            fed = torch.tensor([[*prompt, *outcome.tokens[:-1]]])
+            logits = model(features(audio(1)), decoder_input_ids=fed).logits[0, len(prompt) - 1 :].log_softmax(-1)
+        told = [float(row[token]) for row, token in zip(logits, outcome.tokens, strict=True)]
+        assert outcome.logprobs == pytest.approx(told, abs=1e-3)
+
+
+def test_an_encoder_in_int8_says_nearly_the_same(open_driver, folder):
+    pooling, vectors = Pooling(kind="mean", normalize=True), {}
+    for quantization in (None, "int8"):
+        driver = open_driver(folder("bert"), quantization=quantization)
+        job = TextJob(prompt=noise(23, 5), pooling=pooling)
+        vectors[quantization] = torch.tensor(TextDriver(driver.executor, driver.description).run(job)[0].vector)
+    assert float(vectors[None] @ vectors["int8"]) > 0.99
+    model = rounded(AutoModel.from_pretrained(folder("bert"), dtype=torch.float32).eval())
+    with torch.inference_mode():
+        hidden = model(torch.tensor([job.prompt])).last_hidden_state[0].mean(0)
+    exactly(driver.executor)
+    again = TextDriver(driver.executor, driver.description).run(job)[0].vector
+    assert again == pytest.approx((hidden / hidden.norm()).tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("family", [*FUSED, "gemma3"])
+def test_no_weight_is_held_twice(open_driver, folder, family):
+    """Also where queries, keys and values are one product: the bytes are those of the parameters, each once."""
+    model = AutoModelForCausalLM.from_pretrained(folder(family), dtype=torch.float32)
+    plain = open_driver(folder(family))
+    once = {parameter.data_ptr(): parameter.nbytes for parameter in (*model.parameters(), *model.buffers())}
+    assert weight_bytes(plain.executor) == sum(once.values())
+    quantized = open_driver(folder(family), quantization="int8")
+    saved = sum(one.weight.nbytes - one.weight.numel() - 4 * len(one.weight) for one in matrices(model))
+    assert weight_bytes(quantized.executor) == sum(once.values()) - saved
+
+
+def test_whisper_in_int8_holds_a_byte_for_a_weight(open_driver, checkpoint):
+    plain, quantized = (weight_bytes(open_driver(checkpoint, quantization=one).executor) for one in (None, "int8"))
+    assert quantized < 0.45 * plain  # half of the tiny model are convolutions, positions, norms and biases
+
+
+@pytest.mark.parametrize("family", [*FUSED, "gemma3"])
+def test_layers_are_fused_where_that_is_known_to_be_the_same(open_driver, folder, family):
+    network = open_driver(folder(family)).executor._open.main.network
+    fused = [one for _, one in network.fused._instead if isinstance(one, FusedLayer)]
+    assert len(fused) == (len(network.language.model.layers) if family in FUSED else 0)
+
+
+def test_outputs_of_quantized_encoders_are_not_taken_for_others(open_driver, checkpoint):
+    """Their content keys differ."""
+    plain, quantized = (open_driver(checkpoint, quantization=one).description for one in (None, "int8"))
+    assert plain.processor_identity != quantized.processor_identity
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_quantized_model_sleeps_and_wakes(open_driver, folder, keep):
+    driver = open_driver(folder("llama"), quantization="int8")
+    job = TextJob(prompt=noise(9, 1))
+    text = TextDriver(driver.executor, driver.description)
+    before = text.run(job)[0].tokens
+    held = weight_bytes(driver.executor)
+    driver.executor.sleep(keep_weights=keep)
+    driver.executor.wake()
+    assert weight_bytes(driver.executor) == held
+    assert TextDriver(driver.executor, driver.description).run(job)[0].tokens == before
+
+
+def test_a_draft_model_is_quantized_too(open_driver, folder):
+    driver = open_driver(
+        folder("llama"), quantization="int8", speculation=Speculation(draft=str(folder("llama")), tokens=3)
+    )
+    draft = driver.executor._open.draft.model.module
+    assert any(isinstance(module, QuantizedLinear) for module in draft.modules())
+    assert isinstance(draft.get_input_embeddings(), QuantizedEmbedding)
+    exactly(driver.executor)
+    tokens = TextDriver(driver.executor, driver.description).run(TextJob(prompt=noise(9, 1)))[0].tokens
+    reference = rounded(AutoModelForCausalLM.from_pretrained(folder("llama"), dtype=torch.float32).eval())
+    assert tokens == generate(reference, noise(9, 1), len(tokens))
+
+
+def test_what_is_computed_in_is_chosen_by_the_cpu(open_driver, folder):
+    driver = open_driver(folder("llama"), quantization="int8", dtype="auto")
+    assert driver.description.dtype == ("bfloat16" if computes_in_bfloat16() else "float32")
+    assert open_driver(folder("llama"), dtype="auto").description.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"quantization": "int4"}, "quantization='int4'; allowed: 'int8'; None: weights as they are"),
+        ({"compile": True}, "compile=True"),
+        ({"devices": ("cuda:0", "cuda:1")}, "devices="),
+    ],
+)
+def test_what_goes_not_together_is_refused(changes, told):
+    with pytest.raises(InvalidRequest, match="quantization=") as refused:
+        EngineConfig(**{"quantization": "int8", **changes})
+    assert told in str(refused.value)
+
+
+def test_other_encoder_decoders_are_refused(open_driver, tmp_path):
+    with pytest.raises(InvalidRequest, match="allowed: Whisper, decoders and encoders"):
+        open_driver(make_checkpoint("bart", tmp_path), quantization="int8")
