@@ -14,6 +14,7 @@ from .errors import InvalidRequest
 from .events import Event
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+QUANTIZATIONS = ("int8",)
 _MUCH = 2**31 - 1
 _BYTES = 2**50
 
@@ -79,7 +80,7 @@ _SETTINGS = {
     "while_asleep": one_of("wait", "refuse"),
     "prefix_caching": flag(),
     "speculation": instance(Speculation, "Speculation(...)").or_none("off"),
-    "quantization": one_of("int8").or_none("weights as they are"),
+    "quantization": one_of(*QUANTIZATIONS).or_none("weights as they are"),
     "graphs": one_of("auto", "off", "eager"),
     "compile": flag(),
     "steps_in_flight": integer(1, 2),

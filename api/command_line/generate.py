@@ -93,6 +93,7 @@ def generate(
     speculate: int | None,
     device: str,
     dtype: str,
+    quantization: str | None,
     threads: int,
     watch: bool,
     **sampling: Any,
@@ -111,7 +112,13 @@ def generate(
         speculation = None if speculate is None else Speculation(tokens=speculate)
         # one request: pages for one sequence are enough
         config = EngineConfig(
-            device=device, dtype=dtype, threads=threads, max_running=1, speculation=speculation, observer=observer
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            threads=threads,
+            max_running=1,
+            speculation=speculation,
+            observer=observer,
         )
         params = SamplingParams(**sampling, structure=None if schema is None else _structure(schema))
     except InvalidRequest as error:
@@ -387,6 +394,7 @@ def embed(
     texts: tuple[str, ...],
     device: str,
     dtype: str,
+    quantization: str | None,
     threads: int,
     watch: bool,
     **options: Any,
@@ -399,7 +407,7 @@ def embed(
     view = view_of("embed", watch=watch)
     observer = None if view is None else view.state
     try:
-        config = EngineConfig(device=device, dtype=dtype, threads=threads, observer=observer)
+        config = EngineConfig(device=device, dtype=dtype, quantization=quantization, threads=threads, observer=observer)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
     out = stdout()

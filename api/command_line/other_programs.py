@@ -42,7 +42,7 @@ def _switch(name: str, of: str, told: str, *, warned: bool = False) -> Foreign:
     return Foreign(name=name, of=of, becomes={"False": ()}, told=told, warned=warned)
 
 
-_NO_QUANTIZED = "weights are used as they were trained; give a checkpoint of float32, float16 or bfloat16 weights"
+_NO_COMPUTE_TYPE = "weights are computed with as they are, or in int8 (--quantization) on the CPU"
 _NO_SPEAKERS = "speakers are not told apart"
 _NO_TUNING = "voice activity has no such setting here"
 _LIVE = "a microphone is transcribed by Engine.live in a program, not by this command"
@@ -67,8 +67,11 @@ FOREIGN = (
             "float32": ("--dtype", "float32"),
             "float16": ("--dtype", "float16"),
             "bfloat16": ("--dtype", "bfloat16"),
+            "int8": ("--quantization", "int8"),
+            "int8_float32": ("--quantization", "int8", "--dtype", "float32"),
+            "int8_bfloat16": ("--quantization", "int8", "--dtype", "bfloat16"),
         },
-        told=_NO_QUANTIZED,
+        told=_NO_COMPUTE_TYPE,
     ),
     Foreign(name="--device-index", of=_CT2, becomes={"0": ()}, told="name the device: --device cuda:1"),
     Foreign(name="--prompt-reset-on-temperature", of=_CT2, becomes={_ANY: ("--prompt-reset-temperature", "{}")}),

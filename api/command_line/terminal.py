@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 import click
 import trio
 
-from ...core.config import DTYPES, EngineConfig
+from ...core.config import DTYPES, QUANTIZATIONS, EngineConfig
 from ...core.errors import InvalidRequest, TrioletError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def engine_options(command: Command) -> Command:
         click.option("--watch", is_flag=True, help="Show on standard error what the engine does, as it does it."),
         click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes."),
         click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights."),
+        click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Of the matrices, on the CPU."),
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices."),
     ):
         command = option(command)

@@ -123,6 +123,7 @@ def transcribe(
     folder: str | None,
     device: str,
     dtype: str,
+    quantization: str | None,
     threads: int,
     watch: bool,
     verbose: bool | None,
@@ -142,7 +143,7 @@ def transcribe(
     view = view_of("transcribe", watch=watch)
     observer = None if view is None else view.state
     try:
-        config = EngineConfig(device=device, dtype=dtype, threads=threads, observer=observer)
+        config = EngineConfig(device=device, dtype=dtype, quantization=quantization, threads=threads, observer=observer)
         given = given_options(context)
         options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
         subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})

@@ -129,7 +129,10 @@ def test_one_temperature_rises_and_several_are_taken(
         ("--language klingon", "'klingon' is no language that Whisper knows"),
         ("--language germna", "did you mean german"),
         ("--hotwords Asa", "--hotwords Asa is not supported: write the words into --initial-prompt"),
-        ("--compute_type int8", "--compute-type int8 is not supported: weights are used as they were trained"),
+        (
+            "--compute_type int16",
+            "--compute-type int16 is not supported: weights are computed with as they are, or in int8",
+        ),
         ("--word_timestamps=maybe", "--word-timestamps=maybe; allowed: --word-timestamps or --no-word-timestamps"),
     ],
 )
@@ -192,6 +195,8 @@ def translated(*words: str) -> tuple[list[str], list[str]]:
         ("--batched True --batch_size None", "--parallel"),
         ("--model_directory dir", "--model dir"),
         ("--compute_type float16", "--dtype float16"),
+        ("--compute_type int8", "--quantization int8"),
+        ("--compute_type int8_float32", "--quantization int8 --dtype float32"),
         ("--prompt_reset_on_temperature 0.4", "--prompt-reset-temperature 0.4"),
         ("--initial_prompt --batched", "--initial-prompt --batched"),
         ("-o out -f srt", "-o out -f srt"),
