@@ -35,6 +35,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What engines remember of this machine is not the user's, and nothing of other runs is remembered."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """What dies in the test dies by reference count."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from .terminal import PIPE_CLOSED, stdout, write
+
+if TYPE_CHECKING:
+    from ...models.linear.choice import ChoiceFile
 
 
 @click.command()
@@ -28,6 +32,8 @@ def _device_lines() -> list[str]:
     policy = prepare_openmp()
     import torch
 
+    from ...models.linear.choice import ChoiceFile
+
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     lines = []
     for index in range(count):
@@ -45,6 +51,17 @@ def _device_lines() -> list[str]:
         f"{star} cpu  {cpu_name(read_file)}, {_gibibytes(_memory())}{available}, float32, {threads} threads",
         f"       cores: {cores.count} usable of {cores.reason}",
         f"       waiting threads: {policy.setting or 'spin'}, {policy.reason}",
+        *_kernel_lines(ChoiceFile.of_user(threads=threads)),
+    ]
+
+
+def _kernel_lines(file: ChoiceFile) -> list[str]:
+    lines = file.lines()
+    if not lines:
+        return ["       kernels: none timed yet; they are when a model is opened"]
+    return [
+        f"       kernels, as timed with models opened before ({file.path}):",
+        *(f"         {line}" for line in lines),
     ]
 
 

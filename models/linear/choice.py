@@ -47,11 +47,13 @@ class ChoiceFile:
     machine: str
 
     @classmethod
-    def of_user(cls, environment: Mapping[str, str] = os.environ, read: Read = read_file) -> ChoiceFile:
-        """In the user's cache folder (XDG Base Directory Specification), for this machine, this torch and its number of
-        threads."""
+    def of_user(
+        cls, environment: Mapping[str, str] = os.environ, read: Read = read_file, threads: int | None = None
+    ) -> ChoiceFile:
+        """In the user's cache folder (XDG Base Directory Specification), for this machine, this torch and the number of
+        its threads, or another one."""
         root = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        machine = f"{cpu_name(read)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+        machine = f"{cpu_name(read)}, torch {torch.__version__}, {threads or torch.get_num_threads()} threads"
         return cls(Path(root) / "triolet" / "kernels.json", machine)
 
     def known(self, linear: Linear) -> Choice | None:
@@ -64,6 +66,18 @@ class ChoiceFile:
         except (TypeError, ValueError):
             return None
         return choice if choice and all(kernel in linear.candidates for _, kernel in choice) else None
+
+    def lines(self) -> list[str]:
+        """The choices for this machine, for people: ``float32 51865x512: stock, from 4 rows blocked``."""
+        mine = self._read().get(self.machine)
+        found = []
+        for shape, steps in sorted(mine.items()) if isinstance(mine, dict) else ():
+            try:
+                names = [name if rows == 1 else f"from {int(rows)} rows {name}" for rows, name in steps]
+            except (TypeError, ValueError):
+                continue
+            found.append(f"{shape}: {', '.join(map(str, names))}")
+        return found
 
     def add(self, choices: Mapping[str, Choice]) -> None:
         """Remembers ``choices`` too. Two processes may write at a time: the file is replaced as a whole."""
@@ -110,11 +124,10 @@ def choose(
     for shape, alike in _by_shape(linears).items():
         if shape.outputs * shape.inputs < _SMALL or shape in kernels.chosen:
             continue
-        known = None if file is None else file.known(alike[0])
-        if choice := known or _measure(alike, deadline):
-            kernels.chosen[shape] = choice
-        if choice and not known:
-            fresh[str(shape)] = choice
+        if known := None if file is None else file.known(alike[0]):
+            kernels.chosen[shape] = known
+        elif choice := _measure(alike, deadline):
+            kernels.chosen[shape] = fresh[str(shape)] = choice
     if fresh and file is not None:
         file.add(fresh)
 
@@ -128,22 +141,24 @@ def _by_shape(linears: Iterable[Linear]) -> dict[Shape, list[Linear]]:
 
 
 def _measure(alike: Sequence[Linear], deadline: _Deadline) -> Choice:
-    """The fastest kernel for each number of rows; what is not timed before the deadline is not told. Empty: nothing
-    was timed."""
+    """The fastest kernel for each number of rows. Empty: there was no time for all of them, and a choice by some would
+    be remembered."""
     names = list(alike[0].candidates)
     stock, before, least = names[0], 0, 0.0
     steps: list[tuple[int, str]] = []
     for rows in ROWS:
-        if deadline.is_over() or (before and least * rows / before > _LONG):
+        if deadline.is_over():
+            return ()
+        if before and least * rows / before > _LONG:
+            steps.append((rows, alike[0].for_many))
             break
         timed = _time(alike, names, rows, deadline.clock)
         best = min(timed, key=timed.__getitem__)
         before, least = rows, timed[best]
         chosen = best if stock not in timed or least < _BETTER * timed[stock] else stock
-        if not steps or steps[-1][1] != chosen:
-            steps.append((rows, chosen))
+        steps.append((rows, chosen))
         names = [name for name in names if timed[name] < _HOPELESS * least]
-    return tuple(steps)
+    return tuple(step for index, step in enumerate(steps) if not index or steps[index - 1][1] != step[1])
 
 
 def _time(alike: Sequence[Linear], names: Sequence[str], rows: int, clock: Clock) -> dict[str, float]:

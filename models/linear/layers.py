@@ -8,6 +8,8 @@ from torch.nn import functional
 
 from .kernels import FLOAT, INT8, WHOLE
 
+_FEW = 16  # rows up to which converting the weights takes longer than the product
+
 
 @frozen
 class Shape:
@@ -77,6 +79,11 @@ class FloatLinear:
         """The kernels that can compute it; the first is taken where none is chosen."""
         return tuple(FLOAT)
 
+    @property
+    def for_many(self) -> str:
+        """The kernel for more rows than were timed."""
+        return "stock"
+
     def compute(self, name: str, inputs: Tensor) -> Tensor:
         """By one kernel: [rows, inputs] to [rows, outputs]."""
         return FLOAT[name](inputs, self.weight, self.bias)
@@ -104,7 +111,9 @@ class Int8Linear:
     def __call__(self, inputs: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs], both of the dtype of the scales."""
         flat = inputs.reshape(-1, inputs.shape[-1])
-        name = self.kernels.find(self.shape, len(flat)) or self.candidates[0]
+        name = self.kernels.find(self.shape, len(flat))
+        if name is None:
+            name = self.candidates[0] if len(flat) <= _FEW else self.for_many
         return _flat(inputs, self.shape.outputs, self.compute(name, flat))
 
     @property
@@ -113,6 +122,11 @@ class Int8Linear:
         whole = self.shape.inputs % WHOLE == 0
         possible = {"int8": self.kernels.int8_inputs, "weight_only": whole, "dequantized": True}
         return tuple(name for name in INT8 if possible[name])
+
+    @property
+    def for_many(self) -> str:
+        """The kernel for more rows than were timed."""
+        return "dequantized"
 
     def compute(self, name: str, inputs: Tensor) -> Tensor:
         """By one kernel: [rows, inputs] to [rows, outputs]."""

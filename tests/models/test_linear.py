@@ -197,7 +197,7 @@ def test_a_kernel_that_is_far_too_slow_is_not_tried_with_more_rows():
 def test_what_takes_long_is_not_tried_at_all():
     bench = Bench(lambda name, rows: 1e-3 * rows)
     kernels, shape = chosen(bench)
-    assert kernels.chosen[shape]
+    assert kernels.chosen[shape] == ((1, "stock"),)
     assert max(rows for _, rows, _ in bench.calls) == 32
 
 
@@ -206,6 +206,13 @@ def test_the_time_is_limited_and_what_is_open_is_left_to_torch():
     kernels, shape = chosen(bench, seconds=0.0)
     assert kernels.find(shape, 3) is None
     assert not bench.calls
+
+
+def test_a_choice_is_whole_or_none(tmp_path):
+    """Half of one would be remembered, and taken for many rows too."""
+    file = ChoiceFile(tmp_path / "kernels.json", "this machine")
+    kernels, _ = chosen(Bench(lambda name, rows: 1e-3), seconds=0.1, file=file)
+    assert (kernels.chosen, file.lines()) == ({}, [])
 
 
 def test_small_layers_are_not_worth_it():
@@ -262,6 +269,15 @@ def test_the_users_file_is_where_caches_are(tmp_path):
     assert file.path == tmp_path / "triolet" / "kernels.json"
     assert file.machine.startswith("Good CPU, torch ")
     assert "threads" in file.machine
+
+
+def test_choices_are_told_in_lines(tmp_path):
+    """What nobody can read is left out."""
+    file = ChoiceFile(tmp_path / "kernels.json", "this machine")
+    assert file.lines() == []
+    broken = {"float32 8x8": 7, "float32 1x1": [[1]], "float32 64x32": [[1, "stock"], [4, "blocked"]]}
+    file.path.write_text(json.dumps({"this machine": broken, "another": {"float32 9x9": [[1, "stock"]]}}))
+    assert file.lines() == ["float32 64x32: stock, from 4 rows blocked"]
 
 
 def test_real_layers_are_measured():
