@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from torch import nn
 
 from ...core.config import EngineConfig
+from ...core.errors import UnsupportedModel
 from ...core.model import Kind, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text import TextCheckpoint
@@ -20,7 +21,7 @@ from ..launch.compiled import CompiledLayers
 from ..launch.graphs import GraphManager, find_recorder
 from ..launch.pipeline import Buffers, Pipeline, Places, Stage, StagedKV, find_layers
 from ..linear.choice import ChoiceFile, choose
-from ..linear.modules import quantize_modules
+from ..linear.modules import head_of, quantize_modules
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
@@ -74,7 +75,7 @@ class TextBlueprint:
 
     def _read_quantized(self) -> nn.Module:
         module = self._read()
-        quantize_modules(self._language(module))
+        quantize_modules(module, self._language(module))
         return module
 
     def _language(self, module: nn.Module) -> nn.Module:
@@ -149,8 +150,11 @@ class TextBlueprint:
 
     def _fuse(self, network: CausalNetwork) -> FusedLayers:
         language, windows = network.language, self.checkpoint.shape.windows
-        layers = language.get_submodule(find_layers(language, language, len(windows)))
-        fused = FusedLayers.of(language, layers, windows)
+        try:
+            layers = language.get_submodule(find_layers(language, language, len(windows)))
+        except UnsupportedModel:
+            layers = None  # its linear layers are computed by kernels all the same
+        fused = FusedLayers.of(language, head_of(network.model.module), layers, windows)
         choose(fused.linears, fused.kernels, file=ChoiceFile.of_user())
         return fused
 

@@ -10,14 +10,12 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
-_TINY = 1e-30  # a scale that is not zero, for a row of zeros
-
 
 def quantize(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``weight`` [outputs, inputs] in int8, and the scales [outputs] in ``dtype``: symmetric, each output by its
     largest value. What is rounded is the quotient by the scale as it is stored."""
     wide = weight.float()
-    scales = (wide.abs().amax(1) / 127.0).clamp_(min=_TINY).to(dtype)
+    scales = (wide.abs().amax(1) / 127.0).clamp_(min=torch.finfo(dtype).tiny).to(dtype)
     return (wide / scales.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
 
 

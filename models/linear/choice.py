@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from attrs import define, frozen
 
-from ..machine.host import Read, cpu_name, read_file
+from ..machine.host import Read, cpu_flags, cpu_name, read_file
 from .layers import Int8Linear, Kernels, Linear, Shape
 
 ROWS = (1, 2, 4, 8, 16, 32, 512)
@@ -28,6 +29,10 @@ ROWS = (1, 2, 4, 8, 16, 32, 512)
 SECONDS = 1.0
 """How long one model is measured at most, but for the round that has begun."""
 
+_INSTRUCTIONS = frozenset(
+    {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
+    | {"asimddp", "i8mm", "bf16", "sve"}  # of ARM
+)
 _SMALL = 1 << 16  # weights of a layer that is not worth a measurement
 _BETTER = 0.9  # of the first kernel's time: what is no faster than this is chance
 _TURNS = 5
@@ -51,9 +56,11 @@ class ChoiceFile:
         cls, environment: Mapping[str, str] = os.environ, read: Read = read_file, threads: int | None = None
     ) -> ChoiceFile:
         """In the user's cache folder (XDG Base Directory Specification), for this machine, this torch and the number of
-        its threads, or another one."""
-        root = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        machine = f"{cpu_name(read)}, torch {torch.__version__}, {threads or torch.get_num_threads()} threads"
+        its threads, or another one. A name alone is not the machine: virtual ones hide instructions."""
+        root = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or os.curdir, ".cache")
+        able = " ".join(sorted(cpu_flags(read) & _INSTRUCTIONS))
+        count = threads or torch.get_num_threads()
+        machine = f"{cpu_name(read)} ({able}), torch {torch.__version__}, {count} threads"
         return cls(Path(root) / "triolet" / "kernels.json", machine)
 
     def known(self, linear: Linear) -> Choice | None:
@@ -84,7 +91,7 @@ class ChoiceFile:
         everything = self._read()
         mine = everything.get(self.machine)
         everything[self.machine] = {**(mine if isinstance(mine, dict) else {}), **choices}
-        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fresh.write_text(json.dumps(everything, indent=1), encoding="utf-8")
@@ -157,7 +164,7 @@ def _measure(alike: Sequence[Linear], deadline: _Deadline) -> Choice:
         before, least = rows, timed[best]
         chosen = best if stock not in timed or least < _BETTER * timed[stock] else stock
         steps.append((rows, chosen))
-        names = [name for name in names if timed[name] < _HOPELESS * least]
+        names = [name for name in timed if timed[name] < _HOPELESS * least]
     return tuple(step for index, step in enumerate(steps) if not index or steps[index - 1][1] != step[1])
 
 
@@ -168,12 +175,18 @@ def _time(alike: Sequence[Linear], names: Sequence[str], rows: int, clock: Clock
     dtype = first.scales.dtype if isinstance(first, Int8Linear) else first.weight.dtype
     inputs = torch.randn(rows, first.shape.inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
     layers, seconds = cycle(alike), {name: list[float]() for name in names}
-    for turn in range(_TURNS + 1):
-        for name, linear in zip(names, layers, strict=False):
+    for name, linear in zip(names, layers, strict=False):  # each warms up; the first one can compute everything
+        try:
+            linear.compute(name, inputs)
+        except (RuntimeError, AttributeError):
+            if name == names[0]:
+                raise
+            del seconds[name]  # oneDNN has no program for this dtype here, or this torch has no oneDNN
+    for turn in range(1, _TURNS + 1):
+        for name, linear in zip(list(seconds), layers, strict=False):
             begin = clock()
             linear.compute(name, inputs)
-            if turn:  # the first warms up
-                seconds[name].append(clock() - begin)
-        if turn and min(map(min, seconds.values())) > _SLOW / turn:
+            seconds[name].append(clock() - begin)
+        if min(map(min, seconds.values())) > _SLOW / turn:
             break
     return {name: median(found) for name, found in seconds.items()}

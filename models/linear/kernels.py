@@ -8,6 +8,7 @@ What is fastest differs from machine to machine, see `choice`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 
 import torch
@@ -44,7 +45,7 @@ def blocked(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     whole = outputs - outputs % _BLOCK
     blocks = torch.matmul(inputs, weight[:whole].view(-1, _BLOCK, width).transpose(1, 2))  # [blocks, rows, _BLOCK]
     found = inputs.new_empty(len(inputs), outputs)
-    found[:, :whole].view(len(inputs), -1, _BLOCK).copy_(blocks.transpose(0, 1))
+    found[:, :whole].view(len(inputs), whole // _BLOCK, _BLOCK).copy_(blocks.transpose(0, 1))
     if whole < outputs:
         torch.mm(inputs, weight[whole:].T, out=found[:, whole:])
     return found if bias is None else found.add_(bias)
@@ -80,6 +81,14 @@ def weight_only(inputs: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | N
 def dequantized(inputs: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """Converts the weights first, which pays for many rows."""
     return functional.linear(inputs, weight.to(inputs.dtype).mul_(scales[:, None]), bias)
+
+
+@cache
+def products_are_exact() -> bool:
+    """Whether this CPU sums up products of int8 exactly. Without VNNI (or what other makers have) oneDNN adds pairs of
+    them up in 16 bits, and cuts off what they do not hold."""
+    largest = torch.full((4, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest.T) == 127 * 127 * 64).all())
 
 
 FLOAT: Mapping[str, FloatKernel] = MappingProxyType(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn import functional
 
-from .kernels import FLOAT, INT8, WHOLE
+from .kernels import FLOAT, INT8, WHOLE, products_are_exact
 
 _FEW = 16  # rows up to which converting the weights takes longer than the product
 
@@ -33,12 +34,13 @@ class Kernels:
     """The kernels by which a model's layers are computed: for each shape, from how many rows on. A shape that is not
     among them is computed by the first of its layers' candidates.
 
-    ``int8_inputs``: inputs may be quantized too. That costs a decoder of text more than its weights in int8 do
-    (SmolLM2-135M: perplexity 43 instead of 41, where the weights alone change nothing).
+    ``int8_inputs``: inputs are quantized too, of all layers and however many rows there are: one model has one kind of
+    numbers. That costs a decoder of text more than its weights in int8 do (SmolLM2-135M: perplexity 43 instead of 41,
+    where the weights alone change nothing).
     """
 
     chosen: dict[Shape, tuple[tuple[int, str], ...]] = field(factory=dict)
-    int8_inputs: bool = True
+    int8_inputs: bool = False
     exact: bool = False  # layers in int8 compute what their weights say, however long it takes: in a trial
 
     def find(self, shape: Shape, rows: int) -> str | None:
@@ -51,6 +53,12 @@ class Kernels:
                 break
             found = name
         return found
+
+
+def kernels_in(dtype: torch.dtype) -> Kernels:
+    """The kernels of a model that computes in ``dtype``. For few rows of bfloat16 there is a kernel that leaves the
+    inputs as they are; for float32 there is none that is fast."""
+    return Kernels(int8_inputs=dtype == torch.float32)
 
 
 @frozen(eq=False)
@@ -72,7 +80,7 @@ class FloatLinear:
         name = self.kernels.find(self.shape, inputs.numel() // inputs.shape[-1])
         if name is None:
             return functional.linear(inputs, self.weight, self.bias)
-        return _flat(inputs, self.shape.outputs, self.compute(name, inputs.view(-1, inputs.shape[-1])))
+        return _flat(inputs, self.shape.outputs, self.compute(name, inputs.reshape(-1, inputs.shape[-1])))
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -119,14 +127,14 @@ class Int8Linear:
     @property
     def candidates(self) -> tuple[str, ...]:
         """The kernels that can compute it; the first is taken where none is chosen."""
-        whole = self.shape.inputs % WHOLE == 0
-        possible = {"int8": self.kernels.int8_inputs, "weight_only": whole, "dequantized": True}
-        return tuple(name for name in INT8 if possible[name])
+        if self.kernels.int8_inputs and products_are_exact():
+            return ("int8",)
+        return ("weight_only", "dequantized") if self.shape.inputs % WHOLE == 0 else ("dequantized",)
 
     @property
     def for_many(self) -> str:
         """The kernel for more rows than were timed."""
-        return "dequantized"
+        return self.candidates[-1]
 
     def compute(self, name: str, inputs: Tensor) -> Tensor:
         """By one kernel: [rows, inputs] to [rows, outputs]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoints.int8 import quantize
-from .layers import Int8Linear, Kernels
+from .layers import Int8Linear, Kernels, kernels_in
 
 _PLAIN = frozenset({nn.Linear, nn.Embedding})  # not what is made of them, which may compute something else
 _ROWS = 1024  # quantized at a time
@@ -67,31 +68,37 @@ def exactly(module: nn.Module) -> Iterator[None]:
             one.exact = False
 
 
-def quantize_modules(module: nn.Module) -> None:
-    """Puts quantized modules in the places of all plain linear layers and embeddings within ``module``, one after the
-    other: at no time is more than one matrix held twice. A matrix that modules share stays shared; one that a module of
-    another kind shares, as a token embedding that scales, stays as it is."""
-    kernels = kernels_for(module)
-    modules = list(module.modules())
+def quantize_modules(module: nn.Module, language: nn.Module) -> None:
+    """Puts quantized modules in the places of all plain linear layers and embeddings within ``language``, the part of
+    ``module`` that is a decoder, and of the head that writes its tokens. One goes after the other: at no time is more
+    than one matrix held twice. A matrix that modules share stays shared; one that a module of another kind shares, as a
+    token embedding that scales, stays as it is."""
+    kernels = kernels_for(language)
+    modules, within = list(module.modules()), {id(each) for each in (*language.modules(), head_of(module))}
     others = {id(tensor) for each in modules if type(each) not in _PLAIN for tensor in each._parameters.values()}
-    made: dict[int, tuple[Tensor, Tensor]] = {}
-    kept: list[Any] = []  # so that no identity in ``made`` is given to another one
+    uses = Counter(id(tensor) for each in modules for tensor in each._parameters.values())
+    shared: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}  # with the matrix, so that its identity stays its own
     for parent in modules:
         for name, child in list(parent.named_children()):
             plain: Any = child
-            if type(child) not in _PLAIN or id(plain.weight) in others:
+            if type(child) not in _PLAIN or id(child) not in within or id(plain.weight) in others:
                 continue
-            weight = plain.weight
-            if id(weight) not in made:
-                made[id(weight)] = quantize_rows(weight.detach())
-                kept.append(weight)
-            setattr(parent, name, _quantized(plain, *made[id(weight)], kernels))
+            known = shared.get(id(plain.weight))
+            made = quantize_rows(plain.weight.detach()) if known is None else known[1]
+            if uses[id(plain.weight)] > 1:
+                shared[id(plain.weight)] = (plain.weight, made)
+            setattr(parent, name, _quantized(plain, *made, kernels))
+
+
+def head_of(module: Any) -> nn.Module | None:
+    """The module that makes logits of a model's last hidden states; ``None``: it has none."""
+    found: nn.Module | None = getattr(module, "get_output_embeddings", lambda: None)()
+    return found
 
 
 def kernels_for(module: nn.Module) -> Kernels:
-    """For the linear layers of a module. Where the CPU computes in bfloat16 there are fast kernels that leave the
-    inputs as they are."""
-    return Kernels(int8_inputs=next(module.parameters()).dtype != torch.bfloat16)
+    """For the linear layers of a module."""
+    return kernels_in(next(module.parameters()).dtype)
 
 
 def _quantized(child: Any, weight: Tensor, scales: Tensor, kernels: Kernels) -> nn.Module:

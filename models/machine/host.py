@@ -58,6 +58,13 @@ def cpu_name(read: Read) -> str:
     return next(iter(names), platform.processor() or platform.machine())
 
 
+def cpu_flags(read: Read) -> frozenset[str]:
+    """The instructions that the processor has, as Linux names them; none where the system does not tell."""
+    rows = [line.partition(":") for line in (read("/proc/cpuinfo") or "").splitlines()]
+    found = [value for name, _, value in rows if name.strip() in {"flags", "Features"}]
+    return frozenset(next(iter(found), "").split())
+
+
 def affinity() -> frozenset[int]:
     """The logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from attrs import define, field, frozen
@@ -125,24 +125,27 @@ class FusedLayers:
     _instead: list[tuple[nn.Module, Callable[..., Any]]] = field(repr=False)
 
     @classmethod
-    def of(cls, module: nn.Module, layers: nn.ModuleList, windows: Sequence[int | None]) -> FusedLayers:
-        """Of a decoder ``module`` and its ``layers``, each with its sliding window."""
+    def of(
+        cls, module: nn.Module, head: nn.Module | None, layers: nn.ModuleList | None, windows: Sequence[int | None]
+    ) -> FusedLayers:
+        """Of a decoder ``module``, its ``head``, which may be within it, and its ``layers``, each with its sliding
+        window; ``None``: it has no head, or no list of layers."""
         kernels, linears = kernels_for(module), list[Linear]()
         instead: list[tuple[nn.Module, Callable[..., Any]]] = []
         inside: set[int] = set()
-        rotary = _rotary(module, layers)
-        if rotary is not None:
+        rotary = None if layers is None else _rotary(module, layers)
+        if layers is not None and rotary is not None:
             for index, (layer, window) in enumerate(zip(layers, windows, strict=True)):
                 fused = _fuse(layer, index, window, kernels)
                 linears += [fused.qkv, fused.out, fused.gate_up, fused.down]
                 instead.append((layer, fused))
             instead.append((rotary, Turn(rotary)))
             inside = {id(each) for each in layers.modules()}
-        for each in module.modules():
-            if id(each) not in inside and isinstance(each, nn.Linear | QuantizedLinear):
+        for each in {id(each): each for each in (*module.modules(), head)}.values():
+            if id(each) not in inside and type(each) in {nn.Linear, QuantizedLinear}:
                 linear = _linear_of(each, kernels)
                 linears.append(linear)
-                instead.append((each, linear))
+                instead.append((cast("nn.Module", each), linear))
         return cls(kernels, linears, instead)
 
     def crossing(self) -> AbstractContextManager[None]:
@@ -205,6 +208,9 @@ def _linear_of(module: Any, kernels: Kernels) -> Linear:
 def _stacked(modules: Sequence[Any], kernels: Kernels) -> Linear:
     """Linear layers of the same inputs as one. Their weights become parts of one tensor, in the modules too: nothing is
     held twice."""
+    for module in modules:
+        if isinstance(module, QuantizedLinear):
+            module.kernels = kernels
     weight = _joined(modules, "weight")
     bias = None if modules[0].bias is None else _joined(modules, "bias")
     if isinstance(modules[0], QuantizedLinear):

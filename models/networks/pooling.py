@@ -55,7 +55,7 @@ class PooledHead:
         vector = sums.vector(pooling)
         if pooling.kind == "classify":
             score = self.model.module.score
-            vector = _host(score(torch.from_numpy(vector).to(score.weight)))
+            vector = _host(score(torch.from_numpy(vector).to(getattr(score, "scales", score.weight))))
         return finish(vector, pooling)
 
 

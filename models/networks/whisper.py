@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from ...core.errors import CheckpointError
 from ..checkpoints.whisper import Activation, WhisperShape
-from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, Shape
+from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, Shape, kernels_in
 from ..memory.kv import CrossKV, PagedKV, StepLayout
 
 _BLOCK = 1600 << 10  # bytes of a block of hidden states
@@ -370,7 +370,7 @@ class WhisperModel:
         Raises:
             CheckpointError: a weight is missing or of another shape.
         """
-        kernels = Kernels()
+        kernels = kernels_in(dtype)
         loader = _Loader(weights=weights, device=device, dtype=dtype, int8=int8, kernels=kernels, taken=[], linears=[])
         encoder = _Encoder.load(loader, shape, encoder_inner, activation)
         decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from triolet.models.checkpoints.int8 import fill_quantized, quantize
+from triolet.models.linear import layers
 from triolet.models.linear.choice import ROWS, ChoiceFile, choose
-from triolet.models.linear.kernels import FLOAT, INT8
+from triolet.models.linear.kernels import FLOAT, INT8, WHOLE, products_are_exact
 from triolet.models.linear.layers import FloatLinear, Int8Linear, Kernels
 
+NOT_INT8 = {"weight_only", "dequantized"}
 SIZES = st.sampled_from([(1, 1), (7, 16), (128, 32), (300, 48), (512, 64)])
 
 
@@ -57,7 +60,7 @@ def test_every_kernel_computes_the_product(size, rows, bias, name):
 def test_every_kernel_of_int8_computes_the_product_of_what_is_held(size, rows, bias, name, dtype):
     """Up to what the inputs lose, in int8 themselves or in bfloat16: a part of their largest value for each product."""
     linear = int8_linear(float_linear(*size, bias=bias), dtype)
-    if name not in linear.candidates:
+    if (name == "weight_only" and size[1] % WHOLE) or (name == "int8" and not products_are_exact()):
         reject()
     inputs = inputs_for(linear, rows).to(dtype)
     found = linear.compute(name, inputs).double()
@@ -112,6 +115,27 @@ def test_a_head_is_the_embedding_too():
     assert torch.equal(linear.rows(indices), linear.weight[indices])
     quantized = int8_linear(linear)
     assert torch.equal(quantized.rows(indices), dequantized(quantized)[indices])
+
+
+def test_rows_may_be_none_and_lie_apart():
+    """As those of an expert that no token chose, and those cut out of others."""
+    linear = float_linear(300, 32)
+    apart = inputs_for(float_linear(1, 64), 6).T[:32].T[::2]
+    for name in FLOAT:
+        linear.kernels.chosen[linear.shape] = ((1, name),)
+        torch.testing.assert_close(linear(apart), apart @ linear.weight.T + linear.bias, atol=1e-4, rtol=1e-4)
+        assert linear.compute(name, apart[:0]).shape == (0, 300)
+
+
+def test_inputs_are_quantized_in_all_layers_or_in_none(monkeypatch):
+    """One model has one kind of numbers, however many rows a step has; and no machine adds them up wrongly."""
+    linear = float_linear(64, 32)
+    weight, scales = quantize(linear.weight, torch.float32)
+    for int8_inputs, exact, expected in ((True, True, {"int8"}), (False, True, NOT_INT8), (True, False, NOT_INT8)):
+        monkeypatch.setattr(layers, "products_are_exact", lambda exact=exact: exact)
+        quantized = Int8Linear(weight, scales, linear.bias, Kernels(int8_inputs=int8_inputs))
+        assert set(quantized.candidates) == expected
+        assert {quantized.for_many} <= expected
 
 
 def test_more_dimensions_are_rows():
@@ -215,6 +239,22 @@ def test_a_choice_is_whole_or_none(tmp_path):
     assert (kernels.chosen, file.lines()) == ({}, [])
 
 
+def test_a_kernel_that_this_machine_has_not_is_left_out():
+    """Unless it is torch's own, whose error is told."""
+
+    def cost(name, rows):
+        if name == broken:
+            raise RuntimeError("could not create a primitive descriptor")
+        return 1e-6
+
+    broken = "onednn"
+    kernels, shape = chosen(Bench(cost))
+    assert kernels.chosen[shape] == ((1, "stock"),)
+    broken = "stock"
+    with pytest.raises(RuntimeError, match="primitive"):
+        chosen(Bench(cost))
+
+
 def test_small_layers_are_not_worth_it():
     bench = Bench(lambda name, rows: 1e-6)
     kernels, shape = chosen(bench, size=(16, 16))
@@ -265,10 +305,12 @@ def test_a_file_that_cannot_be_written_is_no_fault(tmp_path, caplog):
 
 
 def test_the_users_file_is_where_caches_are(tmp_path):
-    file = ChoiceFile.of_user({"XDG_CACHE_HOME": str(tmp_path)}, read={"/proc/cpuinfo": "model name : Good CPU\n"}.get)
+    read = {"/proc/cpuinfo": "model name : Good CPU\nflags : fpu avx2 sse amx_int8\n"}.get
+    file = ChoiceFile.of_user({"XDG_CACHE_HOME": str(tmp_path)}, read=read, threads=7)
     assert file.path == tmp_path / "triolet" / "kernels.json"
-    assert file.machine.startswith("Good CPU, torch ")
-    assert "threads" in file.machine
+    assert file.machine == f"Good CPU (amx_int8 avx2), torch {torch.__version__}, 7 threads"
+    assert ChoiceFile.of_user({"HOME": "/home/asa"}, read=read).path == Path("/home/asa/.cache/triolet/kernels.json")
+    ChoiceFile.of_user({}, read={}.get)  # a container may know no user at all
 
 
 def test_choices_are_told_in_lines(tmp_path):

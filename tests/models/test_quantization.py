@@ -8,16 +8,16 @@ import functools
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import InvalidRequest
 from triolet.core.request import Pooling
 from triolet.models.checkpoints.int8 import quantize
 from triolet.models.linear.layers import Int8Linear
-from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear
+from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear, quantize_modules
 from triolet.models.machine.devices import computes_in_bfloat16
-from triolet.models.networks.fused import FusedLayer
+from triolet.models.networks.fused import FusedLayer, FusedLayers
 from triolet.testing.families import make_checkpoint
 
 from .texts import TextDriver, TextJob, generate, noise
@@ -115,6 +115,49 @@ def test_an_encoder_in_int8_says_nearly_the_same(open_driver, folder):
     exactly(driver.executor)
     again = TextDriver(driver.executor, driver.description).run(job)[0].vector
     assert again == pytest.approx((hidden / hidden.norm()).tolist(), abs=1e-4)
+
+
+def test_a_classifier_in_int8_says_nearly_the_same(open_driver, tmp_path):
+    """The head, too, is given floats."""
+    config = AutoConfig.from_pretrained(make_checkpoint("llama", tmp_path / "llama"), num_labels=3, pad_token_id=0)
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    model.save_pretrained(tmp_path / "llama")
+    job = TextJob(prompt=noise(23, 5), pooling=Pooling(kind="classify"))
+    driver = open_driver(tmp_path / "llama", quantization="int8")
+    exactly(driver.executor)
+    found = TextDriver(driver.executor, driver.description).run(job)[0].vector
+    with torch.inference_mode():
+        expected = rounded(model)(torch.tensor([job.prompt])).logits[0]
+    assert found == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_the_head_of_a_model_that_sees_is_quantized_with_its_embedding(open_driver, folder):
+    """Though it lies outside of the part that is a decoder; what encodes stays as it is."""
+    module = open_driver(folder("qwen2_vl"), quantization="int8").executor._open.main.model.module
+    head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+    assert isinstance(head, QuantizedLinear)
+    assert isinstance(embedding, QuantizedEmbedding)
+    if module.config.tie_word_embeddings:
+        assert head.weight.data_ptr() == embedding.weight.data_ptr()
+    assert not any(isinstance(each, QuantizedLinear) for each in module.model.visual.modules())
+
+
+class Doubling(nn.Linear):
+    """A router or the like: a linear layer that computes something else."""
+
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+
+
+def test_a_linear_layer_of_another_kind_is_left_alone():
+    module = nn.Sequential(nn.Linear(64, 32), Doubling(64, 32))
+    fused = FusedLayers.of(module, None, None, ())
+    assert [each for each, _ in fused._instead] == [module[0]]
+    other = module[1]
+    quantize_modules(module, module)
+    assert isinstance(module[0], QuantizedLinear)
+    assert module[1] is other
 
 
 @pytest.mark.parametrize("family", [*FUSED, "gemma3"])
