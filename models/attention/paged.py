@@ -181,7 +181,7 @@ class PagedStep:
             split = queries.reshape(span.count, keys.shape[1], grouped, -1)
             mask = span.mask if self.distances is None else span.mask.view(span.count, keys.shape[1], grouped, -1)
             return _attention(split, keys, values, mask, scale, softcap).reshape(queries.shape)
-        split = queries.unflatten(0, (span.count, span.length)).transpose(1, 2)
+        split = queries.reshape(span.count, span.length, *queries.shape[1:]).transpose(1, 2)
         attended = _attention(split, keys, values, span.mask, scale, softcap)
         return attended.transpose(1, 2).reshape(queries.shape)
 

@@ -224,7 +224,7 @@ def _joined(modules: Sequence[Any], name: str) -> Tensor:
     if joined is not None:
         return joined
     joined = torch.cat(parts)
-    for module, part in zip(modules, joined.split([len(part) for part in parts]), strict=True):
+    for module, part in zip(modules, torch.split(joined, [len(part) for part in parts]), strict=True):
         parameter = isinstance(getattr(module, name), nn.Parameter)
         setattr(module, name, nn.Parameter(part, requires_grad=False) if parameter else part)
     return joined
