@@ -99,4 +99,4 @@ FLOAT: Mapping[str, FloatKernel] = MappingProxyType(
 INT8: Mapping[str, Int8Kernel] = MappingProxyType(
     {"int8": int8, "weight_only": weight_only, "dequantized": dequantized}
 )
-"""The ways to compute weights in int8, likewise."""
+"""The ways to compute weights in int8. Which of them a model has is told by `layers.Int8Linear.candidates`."""

@@ -32,7 +32,7 @@ class Shape:
 @define(eq=False)
 class Kernels:
     """The kernels by which a model's layers are computed: for each shape, from how many rows on. A shape that is not
-    among them is computed by the first of its layers' candidates.
+    among them is computed by the first of its layers' candidates, and many rows by what is for many.
 
     ``int8_inputs``: inputs are quantized too, of all layers and however many rows there are: one model has one kind of
     numbers. That costs a decoder of text more than its weights in int8 do (SmolLM2-135M: perplexity 43 instead of 41,
