@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..attention.layers import PagedCall
 from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear
@@ -40,9 +41,7 @@ class _Norm:
         return cls(module.weight.detach(), float(module.variance_epsilon))
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        wide = hidden.float()
-        reciprocal = torch.mul(wide, wide).mean(-1, keepdim=True).add_(self.epsilon).rsqrt_()
-        return torch.mul(wide, reciprocal).to(hidden.dtype).mul_(self.weight)  # torch's own takes four times as long
+        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
 
 
 @frozen(eq=False, kw_only=True)
