@@ -35,7 +35,7 @@ from .machine.host import choose_threads
 from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs
 from .memory.kv import PagedKV
-from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
+from .memory.resources import AnyHolder, Memory, ReleaseReport, ResourceStack
 from .networks.network import Feed, Network, Record
 from .readers import read_prompts
 from .sampler import Sampler
@@ -244,8 +244,8 @@ class TorchExecutor:
             sampler=sampler,
             proposer=self._proposer(sampler, smaller, draft_outputs),
         )
-        forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
-        assert not forgotten, f"tensors of shapes {forgotten} have no owner: whoever holds them is to be own()ed"
+        forgotten = [_named(memory) for memory in self._stack.unowned(self._open)]
+        assert not forgotten, f"tensors {forgotten} have no owner: whoever holds them is to be own()ed"
         return blueprints
 
     def _proposer(self, sampler: Sampler, draft: Parts | None, outputs: EncoderOutputs) -> Proposer | None:
@@ -272,6 +272,7 @@ class TorchExecutor:
         try:
             self._stack.close(handed_on=handed_on)
         finally:
+            handed_on.clear()  # an error would hold them with this frame
             self.released = self._stack.report
             trim()
 
@@ -465,6 +466,10 @@ class TorchExecutor:
     def _opened_now(self) -> _Open:
         assert self._open is not None, "the executor is asleep"
         return self._open
+
+
+def _named(memory: Memory) -> str:
+    return str(tuple(memory.shape)) if isinstance(memory, Tensor) else repr(memory)
 
 
 def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:

@@ -28,7 +28,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "core/planning": {"core"},
     "models": {"architectures", "blueprints", "checkpoints", "launch", "machine", "memory", "networks", "sampling"},
     "models/machine": set(),
-    "models/linear": {"checkpoints", "machine"},
+    "models/linear": {"checkpoints", "machine", "memory"},
     "models/memory": {"machine"},
     "models/attention": {"memory"},
     "models/launch": {"attention", "memory"},

@@ -11,7 +11,7 @@ import attrs
 import click
 
 from ...core.errors import InvalidRequest
-from ..speech.options import TASKS, TIMESTAMPS, VOICE_ACTIVITY, TranscribeOptions
+from ..speech.options import ENCODER_CONTEXTS, TASKS, TIMESTAMPS, VOICE_ACTIVITY, TranscribeOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -38,6 +38,7 @@ FLAGS: Mapping[str, str] = {
     "prepend_punctuations": "Marks that are part of the word behind them.",
     "append_punctuations": "Marks that are part of the word before them.",
     "voice_activity": "skip: stretches without voice are not read.",
+    "encoder_context": "trimmed: little silence behind a short window, which takes less time.",
     "parallel": "Cut where nobody speaks and read the pieces at the same time. Default: files over two minutes.",
     "language_detection_segments": "The language is detected in up to so many windows.",
     "language_detection_threshold": "A language with this probability is certain.",
@@ -47,7 +48,12 @@ FLAGS: Mapping[str, str] = {
 }
 """What the help says of each field."""
 
-_CHOICES = {"task": TASKS, "timestamps": TIMESTAMPS, "voice_activity": VOICE_ACTIVITY}
+_CHOICES = {
+    "task": TASKS,
+    "timestamps": TIMESTAMPS,
+    "voice_activity": VOICE_ACTIVITY,
+    "encoder_context": ENCODER_CONTEXTS,
+}
 _MOST_TEMPERATURES = 1_000
 _NONE = "None"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from .threads import run_in_thread
 _INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
 INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
 INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
+_MARGIN = 2.0  # seconds of silence behind a trimmed window, at least
 INLINE_HASHED = 32_000  # samples: hashing them takes 0.1 ms, as much as a thread; 30 s of audio take 2 ms and more
 
 Message = Mapping[str, Any]
@@ -94,15 +96,29 @@ def keyed(request: Request, description: ModelDescription, *, prefix_caching: bo
     return evolve(request, page_keys=keys) if keys else request
 
 
-async def audio_item(description: ModelDescription, samples: Samples) -> EncoderItem:
-    """The item of one window of audio, for cross-attention. A long window is hashed in a thread."""
-    hashed = partial(content_key, samples, description.processor_identity)
+async def audio_item(description: ModelDescription, samples: Samples, *, trimmed: bool = False) -> EncoderItem:
+    """The item of one window of audio, for cross-attention. A long window is hashed in a thread.
+
+    Args:
+        trimmed: without most of the silence that the model puts behind a window shorter than its own.
+    """
+    most = description.encoder_embeddings
+    embeddings = _embeddings_of(description, samples.size) if trimmed else most
+    identity = description.processor_identity
+    hashed = partial(content_key, samples, identity if embeddings == most else f"{identity}, {embeddings} embeddings")
     return EncoderItem(
         key=hashed() if samples.size <= INLINE_HASHED else await run_in_thread(hashed),
         payload=samples,
-        embeddings=description.encoder_embeddings,
-        size=description.encoder_bytes,
+        embeddings=embeddings,
+        size=description.encoder_bytes * embeddings // most,
     )
+
+
+def _embeddings_of(description: ModelDescription, samples: int) -> int:
+    """Embeddings of a trimmed window: whole seconds, so that windows of similar lengths are computed together."""
+    seconds = math.ceil(samples / description.sampling_rate + _MARGIN)
+    wanted = seconds * description.encoder_embeddings * description.sampling_rate // description.window_samples
+    return min(wanted, description.encoder_embeddings)
 
 
 async def _prepare(description: ModelDescription, query: Query) -> Prepared:

@@ -29,6 +29,7 @@ OF_TRANSCRIPTIONS = (
     "suppress_tokens",
     "prepend_punctuations",
     "append_punctuations",
+    "encoder_context",
     "language_detection_threshold",
     "multilingual",
     "seed",

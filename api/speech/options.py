@@ -30,6 +30,7 @@ from .voice import VoiceActivity
 TASKS = ("transcribe", "translate")
 TIMESTAMPS = ("segment", "word", "none")
 VOICE_ACTIVITY = ("skip", "off")
+ENCODER_CONTEXTS = ("full", "trimmed")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 PREPENDED = "\"'“¿([{-"
 APPENDED = "\"'.。,，!！?？:：”)]}、"
@@ -37,6 +38,7 @@ _MOST_TOKENS = 1_000_000
 _MOST_CLIPS = 100_000
 
 _ELSEWHERE = {
+    "audio_ctx": "encoder_context",
     "beams": "beam_size",
     "clips": "clip_timestamps",
     "detect_language": "language=None",
@@ -137,6 +139,7 @@ _CHECKS = {
     "prepend_punctuations": _TEXT,
     "append_punctuations": _TEXT,
     "voice_activity": Check(_voice_activity, "'skip', 'off', or an object that is a VoiceActivity"),
+    "encoder_context": one_of(*ENCODER_CONTEXTS),
     "parallel": flag(),
     "language_detection_segments": integer(1, 1_000),
     "language_detection_threshold": number(0, 1),
@@ -191,6 +194,9 @@ class TranscribeOptions:
         append_punctuations: marks that are part of the word before them.
         voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is. A `VoiceActivity` of
             the caller's: as ``"skip"``, by what it hears instead of Silero.
+        encoder_context: ``"full"``: silence is put behind a window that is shorter than the model's, 30 s, as it was
+            trained; ``"trimmed"``: a second of silence or two, which takes as much less time. Text that is not good is
+            read again with all of it.
         parallel: cut the audio where nobody speaks and read the pieces at the same time, none with the text before it.
         language_detection_segments: the language is detected in up to so many windows, until it is certain.
         language_detection_threshold: a language with this probability is certain.
@@ -226,6 +232,7 @@ class TranscribeOptions:
     prepend_punctuations: str = PREPENDED
     append_punctuations: str = APPENDED
     voice_activity: str | VoiceActivity = "skip"
+    encoder_context: str = "full"
     parallel: bool = False
     language_detection_segments: int = 1
     language_detection_threshold: float = 0.5

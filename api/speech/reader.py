@@ -83,7 +83,8 @@ class WindowReader:
 
     async def item(self, samples: Samples) -> EncoderItem:
         """The item of a window, which must own its samples."""
-        return await audio_item(self.recipe.description, samples)
+        trimmed = self.recipe.options.encoder_context == "trimmed"
+        return await audio_item(self.recipe.description, samples, trimmed=trimmed)
 
     async def languages(self, item: EncoderItem) -> dict[str, float]:
         """The probability of each language, by code."""
@@ -104,11 +105,18 @@ class WindowReader:
         the tokens of its beginning, which is known, it is the text behind that.
 
         The second temperature is tried when the first has failed, and all others together when the second has failed
-        too: they share the encoding and each step's weights, so that together they take little longer than one.
+        too: they share the encoding and each step's weights, so that together they take little longer than one. Where
+        the text of a trimmed window is not good, what was left out may be missed: the whole window is read instead.
         """
         options, found = self.recipe.options, list[Attempt]()
+        attempts = partial(self._attempts, language=language, previous=previous, name=name, first=first, begun=begun)
+        if item.embeddings < self.recipe.description.encoder_embeddings:  # trimmed
+            (attempt,) = await attempts(item, range(1))
+            if attempt.assessment.is_good(options):
+                return attempt
+            item = await audio_item(self.recipe.description, item.payload)
         for indices in _rounds(len(options.temperature)):
-            for attempt in await self._attempts(item, language, previous, indices, name=name, first=first, begun=begun):
+            for attempt in await attempts(item, indices):
                 if attempt.assessment.is_good(options):
                     return attempt
                 found.append(attempt)
@@ -117,10 +125,10 @@ class WindowReader:
     async def _attempts(
         self,
         item: EncoderItem,
-        language: str,
-        previous: tuple[int, ...],
         indices: range,
         *,
+        language: str,
+        previous: tuple[int, ...],
         name: str,
         first: bool,
         begun: tuple[int, ...],

@@ -21,7 +21,7 @@ import torch
 from attrs import define, frozen
 
 from ..machine.host import Read, cpu_flags, cpu_name, read_file
-from .layers import Int8Linear, Kernels, Linear, Shape
+from .layers import Int8Linear, Kernels, Shape, Timed
 
 ROWS = (1, 2, 4, 8, 16, 32, 512)
 """The numbers of rows that are timed: a choice holds from each on."""
@@ -63,7 +63,7 @@ class ChoiceFile:
         machine = f"{cpu_name(read)} ({able}), torch {torch.__version__}, {count} threads"
         return cls(Path(root) / "triolet" / "kernels.json", machine)
 
-    def known(self, linear: Linear) -> Choice | None:
+    def known(self, linear: Timed) -> Choice | None:
         """The choice for this machine and a layer of this shape; ``None`` where there is none, or one that nobody could
         follow."""
         mine = self._read().get(self.machine)
@@ -117,7 +117,7 @@ class _Deadline:
 
 
 def choose(
-    linears: Iterable[Linear],
+    linears: Iterable[Timed],
     kernels: Kernels,
     *,
     file: ChoiceFile | None,
@@ -139,15 +139,15 @@ def choose(
         file.add(fresh)
 
 
-def _by_shape(linears: Iterable[Linear]) -> dict[Shape, list[Linear]]:
+def _by_shape(linears: Iterable[Timed]) -> dict[Shape, list[Timed]]:
     """Those that hold most weights first: should the time not suffice, they are worth it most."""
-    found: dict[Shape, list[Linear]] = {}
+    found: dict[Shape, list[Timed]] = {}
     for linear in linears:
         found.setdefault(linear.shape, []).append(linear)
     return dict(sorted(found.items(), key=lambda entry: -entry[0].outputs * entry[0].inputs * len(entry[1])))
 
 
-def _measure(alike: Sequence[Linear], deadline: _Deadline) -> Choice:
+def _measure(alike: Sequence[Timed], deadline: _Deadline) -> Choice:
     """The fastest kernel for each number of rows. Empty: there was no time for all of them, and a choice by some would
     be remembered."""
     names = list(alike[0].candidates)
@@ -168,7 +168,7 @@ def _measure(alike: Sequence[Linear], deadline: _Deadline) -> Choice:
     return tuple(step for index, step in enumerate(steps) if not index or steps[index - 1][1] != step[1])
 
 
-def _time(alike: Sequence[Linear], names: Sequence[str], rows: int, clock: Clock) -> dict[str, float]:
+def _time(alike: Sequence[Timed], names: Sequence[str], rows: int, clock: Clock) -> dict[str, float]:
     """Seconds of a call of each kernel, the median of some. The kernels take turns, so that a change of the machine's
     speed hits all of them; and the layers do: in a model each call finds other weights, which are not in the caches."""
     first = alike[0]

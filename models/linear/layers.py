@@ -1,4 +1,5 @@
-"""Linear layers with weights as they are, or in int8: small holders, without a module of torch around them."""
+"""Linear layers with weights as they are, packed in float16, or in int8: small holders, without a module of torch
+around them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn import functional
 
+from ..memory.resources import Memory
 from .kernels import FLOAT, INT8, WHOLE, products_are_exact
+from .packed import PackedMatrix
 
 _FEW = 16  # rows up to which converting the weights takes longer than the product
 
@@ -16,7 +19,7 @@ _FEW = 16  # rows up to which converting the weights takes longer than the produ
 class Shape:
     """What kernels are chosen by."""
 
-    kind: str  # "int8 in float32", or the dtype of the weights: "float32"
+    kind: str  # "int8 in float32", "float16 in float32", or the dtype of the weights: "float32"
     outputs: int
     inputs: int
 
@@ -145,7 +148,47 @@ class Int8Linear:
         return self.weight[indices].to(self.scales.dtype).mul_(self.scales[indices][..., None])
 
 
-Linear = FloatLinear | Int8Linear
+@frozen(eq=False)
+class PackedLinear:
+    """The same, of weights in float16 that are computed in float32."""
+
+    matrix: PackedMatrix
+    table: Tensor | None  # the matrix once more, float16 [outputs, inputs], where rows of it are asked for
+    bias: Tensor | None  # [outputs]
+    shape: Shape = field(init=False)
+
+    @shape.default
+    def _shape(self) -> Shape:
+        return Shape("float16 in float32", self.matrix.outputs, self.matrix.inputs)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs], both float32."""
+        found = self.matrix(inputs.reshape(-1, inputs.shape[-1]))
+        if self.bias is not None:
+            found += self.bias
+        return _flat(inputs, self.shape.outputs, found)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight, float32."""
+        assert self.table is not None, "rows are asked of a matrix that is packed only"
+        return functional.embedding(indices, self.table).float()
+
+
+Timed = FloatLinear | Int8Linear
+"""Layers with more than one kernel, see `choice`."""
+
+Linear = Timed | PackedLinear
+
+
+def memory_of(linear: Linear) -> list[Memory]:
+    """All that a layer holds."""
+    if isinstance(linear, PackedLinear):
+        held: list[Memory | None] = [linear.matrix, linear.table, linear.bias]
+    elif isinstance(linear, Int8Linear):
+        held = [linear.weight, linear.scales, linear.bias]
+    else:
+        held = [linear.weight, linear.bias]
+    return [one for one in held if one is not None]
 
 
 def _flat(inputs: Tensor, outputs: int, found: Tensor) -> Tensor:

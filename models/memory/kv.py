@@ -14,7 +14,7 @@ from functools import partial
 from itertools import groupby
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -34,12 +34,13 @@ class PageGroup:
 
 @frozen(kw_only=True)
 class SlotRun:
-    """Neighbouring slots with the same number of reading rows each, attended together."""
+    """Neighbouring slots of one length with the same number of reading rows each, attended together."""
 
     start: int  # first row
     slot: int  # first slot
     slots: int
     rows: int  # per slot
+    length: int  # positions of each slot
 
 
 @frozen(kw_only=True, eq=False)
@@ -165,10 +166,11 @@ class PagedKV:
 @define(eq=False)
 class CrossKV:
     """Cross-attention keys and values, [layers, 2, slots, heads, embeddings, head_dim]: written once per slot, read in
-    place by every sequence on the same audio."""
+    place by every sequence on the same audio. What is behind the end of a shorter encoder output is never read."""
 
     slots: int
     _pool: Tensor = field(repr=False)
+    _lengths: list[int] = field(repr=False)  # positions in use of each slot
 
     @classmethod
     def allocate(
@@ -183,17 +185,24 @@ class CrossKV:
         device: torch.device,
     ) -> CrossKV:
         """Takes the memory; on the CPU the system commits it only when it is written."""
-        return cls(slots, torch.empty(layers, 2, slots, heads, embeddings, width // heads, dtype=dtype, device=device))
+        pool = torch.empty(layers, 2, slots, heads, embeddings, width // heads, dtype=dtype, device=device)
+        return cls(slots, pool, [0] * slots)
 
     def write(self, slot: int, keys_values: Tensor) -> None:
-        """Stores the projections of one encoder output, [embeddings, layers * 2 * width], in ``slot``."""
-        layers, _, _, heads, embeddings, size = self._pool.shape
-        split = keys_values.view(embeddings, layers, 2, heads, size)
-        self._pool[:, :, slot] = split.permute(1, 2, 3, 0, 4)
+        """Stores the projections of one encoder output, [length, layers * 2 * width], in ``slot``."""
+        layers, _, _, heads, _, size = self._pool.shape
+        length = len(keys_values)
+        split = keys_values.view(length, layers, 2, heads, size)
+        self._pool[:, :, slot, :, :length] = split.permute(1, 2, 3, 0, 4)
+        self._lengths[slot] = length
+
+    def length(self, slot: int) -> int:
+        """Positions of the encoder output in ``slot``."""
+        return self._lengths[slot]
 
     def keys(self, layer: int, slot: int) -> Tensor:
-        """The keys in ``slot``, [heads, embeddings, head_dim]."""
-        return self._pool[layer, 0, slot]
+        """The keys in ``slot``, [heads, length, head_dim]."""
+        return self._pool[layer, 0, slot, :, : self._lengths[slot]]
 
     def attend(self, layer: int, queries: Tensor, runs: tuple[SlotRun, ...]) -> Tensor:
         """Attention of scaled ``queries`` [rows, width], ordered by slot, over their slots; [rows, width]."""
@@ -202,7 +211,8 @@ class CrossKV:
         return torch.cat(list(map(partial(self._attend_run, layer, queries), runs)))
 
     def _attend_run(self, layer: int, queries: Tensor, run: SlotRun) -> Tensor:
-        keys, values = self._pool[layer, :, run.slot : run.slot + run.slots]  # [slots, heads, embeddings, head_dim]
+        slots = slice(run.slot, run.slot + run.slots)
+        keys, values = self._pool[layer, :, slots, :, : run.length]  # [slots, heads, length, head_dim]
         part = queries[run.start : run.start + run.slots * run.rows]
         split = part.view(run.slots, run.rows, keys.shape[1], -1).transpose(1, 2)
         return _attend_whole(split, keys, values).transpose(1, 2).reshape(part.shape)
@@ -224,7 +234,9 @@ def _attend_whole(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return scaled_dot_product_attention(queries, keys, values, scale=1.0)
 
 
-def lay_out(chunks: Sequence[Chunk], paged: PagedKV, *, dtype: torch.dtype, device: torch.device) -> StepLayout:
+def lay_out(
+    chunks: Sequence[Chunk], paged: PagedKV, cross: CrossKV, *, dtype: torch.dtype, device: torch.device
+) -> StepLayout:
     """The layout of a step with at least one chunk."""
     order = sorted(range(len(chunks)), key=lambda index: _slot(chunks[index]))
     ordered = [chunks[index] for index in order]
@@ -245,7 +257,7 @@ def lay_out(chunks: Sequence[Chunk], paged: PagedKV, *, dtype: torch.dtype, devi
         positions=indices[0],
         slot_mapping=indices[1],
         groups=_page_groups(ordered, starts, paged, dtype, device),
-        runs=tuple(_slot_runs(ordered)),
+        runs=tuple(_slot_runs(ordered, cross)),
     )
 
 
@@ -298,16 +310,17 @@ def _causal_mask(parts: list[Chunk], page_size: int, dtype: torch.dtype, device:
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
-def _slot_runs(chunks: list[Chunk]) -> list[SlotRun]:
-    """Merges the slots next to each other that have equally many rows. ``chunks`` are ordered by slot."""
+def _slot_runs(chunks: list[Chunk], cross: CrossKV) -> list[SlotRun]:
+    """Merges the slots next to each other that have one length and equally many rows. ``chunks`` are ordered by
+    slot."""
     runs: list[SlotRun] = []
     start = 0
     for slot, members in groupby(chunks, key=_slot):
-        rows = sum(part.length for part in members)
+        rows, length = sum(part.length for part in members), cross.length(slot)
         last = runs[-1] if runs else None
-        if last is not None and last.slot + last.slots == slot and last.rows == rows:
-            runs[-1] = SlotRun(start=last.start, slot=last.slot, slots=last.slots + 1, rows=rows)
+        if last is not None and (last.slot + last.slots, last.rows, last.length) == (slot, rows, length):
+            runs[-1] = evolve(last, slots=last.slots + 1)
         else:
-            runs.append(SlotRun(start=start, slot=slot, slots=1, rows=rows))
+            runs.append(SlotRun(start=start, slot=slot, slots=1, rows=rows, length=length))
         start += rows
     return runs

@@ -1,14 +1,17 @@
 """`ResourceStack`: one owner for everything an executor holds, closed in reverse order on every path out.
 
 What is held is counted in storages, not in promises: a tensor counts with the whole storage it pins, a storage once
-however many tensors share it, and what was released counts until its storage is really dead.
+however many tensors share it, and what was released counts until its storage is really dead. Memory of which no tensor
+tells counts as a storage, too, see `NativeMemory`.
 """
 
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Protocol, TypeVar
 
@@ -17,16 +20,19 @@ from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...core.frames import clear_frames
+from .native import NativeMemory
+
+Memory = Tensor | NativeMemory
 
 
 class Holder(Protocol):
     """An object that holds tensors: it tells which, and it can forget them."""
 
-    def tensors(self) -> Iterable[Tensor]:
-        """All tensors held now, those of other objects excluded; none after `release`."""
+    def tensors(self) -> Iterable[Memory]:
+        """All tensors and all native memory held now, those of other objects excluded; none after `release`."""
 
     def release(self) -> object:
-        """Forgets every tensor."""
+        """Forgets them all."""
 
 
 AnyHolder = TypeVar("AnyHolder", bound=Holder)
@@ -50,12 +56,15 @@ class ReleaseReport:
         return {owner: count for owner, count in self.after.items() if count}
 
 
-def storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
+def storages(tensors: Iterable[Memory]) -> dict[int, UntypedStorage | NativeMemory]:
     """The storages behind ``tensors``, each once, by identity."""
-    found = {}
+    found: dict[int, UntypedStorage | NativeMemory] = {}
     for tensor in tensors:
-        storage = tensor.untyped_storage()
-        found[storage._cdata] = storage
+        if isinstance(tensor, NativeMemory):
+            found[id(tensor)] = tensor
+        else:
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage
     return found
 
 
@@ -63,9 +72,9 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
 class _Resource:
     owner: str
     release: Callable[[], object]
-    list_tensors: Callable[[], Iterable[Tensor]] | None  # None: it holds none
+    list_tensors: Callable[[], Iterable[Memory]] | None  # None: it holds none
 
-    def storages(self) -> dict[int, UntypedStorage]:
+    def storages(self) -> dict[int, UntypedStorage | NativeMemory]:
         return storages(self.list_tensors() if self.list_tensors is not None else ())
 
 
@@ -76,15 +85,23 @@ class _Released:
 
     owner: str
     nbytes: int
-    storage: StorageWeakRef
+    is_alive: Callable[[], bool]
 
     @classmethod
-    def watch(cls, owner: str, storage: UntypedStorage) -> _Released:
+    def watch(cls, owner: str, storage: UntypedStorage | NativeMemory) -> _Released:
+        nbytes = storage.nbytes()
+        if isinstance(storage, NativeMemory):
+            return cls(owner=owner, nbytes=nbytes, is_alive=partial(_is_there, weakref.ref(storage)))
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        return cls(owner=owner, nbytes=storage.nbytes(), storage=reference)
+        return cls(owner=owner, nbytes=nbytes, is_alive=partial(_is_alive, reference))
 
-    def is_alive(self) -> bool:
-        return not self.storage.expired()  # type: ignore[no-untyped-call]
+
+def _is_there(reference: weakref.ref[NativeMemory]) -> bool:
+    return reference() is not None
+
+
+def _is_alive(reference: StorageWeakRef) -> bool:
+    return not reference.expired()  # type: ignore[no-untyped-call]
 
 
 @mutable(eq=False)
@@ -139,12 +156,12 @@ class ResourceStack:
             held[one.owner] = held.get(one.owner, 0) + one.nbytes
         return held
 
-    def unowned(self, root: object) -> list[Tensor]:
-        """The tensors that ``root`` leads to and that no owner counts: a call of `own` is missing."""
+    def unowned(self, root: object) -> list[Memory]:
+        """The tensors and the native memory that ``root`` leads to and no owner counts: a call of `own` is missing."""
         owned = self.owners()
         return [tensor for tensor in reachable_tensors(root) if not storages([tensor]).keys() <= owned.keys()]
 
-    def close(self, *, handed_on: Iterable[Tensor] = ()) -> ReleaseReport:
+    def close(self, *, handed_on: Iterable[Memory] = ()) -> ReleaseReport:
         """Runs every release, the last registered first, although earlier ones raise. Idempotent.
 
         Args:
@@ -156,7 +173,8 @@ class ResourceStack:
         """
         errors: list[BaseException] = []
         before: dict[str, int] = {}
-        watched, expected = self._watch(before, errors), storages(handed_on).keys()
+        expected = frozenset(storages(handed_on))  # not the storages: an error would hold them with this frame
+        watched = self._watch(before, errors)
         while self._resources:
             _release(self._resources.pop(), errors)
         for error in errors:
@@ -201,14 +219,15 @@ def _gathered(errors: list[BaseException], note: str) -> Iterator[None]:
         errors.append(error)
 
 
-def reachable_tensors(root: object) -> list[Tensor]:
-    """Every tensor that ``root`` leads to by references, itself included, each once. Modules, classes and the globals
-    of functions are nobody's own: what only they lead to is left out, as is what only C++ knows of."""
-    found: list[Tensor] = []
+def reachable_tensors(root: object) -> list[Memory]:
+    """Every tensor and all native memory that ``root`` leads to by references, itself included, each once. Modules,
+    classes and the globals of functions are nobody's own: what only they lead to is left out, as is what only C++ knows
+    of."""
+    found: list[Memory] = []
     seen, pending = {id(root)}, [root]
     while pending:
         current = pending.pop()
-        if isinstance(current, Tensor):
+        if isinstance(current, Tensor | NativeMemory):
             found.append(current)
             continue
         for referent in _referents(current):

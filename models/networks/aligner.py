@@ -45,7 +45,7 @@ class WhisperAligner:
         assert self.settings.fault is None, f"words are aligned although {self.settings.fault}"
         network, chunks = self.network, [feed.part for feed in feeds]
         network.paged.enter(chunks)
-        layout = lay_out(chunks, network.paged, dtype=network.dtype, device=network.device)
+        layout = lay_out(chunks, network.paged, network.cross, dtype=network.dtype, device=network.device)
         fed = torch.tensor([token for index in layout.order for token in feeds[index].tokens]).to(network.device)
         queries: dict[int, Tensor] = {}
         hidden = network.model.decode(fed, layout, network.paged, network.cross, queries)

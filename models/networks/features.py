@@ -46,8 +46,8 @@ class LogMel:
             row[: len(samples)] = samples
         return batch.to(self._filters.device)
 
-    def __call__(self, samples: Tensor) -> Tensor:
-        """Log-mel features of whole windows.
+    def __call__(self, samples: Tensor, frames: int) -> Tensor:
+        """Log-mel features of windows of ``frames`` frames.
 
         Args:
             samples: float32, [n, samples], at most a window long; a shorter batch must end in ``n_fft`` zeros, as `pad`
@@ -61,8 +61,8 @@ class LogMel:
             samples, settings.n_fft, settings.hop_length, window=self._window, return_complex=True
         )  # [n, bins, frames + 1]; the last frame is dropped as in the original
         power = spectrum[..., :-1].abs().square()
-        heard = (self._filters @ power).clamp_(min=_FLOOR).log10_()
-        log_mel = heard.new_full((len(samples), settings.feature_size, settings.frames), -10.0)
+        heard = (self._filters @ power[..., :frames]).clamp_(min=_FLOOR).log10_()
+        log_mel = heard.new_full((len(samples), settings.feature_size, frames), -10.0)
         log_mel[..., : heard.shape[-1]] = heard
         loudest = log_mel.amax(dim=(1, 2), keepdim=True)
         return torch.maximum(log_mel, loudest - 8.0).add_(4.0).div_(4.0)

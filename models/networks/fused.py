@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..attention.layers import PagedCall
-from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear
+from ..linear.layers import FloatLinear, Int8Linear, Kernels, Timed
 from ..linear.modules import QuantizedLinear, kernels_for
 from ..memory.module import forwards
 
@@ -54,13 +54,13 @@ class FusedLayer:
     heads: int
     head_dim: int
     norm: _Norm
-    qkv: Linear
+    qkv: Timed
     query_norm: _Norm | None
     key_norm: _Norm | None
-    out: Linear
+    out: Timed
     second_norm: _Norm
-    gate_up: Linear
-    down: Linear
+    gate_up: Timed
+    down: Timed
     activation: Callable[[Tensor], Tensor]
 
     def __call__(
@@ -120,7 +120,7 @@ class FusedLayers:
     chosen for."""
 
     kernels: Kernels = field(repr=False)
-    linears: list[Linear] = field(repr=False)
+    linears: list[Timed] = field(repr=False)
     _instead: list[tuple[nn.Module, Callable[..., Any]]] = field(repr=False)
 
     @classmethod
@@ -129,7 +129,7 @@ class FusedLayers:
     ) -> FusedLayers:
         """Of a decoder ``module``, its ``head``, which may be within it, and its ``layers``, each with its sliding
         window; ``None``: it has no head, or no list of layers."""
-        kernels, linears = kernels_for(module), list[Linear]()
+        kernels, linears = kernels_for(module), list[Timed]()
         instead: list[tuple[nn.Module, Callable[..., Any]]] = []
         inside: set[int] = set()
         rotary = None if layers is None else _rotary(module, layers)
@@ -195,7 +195,7 @@ def _outputs(module: Any) -> int:
     return int(module.weight.shape[0])
 
 
-def _linear_of(module: Any, kernels: Kernels) -> Linear:
+def _linear_of(module: Any, kernels: Kernels) -> Timed:
     """A module's linear layer; the module computes with the same kernels."""
     bias = None if module.bias is None else module.bias.detach()
     if isinstance(module, QuantizedLinear):
@@ -204,7 +204,7 @@ def _linear_of(module: Any, kernels: Kernels) -> Linear:
     return FloatLinear(module.weight.detach(), bias, kernels)
 
 
-def _stacked(modules: Sequence[Any], kernels: Kernels) -> Linear:
+def _stacked(modules: Sequence[Any], kernels: Kernels) -> Timed:
     """Linear layers of the same inputs as one. Their weights become parts of one tensor, in the modules too: nothing is
     held twice."""
     for module in modules:

@@ -151,8 +151,21 @@ class WhisperNetwork:
         return self.model.shape.positions
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
-        samples = [_samples(job, self.window_samples) for job in jobs]
-        return [output.clone() for output in self.model.encode(self.log_mel(self.log_mel.pad(samples)))]
+        outputs: dict[str, Tensor] = {}
+        for embeddings in {job.embeddings for job in jobs}:
+            alike = [job for job in jobs if job.embeddings == embeddings]
+            for job, output in zip(alike, self._encode(alike, embeddings), strict=True):
+                outputs[job.key] = output.clone()
+        return [outputs[job.key] for job in jobs]
+
+    def _encode(self, jobs: Sequence[EncodeJob], embeddings: int) -> Tensor:
+        """Outputs [jobs, embeddings, width]. Fewer embeddings than the model's are of a window that is as much
+        shorter."""
+        most = self.model.shape.embeddings
+        assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
+        limit = self.window_samples * embeddings // most
+        log_mel = self.log_mel.pad([_samples(job, limit) for job in jobs])
+        return self.model.encode(self.log_mel(log_mel, self.log_mel.settings.frames * embeddings // most))
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         self.cross.write(slot, self.model.cross_keys_values(output))
@@ -166,7 +179,7 @@ class WhisperNetwork:
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
         chunks = [feed.part for feed in feeds]
         self.paged.enter(chunks)
-        layout = lay_out(chunks, self.paged, dtype=self.dtype, device=self.device)
+        layout = lay_out(chunks, self.paged, self.cross, dtype=self.dtype, device=self.device)
         fed = [token for index in layout.order for token in feeds[index].tokens]
         hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, self.cross)
         if not wanted:

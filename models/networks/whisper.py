@@ -9,10 +9,9 @@ through it (see `core.frames`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import define, evolve, field, fields, frozen, has
@@ -21,102 +20,21 @@ from torch.nn import functional
 
 from ...core.errors import CheckpointError
 from ..checkpoints.whisper import Activation, WhisperShape
-from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, Shape, kernels_in
+from ..linear.layers import (
+    Int8Linear,
+    Kernels,
+    Linear,
+    PackedLinear,
+    Shape,
+    Timed,
+    kernels_in,
+)
+from ..linear.packed import Packer
 from ..memory.kv import CrossKV, PagedKV, StepLayout
+from ..memory.resources import Memory
+from .whisper_loader import Loader, Weights
 
 _BLOCK = 1600 << 10  # bytes of a block of hidden states
-
-
-class Weights(Protocol):
-    """Where `WhisperModel.load` takes its tensors from; names are those of transformers, without ``model.``."""
-
-    def __contains__(self, name: object) -> bool:
-        """Whether the checkpoint has the tensor."""
-
-    def get(self, name: str, target: Tensor, *, scale: float = 1.0) -> None:
-        """Writes the tensor times ``scale`` to ``target``, in its dtype and on its device; raises `CheckpointError`
-        when it is missing or of another shape."""
-
-    def quantize(self, name: str, target: Tensor, scales: Tensor, *, scale: float = 1.0) -> None:
-        """The same, to ``target`` in int8 with ``scales``; see `checkpoints.int8.fill_quantized`."""
-
-
-@frozen(kw_only=True)
-class _Loader:
-    """Takes tensors in the model's dtype to the model's device."""
-
-    weights: Weights
-    device: torch.device
-    dtype: torch.dtype
-    int8: bool  # whether linear layers, embedding and head are quantized
-    kernels: Kernels
-    taken: list[Tensor]
-    linears: list[Linear]
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        made = self.empty(*shape)
-        self.weights.get(name, made)
-        return made
-
-    def linear(self, name: str, outputs: int, inputs: int) -> Linear:
-        linear = self.blank(outputs, inputs, bias=True)
-        self.fill(linear, slice(None), f"{name}.weight")
-        assert linear.bias is not None, "a linear layer of Whisper has a bias"
-        self.weights.get(f"{name}.bias", linear.bias)
-        return linear
-
-    def matrix(self, name: str, outputs: int, inputs: int) -> Linear:
-        """Without a bias: the head, or the token embedding."""
-        linear = self.blank(outputs, inputs, bias=False)
-        self.fill(linear, slice(None), name)
-        return linear
-
-    def norm(self, name: str, width: int) -> _LayerNorm:
-        return _LayerNorm(self.take(f"{name}.weight", width), self.take(f"{name}.bias", width))
-
-    def fused(self, name: str, parts: str, width: int, heads: int) -> Linear:
-        """The projections ``parts`` (of "qkv") of one attention, one below the other."""
-        return self.stacked([(name, part) for part in parts], width, heads)
-
-    def stacked(self, projections: Sequence[tuple[str, str]], width: int, heads: int) -> Linear:
-        """Projections one below the other, each named by its attention and "q", "k" or "v". Each is written where it
-        belongs as soon as it is read: at no time are there two copies of them all."""
-        linear = self.blank(len(projections) * width, width, bias=True)
-        assert linear.bias is not None, "it was asked for"
-        for index, (name, part) in enumerate(projections):
-            rows = slice(index * width, (index + 1) * width)
-            scale = (width // heads) ** -0.5 if part == "q" else 1.0
-            self.fill(linear, rows, f"{name}.{part}_proj.weight", scale)
-            if part == "k":  # Keys have no bias in Whisper.
-                linear.bias[rows] = 0.0
-            else:
-                self.weights.get(f"{name}.{part}_proj.bias", linear.bias[rows], scale=scale)
-        return linear
-
-    def blank(self, outputs: int, inputs: int, *, bias: bool) -> Linear:
-        """Room for a linear layer's weights."""
-        added = self.empty(outputs) if bias else None
-        linear: Linear
-        if self.int8:
-            weight = self.empty(outputs, inputs, dtype=torch.int8)
-            linear = Int8Linear(weight, self.empty(outputs), added, self.kernels)
-        else:
-            linear = FloatLinear(self.empty(outputs, inputs), added, self.kernels)
-        self.linears.append(linear)
-        return linear
-
-    def fill(self, linear: Linear, rows: slice, name: str, scale: float = 1.0) -> None:
-        """Reads the weight ``name`` to some rows of a layer's."""
-        if isinstance(linear, Int8Linear):
-            self.weights.quantize(name, linear.weight[rows], linear.scales[rows], scale=scale)
-        else:
-            self.weights.get(name, linear.weight[rows], scale=scale)
-
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Room for weights that are written by the caller."""
-        made = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
-        self.taken.append(made)
-        return made
 
 
 @frozen(eq=False)
@@ -136,9 +54,9 @@ class _FeedForward:
     activation: Activation
 
     @classmethod
-    def load(cls, loader: _Loader, name: str, width: int, inner: int, activation: Activation) -> _FeedForward:
+    def load(cls, loader: Loader, name: str, width: int, inner: int, activation: Activation) -> _FeedForward:
         return cls(
-            norm=loader.norm(f"{name}.final_layer_norm", width),
+            norm=_norm(loader, f"{name}.final_layer_norm", width),
             widen=loader.linear(f"{name}.fc1", inner, width),
             narrow=loader.linear(f"{name}.fc2", width, inner),
             activation=activation,
@@ -158,13 +76,11 @@ class _EncoderLayer:
     feed_forward: _FeedForward
 
     @classmethod
-    def load(
-        cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation, index: int
-    ) -> _EncoderLayer:
+    def load(cls, loader: Loader, shape: WhisperShape, inner: int, activation: Activation, index: int) -> _EncoderLayer:
         name, width, heads = f"encoder.layers.{index}", shape.width, shape.encoder_heads
         return cls(
             heads=heads,
-            norm=loader.norm(f"{name}.self_attn_layer_norm", width),
+            norm=_norm(loader, f"{name}.self_attn_layer_norm", width),
             qkv=loader.fused(f"{name}.self_attn", "qkv", width, heads),
             out=loader.linear(f"{name}.self_attn.out_proj", width, width),
             feed_forward=_FeedForward.load(loader, name, width, inner, activation),
@@ -218,7 +134,7 @@ class _Encoder:
     norm: _LayerNorm
 
     @classmethod
-    def load(cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation) -> _Encoder:
+    def load(cls, loader: Loader, shape: WhisperShape, inner: int, activation: Activation) -> _Encoder:
         width = shape.width
         return cls(
             stem=(
@@ -229,21 +145,26 @@ class _Encoder:
             layers=tuple(
                 map(partial(_EncoderLayer.load, loader, shape, inner, activation), range(shape.encoder_layers))
             ),
-            norm=loader.norm("encoder.layer_norm", width),
+            norm=_norm(loader, "encoder.layer_norm", width),
         )
 
     def __call__(self, log_mel: Tensor) -> Tensor:
         first, second = self.stem
         hidden = functional.gelu(first(log_mel, 1))
         hidden = functional.gelu(second(hidden, 2))
-        hidden = hidden.transpose(1, 2).contiguous().add_(self.positions)
+        hidden = hidden.transpose(1, 2).contiguous()
+        hidden += self.positions[: hidden.shape[1]]
         room = hidden.new_empty(hidden.shape[0] * hidden.shape[1], 3 * hidden.shape[2])
         for layer in self.layers:
             layer.change(hidden, room)
         return self.norm(hidden)
 
 
-def _convolution(loader: _Loader, name: str, outputs: int, inputs: int) -> _Convolution:
+def _norm(loader: Loader, name: str, width: int) -> _LayerNorm:
+    return _LayerNorm(loader.take(f"{name}.weight", width), loader.take(f"{name}.bias", width))
+
+
+def _convolution(loader: Loader, name: str, outputs: int, inputs: int) -> _Convolution:
     return _Convolution(loader.take(f"{name}.weight", outputs, inputs, 3), loader.take(f"{name}.bias", outputs))
 
 
@@ -260,17 +181,15 @@ class _DecoderLayer:
     feed_forward: _FeedForward
 
     @classmethod
-    def load(
-        cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation, index: int
-    ) -> _DecoderLayer:
+    def load(cls, loader: Loader, shape: WhisperShape, inner: int, activation: Activation, index: int) -> _DecoderLayer:
         name, width, heads = f"decoder.layers.{index}", shape.width, shape.decoder_heads
         return cls(
             index=index,
             width=width,
-            norm=loader.norm(f"{name}.self_attn_layer_norm", width),
+            norm=_norm(loader, f"{name}.self_attn_layer_norm", width),
             qkv=loader.fused(f"{name}.self_attn", "qkv", width, heads),
             out=loader.linear(f"{name}.self_attn.out_proj", width, width),
-            cross_norm=loader.norm(f"{name}.encoder_attn_layer_norm", width),
+            cross_norm=_norm(loader, f"{name}.encoder_attn_layer_norm", width),
             cross_query=loader.fused(f"{name}.encoder_attn", "q", width, heads),
             cross_out=loader.linear(f"{name}.encoder_attn.out_proj", width, width),
             feed_forward=_FeedForward.load(loader, name, width, inner, activation),
@@ -300,21 +219,22 @@ class _Decoder:
     head: Linear  # the same as ``tokens`` where they are equal
 
     @classmethod
-    def load(cls, loader: _Loader, shape: WhisperShape, inner: int, activation: Activation, *, tied: bool) -> _Decoder:
+    def load(cls, loader: Loader, shape: WhisperShape, inner: int, activation: Activation, *, tied: bool) -> _Decoder:
         width, layers = shape.width, range(shape.decoder_layers)
-        tokens = loader.matrix("decoder.embed_tokens.weight", shape.vocabulary, width)
+        embedding = loader.matrix("decoder.embed_tokens.weight", shape.vocabulary, width)
+        tokens = loader.kept(embedding, with_rows=True)
         cross = [(f"decoder.layers.{index}.encoder_attn", part) for index in layers for part in "kv"]
         return cls(
             tokens=tokens,
             positions=loader.take("decoder.embed_positions.weight", shape.positions, width),
             cross_keys_values=loader.stacked(cross, width, shape.decoder_heads),
             layers=tuple(map(partial(_DecoderLayer.load, loader, shape, inner, activation), layers)),
-            norm=loader.norm("decoder.layer_norm", width),
+            norm=_norm(loader, "decoder.layer_norm", width),
             head=_head(loader, tokens, tied=tied),
         )
 
 
-def _head(loader: _Loader, tokens: Linear, *, tied: bool) -> Linear:
+def _head(loader: Loader, tokens: Linear, *, tied: bool) -> Linear:
     """The weights' own head, whatever config.json says of it, as in transformers; ``tokens``, the token embedding,
     where they have none, or one that is equal and would only take memory."""
     name = "proj_out.weight"
@@ -325,15 +245,18 @@ def _head(loader: _Loader, tokens: Linear, *, tied: bool) -> Linear:
             f"config.json has tie_word_embeddings=false, but there is no weight {name!r}; allowed: the weight, or "
             "tie_word_embeddings=true where the head is the token embedding"
         )
-    apart = evolve(loader, taken=[], linears=[])
-    head = apart.matrix(name, tokens.shape.outputs, tokens.shape.inputs)
-    if all(
-        map(torch.equal, apart.taken, [tokens.weight, *([tokens.scales] if isinstance(tokens, Int8Linear) else [])])
-    ):
-        return tokens
-    loader.taken.extend(apart.taken)
-    loader.linears.extend(apart.linears)
-    return head
+    head = loader.matrix(name, tokens.shape.outputs, tokens.shape.inputs)
+    return tokens if _is_same(head, tokens) else loader.kept(head)
+
+
+def _is_same(head: Timed, tokens: Linear) -> bool:
+    """Whether two layers, neither with a bias, have the same numbers."""
+    if isinstance(head, Int8Linear):
+        assert isinstance(tokens, Int8Linear), "a model is in int8, or it is not"
+        return torch.equal(head.weight, tokens.weight) and torch.equal(head.scales, tokens.scales)
+    held = tokens.table if isinstance(tokens, PackedLinear) else tokens.weight
+    assert held is not None, "rows of the token embedding are asked for"
+    return bool(head.weight.eq(held).all())
 
 
 @define(eq=False, kw_only=True)
@@ -344,8 +267,8 @@ class WhisperModel:
     kernels: Kernels = field(repr=False)
     _encoder: _Encoder | None = field(repr=False)
     _decoder: _Decoder | None = field(repr=False)
-    _tensors: list[Tensor] = field(repr=False)
-    _linears: list[Linear] = field(repr=False)
+    _tensors: list[Memory] = field(repr=False)
+    _linears: list[Timed] = field(repr=False)
 
     @classmethod
     def load(
@@ -371,9 +294,19 @@ class WhisperModel:
             CheckpointError: a weight is missing or of another shape.
         """
         kernels = kernels_in(dtype)
-        loader = _Loader(weights=weights, device=device, dtype=dtype, int8=int8, kernels=kernels, taken=[], linears=[])
-        encoder = _Encoder.load(loader, shape, encoder_inner, activation)
-        decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied)
+        with Packer.open(torch.get_num_threads()) as packer:
+            loader = Loader(
+                weights=weights,
+                device=device,
+                dtype=dtype,
+                int8=int8,
+                kernels=kernels,
+                packer=packer,
+                taken=[],
+                linears=[],
+            )
+            encoder = _Encoder.load(loader, shape, encoder_inner, activation)
+            decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied)
         return cls(
             shape=shape,
             kernels=kernels,
@@ -384,7 +317,8 @@ class WhisperModel:
         )
 
     def encode(self, log_mel: Tensor) -> Tensor:
-        """Encoder outputs [n, embeddings, width] of features [n, mels, frames] of any float dtype."""
+        """Encoder outputs [n, frames / 2, width] of features [n, mels, frames] of any float dtype, of a whole window or
+        of its beginning."""
         assert self._encoder is not None, "the model is released"
         return self._encoder(log_mel.to(self._encoder.positions.dtype))
 
@@ -416,13 +350,13 @@ class WhisperModel:
         assert self._decoder is not None, "the model is released"
         return self._decoder.head(self._decoder.norm(hidden)).float()
 
-    def linears(self) -> tuple[Linear, ...]:
-        """Its linear layers, whose kernels are chosen in ``kernels``."""
+    def linears(self) -> tuple[Timed, ...]:
+        """Those of its linear layers whose kernels are chosen in ``kernels``."""
         return tuple(self._linears)
 
     def to(self, device: torch.device) -> WhisperModel:
         """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
-        tensors = {id(tensor): tensor.to(device) for tensor in self._tensors}
+        tensors = {id(tensor): _taken(tensor, device) for tensor in self._tensors}
         made: dict[int, Any] = dict(tensors)
         return WhisperModel(
             shape=self.shape,
@@ -433,7 +367,7 @@ class WhisperModel:
             linears=list(map(_rebuilt, self._linears, repeat(made))),
         )
 
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Memory, ...]:
         """The weights."""
         return tuple(self._tensors)
 
@@ -442,6 +376,11 @@ class WhisperModel:
         self._encoder = self._decoder = None
         self._linears.clear()
         self._tensors.clear()
+
+
+def _taken(memory: Memory, device: torch.device) -> Memory:
+    assert isinstance(memory, Tensor) or device.type == "cpu", f"{memory} is for the CPU alone, not for {device}"
+    return memory.to(device) if isinstance(memory, Tensor) else memory
 
 
 def _rebuilt(part: Any, made: dict[int, Any]) -> Any:

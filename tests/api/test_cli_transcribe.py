@@ -73,6 +73,7 @@ VALUES = {
     "prepend_punctuations": ("(", "("),
     "append_punctuations": (")", ")"),
     "voice_activity": ("off", "off"),
+    "encoder_context": ("trimmed", "trimmed"),
     "parallel": (None, True),
     "language_detection_segments": ("3", 3),
     "language_detection_threshold": ("0.9", 0.9),

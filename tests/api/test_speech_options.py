@@ -65,6 +65,7 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
     [
         (lambda: TranscribeOptions(task="sing"), r"task='sing'; allowed: 'transcribe' or 'translate'"),
         (lambda: TranscribeOptions(timestamps="line"), r"timestamps='line'; allowed"),
+        (lambda: TranscribeOptions(encoder_context="short"), r"encoder_context='short'; allowed: 'full' or 'trimmed'"),
         (lambda: TranscribeOptions(voice_activity="on"), r"voice_activity='on'; allowed: 'skip', 'off', or"),
         (lambda: options_of(temperature=()), r"temperature=\(\); allowed"),
         (lambda: options_of(temperature=-1), r"temperature=-1; allowed"),

@@ -310,3 +310,45 @@ async def test_the_first_timestamp_token_is_that_of_zero() -> None:
     """The helper's own promise, on which the tables rest."""
     assert at(0.0) == MODEL.whisper.timestamp_begin_id  # type: ignore[union-attr]
     assert at(30.0) == MODEL.vocabulary_size - 1
+
+
+# -- trimmed windows ---------------------------------------------------------------------------------------------------
+
+TRIMMED = attrs.evolve(LADDER, encoder_context="trimmed")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "embeddings"), [(0.5, 150), (5.0, 350), (5.001, 400), (27.5, 1500), (28.5, 1500), (30.0, 1500)]
+)
+async def test_a_trimmed_window_has_as_many_embeddings_as_it_lasts(seconds, embeddings):
+    """And two seconds of silence, up to a whole second: windows of similar lengths are computed together."""
+    script = Script(answer(0.0, "a", min(seconds, 5.0)))
+    await begin(ramp(seconds), script, TRIMMED).transcript()
+    (request,) = script.requests
+    (item,) = request.items
+    assert (item.embeddings, item.size) == (embeddings, embeddings * 64 * 4)
+    whole = Script(answer(0.0, "a", min(seconds, 5.0)))
+    await begin(ramp(seconds), whole, LADDER).transcript()
+    (full,) = whole.requests[0].items
+    assert (full.key == item.key) == (embeddings == 1500)
+
+
+async def test_text_of_a_trimmed_window_that_is_not_good_is_read_with_all_of_it():
+    """At temperature 0 once more, then as any window."""
+    bad, good = answer(0.0, "a" * 99, 5.0), answer(0.0, "well", 5.0)
+    script = Script(bad, good)
+    (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
+    assert (segment.text, segment.temperature) == ("well", 0.0)
+    assert [request.items[0].embeddings for request in script.requests] == [350, 1500]
+    assert [request.sampling.temperature for request in script.requests] == [0.0, 0.0]
+    script = Script(bad, bad, good)
+    (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
+    assert (segment.text, segment.temperature) == ("well", 0.2)
+    assert [request.items[0].embeddings for request in script.requests] == [350, 1500, 1500]
+
+
+async def test_good_text_of_a_trimmed_window_is_taken():
+    script = Script(answer(0.0, "well", 5.0))
+    (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
+    assert segment.text == "well"
+    assert len(script.requests) == 1

@@ -225,6 +225,12 @@ class _Running:
         return len(self.job.prompt) + len(self.outcome.tokens)
 
 
+def encode_job(description: ModelDescription, key: str, payload: Any) -> EncodeJob:
+    """The job of a whole window."""
+    embeddings, size = description.encoder_embeddings, description.encoder_bytes
+    return EncodeJob(key=key, payload=payload, embeddings=embeddings, size=size)
+
+
 @define
 class Driver:
     """Plays the planner: hands out pages (in a shuffled order) and slots, joins and retires sequences."""
@@ -238,10 +244,7 @@ class Driver:
     _ended: list[int] = field(factory=list)
 
     def encode(self, **payloads: np.ndarray) -> None:
-        size = self.description.encoder_bytes
-        self.executor.encode(
-            tuple(EncodeJob(key=key, payload=data, embeddings=1, size=size) for key, data in payloads.items())
-        )
+        self.executor.encode(tuple(encode_job(self.description, key, data) for key, data in payloads.items()))
 
     def run(self, *jobs: Job) -> list[Outcome]:
         pages = list(range(self.description.pages))

@@ -67,7 +67,9 @@ class Pump:
             for action in actions:
                 match action:
                     case Acquire(holder, item):
-                        self._encode(EncodeJob(key=item.key, payload=item.payload, embeddings=1, size=item.size))
+                        self._encode(
+                            EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
+                        )
                         self.planner.encoder_ready(holder)
                     case Commit(request_id, sampled):
                         for one in sampled:

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from triolet.core.errors import CheckpointError, DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
-from triolet.core.plan import Chunk, CrossWrite, EncodeJob, SequenceStart, StepPlan
+from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.kv import CrossKV
+
+from .conftest import encode_job
 
 
 def start_of(sequence, ids, **changes):
@@ -78,8 +80,7 @@ def test_close_returns_every_byte_by_reference_count(driver, job, audio, ids, no
 def test_a_dropped_executor_dies_by_reference_count(checkpoint, config, audio, no_collector):
     """An executor that nobody closed is in no cycle: its last reference takes the tensors with it."""
     executor = TorchExecutor(checkpoint, config())
-    size = executor.open().encoder_bytes
-    executor.encode((EncodeJob(key="a", payload=audio(1), embeddings=1, size=size),))
+    executor.encode((encode_job(executor.open(), "a", audio(1)),))
     watched = tensors_of(executor)
     del executor
     assert [reference for reference in watched if reference() is not None] == []
@@ -158,8 +159,7 @@ def test_encoding_a_resident_key_is_our_bug(driver, audio):
     driver.encode(a=audio(1))
     with pytest.raises(AssertionError, match="although resident"):
         driver.encode(a=audio(1))
-    size = driver.description.encoder_bytes
-    job = EncodeJob(key="b", payload=audio(2), embeddings=1, size=size)
+    job = encode_job(driver.description, "b", audio(2))
     with pytest.raises(AssertionError, match="twice"):
         driver.executor.encode((job, job))
 

@@ -53,10 +53,10 @@ def test_features_equal_transformers(settings):
     """Every kind of clip, alone and in one batch of different lengths, within 1e-4."""
     log_mel = LogMel.build(settings, CPU)
     clips = [torch.from_numpy(clip) for clip in CLIPS.values()]
-    batch = log_mel(log_mel.pad(clips))
+    batch = log_mel(log_mel.pad(clips), settings.frames)
     assert batch.shape == (len(clips), settings.feature_size, settings.frames)
     for name, clip, together in zip(CLIPS, clips, batch, strict=True):
-        alone = log_mel(log_mel.pad([clip]))[0]
+        alone = log_mel(log_mel.pad([clip]), settings.frames)[0]
         torch.testing.assert_close(alone, expected(CLIPS[name], settings), atol=1e-4, rtol=0, msg=name)
         torch.testing.assert_close(together, alone, atol=1e-5, rtol=0, msg=name)
 
@@ -67,7 +67,7 @@ def test_a_full_window_equals_transformers():
     log_mel = LogMel.build(settings, CPU)
     for name in ("full", "almost full", "noise"):
         clip = CLIPS[name][: settings.window_samples]
-        found = log_mel(log_mel.pad([torch.from_numpy(clip)]))[0]
+        found = log_mel(log_mel.pad([torch.from_numpy(clip)]), settings.frames)[0]
         torch.testing.assert_close(found, expected(clip, settings), atol=1e-4, rtol=0, msg=name)
 
 
@@ -76,7 +76,7 @@ def test_whispers_own_window_equals_transformers():
     settings = FeatureSettings()
     log_mel = LogMel.build(settings, CPU)
     clip = sweep(12.0)
-    found = log_mel(log_mel.pad([torch.from_numpy(clip)]))[0]
+    found = log_mel(log_mel.pad([torch.from_numpy(clip)]), settings.frames)[0]
     assert found.shape == (80, 3000)
     torch.testing.assert_close(found, expected(clip, settings), atol=1e-4, rtol=0)
 

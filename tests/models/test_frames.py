@@ -10,7 +10,8 @@ import pytest
 
 from triolet.core.errors import EncodeFailed
 from triolet.core.frames import clear_frames
-from triolet.core.plan import EncodeJob
+
+from .conftest import encode_job
 
 
 class Big:
@@ -88,7 +89,7 @@ def test_r5_a_kept_error_pins_no_payload(driver, no_collector):
     """R5: an exception that was caught on the worker pins what its frames hold: here the samples that it refused, in
     the frame of the call itself, which still ran when the others were cleared."""
     payload = np.full(1_000, np.nan, dtype=np.float32)
-    jobs = (EncodeJob(key="bad", payload=payload, embeddings=1, size=1),)
+    jobs = (encode_job(driver.description, "bad", payload),)
     watched = weakref.ref(payload)
     with pytest.raises(EncodeFailed) as kept:
         driver.executor.encode(jobs)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triolet.core.plan import EncodeJob
 from triolet.core.request import LogitRules, Probe
+
+from .conftest import encode_job
 
 
 def encoder_output(driver, key):
@@ -86,8 +87,7 @@ def test_half_precision_runs_and_is_close(open_driver, checkpoint, job, audio, i
 
 def test_encode_jobs_may_be_lists_or_arrays(driver, audio):
     """Payloads are anything torch takes as a float vector."""
-    size = driver.description.encoder_bytes
     samples = audio(1, 0.2)
-    driver.executor.encode((EncodeJob(key="list", payload=samples.tolist(), embeddings=1, size=size),))
-    driver.executor.encode((EncodeJob(key="array", payload=samples, embeddings=1, size=size),))
+    driver.executor.encode((encode_job(driver.description, "list", samples.tolist()),))
+    driver.executor.encode((encode_job(driver.description, "array", samples),))
     torch.testing.assert_close(encoder_output(driver, "list"), encoder_output(driver, "array"))

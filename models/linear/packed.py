@@ -1,0 +1,127 @@
+"""Matrices that are held in float16 and multiplied in float32.
+
+Most published weights were trained or saved in 16 bits. In float32 they fill twice the memory, and a decoder's step is
+as slow as reading them. FBGEMM multiplies inputs in float32 by a matrix in float16, which it widens in registers, and
+adds up in float32: the numbers are those of the matrix in float32, from half the bytes.
+
+float16 has fewer exponents than bfloat16 and float32. So a matrix that does not fit as it is, is multiplied by the
+largest power of two that leaves room for all its values, and the products are divided by it, which rounds nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from ..memory.native import NativeMemory
+
+_PART = 4096  # outputs that are packed together: of more, packing takes twice the time
+_EXPONENTS = 15  # float16 holds all values below the power of two
+_FILLED = 512  # FBGEMM packs so many inputs at once, and fills the last ones up
+
+
+@define(eq=False)
+class PackedMatrix(NativeMemory):
+    """A matrix [outputs, inputs] as FBGEMM reads it, or room for one that a `Packer` packs."""
+
+    outputs: int
+    inputs: int
+    factor: float  # of the products: what is packed are the values over it
+    _parts: tuple[Any, ...] = field(default=(), repr=False)  # `torch.ScriptObject`, of `_PART` outputs each
+
+    @classmethod
+    def like(cls, weight: Tensor) -> Self | None:
+        """Room for ``weight`` [outputs, inputs], float32; ``None``: float16 does not hold all of its values, they would
+        take as much room as in float32, or torch has no FBGEMM here."""
+        outputs, inputs = weight.shape
+        if not is_available() or _nbytes(outputs, inputs) >= weight.nbytes:
+            return None
+        largest = max(map(abs, map(float, weight.aminmax())))
+        if not math.isfinite(largest):
+            return None
+        for factor in (1.0, _factor(largest)):
+            if is_lossless(weight, factor):
+                return cls(outputs, inputs, factor)
+        return None
+
+    def pack(self, weight: Tensor) -> None:
+        """Packs the matrix that the room is for."""
+        self._parts = tuple(map(partial(_pack, self.factor), torch.split(weight, _PART)))
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Products [rows, outputs] with ``inputs`` [rows, inputs], both float32. A row's do not depend on the other
+        rows."""
+        found = [torch.ops.quantized.linear_dynamic_fp16(inputs, part) for part in self._parts]
+        products = found[0] if len(found) == 1 else torch.cat(found, 1)
+        return products if self.factor == 1.0 else products.mul_(self.factor)
+
+    def nbytes(self) -> int:
+        return _nbytes(self.outputs, self.inputs)
+
+
+@define(eq=False)
+class Packer:
+    """Packs matrices in threads, while the next ones are read. As many wait for it as there are threads: a matrix that
+    waits is there in float32."""
+
+    _pool: ThreadPoolExecutor
+    _threads: int
+    _waiting: deque[Future[None]] = field(factory=deque, init=False)
+
+    @classmethod
+    @contextmanager
+    def open(cls, threads: int) -> Iterator[Self]:
+        """Its threads are gone when the block ends, and all matrices are packed when it ends without an error."""
+        with ThreadPoolExecutor(threads, thread_name_prefix="triolet packer") as pool:
+            packer = cls(pool, threads)
+            yield packer
+            packer._wait(0)
+
+    def pack(self, weight: Tensor) -> PackedMatrix | None:
+        """``weight`` packed, when the block has ended; ``None``: see `PackedMatrix.like`."""
+        matrix = PackedMatrix.like(weight)
+        if matrix is not None:
+            self._wait(self._threads - 1)
+            self._waiting.append(self._pool.submit(matrix.pack, weight))
+        return matrix
+
+    def _wait(self, most: int) -> None:
+        while len(self._waiting) > most:
+            self._waiting.popleft().result()
+
+
+def is_available() -> bool:
+    """Whether this torch and this CPU have FBGEMM."""
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def is_lossless(weight: Tensor, factor: float) -> bool:
+    """Whether float16 holds every value of ``weight``, float32 and finite, over ``factor``."""
+    return all(map(partial(_is_lossless, factor), torch.split(weight, _PART)))
+
+
+def _is_lossless(factor: float, part: Tensor) -> bool:
+    divided = part / factor
+    return bool((divided.half() == divided).all())  # a value too large becomes infinite, and differs
+
+
+def _factor(largest: float) -> float:
+    """A power of two over which float16 holds values up to ``largest``, and hardly larger ones."""
+    return math.ldexp(1.0, math.frexp(largest)[1] - _EXPONENTS)
+
+
+def _nbytes(outputs: int, inputs: int) -> int:
+    return -(-inputs // _FILLED) * _FILLED * outputs * torch.float16.itemsize
+
+
+def _pack(factor: float, part: Tensor) -> Any:
+    return torch.ops.quantized.linear_prepack_fp16(part if factor == 1.0 else part / factor, None)

@@ -1,0 +1,118 @@
+"""Takes Whisper's tensors from a checkpoint: in the model's dtype, in int8, or packed, to the model's device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, PackedLinear, Timed, memory_of
+from ..linear.packed import Packer
+from ..memory.resources import Memory
+
+
+class Weights(Protocol):
+    """Where `Loader` takes its tensors from; names are those of transformers, without ``model.``."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the checkpoint has the tensor."""
+
+    def get(self, name: str, target: Tensor, *, scale: float = 1.0) -> None:
+        """Writes the tensor times ``scale`` to ``target``, in its dtype and on its device; raises `CheckpointError`
+        when it is missing or of another shape."""
+
+    def quantize(self, name: str, target: Tensor, scales: Tensor, *, scale: float = 1.0) -> None:
+        """The same, to ``target`` in int8 with ``scales``; see `checkpoints.int8.fill_quantized`."""
+
+
+@frozen(kw_only=True)
+class Loader:
+    """Takes tensors in the model's dtype to the model's device."""
+
+    weights: Weights
+    device: torch.device
+    dtype: torch.dtype
+    int8: bool  # whether linear layers, embedding and head are quantized
+    kernels: Kernels
+    packer: Packer
+    taken: list[Memory]
+    linears: list[Timed]
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        made = torch.empty(*shape, dtype=self.dtype, device=self.device)
+        self.taken.append(made)
+        self.weights.get(name, made)
+        return made
+
+    def linear(self, name: str, outputs: int, inputs: int) -> Linear:
+        linear = self.blank(outputs, inputs, bias=True)
+        self.fill(linear, slice(None), f"{name}.weight")
+        assert linear.bias is not None, "a linear layer of Whisper has a bias"
+        self.weights.get(f"{name}.bias", linear.bias)
+        return self.kept(linear)
+
+    def matrix(self, name: str, outputs: int, inputs: int) -> Timed:
+        """Without a bias: the head, or the token embedding. It is not kept yet."""
+        linear = self.blank(outputs, inputs, bias=False)
+        self.fill(linear, slice(None), name)
+        return linear
+
+    def fused(self, name: str, parts: str, width: int, heads: int) -> Linear:
+        """The projections ``parts`` (of "qkv") of one attention, one below the other."""
+        return self.stacked([(name, part) for part in parts], width, heads)
+
+    def stacked(self, projections: Sequence[tuple[str, str]], width: int, heads: int) -> Linear:
+        """Projections one below the other, each named by its attention and "q", "k" or "v". Each is written where it
+        belongs as soon as it is read: at no time are there two copies of them all."""
+        linear = self.blank(len(projections) * width, width, bias=True)
+        assert linear.bias is not None, "it was asked for"
+        for index, (name, part) in enumerate(projections):
+            rows = slice(index * width, (index + 1) * width)
+            scale = (width // heads) ** -0.5 if part == "q" else 1.0
+            self.fill(linear, rows, f"{name}.{part}_proj.weight", scale)
+            if part == "k":  # Keys have no bias in Whisper.
+                linear.bias[rows] = 0.0
+            else:
+                self.weights.get(f"{name}.{part}_proj.bias", linear.bias[rows], scale=scale)
+        return self.kept(linear)
+
+    def blank(self, outputs: int, inputs: int, *, bias: bool) -> Timed:
+        """Room for a linear layer's weights."""
+        empty = partial(torch.empty, device=self.device)
+        added = empty(outputs, dtype=self.dtype) if bias else None
+        if not self.int8:
+            return FloatLinear(empty(outputs, inputs, dtype=self.dtype), added, self.kernels)
+        weight, scales = empty(outputs, inputs, dtype=torch.int8), empty(outputs, dtype=self.dtype)
+        return Int8Linear(weight, scales, added, self.kernels)
+
+    def kept(self, linear: Timed, *, with_rows: bool = False) -> Linear:
+        """A layer whose weights are there, as the model holds it.
+
+        Args:
+            with_rows: rows of it will be asked for.
+        """
+        found = self._packed(linear, with_rows=with_rows)
+        self.taken.extend(memory_of(found))
+        if found is linear:
+            self.linears.append(linear)
+        return found
+
+    def _packed(self, linear: Timed, *, with_rows: bool) -> Linear:
+        """The layer in half of its bytes, where that loses nothing."""
+        if not isinstance(linear, FloatLinear) or self.dtype != torch.float32 or self.device.type != "cpu":
+            return linear
+        matrix = self.packer.pack(linear.weight)
+        if matrix is None:
+            return linear
+        return PackedLinear(matrix, linear.weight.half() if with_rows else None, linear.bias)
+
+    def fill(self, linear: Timed, rows: slice, name: str, scale: float = 1.0) -> None:
+        """Reads the weight ``name`` to some rows of a layer's."""
+        if isinstance(linear, Int8Linear):
+            self.weights.quantize(name, linear.weight[rows], linear.scales[rows], scale=scale)
+        else:
+            self.weights.get(name, linear.weight[rows], scale=scale)
