@@ -1,0 +1,243 @@
+"""The command ``triolet bench``: how fast the engine is here, beside other engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ...core.errors import InvalidRequest, TrioletError
+from .terminal import FAILED, PIPE_CLOSED, complain, stdout, write
+
+if TYPE_CHECKING:
+    from ...bench.report import Table
+    from ...bench.rounds import Contender, Entry
+    from ...bench.scenarios import Scenario
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+REAL = "TRIOLET_REAL"
+"""The variable that names the folder with real weights and speech."""
+
+_FEW_CLIPS = 0.7  # of what we can do offline arrives in a second
+_VARIANTS = ("float32", "bfloat16", "int8")
+_PEERS_OF_SPEECH = {"faster-whisper": ("float32", "int8"), "transformers": ("float32",)}
+_PEERS_OF_TEXT = {"transformers": ("float32", "bfloat16"), "llama.cpp": ("int8",)}
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine: the engine beside other engines, in turn, and how far the machine's limit is.
+
+    Each contender is a process of its own; all are open at a time, and answer the same tasks. Ratios are the seconds of
+    a peer over ours, in the same round.
+    """
+
+
+def _common(command: Command) -> Command:
+    for option in (
+        click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write everything into this file."),
+        click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the medians into this file."),
+        click.option("--only", multiple=True, help="The scenarios to play, by name. Default: all."),
+        click.option("--online", type=click.IntRange(0), default=24, help="Inputs that arrive by chance. Default: 24."),
+        click.option("--rate", type=click.FloatRange(0, min_open=True), help="How many arrive in a second."),
+        click.option("--threads", type=click.IntRange(1), default=2, help="Of each contender. Default: 2."),
+        click.option("--rounds", type=click.IntRange(1), default=5, help="That are counted. Default: 5."),
+        click.option("--peer-python", default=sys.executable, help="The interpreter that has the peers' packages."),
+        click.option(
+            "--variant",
+            "variants",
+            type=click.Choice(_VARIANTS),
+            multiple=True,
+            default=("float32", "int8"),
+            help="What the engine computes in; more than once. Default: float32 and int8.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@bench.command()
+@click.option("--model", help=f"A Whisper checkpoint's folder. Default: whisper-base in ${REAL}.")
+@click.option("--audio", help=f"A folder with recordings of English speech (*.wav). Default: speech in ${REAL}.")
+@click.option("--peer", "peers", multiple=True, help="transformers, or faster-whisper=FOLDER; more than once.")
+@click.option("--seconds", type=click.FloatRange(1, 30), default=25.0, help="Of a clip, at most. Default: 25.")
+@click.option("--short-seconds", type=click.FloatRange(1, 30), default=5.0, help="Of a short clip. Default: 5.")
+@click.option("--together", type=click.IntRange(2), default=8, help="Clips at once. Default: 8.")
+@_common
+def speech(
+    model: str | None, audio: str | None, seconds: float, short_seconds: float, together: int, **how: Any
+) -> int:
+    """One clip, several at once, short ones, the same again, by chance, with a busy neighbour; and the start."""
+
+    def contest(folder: Path) -> int:
+        from ...bench.inputs import Clips
+        from ...bench.scenarios import speech_scenarios
+
+        whisper = _folder("--model", model, "whisper-base")
+        recordings = _folder("--audio", audio, "speech")
+        clips, short = (Clips.of(recordings, folder, length) for length in (seconds, short_seconds))
+        entries = [*_ours(whisper, "speech", how), *_peers(whisper, _PEERS_OF_SPEECH, "speech", how)]
+
+        def scenarios(contenders: Sequence[Contender]) -> list[Scenario]:
+            rate = how["rate"] or _rate(contenders[0], {"paths": short.some(together, -2)}, together)
+            trimmed = min((short_seconds + 3) / 30, 1.0)
+            return speech_scenarios(
+                clips.some, short.some, together=together, online=how["online"], rate=rate, trimmed=trimmed
+            )
+
+        return _play(whisper, entries, scenarios, [clips.texts, short.texts], how)
+
+    return _in_a_folder(contest)
+
+
+@bench.command()
+@click.option("--model", help=f"A decoder's folder. Default: smollm2 in ${REAL}.")
+@click.option("--peer", "peers", multiple=True, help="transformers, or llama.cpp=FILE.gguf; more than once.")
+@click.option("--tokens", type=click.IntRange(2), default=64, help="To write behind each prompt. Default: 64.")
+@click.option("--together", type=click.IntRange(2), multiple=True, default=(8, 32), help="Prompts at once.")
+@_common
+def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
+    """One prompt, several at once, by chance; and the start."""
+
+    def contest(_: Path) -> int:
+        from ...bench.inputs import prompts_of
+        from ...bench.scenarios import text_scenarios
+
+        decoder = _folder("--model", model, "smollm2")
+        entries = [*_ours(decoder, "text", how), *_peers(decoder, _PEERS_OF_TEXT, "text", how)]
+
+        def scenarios(contenders: Sequence[Contender]) -> list[Scenario]:
+            task = {"prompts": prompts_of(max(together), -2), "tokens": tokens}
+            rate = how["rate"] or _rate(contenders[0], task, max(together))
+            return text_scenarios(prompts_of, tokens=tokens, together=together, online=how["online"], rate=rate)
+
+        return _play(decoder, entries, scenarios, [], how)
+
+    return _in_a_folder(contest)
+
+
+def _in_a_folder(contest: Callable[[Path], int]) -> int:
+    """Runs it with a folder for its files."""
+    try:
+        with TemporaryDirectory(prefix="triolet-bench-") as folder:
+            return contest(Path(folder))
+    except TrioletError as error:
+        complain(str(error))
+        return FAILED
+    except BrokenPipeError:
+        return PIPE_CLOSED
+
+
+def _folder(option: str, given: str | None, name: str) -> Path:
+    real = os.environ.get(REAL)
+    if given is None and real is None:
+        raise click.UsageError(f"no {option}, and {REAL} is not set to a folder with {name}")
+    found = Path(given) if given is not None else Path(str(real)) / name
+    if not found.is_dir():
+        raise click.UsageError(f"{option}: {found} is no folder")
+    return found
+
+
+def _ours(folder: Path, kind: str, how: dict[str, Any]) -> list[Entry]:
+    from ...bench.rounds import Entry
+
+    found = []
+    for variant in dict.fromkeys(how["variants"]):
+        asked = {"quantization": "int8"} if variant == "int8" else {"dtype": variant}
+        config = json.dumps({"device": "cpu", "threads": how["threads"], **asked})
+        arguments = (str(folder), config, kind)
+        found.append(Entry(name=f"triolet {variant}", program="triolet_engine", arguments=arguments, numbers=variant))
+    return found
+
+
+def _peers(folder: Path, known: dict[str, tuple[str, ...]], kind: str, how: dict[str, Any]) -> list[Entry]:
+    from ...bench.rounds import Entry
+
+    found = []
+    for given in how["peers"]:
+        name, _, place = given.partition("=")
+        if name not in known:
+            raise click.UsageError(f"--peer {given}; allowed: {', '.join(known)}")
+        if (name == "transformers") != (not place):
+            raise click.UsageError(f"--peer {given}; allowed: transformers, or another peer with its model: NAME=PATH")
+        if place and not Path(place).exists():
+            raise click.UsageError(f"--peer {given}: there is no {place}")
+        python = sys.executable if name == "transformers" else how["peer_python"]
+        found += [
+            Entry(
+                name=f"{name} {numbers}",
+                program=f"{name.replace('-', '_').replace('.', '_')}_{kind}",
+                arguments=(place or str(folder), numbers, str(how["threads"])),
+                python=python,
+                numbers=numbers,
+            )
+            for numbers in known[name]
+            if numbers in how["variants"]
+        ]
+    return found
+
+
+def _rate(ours: Contender, task: dict[str, Any], count: int) -> float:
+    """Inputs a second that leave us some room."""
+    ours.run(task)  # warms up
+    seconds: float = ours.run(task)["seconds"]
+    return _FEW_CLIPS * count / seconds
+
+
+def _play(
+    model: Path,
+    entries: Sequence[Entry],
+    scenarios: Callable[[Sequence[Contender]], Sequence[Scenario]],
+    texts: Sequence[dict[str, str | None]],
+    how: dict[str, Any],
+) -> int:
+    from ...bench.contest import Rules, play, starts
+    from ...bench.machine import Machine
+    from ...bench.report import as_json, plot, shown
+    from ...bench.rounds import Contest
+    from ...bench.work import Work
+
+    out = stdout()
+    machine = Machine.measure(how["threads"])
+    speeds = ", ".join(f"{name} {value:.0f} GFLOP/s" for name, value in machine.gigaflops.items())
+    write(f"{machine.cpu}, {machine.threads} threads: {speeds}, memory {machine.gigabytes:.1f} GB/s", out)
+    rules = Rules(
+        machine=machine,
+        work=Work.of(model),
+        rounds=how["rounds"],
+        texts=ChainMap(*texts),
+        only=frozenset(how["only"]),
+        say=complain,
+    )
+    tables: list[Table] = []
+
+    def tell(table: Table) -> None:
+        tables.append(table)
+        for line in shown([table]):
+            write(line, out)
+
+    if not rules.only or "start" in rules.only:
+        tell(starts(entries, rules))
+    with Contest() as contest:
+        contest.open(entries)
+        planned = scenarios(contest.contenders)
+        unknown = rules.only - {each.name for each in planned} - {"start"}
+        if unknown:
+            names = ", ".join(each.name for each in planned)
+            raise InvalidRequest(f"--only {min(unknown)}; allowed: start, {names}")
+        for table in play(contest.contenders, planned, rules):
+            tell(table)
+        about = {one.entry.name: dict(one.about) for one in contest.contenders}
+    if how["json_path"]:
+        Path(how["json_path"]).write_text(as_json(machine, about, tables), encoding="utf-8")
+    if how["plot_path"]:
+        plot(tables, Path(how["plot_path"]))
+    return 0

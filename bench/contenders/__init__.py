@@ -1,0 +1,10 @@
+"""The contenders: programs that are run by paths, in other interpreters perhaps, and import nothing of each other but
+`serve`. Each opens a model, and then answers tasks, one JSON object a line on both sides.
+
+A task of speech has ``paths`` of WAV files, and perhaps ``context`` (see `TranscribeOptions.encoder_context`),
+``reuse`` (the language, the text and its translation are wanted of each), or ``arrivals`` (seconds after which each
+path arrives).
+A task of text has ``prompts``, ``tokens`` (how many to write), and perhaps ``arrivals``. The answer has ``seconds`` of
+the whole, and for each input ``tokens``, ``text``, ``first`` (seconds to the first token, where it is known) and
+``total``.
+"""

@@ -1,0 +1,54 @@
+"""What every contender does: opens, says so, and answers tasks until its input ends. Python's library alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+
+def connect() -> IO[str]:
+    """The stream for answers. What libraries print to standard output goes to standard error from now on."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def say(stream: IO[str], **told: Any) -> None:
+    """One answer."""
+    stream.write(json.dumps(told) + "\n")
+    stream.flush()
+
+
+def serve(
+    open_model: Callable[[], tuple[Any, dict[str, str]]], run: Callable[[Any, dict[str, Any]], list[dict[str, Any]]]
+) -> None:
+    """Answers tasks by ``run(model, task)``, which gives an answer for each input."""
+    answers = connect()
+    begun = time.perf_counter()
+    model, about = open_model()
+    say(answers, opened=time.perf_counter() - begun, about=about)
+    for line in sys.stdin:
+        task = json.loads(line)
+        begun = time.perf_counter()
+        found = run(model, task)
+        say(answers, seconds=time.perf_counter() - begun, answers=found)
+
+
+def in_order(task: dict[str, Any], inputs: Sequence[str], one: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answers ``inputs`` one after the other, each when it has arrived: what an engine does that runs one at a time."""
+    begun = time.perf_counter()
+    arrivals = task.get("arrivals") or [0.0] * len(inputs)
+    found = []
+    for arrival, item in zip(arrivals, inputs, strict=True):
+        time.sleep(max(begun + arrival - time.perf_counter(), 0.0))
+        started = time.perf_counter() - begun
+        answer = one(item)
+        ended = time.perf_counter() - begun
+        if answer.get("first") is not None:
+            answer["first"] += started - arrival
+        found.append({**answer, "total": ended - arrival})
+    return found

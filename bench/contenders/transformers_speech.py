@@ -1,0 +1,54 @@
+"""transformers: ``transformers_speech.py FOLDER DTYPE THREADS``. Several paths at once are one batch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from serve import in_order, serve
+
+
+def open_model() -> tuple[Any, dict[str, str]]:
+    import torch
+    import transformers
+
+    folder, dtype, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    transformers.logging.set_verbosity_error()
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    processor = transformers.WhisperProcessor.from_pretrained(folder)
+    return (model, processor), {"transformers": transformers.__version__, "torch": torch.__version__}
+
+
+def run(models: Any, task: dict[str, Any]) -> list[dict[str, Any]]:
+    paths = task["paths"]
+    if task.get("reuse"):
+        return in_order(task, paths, lambda path: reuse(models, path))
+    if task.get("arrivals"):
+        return in_order(task, paths, lambda path: generate(models, [path])[0])
+    return generate(models, paths)
+
+
+def generate(models: Any, paths: list[str], **options: Any) -> list[dict[str, Any]]:
+    import soundfile
+    import torch
+
+    model, processor = models
+    clips = [soundfile.read(path, dtype="float32")[0] for path in paths]
+    features = processor(clips, sampling_rate=16_000, return_tensors="pt").input_features.to(model.dtype)
+    asked = {"language": "en", "task": "transcribe", **options} if model.generation_config.is_multilingual else {}
+    with torch.inference_mode():
+        rows = model.generate(features, num_beams=1, do_sample=False, return_timestamps=False, **asked)
+    special = set(processor.tokenizer.all_special_ids)
+    tokens = [[token for token in row if token not in special] for row in rows.tolist()]
+    return [{"text": processor.tokenizer.decode(row), "tokens": row} for row in tokens]
+
+
+def reuse(models: Any, path: str) -> dict[str, Any]:
+    (text,) = generate(models, [path], language=None)
+    generate(models, [path], task="translate")
+    return text
+
+
+if __name__ == "__main__":
+    serve(open_model, run)

@@ -1,0 +1,67 @@
+"""The engine itself: ``triolet_engine.py FOLDER CONFIG KIND``, CONFIG as JSON, KIND "speech" or "text"."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import trio
+from serve import connect, say
+
+GREEDY = {"beam_size": 1, "temperature": 0.0, "timestamps": "none", "voice_activity": "off"}
+
+
+async def main() -> None:
+    """Serves as `serve.serve` does."""
+    answers = connect()
+    folder, config, kind = sys.argv[1:]
+    begun = time.perf_counter()
+    from triolet import Engine, EngineConfig
+
+    async with Engine(folder, config=EngineConfig(**json.loads(config))) as engine:
+        about = {"dtype": engine.model.dtype}
+        say(answers, opened=time.perf_counter() - begun, about=about)
+        answer = hear if kind == "speech" else write
+        while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+            task = json.loads(line)
+            inputs = task["paths"] if kind == "speech" else task["prompts"]
+            found: list[dict[str, Any]] = [{} for _ in inputs]
+            begun = time.perf_counter()
+            async with trio.open_nursery() as nursery:
+                for index, item in enumerate(inputs):
+                    nursery.start_soon(arrive, engine, answer, task, index, item, found)
+            say(answers, seconds=time.perf_counter() - begun, answers=found)
+
+
+async def arrive(engine: Any, answer: Any, task: Any, index: int, item: str, found: list[dict[str, Any]]) -> None:
+    """Answers one input when it arrives."""
+    await trio.sleep((task.get("arrivals") or [0.0] * len(found))[index])
+    begun = time.perf_counter()
+    found[index] = {**await answer(engine, task, item), "total": time.perf_counter() - begun}
+
+
+async def hear(engine: Any, task: Any, path: str) -> dict[str, Any]:
+    """The text of a file."""
+    options = {**GREEDY, "encoder_context": task.get("context", "full")}
+    transcript = await engine.transcribe(path, language=None if task.get("reuse") else "en", **options)
+    if task.get("reuse"):
+        await engine.transcribe(path, language="en", task="translate", **options)
+    tokens = [token for segment in transcript.segments for token in segment.token_ids]
+    first = None if transcript.timings is None else transcript.timings.first_token
+    return {"text": transcript.text, "tokens": tokens, "first": first}
+
+
+async def write(engine: Any, task: Any, prompt: str) -> dict[str, Any]:
+    """The continuation of a prompt."""
+    from triolet import SamplingParams
+
+    sampling = SamplingParams(max_tokens=task["tokens"], min_tokens=task["tokens"])
+    completion = await engine.generate(prompt, sampling=sampling)
+    first = None if completion.timings is None else completion.timings.first_token
+    return {"text": completion.text, "tokens": list(completion.token_ids), "first": first}
+
+
+if __name__ == "__main__":
+    trio.run(main)

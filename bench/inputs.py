@@ -1,0 +1,139 @@
+"""What the contenders are asked: clips cut of a folder's recordings, and prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import soundfile
+from attrs import define, field, frozen
+
+from ..core.errors import InvalidRequest
+
+RATE = 16_000
+_PAUSE = 0.2  # seconds
+_FAINTER = 0.998  # each round's gain over the round before: the same speech, and other samples
+
+PROMPTS = tuple(
+    f"{question} {thing}?"
+    for question in ("What is the history of", "Why do people care about", "How does one begin with", "Who invented")
+    for thing in ("the bicycle", "bread", "the violin", "chess", "paper", "the sea", "glass", "cheese")
+)
+
+
+def prompts_of(count: int, number: int) -> list[str]:
+    """Prompts of a round."""
+    return [f"({number + 1}) {PROMPTS[index % len(PROMPTS)]}" for index in range(count)]
+
+
+@frozen(eq=False)
+class Piece:
+    """Speech that is not cut: a short recording, or what is said between two pauses of a long one."""
+
+    samples: Any = field(repr=False)  # numpy float32
+    text: str | None  # None: nobody has told
+
+
+def pieces_of(recording: Path, longest: float) -> list[Piece]:
+    """The pieces of a recording. ``NAME.txt`` has the text of a short one; of a long one ``NAME.json``, as
+    benchmarks/recordings.py writes it, has the times of its words. One without is cut anywhere."""
+    from ..api.inputs.audio import load_audio
+
+    whole = load_audio(recording, sampling_rate=RATE)
+    times, text = recording.with_suffix(".json"), recording.with_suffix(".txt")
+    most = round(longest * RATE)
+    if times.exists():
+        words = json.loads(times.read_text(encoding="utf-8"))["words"]
+        return [one for one in map(partial(_phrase, whole), _phrases(words)) if len(one.samples) <= most]
+    if len(whole) <= most:
+        return [Piece(whole, text.read_text(encoding="utf-8") if text.exists() else None)]
+    return [Piece(whole[start : start + most], None) for start in range(0, len(whole) - most + 1, most)]
+
+
+def _phrases(words: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Words that no pause parts."""
+    found: list[list[Mapping[str, Any]]] = []
+    for word in words:
+        if not found or word["start"] - found[-1][-1]["end"] >= _PAUSE:
+            found.append([])
+        found[-1].append(word)
+    return found
+
+
+def _phrase(whole: Any, words: Sequence[Mapping[str, Any]]) -> Piece:
+    start, end = words[0]["start"] - _PAUSE / 2, words[-1]["end"] + _PAUSE / 2
+    return Piece(whole[max(round(start * RATE), 0) : round(end * RATE)], " ".join(word["word"] for word in words))
+
+
+def packed(pieces: Sequence[Piece], longest: float) -> list[Piece]:
+    """Pieces one behind the other, each no longer than ``longest`` seconds."""
+    found: list[list[Piece]] = []
+    room = 0
+    silence = np.zeros(round(_PAUSE * RATE), np.float32)
+    for piece in pieces:
+        if not found or len(piece.samples) + len(silence) > room:
+            found.append([])
+            room = round(longest * RATE)
+        found[-1].append(piece)
+        room -= len(piece.samples) + len(silence)
+    return [_joined(group, silence) for group in found]
+
+
+def _joined(group: Sequence[Piece], silence: Any) -> Piece:
+    texts = [piece.text for piece in group]
+    samples = np.concatenate([part for piece in group for part in (piece.samples, silence)])
+    return Piece(samples[: -len(silence)], None if None in texts else " ".join(map(str, texts)))
+
+
+@define(eq=False)
+class Clips:
+    """Clips of up to ``seconds`` from recordings, written as WAV files into ``folder`` when they are asked for."""
+
+    folder: Path
+    seconds: float
+    _pieces: list[Piece] = field(repr=False)
+    texts: dict[str, str | None] = field(factory=dict, init=False)
+    """What is said in each clip, by path; ``None``: nobody has told."""
+
+    @classmethod
+    def of(cls, recordings: Path, folder: Path, seconds: float) -> Self:
+        """Of all WAV files of ``recordings``, the longest clips first.
+
+        Raises:
+            InvalidRequest: there is no WAV file.
+        """
+        paths = sorted(recordings.glob("*.wav"))
+        pieces = [piece for path in paths for piece in pieces_of(path, seconds)]
+        if not pieces:
+            raise InvalidRequest(f"{recordings} has no WAV file; allowed: a folder with recordings of speech (*.wav)")
+        return cls(folder, seconds, sorted(packed(pieces, seconds), key=lambda one: -len(one.samples)))
+
+    def some(self, count: int, number: int) -> list[str]:
+        """Paths of ``count`` clips of a round."""
+        return [self._write(index, number) for index in range(count)]
+
+    def _write(self, index: int, number: int) -> str:
+        which, again = index % len(self._pieces), index // len(self._pieces)
+        path = self.folder / f"{self.seconds:g}s-{index}-{number + 1}.wav"
+        if not path.exists():
+            gain = _FAINTER ** (number + 1 + 100 * again)
+            soundfile.write(path, (self._pieces[which].samples * gain).astype(np.float32), RATE, subtype="FLOAT")
+            self.texts[str(path)] = self._pieces[which].text
+        return str(path)
+
+
+def word_error_rate(texts: Mapping[str, str | None], heard: Mapping[str, str]) -> float | None:
+    """Percent of the words of all texts that are told; ``None``: none is. Both sides are put through transformers'
+    English normalizer."""
+    import jiwer
+    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+    normal = EnglishTextNormalizer({})
+    told = {path: text for path in heard if (text := texts.get(path))}
+    if not told:
+        return None
+    return 100.0 * jiwer.wer([normal(text) for text in told.values()], [normal(heard[path]) for path in told])

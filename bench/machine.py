@@ -1,0 +1,59 @@
+"""What this machine can do at most: products, and reading memory. Limits that nothing that is computed can pass."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Self
+
+from attrs import frozen
+
+_SIZE = 1536  # rows and columns of the matrices: their product fills the caches, and takes milliseconds
+_READ = 64 << 20  # numbers: far more than any cache holds
+_TURNS = 9
+
+
+@frozen(kw_only=True)
+class Machine:
+    """A machine's limits, as measured with the threads that were asked for."""
+
+    cpu: str
+    threads: int
+    load: float  # of the last minute, before
+    gigaflops: dict[str, float]  # by what is computed in; multiplications and additions are counted
+    gigabytes: float  # a second, read from memory
+
+    @classmethod
+    def measure(cls, threads: int) -> Self:
+        """Takes about two seconds. The fastest of some runs counts: this is a limit, not a mean."""
+        import torch
+
+        from ..models.machine.host import cpu_name, read_file
+
+        load = os.getloadavg()[0]
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            wide = torch.randn(_SIZE, _SIZE)
+            half, small = wide.bfloat16(), (wide * 30).to(torch.int8)
+            products: dict[str, Callable[[], object]] = {
+                "float32": lambda: wide @ wide,
+                "bfloat16": lambda: half @ half,
+                "int8": lambda: torch._int_mm(small, small.T),
+            }
+            flops = {name: 2 * _SIZE**3 / _fastest(product) / 1e9 for name, product in products.items()}
+            numbers = torch.ones(_READ)
+            read = numbers.nbytes / _fastest(numbers.sum) / 1e9
+        finally:
+            torch.set_num_threads(before)
+        return cls(cpu=cpu_name(read_file), threads=threads, load=load, gigaflops=flops, gigabytes=read)
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    found = []
+    for _ in range(_TURNS):
+        begun = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - begun)
+    return min(found)

@@ -1,0 +1,122 @@
+"""The report of a contest: for people, as JSON, and as a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from attrs import asdict, field, frozen
+
+from .machine import Machine
+from .rounds import Entry, Outcome, Ratio
+
+_OURS = "triolet"
+
+
+@frozen(kw_only=True)
+class Line:
+    """What one contender did in one scenario."""
+
+    contender: str
+    seconds: tuple[float, ...]  # of each round
+    median: float
+    ratios: Mapping[str, Ratio]  # of our contender: each peer's seconds over ours, by the peer's name
+    limit: float | None = None  # seconds that the machine takes at least
+    error_rate: float | None = None  # percent of the words
+    equal: float | None = None  # share of the answers whose tokens are transformers' in float32
+    waits: Mapping[str, float] = field(factory=dict)  # p50, p95, p99 of the seconds from arrival to answer, and to the
+    # first token, where the scenario is online
+
+
+@frozen(kw_only=True)
+class Table:
+    """One scenario."""
+
+    name: str
+    what: str
+    lines: tuple[Line, ...]
+
+
+def is_ours(entry: Entry) -> bool:
+    """True for the engine itself."""
+    return entry.name.startswith(_OURS)
+
+
+def ratios_of(entry: Entry, entries: Sequence[Entry], outcomes: Mapping[str, Outcome]) -> dict[str, Ratio]:
+    """Of one of ours: over all peers that compute in the same numbers; over those without such a one of ours, too."""
+    if not is_ours(entry):
+        return {}
+    numbers = {one.numbers for one in entries if is_ours(one)}
+    peers = [one for one in entries if not is_ours(one) and one.name in outcomes]
+    fair = [one for one in peers if one.numbers == entry.numbers or one.numbers not in numbers]
+    return {peer.name: Ratio.of(outcomes[peer.name], outcomes[entry.name]) for peer in fair}
+
+
+def waits_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Percentiles of what the inputs of an online scenario waited."""
+    found: dict[str, float] = {}
+    for name, key in (("", "total"), ("first token ", "first")):
+        values = [answer[key] for answer in answers if answer.get(key) is not None]
+        if len(values) > 1:
+            cuts = quantiles(values, n=100, method="inclusive")
+            found.update({f"{name}p{percent}": cuts[percent - 1] for percent in (50, 95, 99)})
+    return found
+
+
+def shown(tables: Sequence[Table]) -> list[str]:
+    """Lines for people."""
+    lines = []
+    for table in tables:
+        lines += ["", f"{table.name}: {table.what}"]
+        lines += [f"  {_line(one)}" for one in table.lines]
+    return lines
+
+
+def _line(one: Line) -> str:
+    parts = [f"{one.contender:<26}{one.median:8.3f} s ({min(one.seconds):.3f} to {max(one.seconds):.3f})"]
+    if one.limit is not None:
+        parts.append(f"limit {one.limit:.3f} s, {100 * one.limit / one.median:.0f} %")
+    if one.error_rate is not None:
+        parts.append(f"WER {one.error_rate:.1f} %")
+    if one.equal is not None:
+        parts.append("transformers' tokens" if one.equal == 1.0 else f"{one.equal:.0%} of transformers' tokens")
+    parts += [f"{name} {seconds:.2f} s" for name, seconds in one.waits.items()]
+    parts += [f"{ratio.median:.2f}x of {peer}" for peer, ratio in one.ratios.items()]
+    return "; ".join(parts)
+
+
+def as_json(machine: Machine, about: Mapping[str, Any], tables: Sequence[Table]) -> str:
+    """Everything."""
+    told = {"machine": asdict(machine), "contenders": dict(about), "scenarios": [asdict(table) for table in tables]}
+    return json.dumps(told, indent=1)
+
+
+def plot(tables: Sequence[Table], path: Path) -> None:
+    """Bars of the medians, a panel for each scenario; the limit of the machine is a line across each bar.
+
+    Raises:
+        ImportError: matplotlib is not installed (``pip install 'triolet[bench]'``).
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.0 + 1.6 * len(tables)), layout="constrained")
+    panels = figure.subplots(len(tables), 1, squeeze=False)[:, 0]
+    for panel, table in zip(panels, tables, strict=True):
+        names = [line.contender for line in table.lines]
+        medians = [line.median for line in table.lines]
+        spread = [
+            [line.median - min(line.seconds) for line in table.lines],
+            [max(line.seconds) - line.median for line in table.lines],
+        ]
+        colours = ["tab:blue" if name.startswith(_OURS) else "tab:gray" for name in names]
+        panel.barh(names, medians, xerr=spread, color=colours)
+        for index, line in enumerate(table.lines):
+            if line.limit is not None:
+                panel.plot([line.limit] * 2, [index - 0.4, index + 0.4], color="tab:red")
+        panel.invert_yaxis()
+        panel.set_xlabel("seconds")
+        panel.set_title(f"{table.name}: {table.what}", fontsize="medium")
+    figure.savefig(path)
