@@ -110,7 +110,11 @@ def _line(
     answers = outcome.answers
     steps = max(len(answer["tokens"]) + 1 for answer in answers)
     limit = rules.work.limit(rules.machine, entry.numbers, windows=scenario.windows, steps=steps)
-    same = reference and is_ours(entry) and [answer["tokens"] == tokens for answer, tokens in zip(answers, reference, strict=True)]
+    same = (
+        reference
+        and is_ours(entry)
+        and [answer["tokens"] == tokens for answer, tokens in zip(answers, reference, strict=True)]
+    )
     heard = dict(zip(inputs, (answer["text"] for answer in answers), strict=True))
     return Line(
         contender=entry.name,

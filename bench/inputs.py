@@ -16,6 +16,7 @@ from ..core.errors import InvalidRequest
 
 RATE = 16_000
 _PAUSE = 0.2  # seconds
+_SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
 _FAINTER = 0.998  # each round's gain over the round before: the same speech, and other samples
 
 PROMPTS = tuple(
@@ -101,15 +102,15 @@ class Clips:
 
     @classmethod
     def of(cls, recordings: Path, folder: Path, seconds: float) -> Self:
-        """Of all WAV files of ``recordings``, the longest clips first.
+        """Of all recordings in a folder, the longest clips first.
 
         Raises:
-            InvalidRequest: there is no WAV file.
+            InvalidRequest: there is none.
         """
-        paths = sorted(recordings.glob("*.wav"))
+        paths = sorted(path for path in recordings.glob("*") if path.suffix in _SOUNDS)
         pieces = [piece for path in paths for piece in pieces_of(path, seconds)]
         if not pieces:
-            raise InvalidRequest(f"{recordings} has no WAV file; allowed: a folder with recordings of speech (*.wav)")
+            raise InvalidRequest(f"{recordings} has no recordings; allowed: files of {', '.join(_SOUNDS)}")
         return cls(folder, seconds, sorted(packed(pieces, seconds), key=lambda one: -len(one.samples)))
 
     def some(self, count: int, number: int) -> list[str]:
@@ -130,9 +131,10 @@ def word_error_rate(texts: Mapping[str, str | None], heard: Mapping[str, str]) -
     """Percent of the words of all texts that are told; ``None``: none is. Both sides are put through transformers'
     English normalizer."""
     import jiwer
-    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer as Untyped
 
-    normal = EnglishTextNormalizer({})
+    make: Any = Untyped
+    normal = make({})
     told = {path: text for path in heard if (text := texts.get(path))}
     if not told:
         return None

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -68,9 +69,14 @@ class Contender:
                 text=True,
             )
         except OSError as error:
+            said.close()
             raise BenchError(f"{entry.name} cannot be run by {entry.python}: {error}") from error
         contender = cls(entry, 0.0, 0.0, {}, process, said)
-        told = contender._read()
+        try:
+            told = contender._read()
+        except BaseException:
+            contender.close()
+            raise
         contender.opened, contender.about = told["opened"], told["about"]
         contender.started = time.perf_counter() - begun
         return contender
@@ -78,11 +84,9 @@ class Contender:
     def run(self, task: Mapping[str, Any]) -> Answer:
         """The answer to a task. Raises `BenchError` where the program has ended."""
         assert self._process.stdin is not None, "it was asked for"
-        try:
+        with suppress(BrokenPipeError):  # it has ended; what it said is told below
             self._process.stdin.write(json.dumps(task) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended; what it said is told below
         return self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -102,7 +106,8 @@ class Contender:
         """Ends the process: it has nothing more to read."""
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None, "it was asked for"
-            stream.close()
+            with suppress(BrokenPipeError):
+                stream.close()
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:

@@ -19,7 +19,8 @@ ALLOWED = {
     "models": {"core", "models"},
     "actors": {"core", "models", "actors"},
     "api": {"core", "models", "actors", "api", "demo"},
-    FACE: {"core", "models", "actors", "api", FACE},
+    "bench": {"core", "models", "api", "bench", FACE},
+    FACE: {"core", "models", "actors", "api", "bench", FACE},
     "testing": {"core", "models", "actors", "api", "testing", "demo"},
     "demo": {"demo"},
 }

@@ -1,5 +1,4 @@
-"""The command ``triolet``: ``transcribe`` files, ``generate`` text, ``embed`` texts, list ``devices``,
-``bench`` this machine.
+"""The command ``triolet``: ``transcribe`` files, ``generate`` text, ``embed`` texts, list ``devices``.
 
 Results go to standard output or into files; progress and errors go to standard error. Every command ends with the same
 exit statuses:
@@ -24,7 +23,6 @@ from typing import Any, NoReturn
 import click
 
 from ...core.config import EngineConfig
-from .bench import bench
 from .devices import devices
 from .generate import embed, generate
 from .terminal import (
@@ -75,7 +73,7 @@ def cli() -> None:
     """Speech to text, text, questions about images and audio, and embeddings, by models on this machine."""
 
 
-for _command in (transcribe, generate, embed, devices, bench):
+for _command in (transcribe, generate, embed, devices):
     cli.add_command(_command)
 
 

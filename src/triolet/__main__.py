@@ -9,8 +9,11 @@ _INTERRUPTED = 130
 def main() -> NoReturn:
     """Runs the command and exits."""
     try:
+        from .api.command_line.main import cli
         from .api.command_line.main import main as command
+        from .bench.command import bench
 
+        cli.add_command(bench)
         command()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ...core.errors import InvalidRequest, TrioletError
-from .terminal import FAILED, PIPE_CLOSED, complain, stdout, write
+from ..api.command_line.terminal import FAILED, PIPE_CLOSED, complain, stdout, write
+from ..core.errors import InvalidRequest, TrioletError
 
 if TYPE_CHECKING:
-    from ...bench.report import Table
-    from ...bench.rounds import Contender, Entry
-    from ...bench.scenarios import Scenario
+    from .report import Table
+    from .rounds import Contender, Entry
+    from .scenarios import Scenario
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -66,7 +66,7 @@ def _common(command: Command) -> Command:
 
 @bench.command()
 @click.option("--model", help=f"A Whisper checkpoint's folder. Default: whisper-base in ${REAL}.")
-@click.option("--audio", help=f"A folder with recordings of English speech (*.wav). Default: speech in ${REAL}.")
+@click.option("--audio", help=f"A folder with recordings of English speech. Default: speech in ${REAL}.")
 @click.option("--peer", "peers", multiple=True, help="transformers, or faster-whisper=FOLDER; more than once.")
 @click.option("--seconds", type=click.FloatRange(1, 30), default=25.0, help="Of a clip, at most. Default: 25.")
 @click.option("--short-seconds", type=click.FloatRange(1, 30), default=5.0, help="Of a short clip. Default: 5.")
@@ -78,8 +78,8 @@ def speech(
     """One clip, several at once, short ones, the same again, by chance, with a busy neighbour; and the start."""
 
     def contest(folder: Path) -> int:
-        from ...bench.inputs import Clips
-        from ...bench.scenarios import speech_scenarios
+        from .inputs import Clips
+        from .scenarios import speech_scenarios
 
         whisper = _folder("--model", model, "whisper-base")
         recordings = _folder("--audio", audio, "speech")
@@ -108,8 +108,8 @@ def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) 
     """One prompt, several at once, by chance; and the start."""
 
     def contest(_: Path) -> int:
-        from ...bench.inputs import prompts_of
-        from ...bench.scenarios import text_scenarios
+        from .inputs import prompts_of
+        from .scenarios import text_scenarios
 
         decoder = _folder("--model", model, "smollm2")
         entries = [*_ours(decoder, "text", how), *_peers(decoder, _PEERS_OF_TEXT, "text", how)]
@@ -147,7 +147,7 @@ def _folder(option: str, given: str | None, name: str) -> Path:
 
 
 def _ours(folder: Path, kind: str, how: dict[str, Any]) -> list[Entry]:
-    from ...bench.rounds import Entry
+    from .rounds import Entry
 
     found = []
     for variant in dict.fromkeys(how["variants"]):
@@ -159,7 +159,7 @@ def _ours(folder: Path, kind: str, how: dict[str, Any]) -> list[Entry]:
 
 
 def _peers(folder: Path, known: dict[str, tuple[str, ...]], kind: str, how: dict[str, Any]) -> list[Entry]:
-    from ...bench.rounds import Entry
+    from .rounds import Entry
 
     found = []
     for given in how["peers"]:
@@ -199,11 +199,11 @@ def _play(
     texts: Sequence[dict[str, str | None]],
     how: dict[str, Any],
 ) -> int:
-    from ...bench.contest import Rules, play, starts
-    from ...bench.machine import Machine
-    from ...bench.report import as_json, plot, shown
-    from ...bench.rounds import Contest
-    from ...bench.work import Work
+    from .contest import Rules, play, starts
+    from .machine import Machine
+    from .report import as_json, plot, shown
+    from .rounds import Contest
+    from .work import Work
 
     out = stdout()
     machine = Machine.measure(how["threads"])

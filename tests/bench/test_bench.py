@@ -1,0 +1,297 @@
+"""``triolet bench``: turns, ratios, clips, limits, the report; and a contest from the command to the JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triolet import demo
+from triolet.__main__ import main
+from triolet.bench.contest import Rules, play
+from triolet.bench.inputs import RATE, Clips, Piece, packed, pieces_of, prompts_of, word_error_rate
+from triolet.bench.machine import Machine
+from triolet.bench.report import as_json, plot, ratios_of, shown, waits_of
+from triolet.bench.rounds import BenchError, Contender, Contest, Entry, Outcome, Ratio, take_turns
+from triolet.bench.scenarios import arrivals, speech_scenarios, text_scenarios
+from triolet.bench.work import Work
+from triolet.core.errors import InvalidRequest
+
+MACHINE = Machine(cpu="a CPU", threads=2, load=0.0, gigaflops=dict.fromkeys(("float32", "int8"), 100.0), gigabytes=10.0)
+WORK = Work(window_flops=1e9, step_weights=10**6)
+
+
+@pytest.fixture
+def entry(tmp_path):
+    """``entry(name)``: a contender that answers every input with its length; each task takes it a second more."""
+    program = tmp_path / "contender"
+    program.with_suffix(".py").write_text(
+        dedent("""
+            import json, sys
+            print(json.dumps({"opened": 0.5, "about": {"name": sys.argv[1]}}), flush=True)
+            for number, line in enumerate(sys.stdin):
+                task = json.loads(line)
+                if task.get("paths") == ["end"]:
+                    sys.exit("no such thing")
+                answers = [{"tokens": [len(path)], "text": path, "total": 1.0} for path in task["paths"]]
+                print(json.dumps({"seconds": float(sys.argv[1]) * number, "answers": answers}), flush=True)
+        """)
+    )
+
+    def make(name, factor=1.0, numbers="float32"):
+        return Entry(name=name, program=str(program), arguments=(str(factor),), numbers=numbers)
+
+    return make
+
+
+def test_contenders_take_turns_and_the_first_round_does_not_count(entry):
+    with Contest() as contest:
+        contest.open([entry("triolet float32", 2.0), entry("peer float32", 3.0)])
+        assert [one.opened for one in contest.contenders] == [0.5, 0.5]
+        tasks = []
+        outcomes = take_turns(contest.contenders, lambda n: tasks.append(n) or {"paths": ["a" * (n + 2)]}, rounds=3)
+    assert tasks == [-1, -1, 0, 0, 1, 1, 2, 2]
+    assert outcomes["triolet float32"].seconds == (2.0, 4.0, 6.0)
+    assert outcomes["peer float32"].answers == [{"tokens": [4], "text": "aaaa", "total": 1.0}]
+    ratio = Ratio.of(outcomes["peer float32"], outcomes["triolet float32"])
+    assert ratio == Ratio(median=1.5, lowest=1.5, highest=1.5)
+
+
+def test_a_contender_that_ends_says_why(entry):
+    with Contest() as contest:
+        contest.open([entry("peer")])
+        with pytest.raises(BenchError, match=r"(?s)peer ended with status 1; a missing package is inst.*no such thing"):
+            contest.contenders[0].run({"paths": ["end"]})
+        with pytest.raises(BenchError, match="peer ended"):
+            contest.contenders[0].run({"paths": []})
+
+
+def test_a_contender_without_an_interpreter_is_refused(tmp_path):
+    with pytest.raises(BenchError, match=r"peer cannot be run by .*nowhere"):
+        Contender.start(Entry(name="peer", program="serve", arguments=(), python=str(tmp_path / "nowhere")))
+
+
+def test_ours_is_compared_with_peers_of_its_numbers_and_with_those_of_none_of_ours():
+    names = {"triolet float32": "float32", "triolet int8": "int8", "a float32": "float32", "b bfloat16": "bfloat16"}
+    entries = [Entry(name=name, program="", arguments=(), numbers=numbers) for name, numbers in names.items()]
+    outcomes = {name: Outcome(seconds=(1.0, 2.0), answers=()) for name in names}
+    assert set(ratios_of(entries[0], entries, outcomes)) == {"a float32", "b bfloat16"}
+    assert set(ratios_of(entries[1], entries, outcomes)) == {"b bfloat16"}
+    assert ratios_of(entries[2], entries, outcomes) == {}
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+def write(path, seconds, **beside):
+    samples = np.random.default_rng(0).standard_normal(round(seconds * RATE)).astype(np.float32) * 0.1
+    soundfile.write(path, samples, RATE)
+    for ending, text in beside.items():
+        path.with_suffix(f".{ending}").write_text(text)
+
+
+def test_a_long_recording_is_cut_where_nobody_speaks(tmp_path):
+    """By the times of its words; without them it is cut anywhere, and its text is nobody's."""
+    words = [{"word": word, "start": at, "end": at + 0.5} for word, at in (("one", 1.0), ("two", 1.6), ("three", 4.0))]
+    write(tmp_path / "a.wav", 8.0, json=json.dumps({"words": words}))
+    first, second = pieces_of(tmp_path / "a.wav", 5.0)
+    assert (first.text, len(first.samples) / RATE) == ("one two", pytest.approx(1.3, abs=0.01))
+    assert (second.text, len(second.samples) / RATE) == ("three", pytest.approx(0.7, abs=0.01))
+    write(tmp_path / "b.wav", 8.0, txt="something")
+    assert [(piece.text, len(piece.samples)) for piece in pieces_of(tmp_path / "b.wav", 3.0)] == [(None, 3 * RATE)] * 2
+    (whole,) = pieces_of(tmp_path / "b.wav", 9.0)
+    assert whole.text == "something"
+
+
+@given(st.lists(st.floats(0.1, 4.0), min_size=1, max_size=20))
+def test_pieces_are_packed_in_order_and_none_is_too_long(lengths):
+    pieces = [Piece(np.ones(round(length * RATE), np.float32), str(index)) for index, length in enumerate(lengths)]
+    found = packed(pieces, 5.0)
+    assert " ".join(one.text for one in found).split() == [piece.text for piece in pieces]
+    assert all(len(one.samples) <= 5.0 * RATE for one in found)
+    assert sum(int(one.samples.sum()) for one in found) == sum(len(piece.samples) for piece in pieces)
+
+
+def test_no_round_has_the_clips_of_another(tmp_path):
+    """What was encoded before would be remembered."""
+    write(tmp_path / "a.wav", 2.0, txt="said")
+    out = tmp_path / "out"
+    out.mkdir()
+    clips = Clips.of(tmp_path, out, 3.0)
+    paths = [*clips.some(3, -1), *clips.some(3, 0)]
+    assert len({Path(path).read_bytes() for path in paths}) == 6
+    assert {clips.texts[path] for path in paths} == {"said"}
+    with pytest.raises(InvalidRequest, match=r"nowhere has no recordings; allowed: files of .wav"):
+        Clips.of(out / "nowhere", out, 3.0)
+
+
+def test_prompts_of_another_round_begin_otherwise():
+    first, second = prompts_of(40, 0), prompts_of(40, 1)
+    assert not set(first) & set(second)
+
+
+def test_word_errors_are_counted_where_somebody_has_told_the_words():
+    heard = {"a": "Mr. Smith said so", "b": "anything"}
+    assert word_error_rate({"a": "mister smith said no", "b": None}, heard) == pytest.approx(25.0)
+    assert word_error_rate({}, heard) is None
+
+
+@given(st.integers(0, 99), st.floats(0.1, 50.0))
+def test_arrivals_know_nothing_of_each_other(seed, rate):
+    found = arrivals(400, rate, seed)
+    assert found[0] == 0.0
+    assert found == sorted(found) == arrivals(400, rate, seed)
+    assert 0.7 / rate < found[-1] / 399 < 1.4 / rate
+
+
+def test_scenarios_ask_for_as_many_inputs_as_they_say():
+    some = lambda count, number: [f"{number}-{index}" for index in range(count)]  # noqa: E731
+    speech = speech_scenarios(some, some, together=8, online=5, rate=1.0, trimmed=0.25)
+    assert [each.name for each in speech] == ["one", "neighbour", "together", "reuse", "short", "trimmed", "online"]
+    assert [len(each.task(0)["paths"]) for each in speech] == [each.inputs for each in speech]
+    text = text_scenarios(some, tokens=9, together=(8, 32), online=0, rate=1.0)
+    assert [(each.name, each.inputs) for each in text] == [("one", 1), ("together 8", 8), ("together 32", 32)]
+    assert text[0].task(3) == {"prompts": ["3-0"], "tokens": 9}
+
+
+# -- limits and the report ---------------------------------------------------------------------------------------------
+
+
+def test_the_work_of_a_window_is_that_of_the_encoders_matrices():
+    """Two operations for each weight and row, and the attention; a step reads every matrix of the decoder once."""
+    from transformers import WhisperForConditionalGeneration
+
+    model = WhisperForConditionalGeneration.from_pretrained(demo.checkpoint())
+    config, work = model.config, Work.of(demo.checkpoint())
+
+    def matrices(module):
+        return sum(one.numel() for name, one in module.named_parameters() if one.ndim == 2 and "positions" not in name)
+
+    rows, cross = config.max_source_positions, 2 * config.d_model**2 * config.decoder_layers
+    attention = 4 * rows**2 * config.d_model * config.encoder_layers
+    assert work.window_flops == 2 * rows * (matrices(model.model.encoder) + cross) + attention
+    assert work.step_weights == matrices(model.model.decoder) - cross
+    assert work.limit(MACHINE, "int8", windows=1, steps=100) == pytest.approx(
+        work.window_flops / 1e11 + work.step_weights / 1e8
+    )
+
+
+def test_a_machine_is_measured():
+    machine = Machine.measure(1)
+    assert set(machine.gigaflops) == {"float32", "bfloat16", "int8"}
+    assert min(*machine.gigaflops.values(), machine.gigabytes) > 0
+
+
+def contest(entry, say=lambda line: None):
+    entries = [entry("triolet float32", 1.0), entry("transformers float32", 2.0), entry("triolet int8", 0.5, "int8")]
+    some = lambda count, number: [f"{number}" for _ in range(count)]  # noqa: E731
+    scenarios = speech_scenarios(some, some, together=2, online=3, rate=9.0, trimmed=0.25)
+    rules = Rules(machine=MACHINE, work=WORK, rounds=2, texts={"1": "2"}, say=say)
+    with Contest() as open_contest:
+        open_contest.open(entries)
+        return list(play(open_contest.contenders, scenarios, rules))
+
+
+def test_the_report_says_what_came_out(entry, tmp_path):
+    said = []
+    tables = contest(entry, said.append)
+    assert said[0] == "one: one clip, 2 rounds of 3"
+    assert "trimmed: one short clip, trimmed, 2 rounds of 2" in said  # no peer has it
+    lines = shown(tables)
+    ours = "  triolet float32              1.500 s (1.000 to 2.000); limit 0.010 s, 1 %; WER 100.0 %; "
+    assert lines[2] == ours + "transformers' tokens; 2.00x of transformers float32"
+    assert [line.equal for line in tables[0].lines] == [1.0, None, None]
+    assert tables[-1].lines[0].waits == {"p50": 1.0, "p95": 1.0, "p99": 1.0}
+    told = json.loads(as_json(MACHINE, {"triolet float32": {"dtype": "float32"}}, tables))
+    assert told["scenarios"][0]["lines"][0]["ratios"]["transformers float32"]["median"] == 2.0
+    pytest.importorskip("matplotlib")
+    plot(tables, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1_000
+
+
+def test_waits_are_told_of_what_is_known():
+    answers = [{"total": float(n), "first": None} for n in range(101)]
+    assert waits_of(answers) == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
+    assert waits_of([{"total": 1.0}]) == {}
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """``run(*words)``: the exit status of ``triolet bench`` with these."""
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["triolet", "bench", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recordings")
+    for sample in demo.samples():
+        if sample.language == "en":
+            (folder / sample.path.name).write_bytes(sample.path.read_bytes())
+            (folder / sample.path.name).with_suffix(".txt").write_text(sample.text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["speech"], "no --model, and TRIOLET_REAL is not set to a folder with whisper-base"),
+        (["text", "--model", "/nowhere"], "--model: /nowhere is no folder"),
+        (["speech", "--rounds", "0"], "0 is not in the range"),
+        (["text", "--variant", "int4"], "'int4' is not one of 'float32', 'bfloat16', 'int8'"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_runs(run, words, told, capsys, monkeypatch):
+    monkeypatch.delenv("TRIOLET_REAL", raising=False)
+    assert run(*words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("peer", "told"),
+    [
+        ("openai", "--peer openai; allowed: faster-whisper, transformers"),
+        ("faster-whisper", "allowed: transformers, or another peer with its model: NAME=PATH"),
+        ("faster-whisper=/nowhere", "there is no /nowhere"),
+    ],
+)
+def test_a_peer_must_be_known_and_have_its_model(run, peer, told, recordings, capsys):
+    assert run("speech", "--model", str(demo.checkpoint()), "--audio", str(recordings), "--peer", peer) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_contest_of_speech_from_the_command_to_the_json(run, recordings, tmp_path, capsys):
+    """With the demo checkpoint: the engine in float32 writes transformers' tokens."""
+    told = tmp_path / "told.json"
+    words = ["--model", str(demo.checkpoint()), "--audio", str(recordings), "--peer", "transformers", "--rounds", "1"]
+    words += ["--variant", "float32", "--online", "2", "--rate", "9", "--json", str(told), "--threads", "1"]
+    words += [part for name in ("one", "together", "trimmed", "online") for part in ("--only", name)]
+    assert run("speech", *words, "--seconds", "10", "--together", "2") == 0
+    out = capsys.readouterr().out
+    assert "one: one clip\n" in out
+    found = json.loads(told.read_text())
+    assert [table["name"] for table in found["scenarios"]] == ["one", "together", "trimmed", "online"]
+    assert found["scenarios"][1]["lines"][0]["equal"] == 1.0
+    assert set(found["contenders"]) == {"triolet float32", "transformers float32"}
+
+
+def test_an_unknown_scenario_is_named(run, recordings, capsys):
+    words = ["--model", str(demo.checkpoint()), "--audio", str(recordings), "--variant", "float32", "--online", "0"]
+    assert run("speech", *words, "--only", "two") == 1
+    assert "--only two; allowed: start, one, neighbour" in capsys.readouterr().err
