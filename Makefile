@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 SEED ?= 1
 WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
-SOURCES = core models actors api testing src demo tests benchmarks examples
+SOURCES = core models actors api bench testing src demo tests benchmarks examples
 
 .PHONY: demo test lint types soak bench load memory clean
 

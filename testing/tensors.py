@@ -2,6 +2,7 @@
 
 On the CPU, torch keeps no count such as `torch.cuda.memory_allocated`. Python's tensor objects are counted instead: the
 collector, switched on or off, knows each, and each leads to its storage. Tensors that only C++ holds are not counted.
+What the engine has a library hold for it counts as well, see `NativeMemory`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import gc
 import sys
 from typing import TYPE_CHECKING
+
+from ..models.memory.native import NativeMemory
 
 if TYPE_CHECKING:
     from torch import UntypedStorage
@@ -34,5 +37,6 @@ def live_storages() -> dict[int, UntypedStorage]:
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors that live now, each storage once."""
-    return sum(storage.nbytes() for storage in live_storages().values())
+    """Bytes of all tensors that live now, each storage once, and of native memory."""
+    native = [one for one in gc.get_objects() if issubclass(type(one), NativeMemory)]
+    return sum(storage.nbytes() for storage in live_storages().values()) + sum(one.nbytes() for one in native)
