@@ -54,6 +54,7 @@ class _SpeechArguments(TypedDict, total=False):
     suppress_tokens: Sequence[int] | None
     prepend_punctuations: str
     append_punctuations: str
+    encoder_context: str
     language_detection_threshold: float
     multilingual: bool
     seed: int | None

@@ -70,12 +70,12 @@ class PackedMatrix(NativeMemory):
 
 @define(eq=False)
 class Packer:
-    """Packs matrices in threads, while the next ones are read. As many wait for it as there are threads: a matrix that
-    waits is there in float32."""
+    """Packs matrices in threads, while the next ones are read. As many wait as there are threads: a matrix that waits
+    or is packed is there in float32."""
 
     _pool: ThreadPoolExecutor
     _threads: int
-    _waiting: deque[Future[None]] = field(factory=deque, init=False)
+    _begun: deque[Future[None]] = field(factory=deque, init=False)
 
     @classmethod
     @contextmanager
@@ -90,13 +90,13 @@ class Packer:
         """``weight`` packed, when the block has ended; ``None``: see `PackedMatrix.like`."""
         matrix = PackedMatrix.like(weight)
         if matrix is not None:
-            self._wait(self._threads - 1)
-            self._waiting.append(self._pool.submit(matrix.pack, weight))
+            self._wait(2 * self._threads - 1)
+            self._begun.append(self._pool.submit(matrix.pack, weight))
         return matrix
 
     def _wait(self, most: int) -> None:
-        while len(self._waiting) > most:
-            self._waiting.popleft().result()
+        while len(self._begun) > most:
+            self._begun.popleft().result()
 
 
 def is_available() -> bool:
@@ -110,7 +110,7 @@ def is_lossless(weight: Tensor, factor: float) -> bool:
 
 
 def _is_lossless(factor: float, part: Tensor) -> bool:
-    divided = part / factor
+    divided = _divided(part, factor)
     return bool((divided.half() == divided).all())  # a value too large becomes infinite, and differs
 
 
@@ -124,4 +124,8 @@ def _nbytes(outputs: int, inputs: int) -> int:
 
 
 def _pack(factor: float, part: Tensor) -> Any:
-    return torch.ops.quantized.linear_prepack_fp16(part if factor == 1.0 else part / factor, None)
+    return torch.ops.quantized.linear_prepack_fp16(_divided(part, factor), None)
+
+
+def _divided(part: Tensor, factor: float) -> Tensor:
+    return part if factor == 1.0 else part / factor
