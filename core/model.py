@@ -129,7 +129,7 @@ class ModelDescription:
     Bytes are of the executor's dtype. ``pages`` pages of ``page_size`` positions each hold the self-attention KV;
     ``cross_slots`` slots hold the cross-attention KV of one encoder item each. ``encoder_embeddings``,
     ``encoder_bytes`` and ``window_samples`` are 0 unless the decoder reads items through cross-attention
-    (encoder-decoder). Whisper's items all have this size; elsewhere it is that of the largest.
+    (encoder-decoder). Whisper's whole windows all have this size; elsewhere it is that of the largest.
     """
 
     name: str

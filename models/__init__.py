@@ -2,4 +2,4 @@
 
 `executor` runs steps and encode batches; `sampler` takes tokens from logits; `speculation` proposes draft tokens. The
 folders hold the rest, from the files of a checkpoint to the networks. The folder imports `core`, torch and
-transformers. It knows no trio, and starts no thread: its owner calls it from one."""
+transformers. It knows no trio, and starts no thread that outlives a call: its owner calls it from one."""

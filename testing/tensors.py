@@ -39,4 +39,4 @@ def live_storages() -> dict[int, UntypedStorage]:
 def live_bytes() -> int:
     """Bytes of all tensors that live now, each storage once, and of native memory."""
     native: list[NativeMemory] = [one for one in gc.get_objects() if issubclass(type(one), NativeMemory)]
-    return sum(one.nbytes() for one in (*live_storages().values(), *native))
+    return sum(storage.nbytes() for storage in live_storages().values()) + sum(each.nbytes() for each in native)

@@ -50,7 +50,9 @@ def _session(
         shared = evolve(shared, seed=secrets.randbits(62))
     interim = evolve(shared, temperature=shared.temperature[:1], beam_size=1, best_of=1)
     readers = [
-        WindowReader(Recipe(options=one, description=description), run, request_id, Stopwatch(None))
+        WindowReader(
+            Recipe(options=one, description=description), run, request_id, Stopwatch(None), once=one is interim
+        )
         for one in (interim, shared)
     ]
     if description.alignment_fault is not None:

@@ -81,7 +81,9 @@ class UtteranceReader:
             return Heard()
         placed: tuple[TimedWord, ...] = ()
         if reading.pauses or reading.full or agreed(self._agreement.provisional, words):
-            placed = await self._placed(reading, item, language, (*self._agreement.stable, *words), len(samples))
+            placed = await self._placed(
+                reading, attempt.item, language, (*self._agreement.stable, *words), len(samples)
+            )
         self.language, self._decided = language, decided
         self._temperature = attempt.assessment.temperature
         return self._heard(reading, words, placed)

@@ -195,8 +195,8 @@ class TranscribeOptions:
         voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is. A `VoiceActivity` of
             the caller's: as ``"skip"``, by what it hears instead of Silero.
         encoder_context: ``"full"``: silence is put behind a window that is shorter than the model's, 30 s, as it was
-            trained; ``"trimmed"``: a second of silence or two, which takes as much less time. Text that is not good is
-            read again with all of it.
+            trained; ``"trimmed"``: two seconds of it, which takes as much less time. Text that is not good is read
+            again with all of it.
         parallel: cut the audio where nobody speaks and read the pieces at the same time, none with the text before it.
         language_detection_segments: the language is detected in up to so many windows, until it is certain.
         language_detection_threshold: a language with this probability is certain.

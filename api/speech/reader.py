@@ -66,6 +66,7 @@ class WindowReader:
     run: Run
     request_id: str
     stopwatch: Stopwatch
+    once: bool = False  # a trimmed window is not read again, however good its text is
     _requests: Iterator[int] = field(factory=itertools.count, init=False)
 
     def new_id(self, what: str) -> str:
@@ -106,13 +107,14 @@ class WindowReader:
 
         The second temperature is tried when the first has failed, and all others together when the second has failed
         too: they share the encoding and each step's weights, so that together they take little longer than one. Where
-        the text of a trimmed window is not good, what was left out may be missed: the whole window is read instead.
+        the text of a trimmed window is not good, or it has none, what was left out may be missed: the whole window is
+        read instead.
         """
         options, found = self.recipe.options, list[Attempt]()
         attempts = partial(self._attempts, language=language, previous=previous, name=name, first=first, begun=begun)
         if item.embeddings < self.recipe.description.encoder_embeddings:  # trimmed
             (attempt,) = await attempts(item, range(1))
-            if attempt.assessment.is_good(options):
+            if self.once or (attempt.assessment.is_good(options) and not attempt.assessment.is_silent(options)):
                 return attempt
             item = await audio_item(self.recipe.description, item.payload)
         for indices in _rounds(len(options.temperature)):
@@ -148,16 +150,16 @@ class WindowReader:
         ]
         answers = iter(await self.ask([request for group in requests for request in group], is_text=True))
         return [
-            self._judged(index, list(itertools.islice(answers, len(group))))
+            self._judged(item, index, list(itertools.islice(answers, len(group))))
             for index, group in zip(indices, requests, strict=True)
         ]
 
-    def _judged(self, index: int, sampled: Sequence[Generated]) -> Attempt:
+    def _judged(self, item: EncoderItem, index: int, sampled: Sequence[Generated]) -> Attempt:
         options = self.recipe.options
         best = likeliest(sampled, options.length_penalty)
         text = self.recipe.decode(best.token_ids)
         probed = evolve(best, probe=sampled[0].probe)
-        return Attempt(best, Assessment.of(probed, text, options.temperature[index]))
+        return Attempt(best, Assessment.of(probed, text, options.temperature[index]), item)
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:
         """Runs requests together, and measures the first."""

@@ -74,7 +74,7 @@ class Walk:
         attempt, read = await self._read_twice(item, language, start, start + len(samples))
         if self.reader.recipe.options.timestamps == "word" and read.segments:
             written = attempt.generated.token_ids
-            read = await self._with_words(read, written, item, language, start, start + len(samples))
+            read = await self._with_words(read, written, attempt.item, language, start, start + len(samples))
         self._remember(attempt.assessment, read)
         if read.segments:
             self._spoken = round(read.segments[-1].end * self.reader.recipe.description.sampling_rate)
@@ -89,7 +89,7 @@ class Walk:
         speech = speech_within(self.plan.speech, start, stop)
         if read.segments or not before or speech < self._samples(_MISSED):
             return attempt, read
-        attempt, read = await self._read_behind((), item, language, start, stop)
+        attempt, read = await self._read_behind((), attempt.item, language, start, stop)
         return attempt, evolve(read, misled=True)
 
     async def _read_behind(

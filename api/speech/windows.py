@@ -13,7 +13,7 @@ from itertools import pairwise
 from attrs import frozen
 
 from ...core.plan import AlignedTokens
-from ...core.request import FinishReason
+from ...core.request import EncoderItem, FinishReason
 from ...core.timings import Timings
 from .options import TranscribeOptions
 
@@ -138,10 +138,11 @@ class Assessment:
 
 @frozen
 class Attempt:
-    """A window's text at one temperature."""
+    """A window's text at one temperature, and the encoder item that it was read from."""
 
     generated: Generated
     assessment: Assessment
+    item: EncoderItem
 
 
 def likeliest(sampled: Iterable[Generated], length_penalty: float = 1.0) -> Generated:

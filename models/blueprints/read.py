@@ -136,7 +136,9 @@ def _check_draft(main: AnyBlueprint, draft: AnyBlueprint) -> None:
     if ours != its:
         raise InvalidRequest(f"the draft model has a vocabulary of {its} tokens; allowed: the model's own, of {ours}")
     if isinstance(main, WhisperBlueprint) and isinstance(draft, WhisperBlueprint):
-        if main.checkpoint.features.window_samples != draft.checkpoint.features.window_samples:
+        ours_read, its_read = main.checkpoint, draft.checkpoint
+        windows = [(one.features.window_samples, one.shape.embeddings) for one in (ours_read, its_read)]
+        if windows[0] != windows[1]:
             raise InvalidRequest("the draft model reads windows of another length; allowed: one of the model's own")
         return
     if isinstance(main, TextBlueprint) and isinstance(draft, TextBlueprint):

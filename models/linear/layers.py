@@ -153,7 +153,7 @@ class PackedLinear:
     """The same, of weights in float16 that are computed in float32."""
 
     matrix: PackedMatrix
-    table: Tensor | None  # the matrix once more, float16 [outputs, inputs], where rows of it are asked for
+    table: Tensor | None  # `PackedMatrix.halved`, where rows of it are asked for
     bias: Tensor | None  # [outputs]
     shape: Shape = field(init=False)
 
@@ -171,7 +171,7 @@ class PackedLinear:
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the weight, float32."""
         assert self.table is not None, "rows are asked of a matrix that is packed only"
-        return functional.embedding(indices, self.table).float()
+        return functional.embedding(indices, self.table).float().mul_(self.matrix.factor)
 
 
 Timed = FloatLinear | Int8Linear

@@ -4,8 +4,8 @@ Most published weights were trained or saved in 16 bits. In float32 they fill tw
 as slow as reading them. FBGEMM multiplies inputs in float32 by a matrix in float16, which it widens in registers, and
 adds up in float32: the numbers are those of the matrix in float32, from half the bytes.
 
-float16 has fewer exponents than bfloat16 and float32. So a matrix that does not fit as it is, is multiplied by the
-largest power of two that leaves room for all its values, and the products are divided by it, which rounds nothing.
+float16 has fewer exponents than bfloat16 and float32. So a matrix that does not fit as it is, is divided by a power of
+two that leaves room for all its values, and the products are multiplied by it, which rounds nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from ..memory.native import NativeMemory
 
 _PART = 4096  # outputs that are packed together: of more, packing takes twice the time
 _EXPONENTS = 15  # float16 holds all values below the power of two
-_FILLED = 512  # FBGEMM packs so many inputs at once, and fills the last ones up
+_FILLED, _COLUMNS = 512, 16  # FBGEMM packs so many inputs and outputs at once, and fills the last ones up
+_LEAST = 2.0**-100  # of factors: far below it float32 does not hold the factor itself
+_WAITING = 64 << 20
 
 
 @define(eq=False)
@@ -48,10 +50,14 @@ class PackedMatrix(NativeMemory):
         largest = max(map(abs, map(float, weight.aminmax())))
         if not math.isfinite(largest):
             return None
-        for factor in (1.0, _factor(largest)):
-            if is_lossless(weight, factor):
+        for factor in dict.fromkeys((1.0, _factor(largest))):
+            if factor >= _LEAST and is_lossless(weight, factor):
                 return cls(outputs, inputs, factor)
         return None
+
+    def halved(self, weight: Tensor) -> Tensor:
+        """The values that are packed, float16 [outputs, inputs], as a plain tensor."""
+        return torch.cat([_divided(part, self.factor).half() for part in torch.split(weight, _PART)])
 
     def pack(self, weight: Tensor) -> None:
         """Packs the matrix that the room is for."""
@@ -70,38 +76,38 @@ class PackedMatrix(NativeMemory):
 
 @define(eq=False)
 class Packer:
-    """Packs matrices in threads, while the next ones are read. As many wait as there are threads: a matrix that waits
-    or is packed is there in float32."""
+    """Packs matrices in threads, while the next ones are read. Until it is packed a matrix is there in float32, too: up
+    to `_WAITING` bytes of them, or one that is larger."""
 
     _pool: ThreadPoolExecutor
-    _threads: int
-    _begun: deque[Future[None]] = field(factory=deque, init=False)
+    _begun: deque[tuple[Future[None], int]] = field(factory=deque, init=False)  # with the bytes in float32
 
     @classmethod
     @contextmanager
     def open(cls, threads: int) -> Iterator[Self]:
         """Its threads are gone when the block ends, and all matrices are packed when it ends without an error."""
         with ThreadPoolExecutor(threads, thread_name_prefix="triolet packer") as pool:
-            packer = cls(pool, threads)
+            packer = cls(pool)
             yield packer
-            packer._wait(0)
+            packer._wait(-1)
 
     def pack(self, weight: Tensor) -> PackedMatrix | None:
         """``weight`` packed, when the block has ended; ``None``: see `PackedMatrix.like`."""
         matrix = PackedMatrix.like(weight)
         if matrix is not None:
-            self._wait(2 * self._threads - 1)
-            self._begun.append(self._pool.submit(matrix.pack, weight))
+            self._wait(_WAITING - weight.nbytes)
+            self._begun.append((self._pool.submit(matrix.pack, weight), weight.nbytes))
         return matrix
 
     def _wait(self, most: int) -> None:
-        while len(self._begun) > most:
-            self._begun.popleft().result()
+        """Until no more than so many bytes are not packed yet; with less than 0, until all are."""
+        while self._begun and sum(count for _, count in self._begun) > most:
+            self._begun.popleft()[0].result()
 
 
 def is_available() -> bool:
-    """Whether this torch and this CPU have FBGEMM."""
-    return "fbgemm" in torch.backends.quantized.supported_engines
+    """Whether torch has FBGEMM here, and nobody has chosen another engine for quantized products in this process."""
+    return torch.backends.quantized.engine in {"fbgemm", "x86"}
 
 
 def is_lossless(weight: Tensor, factor: float) -> bool:
@@ -120,7 +126,8 @@ def _factor(largest: float) -> float:
 
 
 def _nbytes(outputs: int, inputs: int) -> int:
-    return -(-inputs // _FILLED) * _FILLED * outputs * torch.float16.itemsize
+    whole = -(-outputs // _COLUMNS) * _COLUMNS
+    return -(-inputs // _FILLED) * _FILLED * whole * torch.float16.itemsize
 
 
 def _pack(factor: float, part: Tensor) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens, Chunk, EncodeJob, SequenceStart
 from ..memory.kv import CrossKV, PagedKV, lay_out
+from ..memory.resources import Memory
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
 from ..sampling.structure import Guide
@@ -85,7 +86,7 @@ class Weights(Protocol):
     def to(self, device: torch.device) -> Self:
         """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
 
-    def tensors(self) -> Iterable[Tensor]:
+    def tensors(self) -> Iterable[Memory]:
         """The weights."""
 
     def release(self) -> None:
@@ -164,8 +165,8 @@ class WhisperNetwork:
         most = self.model.shape.embeddings
         assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
         limit = self.window_samples * embeddings // most
-        log_mel = self.log_mel.pad([_samples(job, limit) for job in jobs])
-        return self.model.encode(self.log_mel(log_mel, self.log_mel.settings.frames * embeddings // most))
+        samples = self.log_mel.pad([_samples(job, limit) for job in jobs])
+        return self.model.encode(self.log_mel(samples, self.log_mel.settings.frames * embeddings // most))
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         self.cross.write(slot, self.model.cross_keys_values(output))

@@ -24,7 +24,6 @@ from ..linear.layers import (
     Int8Linear,
     Kernels,
     Linear,
-    PackedLinear,
     Shape,
     Timed,
     kernels_in,
@@ -221,8 +220,7 @@ class _Decoder:
     @classmethod
     def load(cls, loader: Loader, shape: WhisperShape, inner: int, activation: Activation, *, tied: bool) -> _Decoder:
         width, layers = shape.width, range(shape.decoder_layers)
-        embedding = loader.matrix("decoder.embed_tokens.weight", shape.vocabulary, width)
-        tokens = loader.kept(embedding, with_rows=True)
+        tokens, head = _embedding_and_head(loader, shape.vocabulary, width, tied=tied)
         cross = [(f"decoder.layers.{index}.encoder_attn", part) for index in layers for part in "kv"]
         return cls(
             tokens=tokens,
@@ -230,33 +228,33 @@ class _Decoder:
             cross_keys_values=loader.stacked(cross, width, shape.decoder_heads),
             layers=tuple(map(partial(_DecoderLayer.load, loader, shape, inner, activation), layers)),
             norm=_norm(loader, "decoder.layer_norm", width),
-            head=_head(loader, tokens, tied=tied),
+            head=head,
         )
 
 
-def _head(loader: Loader, tokens: Linear, *, tied: bool) -> Linear:
-    """The weights' own head, whatever config.json says of it, as in transformers; ``tokens``, the token embedding,
-    where they have none, or one that is equal and would only take memory."""
+def _embedding_and_head(loader: Loader, vocabulary: int, width: int, *, tied: bool) -> tuple[Linear, Linear]:
+    """The token embedding, and the weights' own head, whatever config.json says of it, as in transformers. Where they
+    have none, or one that is equal and would only take memory, the embedding is the head, too."""
     name = "proj_out.weight"
-    if tied and name not in loader.weights:
-        return tokens
-    if name not in loader.weights:
+    if not tied and name not in loader.weights:
         raise CheckpointError(
             f"config.json has tie_word_embeddings=false, but there is no weight {name!r}; allowed: the weight, or "
             "tie_word_embeddings=true where the head is the token embedding"
         )
-    head = loader.matrix(name, tokens.shape.outputs, tokens.shape.inputs)
-    return tokens if _is_same(head, tokens) else loader.kept(head)
+    tokens = loader.matrix("decoder.embed_tokens.weight", vocabulary, width)
+    if name in loader.weights:
+        head = loader.matrix(name, vocabulary, width)
+        if not _is_same(head, tokens):
+            return loader.kept_plain(tokens), loader.kept(head)
+    shared = loader.kept(tokens, with_rows=True)
+    return shared, shared
 
 
-def _is_same(head: Timed, tokens: Linear) -> bool:
+def _is_same(one: Timed, other: Timed) -> bool:
     """Whether two layers, neither with a bias, have the same numbers."""
-    if isinstance(head, Int8Linear):
-        assert isinstance(tokens, Int8Linear), "a model is in int8, or it is not"
-        return torch.equal(head.weight, tokens.weight) and torch.equal(head.scales, tokens.scales)
-    held = tokens.table if isinstance(tokens, PackedLinear) else tokens.weight
-    assert held is not None, "rows of the token embedding are asked for"
-    return bool(head.weight.eq(held).all())
+    if isinstance(one, Int8Linear) and isinstance(other, Int8Linear):
+        return torch.equal(one.weight, other.weight) and torch.equal(one.scales, other.scales)
+    return torch.equal(one.weight, other.weight)
 
 
 @define(eq=False, kw_only=True)

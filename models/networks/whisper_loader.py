@@ -96,19 +96,25 @@ class Loader:
             with_rows: rows of it will be asked for.
         """
         found = self._packed(linear, with_rows=with_rows)
-        self.taken.extend(memory_of(found))
         if found is linear:
-            self.linears.append(linear)
+            return self.kept_plain(linear)
+        self.taken.extend(memory_of(found))
         return found
 
+    def kept_plain(self, linear: Timed) -> Linear:
+        """The layer as it was read."""
+        self.taken.extend(memory_of(linear))
+        self.linears.append(linear)
+        return linear
+
     def _packed(self, linear: Timed, *, with_rows: bool) -> Linear:
-        """The layer in half of its bytes, where that loses nothing."""
+        """The layer in float16, where that loses nothing."""
         if not isinstance(linear, FloatLinear) or self.dtype != torch.float32 or self.device.type != "cpu":
             return linear
         matrix = self.packer.pack(linear.weight)
         if matrix is None:
             return linear
-        return PackedLinear(matrix, linear.weight.half() if with_rows else None, linear.bias)
+        return PackedLinear(matrix, matrix.halved(linear.weight) if with_rows else None, linear.bias)
 
     def fill(self, linear: Timed, rows: slice, name: str, scale: float = 1.0) -> None:
         """Reads the weight ``name`` to some rows of a layer's."""

@@ -27,6 +27,7 @@ from .speech import (
     answer,
     at,
     begin,
+    describe,
     detected,
     opened,
     options_of,
@@ -352,3 +353,19 @@ async def test_good_text_of_a_trimmed_window_is_taken():
     (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
     assert segment.text == "well"
     assert len(script.requests) == 1
+
+
+async def test_a_trimmed_window_without_text_is_read_with_all_of_it():
+    """That nobody speaks is least certain where the silence behind the speech is missing."""
+    script = Script(answer(0.0, "hm", 5.0, logprob=-3.0, no_speech=0.9), answer(0.0, "well", 5.0))
+    (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
+    assert segment.text == "well"
+    assert [request.items[0].embeddings for request in script.requests] == [350, 1500]
+
+
+async def test_words_are_those_of_the_window_that_the_text_was_read_from():
+    script = Script(answer(0.0, "a" * 99, 5.0), answer(0.0, "well", 5.0))
+    options = attrs.evolve(TRIMMED, timestamps="word")
+    await begin(ramp(5), script, options, describe(alignment_fault=None)).transcript()
+    assert [request.items[0].embeddings for request in script.requests] == [350, 1500, 1500]
+    assert script.requests[-1].alignment is not None

@@ -379,7 +379,7 @@ def attempt(avg_logprob: float, ratio: float, temperature: float) -> Attempt:
     found = Assessment(
         text="a", avg_logprob=avg_logprob, no_speech_prob=0.1, compression_ratio=ratio, temperature=temperature
     )
-    return Attempt(answer("a"), found)
+    return Attempt(answer("a"), found, ITEM)
 
 
 @pytest.mark.parametrize(

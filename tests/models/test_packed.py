@@ -11,7 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers.modeling_outputs import BaseModelOutput
 
-from triolet.core.request import LogitRules, SamplingParams
+from triolet.core.request import LogitRules, Probe, SamplingParams
+from triolet.models.linear import packed as module
 from triolet.models.linear.layers import PackedLinear
 from triolet.models.linear.packed import PackedMatrix, Packer, is_available
 from triolet.models.memory.resources import ResourceStack
@@ -33,7 +34,7 @@ def packed(weight):
 
 
 @given(
-    size=st.sampled_from([(1, 260), (3, 300), (513, 257), (4097, 512), (9000, 260)]),
+    size=st.sampled_from([(16, 260), (48, 300), (513, 270), (4097, 512), (9000, 260)]),
     rows=st.integers(1, 40),
     exponent=st.integers(-60, 60),
     seed=st.integers(0, 99),
@@ -77,8 +78,12 @@ def test_bfloat16_is_held_but_for_its_least_values():
     assert packed(weight) is None
 
 
+def test_values_that_float32_hardly_holds_stay_as_they_are():
+    assert packed(torch.full((16, 320), 1e-44)) is None
+
+
 def test_a_matrix_of_zeros_is_packed():
-    assert not bool(packed(torch.zeros(5, 320))(torch.ones(2, 320)).any())
+    assert not bool(packed(torch.zeros(16, 320))(torch.ones(2, 320)).any())
 
 
 def test_a_narrow_matrix_stays_as_it_is():
@@ -99,10 +104,10 @@ def test_packed_memory_is_counted_until_it_is_gone():
 
     stack = ResourceStack()
     holder = stack.own("weights", Holder())
-    assert stack.bytes_by_owner() == {"weights": 100 * 512 * 2 + 12}
-    assert stack.unowned([holder, packed(matrix(1, 320))]) != []
+    assert stack.bytes_by_owner() == {"weights": 112 * 512 * 2 + 12}
+    assert stack.unowned([holder, packed(matrix(16, 320))]) != []
     kept = holder.held[0]
-    assert stack.close().kept == {"weights": 100 * 512 * 2}
+    assert stack.close().kept == {"weights": 112 * 512 * 2}
     del kept
     assert stack.bytes_by_owner() == {}
 
@@ -111,7 +116,7 @@ def test_an_error_while_packing_is_raised(monkeypatch):
     monkeypatch.setattr(PackedMatrix, "pack", lambda self, weight: 1 / 0)
     with pytest.raises(ZeroDivisionError), Packer.open(2) as packer:
         for _ in range(9):
-            packer.pack(matrix(2, 320))
+            packer.pack(matrix(32, 320))
 
 
 # -- Whisper -----------------------------------------------------------------------------------------------------------
@@ -175,10 +180,63 @@ def test_whisper_whose_weights_are_packed_writes_transformers_tokens(
     assert driver.executor.released.kept == {}
 
 
-def test_a_head_of_its_own_is_packed_without_a_table(open_driver, save, make, tmp_path):
-    model = make(seed=6, tie_word_embeddings=False, **WIDE).half().float()
-    layers = packed_layers(open_driver(save(tmp_path, model)).executor)
-    assert [layer.table is None for layer in layers] == [False, True, True]
+def logits(model, features, audio, prompt):
+    with torch.inference_mode():
+        return model(features(audio), decoder_input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+
+
+@pytest.mark.parametrize("exponent", [-8, 0, 12])
+@pytest.mark.parametrize("head", ["none", "equal", "own"])
+def test_embeddings_and_heads_of_any_size_are_those_of_transformers(
+    open_driver, save, make, job, audio, features, ids, tmp_path, exponent, head
+):
+    """An embedding in bfloat16, or a large one, is packed over a power of two; its rows are what they were. A head that
+    equals the embedding takes no memory; with another one the embedding is not packed."""
+    model = make(seed=6, tie_word_embeddings=head == "none", **WIDE).half().float()
+    with torch.no_grad():
+        embedding = model.model.decoder.embed_tokens.weight
+        embedding.copy_(embedding.mul(2.0**exponent).bfloat16().clamp(-7e4, 7e4))
+        embedding[embedding.abs() < 1e-3 * 2.0**exponent] = 0.0
+        model.model.decoder.layer_norm.weight.mul_(2.0**-exponent)
+        if head == "equal":
+            model.proj_out.weight = torch.nn.Parameter(embedding.clone())
+    driver = open_driver(save(tmp_path, model))
+    decoder = driver.executor._open.main.model._decoder
+    assert (decoder.head is decoder.tokens) == (head != "own")
+    assert isinstance(decoder.head, PackedLinear)
+    assert isinstance(decoder.tokens, PackedLinear) == (head != "own")
+    assert decoder.tokens.rows(torch.arange(ids.vocabulary)).equal(embedding)
+    driver.encode(a=audio(1))
+    prompt, everything = (ids.start, ids.en, 65, 66), tuple(range(ids.vocabulary))
+    (outcome,) = driver.run(job(key="a", prompt=prompt, probe=Probe(position=3, token_ids=everything), max_tokens=1))
+    expected = logits(model, features, audio(1), prompt)
+    torch.testing.assert_close(torch.tensor(outcome.probes[0]), expected, atol=1e-3, rtol=1e-4)
+
+
+def test_with_another_engine_for_quantized_products_nothing_is_packed(monkeypatch):
+    """FBGEMM packs for itself alone, and which engine packs is the process's setting."""
+    monkeypatch.setattr(torch.backends.quantized, "engine", "onednn")
+    assert packed(matrix(32, 320)) is None
+
+
+def test_few_matrices_wait_for_their_packing(monkeypatch):
+    """What waits is there in float32: before one more begins, those before it are packed."""
+    most, running = 0, []
+
+    def pack(self, weight):
+        nonlocal most
+        running.append(weight.nbytes)
+        most = max(most, sum(running))
+        running.pop()
+
+    monkeypatch.setattr(PackedMatrix, "pack", pack)
+    monkeypatch.setattr(module, "_WAITING", 3 * 16 * 320 * 4)
+    with Packer.open(1) as packer:
+        for _ in range(20):
+            packer.pack(matrix(16, 320))
+            assert sum(count for _, count in packer._begun) <= 3 * 16 * 320 * 4
+        packer.pack(matrix(64, 320))  # larger than what may wait
+        assert len(packer._begun) == 1
 
 
 def test_in_other_dtypes_nothing_is_packed(open_driver, folder):
