@@ -7,6 +7,7 @@ import os
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 REAL = "TRIOLET_REAL"
 """The variable that names the folder with real weights and speech."""
 
-_FEW_CLIPS = 0.7  # of what we can do offline arrives in a second
+_ROOM = 0.7  # of what we can do offline arrives in a second
+_TRIMMED, _WINDOW = 2.0, 30.0  # seconds: of silence behind a trimmed clip at least, and of a whole window
 _VARIANTS = ("float32", "bfloat16", "int8")
 _PEERS_OF_SPEECH = {"faster-whisper": ("float32", "int8"), "transformers": ("float32",)}
 _PEERS_OF_TEXT = {"transformers": ("float32", "bfloat16"), "llama.cpp": ("int8",)}
@@ -79,21 +81,26 @@ def speech(
 
     def contest(folder: Path) -> int:
         from .inputs import Clips
-        from .scenarios import speech_scenarios
+        from .scenarios import SPEECH, speech_scenarios
 
         whisper = _folder("--model", model, "whisper-base")
         recordings = _folder("--audio", audio, "speech")
-        clips, short = (Clips.of(recordings, folder, length) for length in (seconds, short_seconds))
+        lacking = {"reuse"} if _writes_english_alone(whisper) else set()
+        wanted = _wanted([name for name in SPEECH if name not in lacking], how)
         entries = [*_ours(whisper, "speech", how), *_peers(whisper, _PEERS_OF_SPEECH, "speech", how)]
+        clips, short = (Clips.of(recordings, folder, length) for length in (seconds, short_seconds))
 
         def scenarios(contenders: Sequence[Contender]) -> list[Scenario]:
-            rate = how["rate"] or _rate(contenders[0], {"paths": short.some(together, -2)}, together)
-            trimmed = min((short_seconds + 3) / 30, 1.0)
             return speech_scenarios(
-                clips.some, short.some, together=together, online=how["online"], rate=rate, trimmed=trimmed
+                clips.some,
+                short.some,
+                together=together,
+                online=how["online"],
+                rate=_rate(contenders[0], lambda number: {"paths": short.some(together, number)}, together, how),
+                trimmed=min((short.shortest + _TRIMMED) / _WINDOW, 1.0),
             )
 
-        return _play(whisper, entries, scenarios, [clips.texts, short.texts], how)
+        return _play(whisper, entries, scenarios, wanted, [clips.texts, short.texts], how)
 
     return _in_a_folder(contest)
 
@@ -109,17 +116,21 @@ def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) 
 
     def contest(_: Path) -> int:
         from .inputs import prompts_of
-        from .scenarios import text_scenarios
+        from .scenarios import names_of_text, text_scenarios
 
         decoder = _folder("--model", model, "smollm2")
+        wanted = _wanted(names_of_text(together), how)
         entries = [*_ours(decoder, "text", how), *_peers(decoder, _PEERS_OF_TEXT, "text", how)]
+        most = max(together)
 
         def scenarios(contenders: Sequence[Contender]) -> list[Scenario]:
-            task = {"prompts": prompts_of(max(together), -2), "tokens": tokens}
-            rate = how["rate"] or _rate(contenders[0], task, max(together))
+            def task(number: int) -> dict[str, Any]:
+                return {"prompts": prompts_of(most, number), "tokens": tokens}
+
+            rate = _rate(contenders[0], task, most, how)
             return text_scenarios(prompts_of, tokens=tokens, together=together, online=how["online"], rate=rate)
 
-        return _play(decoder, entries, scenarios, [], how)
+        return _play(decoder, entries, scenarios, wanted, [], how)
 
     return _in_a_folder(contest)
 
@@ -185,17 +196,37 @@ def _peers(folder: Path, known: dict[str, tuple[str, ...]], kind: str, how: dict
     return found
 
 
-def _rate(ours: Contender, task: dict[str, Any], count: int) -> float:
-    """Inputs a second that leave us some room."""
-    ours.run(task)  # warms up
-    seconds: float = ours.run(task)["seconds"]
-    return _FEW_CLIPS * count / seconds
+def _writes_english_alone(whisper: Path) -> bool:
+    """True for a checkpoint that knows no other language, and does not translate."""
+    from ..models.checkpoints.settings import Settings
+
+    written = Settings.read_if_there(whisper / "generation_config.json")
+    return written is not None and written.get("is_multilingual") is False
+
+
+def _wanted(names: Sequence[str], how: dict[str, Any]) -> tuple[str, ...]:
+    """The scenarios to play, of those that there are."""
+    known = [name for name in ("start", *names) if name != "online" or how["online"]]
+    for name in how["only"]:
+        if name not in known:
+            raise click.UsageError(f"--only {name!r}; allowed: {', '.join(map(repr, known))}")
+    return tuple(name for name in known if name in how["only"] or not how["only"])
+
+
+def _rate(ours: Contender, task: Callable[[int], dict[str, Any]], count: int, how: dict[str, Any]) -> float:
+    """Inputs a second: as asked, or so many that leave us some room."""
+    if how["rate"] or not how["online"] or "online" not in (how["only"] or ("online",)):
+        return how["rate"] or 1.0
+    ours.run(task(-2))  # warms up
+    seconds: float = ours.run(task(-3))["seconds"]
+    return _ROOM * count / seconds
 
 
 def _play(
     model: Path,
     entries: Sequence[Entry],
     scenarios: Callable[[Sequence[Contender]], Sequence[Scenario]],
+    wanted: Sequence[str],
     texts: Sequence[dict[str, str | None]],
     how: dict[str, Any],
 ) -> int:
@@ -205,39 +236,42 @@ def _play(
     from .rounds import Contest
     from .work import Work
 
+    _check_packages(texts, how)
     out = stdout()
     machine = Machine.measure(how["threads"])
     speeds = ", ".join(f"{name} {value:.0f} GFLOP/s" for name, value in machine.gigaflops.items())
     write(f"{machine.cpu}, {machine.threads} threads: {speeds}, memory {machine.gigabytes:.1f} GB/s", out)
-    rules = Rules(
-        machine=machine,
-        work=Work.of(model),
-        rounds=how["rounds"],
-        texts=ChainMap(*texts),
-        only=frozenset(how["only"]),
-        say=complain,
-    )
+    rules = Rules(machine=machine, work=Work.of(model), rounds=how["rounds"], texts=ChainMap(*texts), say=complain)
     tables: list[Table] = []
+    about: dict[str, Any] = {}
 
     def tell(table: Table) -> None:
         tables.append(table)
         for line in shown([table]):
             write(line, out)
 
-    if not rules.only or "start" in rules.only:
-        tell(starts(entries, rules))
-    with Contest() as contest:
-        contest.open(entries)
-        planned = scenarios(contest.contenders)
-        unknown = rules.only - {each.name for each in planned} - {"start"}
-        if unknown:
-            names = ", ".join(each.name for each in planned)
-            raise InvalidRequest(f"--only {min(unknown)}; allowed: start, {names}")
-        for table in play(contest.contenders, planned, rules):
-            tell(table)
-        about = {one.entry.name: dict(one.about) for one in contest.contenders}
-    if how["json_path"]:
-        Path(how["json_path"]).write_text(as_json(machine, about, tables), encoding="utf-8")
-    if how["plot_path"]:
-        plot(tables, Path(how["plot_path"]))
+    try:
+        if "start" in wanted:
+            tell(starts(entries, rules))
+        with Contest() as contest:
+            contest.open(entries)
+            about.update({one.entry.name: dict(one.about) for one in contest.contenders})
+            planned = [each for each in scenarios(contest.contenders) if each.name in wanted]
+            for table in play(contest.contenders, planned, rules):
+                tell(table)
+    finally:  # what was measured before an error is kept
+        if how["json_path"] and tables:
+            Path(how["json_path"]).write_text(as_json(machine, about, tables), encoding="utf-8")
+        if how["plot_path"] and tables:
+            plot(tables, Path(how["plot_path"]))
     return 0
+
+
+def _check_packages(texts: Sequence[dict[str, str | None]], how: dict[str, Any]) -> None:
+    """Raises `InvalidRequest` where what comes last would fail."""
+    for name, why in (("jiwer", bool(texts)), ("matplotlib", how["plot_path"])):
+        if why and find_spec(name) is None:
+            raise InvalidRequest(f"{name} is not installed; pip install 'triolet[bench]'")
+    for path in (how["json_path"], how["plot_path"]):
+        if path and not Path(path).absolute().parent.is_dir():
+            raise InvalidRequest(f"{path}: there is no folder {Path(path).absolute().parent}")

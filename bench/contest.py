@@ -28,15 +28,12 @@ class Rules:
     work: Work
     rounds: int
     texts: Mapping[str, str | None] = field(factory=dict)  # what is said in each input
-    only: frozenset[str] = frozenset()  # names of scenarios; none: all
     say: Say = field(repr=False)
 
 
 def play(contenders: Sequence[Contender], scenarios: Sequence[Scenario], rules: Rules) -> Iterator[Table]:
     """The table of each scenario, as soon as it was played."""
     for scenario in scenarios:
-        if rules.only and scenario.name not in rules.only:
-            continue
         taking_part = [one for one in contenders if is_ours(one.entry) or not scenario.only_ours]
         rules.say(f"{scenario.name}: {scenario.what}, {rules.rounds} rounds of {len(taking_part)}")
         with _neighbour() if scenario.neighbour else nullcontext():
@@ -108,8 +105,8 @@ def _line(
 ) -> Line:
     outcome = outcomes[entry.name]
     answers = outcome.answers
-    steps = max(len(answer["tokens"]) + 1 for answer in answers)
-    limit = rules.work.limit(rules.machine, entry.numbers, windows=scenario.windows, steps=steps)
+    steps = max(len(answer["tokens"]) for answer in answers)
+    limit = rules.work.limit(rules.machine, entry.numbers, windows=scenario.windows, share=scenario.share, steps=steps)
     same = (
         reference
         and is_ours(entry)

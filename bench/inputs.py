@@ -17,7 +17,7 @@ from ..core.errors import InvalidRequest
 RATE = 16_000
 _PAUSE = 0.2  # seconds
 _SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
-_FAINTER = 0.998  # each round's gain over the round before: the same speech, and other samples
+_GOLDEN = 0.6180339887498949  # multiples of it, without their whole parts, are all different
 
 PROMPTS = tuple(
     f"{question} {thing}?"
@@ -27,8 +27,8 @@ PROMPTS = tuple(
 
 
 def prompts_of(count: int, number: int) -> list[str]:
-    """Prompts of a round."""
-    return [f"({number + 1}) {PROMPTS[index % len(PROMPTS)]}" for index in range(count)]
+    """Prompts of a round. No round has those of another."""
+    return [f"({number}.{index // len(PROMPTS)}) {PROMPTS[index % len(PROMPTS)]}" for index in range(count)]
 
 
 @frozen(eq=False)
@@ -41,7 +41,8 @@ class Piece:
 
 def pieces_of(recording: Path, longest: float) -> list[Piece]:
     """The pieces of a recording. ``NAME.txt`` has the text of a short one; of a long one ``NAME.json``, as
-    benchmarks/recordings.py writes it, has the times of its words. One without is cut anywhere."""
+    benchmarks/recordings.py writes it, has the times of its words. One without is cut anywhere. What is said in one
+    breath and is longer than ``longest`` is left out."""
     from ..api.inputs.audio import load_audio
 
     whole = load_audio(recording, sampling_rate=RATE)
@@ -95,7 +96,7 @@ class Clips:
     """Clips of up to ``seconds`` from recordings, written as WAV files into ``folder`` when they are asked for."""
 
     folder: Path
-    seconds: float
+    seconds: float  # at most
     _pieces: list[Piece] = field(repr=False)
     texts: dict[str, str | None] = field(factory=dict, init=False)
     """What is said in each clip, by path; ``None``: nobody has told."""
@@ -113,29 +114,34 @@ class Clips:
             raise InvalidRequest(f"{recordings} has no recordings; allowed: files of {', '.join(_SOUNDS)}")
         return cls(folder, seconds, sorted(packed(pieces, seconds), key=lambda one: -len(one.samples)))
 
+    @property
+    def shortest(self) -> float:
+        """Seconds of the shortest clip."""
+        return min(len(piece.samples) for piece in self._pieces) / RATE
+
     def some(self, count: int, number: int) -> list[str]:
-        """Paths of ``count`` clips of a round."""
+        """Paths of ``count`` clips of a round. No round has those of another: the gain differs."""
         return [self._write(index, number) for index in range(count)]
 
     def _write(self, index: int, number: int) -> str:
-        which, again = index % len(self._pieces), index // len(self._pieces)
-        path = self.folder / f"{self.seconds:g}s-{index}-{number + 1}.wav"
+        piece = self._pieces[index % len(self._pieces)]
+        path = self.folder / f"{self.seconds:g}s-{number}-{index}.wav"
         if not path.exists():
-            gain = _FAINTER ** (number + 1 + 100 * again)
-            soundfile.write(path, (self._pieces[which].samples * gain).astype(np.float32), RATE, subtype="FLOAT")
-            self.texts[str(path)] = self._pieces[which].text
+            gain = 0.7 + 0.3 * ((number * 1009 + index) * _GOLDEN % 1.0)
+            soundfile.write(path, (piece.samples * gain).astype(np.float32), RATE, subtype="FLOAT")
+            self.texts[str(path)] = piece.text
         return str(path)
 
 
 def word_error_rate(texts: Mapping[str, str | None], heard: Mapping[str, str]) -> float | None:
     """Percent of the words of all texts that are told; ``None``: none is. Both sides are put through transformers'
     English normalizer."""
+    told = {path: text for path in heard if (text := texts.get(path))}
+    if not told:
+        return None
     import jiwer
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer as Untyped
 
     make: Any = Untyped
     normal = make({})
-    told = {path: text for path in heard if (text := texts.get(path))}
-    if not told:
-        return None
     return 100.0 * jiwer.wer([normal(text) for text in told.values()], [normal(heard[path]) for path in told])

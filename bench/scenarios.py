@@ -9,7 +9,12 @@ from typing import Any
 from attrs import field, frozen
 
 Some = Callable[[int, int], list[str]]
-"""``some(count, round)``: as many inputs, which no other round has: what was computed before would be remembered."""
+"""``some(count, number)``: as many inputs, which no other number has: what was computed before would be remembered."""
+
+SPEECH = ("one", "neighbour", "together", "reuse", "short", "trimmed", "online")
+"""The scenarios of speech."""
+
+_APART = 1_000_000  # between the numbers of two scenarios
 
 
 @frozen(kw_only=True)
@@ -23,7 +28,8 @@ class Scenario:
     only_ours: bool = False  # no peer has it
     neighbour: bool = False  # another process computes meanwhile
     online: bool = False  # what each input waits is of interest, not the whole
-    windows: float = 0.0  # that a task's encodings fill
+    windows: float = 0.0  # that a task has encoded
+    share: float = 1.0  # of a whole window that each has
 
 
 def arrivals(count: int, rate: float, seed: int) -> list[float]:
@@ -33,6 +39,16 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
         found.append(now)
         now += dice.expovariate(rate)
     return found
+
+
+def names_of_text(together: Sequence[int]) -> tuple[str, ...]:
+    """The scenarios of text."""
+    return ("one", *(f"together {count}" for count in together), "online")
+
+
+def _of_scenario(some: Some, place: int) -> Some:
+    """Inputs that no other scenario has."""
+    return lambda count, number: some(count, number + _APART * place)
 
 
 def speech_scenarios(
@@ -45,14 +61,16 @@ def speech_scenarios(
         short: paths of clips of some seconds.
         online: requests that arrive in a round.
         rate: how many arrive in a second.
-        trimmed: windows that a short clip fills when it is trimmed.
+        trimmed: share of a window that a short clip has at least when it is trimmed.
     """
-    found = [
-        Scenario(name="one", what="one clip", task=lambda n: {"paths": clips(1, n)}, inputs=1, windows=1),
+    one, beside, several, reuse = (_of_scenario(clips, place) for place in range(4))
+    brief, cut, chance = (_of_scenario(short, place) for place in range(4, 7))
+    return [
+        Scenario(name="one", what="one clip", task=lambda n: {"paths": one(1, n)}, inputs=1, windows=1),
         Scenario(
             name="neighbour",
             what="one clip, while another process computes",
-            task=lambda n: {"paths": clips(1, n)},
+            task=lambda n: {"paths": beside(1, n)},
             inputs=1,
             neighbour=True,
             windows=1,
@@ -60,59 +78,57 @@ def speech_scenarios(
         Scenario(
             name="together",
             what=f"{together} clips at once",
-            task=lambda n: {"paths": clips(together, n)},
+            task=lambda n: {"paths": several(together, n)},
             inputs=together,
             windows=together,
         ),
         Scenario(
             name="reuse",
             what="its language, its text and its translation",
-            task=lambda n: {"paths": clips(1, n), "reuse": True},
+            task=lambda n: {"paths": reuse(1, n), "reuse": True},
             inputs=1,
             windows=1,
         ),
-        Scenario(name="short", what="one short clip", task=lambda n: {"paths": short(1, n)}, inputs=1, windows=1),
+        Scenario(name="short", what="one short clip", task=lambda n: {"paths": brief(1, n)}, inputs=1, windows=1),
         Scenario(
             name="trimmed",
             what="one short clip, trimmed",
-            task=lambda n: {"paths": short(1, n), "context": "trimmed"},
+            task=lambda n: {"paths": cut(1, n), "context": "trimmed"},
             inputs=1,
             only_ours=True,
-            windows=trimmed,
+            windows=1,
+            share=trimmed,
+        ),
+        Scenario(
+            name="online",
+            what=f"{online} short clips, {rate:.2g} a second",
+            task=lambda n: {"paths": chance(online, n), "arrivals": arrivals(online, rate, n)},
+            inputs=online,
+            online=True,
         ),
     ]
-    if online:
-        found.append(
-            Scenario(
-                name="online",
-                what=f"{online} short clips, {rate:.2g} a second",
-                task=lambda n: {"paths": short(online, n), "arrivals": arrivals(online, rate, n)},
-                inputs=online,
-                online=True,
-                windows=online,
-            )
-        )
-    return found
 
 
 def text_scenarios(prompts: Some, *, tokens: int, together: Sequence[int], online: int, rate: float) -> list[Scenario]:
     """Of text: ``tokens`` behind each prompt."""
 
-    def made(count: int) -> Callable[[int], Mapping[str, Any]]:
-        return lambda number: {"prompts": prompts(count, number), "tokens": tokens}
+    def made(count: int, place: int) -> Callable[[int], Mapping[str, Any]]:
+        some = _of_scenario(prompts, place)
+        return lambda number: {"prompts": some(count, number), "tokens": tokens}
 
+    counts, names = (1, *together), names_of_text(together)
     found = [
-        Scenario(name="one" if n == 1 else f"together {n}", what=f"{n} at once", task=made(n), inputs=n)
-        for n in (1, *together)
+        Scenario(name=name, what=f"{count} at once", task=made(count, place), inputs=count)
+        for place, (name, count) in enumerate(zip(names, counts, strict=False))
     ]
-    if online:
-        found.append(
-            Scenario(
-                name="online",
-                what=f"{online} prompts, {rate:.2g} a second",
-                task=lambda n: {**made(online)(n), "arrivals": arrivals(online, rate, n)},
-                inputs=online,
-                online=True,
-            )
+    chance = made(online, len(found))
+    found.append(
+        Scenario(
+            name="online",
+            what=f"{online} prompts, {rate:.2g} a second",
+            task=lambda n: {**chance(n), "arrivals": arrivals(online, rate, n)},
+            inputs=online,
+            online=True,
         )
+    )
     return found

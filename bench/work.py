@@ -24,7 +24,8 @@ class Work:
     alone is faster than that. Keys and values are left out: they are what a request brings.
     """
 
-    window_flops: float  # 0: there is no encoder
+    window_flops: float  # of the products of a whole window's rows with weights; 0: there is no encoder
+    attention_flops: float  # of the products of its rows with each other
     step_weights: int
 
     @classmethod
@@ -42,10 +43,14 @@ class Work:
         untied = "lm_head.weight" in shapes or "proj_out.weight" in shapes
         embedding = max(matrices.values()) if untied else 0  # of which a step reads a row
         return cls(
-            window_flops=2.0 * rows * (encoder + cross) + attention, step_weights=every - encoder - cross - embedding
+            window_flops=2.0 * rows * (encoder + cross),
+            attention_flops=attention,
+            step_weights=every - encoder - cross - embedding,
         )
 
-    def limit(self, machine: Machine, numbers: str, *, windows: float, steps: int) -> float:
-        """Seconds that ``windows`` whole windows and ``steps`` steps take at least on ``machine``."""
-        computed = windows * self.window_flops / (machine.gigaflops[numbers] * 1e9)
+    def limit(self, machine: Machine, numbers: str, *, windows: float, share: float, steps: int) -> float:
+        """Seconds that ``windows`` windows, each a ``share`` of a whole one, and ``steps`` steps take at least on
+        ``machine``."""
+        flops = windows * (share * self.window_flops + share**2 * self.attention_flops)
+        computed = flops / (machine.gigaflops[numbers] * 1e9)
         return computed + steps * self.step_weights * _BYTES[numbers] / (machine.gigabytes * 1e9)

@@ -6,5 +6,5 @@ A task of speech has ``paths`` of WAV files, and perhaps ``context`` (see `Trans
 path arrives).
 A task of text has ``prompts``, ``tokens`` (how many to write), and perhaps ``arrivals``. The answer has ``seconds`` of
 the whole, and for each input ``tokens``, ``text``, ``first`` (seconds to the first token, where it is known) and
-``total``.
+``total`` from its arrival.
 """

@@ -55,7 +55,8 @@ def together(batched: Any, paths: list[str]) -> list[dict[str, Any]]:
     )
     found: list[dict[str, Any]] = [{"text": "", "tokens": []} for _ in paths]
     for one in segments:
-        index = min(int(np.searchsorted(ends, one.start, side="right")), len(paths) - 1)
+        # it rounds starts to milliseconds, and one that lies on a clip's end is the next clip's
+        index = min(int(np.searchsorted(ends - 0.01, one.start, side="right")), len(paths) - 1)
         found[index] = {"text": found[index]["text"] + one.text, "tokens": [*found[index]["tokens"], *one.tokens]}
     return found
 

@@ -31,15 +31,20 @@ async def main() -> None:
             begun = time.perf_counter()
             async with trio.open_nursery() as nursery:
                 for index, item in enumerate(inputs):
-                    nursery.start_soon(arrive, engine, answer, task, index, item, found)
+                    nursery.start_soon(arrive, engine, answer, task, index, item, found, begun)
             say(answers, seconds=time.perf_counter() - begun, answers=found)
 
 
-async def arrive(engine: Any, answer: Any, task: Any, index: int, item: str, found: list[dict[str, Any]]) -> None:
-    """Answers one input when it arrives."""
-    await trio.sleep((task.get("arrivals") or [0.0] * len(found))[index])
-    begun = time.perf_counter()
-    found[index] = {**await answer(engine, task, item), "total": time.perf_counter() - begun}
+async def arrive(
+    engine: Any, answer: Any, task: Any, index: int, item: str, found: list[dict[str, Any]], begun: float
+) -> None:
+    """Answers one input when it arrives. It waits from then on, whether anybody has noticed or not."""
+    arrival = (task.get("arrivals") or [0.0] * len(found))[index]
+    await trio.sleep(max(begun + arrival - time.perf_counter(), 0.0))
+    late = time.perf_counter() - begun - arrival
+    told = await answer(engine, task, item)
+    first = None if told["first"] is None else told["first"] + late
+    found[index] = {**told, "first": first, "total": time.perf_counter() - begun - arrival}
 
 
 async def hear(engine: Any, task: Any, path: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint's files, read piece by piece into memory of their own.
 
-A piece is small, and is converted where it belongs. So at no time are there two copies of a matrix, not even where it
-is stored in another dtype than it is wanted in. Nothing of a safetensors file is mapped: what is mapped and touched
+A piece is small, and is converted where it belongs. So reading makes no second copy of a matrix, not even where it is
+stored in another dtype than it is wanted in. Nothing of a safetensors file is mapped: what is mapped and touched
 counts as the process's memory. Pickles are mapped by torch.
 """
 

@@ -20,12 +20,12 @@ from triolet.bench.inputs import RATE, Clips, Piece, packed, pieces_of, prompts_
 from triolet.bench.machine import Machine
 from triolet.bench.report import as_json, plot, ratios_of, shown, waits_of
 from triolet.bench.rounds import BenchError, Contender, Contest, Entry, Outcome, Ratio, take_turns
-from triolet.bench.scenarios import arrivals, speech_scenarios, text_scenarios
+from triolet.bench.scenarios import SPEECH, arrivals, names_of_text, speech_scenarios, text_scenarios
 from triolet.bench.work import Work
 from triolet.core.errors import InvalidRequest
 
 MACHINE = Machine(cpu="a CPU", threads=2, load=0.0, gigaflops=dict.fromkeys(("float32", "int8"), 100.0), gigabytes=10.0)
-WORK = Work(window_flops=1e9, step_weights=10**6)
+WORK = Work(window_flops=1e9, attention_flops=0.0, step_weights=10**6)
 
 
 @pytest.fixture
@@ -119,22 +119,22 @@ def test_pieces_are_packed_in_order_and_none_is_too_long(lengths):
     assert sum(int(one.samples.sum()) for one in found) == sum(len(piece.samples) for piece in pieces)
 
 
-def test_no_round_has_the_clips_of_another(tmp_path):
-    """What was encoded before would be remembered."""
+def test_no_task_has_the_inputs_of_another(tmp_path):
+    """Of no round and no scenario: what was computed before would be remembered."""
     write(tmp_path / "a.wav", 2.0, txt="said")
     out = tmp_path / "out"
     out.mkdir()
-    clips = Clips.of(tmp_path, out, 3.0)
-    paths = [*clips.some(3, -1), *clips.some(3, 0)]
-    assert len({Path(path).read_bytes() for path in paths}) == 6
-    assert {clips.texts[path] for path in paths} == {"said"}
+    clips, short = Clips.of(tmp_path, out, 3.0), Clips.of(tmp_path, out, 2.5)
+    speech = speech_scenarios(clips.some, short.some, together=3, online=2, rate=1.0, trimmed=0.25)
+    tasks = [each.task(number) for each in speech for number in (-1, 0, 1)]
+    paths = [path for task in tasks for path in task["paths"]]
+    assert len({Path(path).read_bytes() for path in paths}) == len(paths)
+    assert {clips.texts.get(path, short.texts.get(path)) for path in paths} == {"said"}
+    text = text_scenarios(prompts_of, tokens=9, together=(40,), online=40, rate=1.0)
+    prompts = [prompt for each in text for number in (-1, 0, 1) for prompt in each.task(number)["prompts"]]
+    assert len(set(prompts)) == len(prompts)
     with pytest.raises(InvalidRequest, match=r"nowhere has no recordings; allowed: files of .wav"):
         Clips.of(out / "nowhere", out, 3.0)
-
-
-def test_prompts_of_another_round_begin_otherwise():
-    first, second = prompts_of(40, 0), prompts_of(40, 1)
-    assert not set(first) & set(second)
 
 
 def test_word_errors_are_counted_where_somebody_has_told_the_words():
@@ -154,10 +154,11 @@ def test_arrivals_know_nothing_of_each_other(seed, rate):
 def test_scenarios_ask_for_as_many_inputs_as_they_say():
     some = lambda count, number: [f"{number}-{index}" for index in range(count)]  # noqa: E731
     speech = speech_scenarios(some, some, together=8, online=5, rate=1.0, trimmed=0.25)
-    assert [each.name for each in speech] == ["one", "neighbour", "together", "reuse", "short", "trimmed", "online"]
+    assert tuple(each.name for each in speech) == SPEECH
     assert [len(each.task(0)["paths"]) for each in speech] == [each.inputs for each in speech]
-    text = text_scenarios(some, tokens=9, together=(8, 32), online=0, rate=1.0)
-    assert [(each.name, each.inputs) for each in text] == [("one", 1), ("together 8", 8), ("together 32", 32)]
+    text = text_scenarios(some, tokens=9, together=(8, 32), online=5, rate=1.0)
+    assert [each.inputs for each in text] == [1, 8, 32, 5]
+    assert tuple(each.name for each in text) == names_of_text((8, 32))
     assert text[0].task(3) == {"prompts": ["3-0"], "tokens": 9}
 
 
@@ -176,11 +177,12 @@ def test_the_work_of_a_window_is_that_of_the_encoders_matrices():
 
     rows, cross = config.max_source_positions, 2 * config.d_model**2 * config.decoder_layers
     attention = 4 * rows**2 * config.d_model * config.encoder_layers
-    assert work.window_flops == 2 * rows * (matrices(model.model.encoder) + cross) + attention
+    assert work.window_flops == 2 * rows * (matrices(model.model.encoder) + cross)
+    assert work.attention_flops == attention
     assert work.step_weights == matrices(model.model.decoder) - cross
-    assert work.limit(MACHINE, "int8", windows=1, steps=100) == pytest.approx(
-        work.window_flops / 1e11 + work.step_weights / 1e8
-    )
+    computed = (work.window_flops / 2 + attention / 4) / 1e11
+    limit = work.limit(MACHINE, "int8", windows=1, share=0.5, steps=100)
+    assert limit == pytest.approx(computed + work.step_weights / 1e8)
 
 
 def test_a_machine_is_measured():
@@ -191,7 +193,7 @@ def test_a_machine_is_measured():
 
 def contest(entry, say=lambda line: None):
     entries = [entry("triolet float32", 1.0), entry("transformers float32", 2.0), entry("triolet int8", 0.5, "int8")]
-    some = lambda count, number: [f"{number}" for _ in range(count)]  # noqa: E731
+    some = lambda count, number: [f"{number % 10}" for _ in range(count)]  # noqa: E731
     scenarios = speech_scenarios(some, some, together=2, online=3, rate=9.0, trimmed=0.25)
     rules = Rules(machine=MACHINE, work=WORK, rounds=2, texts={"1": "2"}, say=say)
     with Contest() as open_contest:
@@ -291,7 +293,14 @@ def test_a_contest_of_speech_from_the_command_to_the_json(run, recordings, tmp_p
     assert set(found["contenders"]) == {"triolet float32", "transformers float32"}
 
 
-def test_an_unknown_scenario_is_named(run, recordings, capsys):
-    words = ["--model", str(demo.checkpoint()), "--audio", str(recordings), "--variant", "float32", "--online", "0"]
-    assert run("speech", *words, "--only", "two") == 1
-    assert "--only two; allowed: start, one, neighbour" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["--only", "two"], 2, "--only 'two'; allowed: 'start', 'one', 'neighbour'"),
+        (["--only", "online", "--online", "0"], 2, "--only 'online'; allowed"),
+        (["--json", "/nowhere/a.json"], 1, "/nowhere/a.json: there is no folder /nowhere"),
+    ],
+)
+def test_what_cannot_be_told_in_the_end_is_refused_first(run, words, status, told, recordings, capsys):
+    assert run("speech", "--model", str(demo.checkpoint()), "--audio", str(recordings), *words) == status
+    assert told in capsys.readouterr().err
