@@ -145,7 +145,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the second reading has the text before it",
         function="api.speech.walk:Walk._read_twice",
-        fragment="self._read_behind((), item",
+        fragment="self._read_behind((), attempt.item",
         mistake="self._read_behind(before, item",
         killer=case(MISLED, ONE_SECOND, "a", ["", "a", ""]),
         reason="texts_before(script) == asked",
