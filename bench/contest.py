@@ -13,7 +13,7 @@ from attrs import field, frozen
 from .inputs import word_error_rate
 from .machine import Machine
 from .report import Line, Table, is_ours, ratios_of, waits_of
-from .rounds import Contender, Entry, Outcome, take_turns
+from .rounds import Contender, Entry, Outcome, Ratio, take_turns
 from .scenarios import Scenario
 from .work import Work
 
@@ -80,10 +80,17 @@ def _table(scenario: Scenario, entries: Sequence[Entry], outcomes: Mapping[str, 
     inputs: list[str] = task.get("paths") or task["prompts"]
     reference = _reference(entries, outcomes)
     lines = [
-        _line(entry, scenario, inputs, outcomes, reference, ratios_of(entry, entries, outcomes), rules)
+        _line(entry, scenario, inputs, outcomes, reference, _ratios(scenario, entry, entries, outcomes), rules)
         for entry in entries
     ]
     return Table(name=scenario.name, what=scenario.what, lines=tuple(lines))
+
+
+def _ratios(
+    scenario: Scenario, entry: Entry, entries: Sequence[Entry], outcomes: Mapping[str, Outcome]
+) -> dict[str, Ratio]:
+    """None where the arrivals tell how long a round takes."""
+    return {} if scenario.online else ratios_of(entry, entries, outcomes)
 
 
 def _reference(entries: Sequence[Entry], outcomes: Mapping[str, Outcome]) -> list[Any] | None:

@@ -29,8 +29,8 @@ from .threads import run_in_thread
 _INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
 INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
 INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
-_MARGIN = 2.0  # seconds of silence behind a trimmed window, at least
 INLINE_HASHED = 32_000  # samples: hashing them takes 0.1 ms, as much as a thread; 30 s of audio take 2 ms and more
+_MARGIN = 2.0  # seconds of silence behind a trimmed window, at least
 
 Message = Mapping[str, Any]
 

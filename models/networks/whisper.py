@@ -225,7 +225,7 @@ class _Decoder:
         return cls(
             tokens=tokens,
             positions=loader.take("decoder.embed_positions.weight", shape.positions, width),
-            cross_keys_values=loader.stacked(cross, width, shape.decoder_heads),
+            cross_keys_values=loader.unpacked().stacked(cross, width, shape.decoder_heads),
             layers=tuple(map(partial(_DecoderLayer.load, loader, shape, inner, activation), layers)),
             norm=_norm(loader, "decoder.layer_norm", width),
             head=head,
@@ -303,7 +303,7 @@ class WhisperModel:
                 taken=[],
                 linears=[],
             )
-            encoder = _Encoder.load(loader, shape, encoder_inner, activation)
+            encoder = _Encoder.load(loader.unpacked(), shape, encoder_inner, activation)
             decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied)
         return cls(
             shape=shape,

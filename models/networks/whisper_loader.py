@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, PackedLinear, Timed, memory_of
@@ -38,9 +38,14 @@ class Loader:
     dtype: torch.dtype
     int8: bool  # whether linear layers, embedding and head are quantized
     kernels: Kernels
-    packer: Packer
+    packer: Packer | None  # None: matrices stay as they are
     taken: list[Memory]
     linears: list[Timed]
+
+    def unpacked(self) -> Loader:
+        """For what is multiplied by a window's rows, which are so many that their products gain nothing from a packed
+        matrix."""
+        return evolve(self, packer=None)
 
     def take(self, name: str, *shape: int) -> Tensor:
         made = torch.empty(*shape, dtype=self.dtype, device=self.device)
@@ -109,7 +114,9 @@ class Loader:
 
     def _packed(self, linear: Timed, *, with_rows: bool) -> Linear:
         """The layer in float16, where that loses nothing."""
-        if not isinstance(linear, FloatLinear) or self.dtype != torch.float32 or self.device.type != "cpu":
+        if self.packer is None or not isinstance(linear, FloatLinear):
+            return linear
+        if self.dtype != torch.float32 or self.device.type != "cpu":
             return linear
         matrix = self.packer.pack(linear.weight)
         if matrix is None:

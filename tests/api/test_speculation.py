@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -180,3 +182,17 @@ async def test_a_draft_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         with pytest.raises(triolet.InvalidRequest, match=message):
             async with triolet.Engine(llama, config=config):
                 pass
+
+
+async def test_a_draft_that_reads_other_windows_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(triolet.demo.checkpoint(), tmp_path / "draft")
+    for name, change in {
+        "preprocessor_config.json": {"chunk_length": 10},
+        "config.json": {"max_source_positions": 500},
+    }.items():
+        told = json.loads((tmp_path / "draft" / name).read_text())
+        (tmp_path / "draft" / name).write_text(json.dumps(told | change))
+    config = triolet.EngineConfig(dtype="float32", speculation=triolet.Speculation(draft=str(tmp_path / "draft")))
+    with pytest.raises(triolet.InvalidRequest, match="windows of another length"):
+        async with triolet.Engine(triolet.demo.checkpoint(), config=config):
+            pass

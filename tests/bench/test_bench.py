@@ -210,6 +210,7 @@ def test_the_report_says_what_came_out(entry, tmp_path):
     ours = "  triolet float32              1.500 s (1.000 to 2.000); limit 0.010 s, 1 %; WER 100.0 %; "
     assert lines[2] == ours + "transformers' tokens; 2.00x of transformers float32"
     assert [line.equal for line in tables[0].lines] == [1.0, None, None]
+    assert [line.ratios for line in tables[-1].lines] == [{}, {}, {}]
     assert tables[-1].lines[0].waits == {"p50": 1.0, "p95": 1.0, "p99": 1.0}
     told = json.loads(as_json(MACHINE, {"triolet float32": {"dtype": "float32"}}, tables))
     assert told["scenarios"][0]["lines"][0]["ratios"]["transformers float32"]["median"] == 2.0

@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.generation import GenerationMixin, LogitsProcessorList
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+from transformers.modeling_outputs import BaseModelOutput
 
 from triolet.core.config import EngineConfig
 from triolet.core.model import ModelDescription
@@ -223,6 +224,17 @@ class _Running:
     @property
     def known(self) -> int:
         return len(self.job.prompt) + len(self.outcome.tokens)
+
+
+def greedy(model, encoded, prompt, count):
+    """What transformers' decoder writes to an encoder output, with no rule for what it may write."""
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            outputs = BaseModelOutput(last_hidden_state=encoded[None])
+            logits = model(encoder_outputs=outputs, decoder_input_ids=torch.tensor([tokens])).logits
+            tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
 
 
 def encode_job(description: ModelDescription, key: str, payload: Any) -> EncodeJob:

@@ -8,28 +8,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers.modeling_outputs import BaseModelOutput
 
 from triolet.core.errors import InvalidRequest
 from triolet.core.plan import EncodeJob
 from triolet.core.request import LogitRules, SamplingParams
+
+from .conftest import greedy
 
 FREE = {"rules": LogitRules(), "sampling": SamplingParams(ignore_eos=True)}
 
 
 def window(key, samples, embeddings):
     return EncodeJob(key=key, payload=samples, embeddings=embeddings, size=1)
-
-
-def greedy(model, encoded, prompt, count):
-    """What transformers' decoder writes to an encoder output, with no rule for what it may write."""
-    tokens = list(prompt)
-    with torch.inference_mode():
-        for _ in range(count):
-            outputs = BaseModelOutput(last_hidden_state=encoded[None])
-            logits = model(encoder_outputs=outputs, decoder_input_ids=torch.tensor([tokens])).logits
-            tokens.append(int(logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
 
 
 def shortened(model, features, samples, embeddings):
