@@ -1,39 +1,26 @@
-"""Languages by their codes and English names, as transformers' table for Whisper has them."""
+"""Languages as users name them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+
+from ...core.languages import LANGUAGE_CODES, LANGUAGES
 
 
 def language_name(code: str) -> str:
     """The English name of a language as OpenAI's API writes it ("english"); a code that the table lacks stays."""
-    return _names().get(code, code)
+    return LANGUAGES.get(code, code)
 
 
 def language_code(language: str) -> str | None:
     """The code of a language that is given by its code, its English name or its token; ``None`` if there is none."""
     name = language.strip().lower().removeprefix("<|").removesuffix("|>")
-    return name if name in _names() else _codes().get(name)
+    return name if name in LANGUAGES else LANGUAGE_CODES.get(name)
 
 
 def unknown_language(language: str) -> str:
     """What to say of a language that the table lacks: the names that are near, not all hundred."""
-    known = [*_names(), *_codes()]
+    known = [*LANGUAGES, *LANGUAGE_CODES]
     near = difflib.get_close_matches(language.strip().lower(), known, 3, 0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else "see the languages of Whisper"
     return f"{language!r} is no language that Whisper knows; allowed: a code (en) or an English name (english); {hint}"
-
-
-def _names() -> Mapping[str, str]:
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
-    names: Mapping[str, str] = LANGUAGES
-    return names
-
-
-def _codes() -> Mapping[str, str]:
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
-
-    codes: Mapping[str, str] = TO_LANGUAGE_CODE
-    return codes

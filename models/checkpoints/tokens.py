@@ -14,6 +14,7 @@ from typing import Any
 from attrs import define
 
 from ...core.errors import CheckpointError
+from ...core.languages import LANGUAGES
 from ...core.model import WhisperTokens
 from .settings import Settings
 
@@ -132,8 +133,6 @@ class SpecialTokens:
         return listed or self.vocabulary != _ENGLISH_ONLY_VOCABULARY
 
     def _languages(self) -> dict[str, int]:
-        from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
         found = self._table("lang_to_id", LANGUAGES)
         return {text.removeprefix("<|").removesuffix("|>"): token for text, token in found.items()}
 

@@ -10,7 +10,9 @@ import hashlib
 import json
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, field, frozen, mutable
@@ -21,6 +23,7 @@ from .alignment import AlignmentSettings
 from .files import changed_files, file_stamps, find_weights, read_config
 from .settings import Settings
 from .tokens import SpecialTokens
+from .whisper_tokenizer import WhisperTokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +32,28 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("WhisperForConditionalGeneration", "WhisperModel")
 """The architectures with an adapter, as config.json names them."""
+
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 51_865,
+        "num_mel_bins": 80,
+        "d_model": 384,
+        "encoder_layers": 4,
+        "encoder_attention_heads": 6,
+        "encoder_ffn_dim": 1_536,
+        "decoder_layers": 4,
+        "decoder_attention_heads": 6,
+        "decoder_ffn_dim": 1_536,
+        "max_source_positions": 1_500,
+        "max_target_positions": 448,
+        "activation_function": "gelu",
+        "tie_word_embeddings": True,
+        "suppress_tokens": None,
+        "begin_suppress_tokens": (220, 50_256),
+        "median_filter_width": 7,
+    }
+)
+"""What config.json need not say: transformers' `WhisperConfig`."""
 
 _SAMPLE = 256  # values of each piece of a tensor that the fingerprint is made of
 
@@ -230,10 +255,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     plain = Settings(folder / "config.json", check_architecture(folder))
     stamps = file_stamps(folder)
     find_weights(folder)
-    config = Settings(plain.path, _load(folder, "config.json", "WhisperConfig").to_dict())
+    config = Settings(plain.path, {**_DEFAULTS, **plain.values})
     shape = _shape(config)
     features = _features(folder, shape)
-    tokenizer = _lighter(_load(folder, "tokenizer.json", "AutoTokenizer"))
+    make = partial(_read_tokenizer, folder)
+    tokenizer = WhisperTokenizer.read(folder, make) or make()
     generation = Settings.read_if_there(folder / "generation_config.json")
     _check_tokenizer(folder, tokenizer, shape.vocabulary)
     tokens = SpecialTokens(
@@ -248,7 +274,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         shape=shape,
         encoder_inner=config.whole("encoder_ffn_dim"),
         decoder_inner=config.whole("decoder_ffn_dim"),
-        activation=_activation(config.get("activation_function")),
+        activation=_activation(config),
         tied=config.flag("tie_word_embeddings") is not False,
         features=features,
         tokens=tokens.whisper_tokens(),
@@ -262,18 +288,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def _load(folder: Path, file: str, loader: str) -> Any:
-    """What transformers' ``loader`` makes of ``folder``."""
+def _read_tokenizer(folder: Path) -> Any:
+    """transformers' tokenizer in ``folder``."""
     import transformers
 
     try:
-        return getattr(transformers, loader).from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         raise CheckpointError(
-            f"{folder / file} or a file beside it cannot be used: {type(error).__name__}: {error}"
+            f"{folder / 'tokenizer.json'} or a file beside it cannot be used: {type(error).__name__}: {error}"
         ) from error
+    return _lighter(tokenizer)
 
 
 def _check_tokenizer(folder: Path, tokenizer: Any, vocabulary: int) -> None:
@@ -315,9 +342,12 @@ def _shape(config: Settings) -> WhisperShape:
     return shape
 
 
-def _activation(name: str) -> Activation:
+def _activation(config: Settings) -> Activation:
     from torch.nn import functional
 
+    name = config.get("activation_function")
+    if not isinstance(name, str):
+        raise config.bad("activation_function", "a name")
     if name == "gelu":  # of every Whisper but those of tests; the import below takes two seconds
         return functional.gelu
     from transformers.activations import ACT2FN

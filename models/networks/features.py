@@ -7,6 +7,7 @@ from attrs import field, mutable
 from torch import Tensor
 
 from ..checkpoints.whisper import FeatureSettings
+from .mel import mel_filters
 
 _FLOOR = 1e-10  # power below which log10 is cut: digital silence becomes -10
 
@@ -21,19 +22,9 @@ class LogMel:
 
     @classmethod
     def build(cls, settings: FeatureSettings, device: torch.device) -> LogMel:
-        """Computes the filters as transformers does: Slaney's mel scale and norm, up to 8 kHz."""
-        from transformers.audio_utils import mel_filter_bank
-
-        bank = mel_filter_bank(
-            num_frequency_bins=1 + settings.n_fft // 2,
-            num_mel_filters=settings.feature_size,
-            min_frequency=0.0,
-            max_frequency=8000.0,
-            sampling_rate=settings.sampling_rate,
-            norm="slaney",
-            mel_scale="slaney",
-        )
-        filters = torch.from_numpy(bank).T.to(device, torch.float32).contiguous()
+        """With the filters and the window of ``settings``."""
+        bank = mel_filters(1 + settings.n_fft // 2, settings.feature_size, settings.sampling_rate)
+        filters = torch.from_numpy(bank).to(device, torch.float32)
         return cls(settings=settings, filters=filters, window=torch.hann_window(settings.n_fft, device=device).clone())
 
     def pad(self, payloads: list[Tensor]) -> Tensor:

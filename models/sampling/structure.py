@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import InvalidRequest
 from ...core.request import Structure
+from ..checkpoints.whisper_tokenizer import whole_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -248,7 +249,7 @@ class Grammars:
 
         size = max(self.vocabulary, len(self.tokenizer))  # a tokenizer may have more than the model samples
         try:
-            plain = from_tokenizer(self.tokenizer, n_vocab=size, eos_token=list(self.eos_token_ids), slices=[])
+            plain = from_tokenizer(whole_tokenizer(self.tokenizer), n_vocab=size, eos_token=list(self.eos_token_ids), slices=[])
         except ValueError as error:
             raise InvalidRequest(f"this checkpoint's tokenizer cannot follow a structure: {error}") from error
         return plain.with_slices(LLTokenizer.general_slices())

@@ -378,7 +378,7 @@ def empty_index(folder):
         (lambda folder: (folder / "config.json").write_text("[]"), "holds a list"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json or a file beside it"),
         (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer of .* spells \d+ of the \d+ tokens"),
-        (lambda folder: rewrite(folder / "config.json", lambda s: s.update(d_model="wide")), "cannot be used"),
+        (lambda folder: rewrite(folder / "config.json", lambda s: s.update(d_model="wide")), "a whole number"),
         (lambda folder: rewrite(folder / "config.json", lambda s: s.update(decoder_attention_heads=5)), "5 heads"),
         (
             lambda folder: rewrite(folder / "preprocessor_config.json", lambda s: s.update(feature_size=128)),

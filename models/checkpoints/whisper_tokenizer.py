@@ -1,0 +1,132 @@
+"""Whisper's tokenizer without transformers, which takes a second and more to import."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from .settings import read_json
+
+_CLASSES = frozenset({None, "WhisperTokenizer", "WhisperTokenizerFast"})
+_BESIDE = ("tokenizer_config", "special_tokens_map", "added_tokens")
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")  # settings that name a special token
+_TIMESTAMP = re.compile(r"<\|(\d+\.\d+)\|>")
+_PLAIN = {"add_special_tokens": False}
+_CLEAN = {"skip_special_tokens": True}
+
+
+@define(eq=False, slots=False)
+class WhisperTokenizer:
+    """What the engine asks of a tokenizer, from tokenizer.json alone. All else is asked of transformers' tokenizer,
+    which is made when it is first needed."""
+
+    _backend: Tokenizer = field(repr=False)
+    _make: Callable[[], Any] = field(repr=False)  # transformers' tokenizer
+
+    @classmethod
+    def read(cls, folder: Path, make: Callable[[], Any]) -> WhisperTokenizer | None:
+        """The tokenizer in ``folder``; ``None``: transformers makes more of the files than is done here, or they are
+        damaged, which it tells.
+
+        Args:
+            make: makes transformers' tokenizer.
+        """
+        try:
+            backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            plain = _is_plain(backend) and _agrees(backend, folder)
+        except Exception:  # noqa: BLE001  (the package has no class of its own; transformers tells what is wrong)
+            return None
+        return cls(backend, make) if plain else None
+
+    @cached_property
+    def whole(self) -> Any:
+        """transformers' tokenizer of the same files."""
+        return self._make()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """As transformers' tokenizer."""
+        return self.whole(*texts, **options)
+
+    def get_vocab(self) -> dict[str, int]:
+        """All tokens with their ids."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def encode(self, text: Any, **options: Any) -> list[int]:
+        """The tokens of ``text``."""
+        if options != _PLAIN or not isinstance(text, str):
+            return list(self.whole.encode(text, **options))
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Any, **options: Any) -> Any:
+        """The text of ``token_ids``."""
+        if options != _CLEAN or not isinstance(token_ids, Sequence):
+            return self.whole.decode(token_ids, **options)
+        text = self._backend.decode(self._without_prompt(list(token_ids)), skip_special_tokens=True)
+        return _TIMESTAMP.sub("", text)
+
+    def _without_prompt(self, token_ids: list[int]) -> list[int]:
+        """A text given before is no part of what was said."""
+        previous, start = map(self._backend.token_to_id, ("<|startofprev|>", "<|startoftranscript|>"))
+        if not token_ids or previous is None or token_ids[0] != previous:
+            return token_ids
+        return token_ids[token_ids.index(start) :] if start in token_ids else []
+
+
+def whole_tokenizer(tokenizer: Any) -> Any:
+    """transformers' tokenizer of the same files as ``tokenizer``."""
+    return tokenizer.whole if isinstance(tokenizer, WhisperTokenizer) else tokenizer
+
+
+def _is_plain(backend: Tokenizer) -> bool:
+    """Whether it is the tokenizer that transformers makes of the same vocabulary and merges."""
+    model, before = backend.model, backend.pre_tokenizer
+    return (
+        isinstance(model, models.BPE)
+        and not (model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix)
+        and not (model.fuse_unk or model.byte_fallback or model.ignore_merges)
+        and backend.normalizer is None
+        and isinstance(before, pre_tokenizers.ByteLevel)
+        and not before.add_prefix_space
+        and before.use_regex
+    )
+
+
+def _agrees(backend: Tokenizer, folder: Path) -> bool:
+    """Whether the files beside tokenizer.json add nothing to it and change nothing."""
+    config, named, added = (_read(folder / f"{name}.json") for name in _BESIDE)
+    if config.get("tokenizer_class") not in _CLASSES or config.get("add_prefix_space") or "auto_map" in config:
+        return False
+    known = {(token.content, id_, token.special) for id_, token in backend.get_added_tokens_decoder().items()}
+    told = config.get("added_tokens_decoder") or {}
+    special = {text for text, _, special in known if special}
+    return (
+        {(token["content"], int(id_), bool(token.get("special"))) for id_, token in told.items()} <= known
+        and set(added.items()) <= {(text, id_) for text, id_, _ in known}
+        and {*_named(config), *_named(named)} <= special
+    )
+
+
+def _named(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The special tokens that ``settings`` name, each as its text or as an object with it."""
+    tokens = [settings.get(name) for name in _NAMED]
+    for token in (*tokens, *(settings.get("additional_special_tokens") or ())):
+        if token is not None:
+            yield token["content"] if isinstance(token, dict) else token
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,34 @@
+"""The mel filters of Whisper's features: triangles on Slaney's scale (Slaney 1998, "Auditory Toolbox", `mfcc`), which is
+linear up to 1 kHz and logarithmic above, each with the area 1."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HERTZ = 200.0 / 3.0  # of a mel, below the break
+_BREAK = 1_000.0  # Hz
+_STEP = np.log(6.4) / 27.0  # of the logarithm for each mel, above the break
+_HIGHEST = 8_000.0  # Hz
+
+
+def mel_filters(bins: int, mels: int, sampling_rate: int) -> NDArray[np.float64]:
+    """Weights [mels, bins] of ``bins`` frequencies from 0 to half of ``sampling_rate`` (Hz), equal to those of
+    transformers' `WhisperFeatureExtractor`."""
+    frequencies = np.linspace(0, sampling_rate // 2, bins)
+    corners = _hertz(np.linspace(0.0, _mel(_HIGHEST), mels + 2))[:, None]
+    lower, center, upper = corners[:-2], corners[1:-1], corners[2:]
+    rising = (frequencies - lower) / (center - lower)
+    falling = (upper - frequencies) / (upper - center)
+    filters: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (upper - lower))
+    return filters
+
+
+def _mel(hertz: float) -> float:
+    """Of a frequency above the break."""
+    return float(_BREAK / _HERTZ + np.log(hertz / _BREAK) / _STEP)
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    at_break = _BREAK / _HERTZ
+    return np.where(mels < at_break, mels * _HERTZ, _BREAK * np.exp(_STEP * (mels - at_break)))
