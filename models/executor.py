@@ -29,6 +29,7 @@ from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, StepPlan, StepResult
 from .blueprints.blueprint import AnyModel, Blueprint, Own, Parts, name_devices
 from .blueprints.read import Blueprints
+from .checkpoints.whisper_tokenizer import whole_tokenizer
 from .chunks import check_chunk, spread_all
 from .launch.pipeline import StagedKV
 from .machine.host import choose_threads
@@ -213,7 +214,8 @@ class TorchExecutor:
         own, vocabulary = self._stack.own, checkpoint.shape.vocabulary
         self._stack.callback("records", self._records.clear)
         self._set_threads()
-        grammars = self._grammars or Grammars(checkpoint.tokenizer, vocabulary, checkpoint.eos_token_ids)
+        tokenizer = partial(whole_tokenizer, checkpoint.tokenizer)
+        grammars = self._grammars or Grammars(tokenizer, vocabulary, checkpoint.eos_token_ids)
         self._grammars = grammars  # until it is closed: the description of the model refers to it
         self._stack.callback("grammars", grammars.release)
         if device.type == "cuda":

@@ -23,6 +23,7 @@ from ..memory.slots import VariedCrossKV
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Network
 from .blueprint import Own, Parts, chosen, most_positions
+from .passed import PassedTrials, trial_key
 from .trial_crossed import try_out_crossed
 
 
@@ -88,7 +89,8 @@ class CrossedBlueprint:
 
     def prove(self, network: Network) -> None:
         assert isinstance(network, EncoderDecoderNetwork), "the blueprint made it"
-        try_out_crossed(network, self.checkpoint)
+        key = trial_key(self.checkpoint.stamps, self.fingerprint, self.config, self.device, self.dtype)
+        PassedTrials.of_user().once(key, partial(try_out_crossed, network, self.checkpoint))
 
     def _allocate_pages(self) -> PagedKV:
         shape = self.checkpoint.shape

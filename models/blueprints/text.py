@@ -30,6 +30,7 @@ from ..networks.encoder import EncoderNetwork
 from ..networks.fused import FusedLayers
 from ..networks.network import Network
 from .blueprint import Own, Parts, chosen, most_positions, name_devices
+from .passed import PassedTrials, trial_key
 from .trial import try_out, try_out_encoder
 
 
@@ -159,12 +160,16 @@ class TextBlueprint:
         return fused
 
     def prove(self, network: Network) -> None:
+        key = trial_key(self.checkpoint.stamps, self.fingerprint, self.config, self.device, self.dtype)
         if isinstance(network, EncoderNetwork):
-            try_out_encoder(network, self.checkpoint, self.dtype)
+            PassedTrials.of_user().once(key, partial(try_out_encoder, network, self.checkpoint, self.dtype))
         if isinstance(network, CausalNetwork):
             if network.family is not None:  # transformers imports this for the first image, while everybody waits
                 importlib.import_module("torch._dynamo")
-            try_out(network, self.checkpoint)
+            if self.config.compile:
+                try_out(network, self.checkpoint)  # it compiles, too
+            else:
+                PassedTrials.of_user().once(key, partial(try_out, network, self.checkpoint))
             if network.graphs is not None:
                 network.graphs.prove()
 

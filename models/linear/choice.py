@@ -6,20 +6,18 @@ shape once. The file may be removed at any time.
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import cycle
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from attrs import define, frozen
 
+from ..machine.cache import CacheFile
 from ..machine.host import Read, cpu_flags, cpu_name, read_file
 from .layers import Int8Linear, Kernels, Shape, Timed
 
@@ -46,39 +44,27 @@ Choice = tuple[tuple[int, str], ...]
 
 @define(eq=False)
 class ChoiceFile:
-    """The file that remembers choices. One that cannot be read or written is no fault: it is measured again."""
+    """The file that remembers choices."""
 
-    path: Path
+    file: CacheFile
     machine: str
 
     @classmethod
     def of_user(
         cls, environment: Mapping[str, str] = os.environ, read: Read = read_file, threads: int | None = None
     ) -> ChoiceFile:
-        """In the user's cache folder (XDG Base Directory Specification), for this machine, this torch and the number of
-        its threads, or another one. A name alone is not the machine: virtual ones hide instructions."""
-        root = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or os.curdir, ".cache")
-        able = " ".join(sorted(cpu_flags(read) & _INSTRUCTIONS))
-        count = threads or torch.get_num_threads()
-        machine = f"{cpu_name(read)} ({able}), torch {torch.__version__}, {count} threads"
-        return cls(Path(root) / "triolet" / "kernels.json", machine)
+        """In the user's cache, for this machine with this torch and the number of its threads, or another one."""
+        return cls(CacheFile.of_user("kernels.json", environment), machine_name(read, threads))
 
-    def known(self, linear: Timed) -> Choice | None:
-        """The choice for this machine and a layer of this shape; ``None`` where there is none, or one that nobody could
+    def known(self) -> Callable[[Timed], Choice | None]:
+        """What finds the choice for a layer on this machine; ``None`` where there is none, or one that nobody could
         follow."""
-        mine = self._read().get(self.machine)
-        steps = mine.get(str(linear.shape)) if isinstance(mine, dict) else None
-        try:
-            choice = tuple((int(rows), str(kernel)) for rows, kernel in steps or ())
-        except (TypeError, ValueError):
-            return None
-        return choice if choice and all(kernel in linear.candidates for _, kernel in choice) else None
+        return partial(_known, self._mine())
 
     def lines(self) -> list[str]:
         """The choices for this machine, for people: ``float32 51865x512: stock, from 4 rows blocked``."""
-        mine = self._read().get(self.machine)
         found = []
-        for shape, steps in sorted(mine.items()) if isinstance(mine, dict) else ():
+        for shape, steps in sorted(self._mine().items()):
             try:
                 names = [name if rows == 1 else f"from {int(rows)} rows {name}" for rows, name in steps]
             except (TypeError, ValueError):
@@ -87,24 +73,28 @@ class ChoiceFile:
         return found
 
     def add(self, choices: Mapping[str, Choice]) -> None:
-        """Remembers ``choices`` too. Two processes may write at a time: the file is replaced as a whole."""
-        everything = self._read()
-        mine = everything.get(self.machine)
-        everything[self.machine] = {**(mine if isinstance(mine, dict) else {}), **choices}
-        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.{threading.get_ident()}")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps(everything, indent=1), encoding="utf-8")
-            fresh.replace(self.path)
-        except OSError as error:
-            logging.getLogger("triolet").info("the choice of kernels is not remembered: %s", error)
+        """Remembers ``choices`` too."""
+        self.file.write({**self.file.read(), self.machine: {**self._mine(), **choices}})
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            value = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return value if isinstance(value, dict) else {}
+    def _mine(self) -> dict[str, Any]:
+        mine = self.file.read().get(self.machine)
+        return mine if isinstance(mine, dict) else {}
+
+
+def machine_name(read: Read = read_file, threads: int | None = None) -> str:
+    """This machine with this torch and the number of its threads, or another one. A CPU's name alone is not the
+    machine: virtual ones hide instructions."""
+    able = " ".join(sorted(cpu_flags(read) & _INSTRUCTIONS))
+    count = threads or torch.get_num_threads()
+    return f"{cpu_name(read)} ({able}), torch {torch.__version__}, {count} threads"
+
+
+def _known(mine: Mapping[str, Any], linear: Timed) -> Choice | None:
+    try:
+        choice = tuple((int(rows), str(kernel)) for rows, kernel in mine.get(str(linear.shape)) or ())
+    except (TypeError, ValueError):
+        return None
+    return choice if choice and all(kernel in linear.candidates for _, kernel in choice) else None
 
 
 @frozen(kw_only=True)
@@ -127,11 +117,12 @@ def choose(
     """Fills ``kernels`` with the fastest for each shape of ``linears``: as remembered in ``file``, or as timed now.
     Shapes for which no time is left stay open, and are timed when a model with them is opened again."""
     deadline = _Deadline(clock=clock, end=clock() + seconds)
+    find = None if file is None else file.known()
     fresh: dict[str, Choice] = {}
     for shape, alike in _by_shape(linears).items():
         if shape.outputs * shape.inputs < _SMALL or shape in kernels.chosen:
             continue
-        if known := None if file is None else file.known(alike[0]):
+        if known := None if find is None else find(alike[0]):
             kernels.chosen[shape] = known
         elif choice := _measure(alike, deadline):
             kernels.chosen[shape] = fresh[str(shape)] = choice

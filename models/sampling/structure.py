@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from ...core.errors import InvalidRequest
 from ...core.request import Structure
-from ..checkpoints.whisper_tokenizer import whole_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -183,7 +182,7 @@ class Grammars:
     interpreter's lock while it makes a tokenizer, so this is done in two halves: steps go on between them.
     """
 
-    tokenizer: Any = field(repr=False)  # transformers'
+    tokenizer: Callable[[], Any] = field(repr=False)  # gives transformers'
     vocabulary: int
     eos_token_ids: tuple[int, ...]
     capacity: int = 32
@@ -247,9 +246,10 @@ class Grammars:
         from llguidance import LLTokenizer
         from llguidance.hf import from_tokenizer
 
-        size = max(self.vocabulary, len(self.tokenizer))  # a tokenizer may have more than the model samples
+        tokenizer = self.tokenizer()
+        size = max(self.vocabulary, len(tokenizer))  # a tokenizer may have more than the model samples
         try:
-            plain = from_tokenizer(whole_tokenizer(self.tokenizer), n_vocab=size, eos_token=list(self.eos_token_ids), slices=[])
+            plain = from_tokenizer(tokenizer, n_vocab=size, eos_token=list(self.eos_token_ids), slices=[])
         except ValueError as error:
             raise InvalidRequest(f"this checkpoint's tokenizer cannot follow a structure: {error}") from error
         return plain.with_slices(LLTokenizer.general_slices())

@@ -16,6 +16,7 @@ from triolet.models.linear import layers
 from triolet.models.linear.choice import ROWS, ChoiceFile, choose
 from triolet.models.linear.kernels import FLOAT, INT8, WHOLE, products_are_exact
 from triolet.models.linear.layers import FloatLinear, Int8Linear, Kernels
+from triolet.models.machine.cache import CacheFile
 
 NOT_INT8 = {"weight_only", "dequantized"}
 SIZES = st.sampled_from([(1, 1), (7, 16), (128, 32), (300, 48), (512, 64)])
@@ -234,7 +235,7 @@ def test_the_time_is_limited_and_what_is_open_is_left_to_torch():
 
 def test_a_choice_is_whole_or_none(tmp_path):
     """Half of one would be remembered, and taken for many rows too."""
-    file = ChoiceFile(tmp_path / "kernels.json", "this machine")
+    file = ChoiceFile(CacheFile(tmp_path / "kernels.json"), "this machine")
     kernels, _ = chosen(Bench(lambda name, rows: 1e-3), seconds=0.1, file=file)
     assert (kernels.chosen, file.lines()) == ({}, [])
 
@@ -263,16 +264,16 @@ def test_small_layers_are_not_worth_it():
 
 def test_a_choice_is_remembered_by_machine(tmp_path):
     """Nothing is timed again on the same machine; another one times for itself."""
-    file = ChoiceFile(tmp_path / "deep" / "kernels.json", "this machine")
+    file = ChoiceFile(CacheFile(tmp_path / "deep" / "kernels.json"), "this machine")
     first, shape = chosen(Bench(lambda name, rows: 1e-6 if name == "blocked" else 1e-5), file=file)
     assert first.chosen[shape] == ((1, "blocked"),)
     again = Bench(lambda name, rows: 1e-6)
     assert chosen(again, file=file)[0].chosen == first.chosen
     assert not again.calls
     elsewhere = Bench(lambda name, rows: 1e-6)
-    chosen(elsewhere, file=ChoiceFile(file.path, "another machine"))
+    chosen(elsewhere, file=ChoiceFile(file.file, "another machine"))
     assert elsewhere.calls
-    assert set(json.loads(file.path.read_text())) == {"this machine", "another machine"}
+    assert set(json.loads(file.file.path.read_text())) == {"this machine", "another machine"}
 
 
 @pytest.mark.parametrize(
@@ -286,19 +287,19 @@ def test_a_choice_is_remembered_by_machine(tmp_path):
     ],
 )
 def test_a_file_that_nobody_can_follow_is_measured_again(tmp_path, text):
-    file = ChoiceFile(tmp_path / "kernels.json", "this machine")
-    file.path.write_text(text)
+    file = ChoiceFile(CacheFile(tmp_path / "kernels.json"), "this machine")
+    file.file.path.write_text(text)
     bench = Bench(lambda name, rows: 1e-6)
     kernels, shape = chosen(bench, file=file)
     assert bench.calls
-    assert file.known(float_linear(512, 256)) == kernels.chosen[shape]
+    assert file.known()(float_linear(512, 256)) == kernels.chosen[shape]
 
 
 def test_a_file_that_cannot_be_written_is_no_fault(tmp_path, caplog):
     (tmp_path / "taken").write_text("a file where a folder should be")
     caplog.set_level("INFO", "triolet")
     kernels, shape = chosen(
-        Bench(lambda name, rows: 1e-6), file=ChoiceFile(tmp_path / "taken" / "kernels.json", "this machine")
+        Bench(lambda name, rows: 1e-6), file=ChoiceFile(CacheFile(tmp_path / "taken" / "kernels.json"), "this machine")
     )
     assert kernels.chosen[shape]
     assert "not remembered" in caplog.text
@@ -307,18 +308,20 @@ def test_a_file_that_cannot_be_written_is_no_fault(tmp_path, caplog):
 def test_the_users_file_is_where_caches_are(tmp_path):
     read = {"/proc/cpuinfo": "model name : Good CPU\nflags : fpu avx2 sse amx_int8\n"}.get
     file = ChoiceFile.of_user({"XDG_CACHE_HOME": str(tmp_path)}, read=read, threads=7)
-    assert file.path == tmp_path / "triolet" / "kernels.json"
+    assert file.file.path == tmp_path / "triolet" / "kernels.json"
     assert file.machine == f"Good CPU (amx_int8 avx2), torch {torch.__version__}, 7 threads"
-    assert ChoiceFile.of_user({"HOME": "/home/asa"}, read=read).path == Path("/home/asa/.cache/triolet/kernels.json")
+    assert ChoiceFile.of_user({"HOME": "/home/asa"}, read=read).file.path == Path(
+        "/home/asa/.cache/triolet/kernels.json"
+    )
     ChoiceFile.of_user({}, read={}.get)  # a container may know no user at all
 
 
 def test_choices_are_told_in_lines(tmp_path):
     """What nobody can read is left out."""
-    file = ChoiceFile(tmp_path / "kernels.json", "this machine")
+    file = ChoiceFile(CacheFile(tmp_path / "kernels.json"), "this machine")
     assert file.lines() == []
     broken = {"float32 8x8": 7, "float32 1x1": [[1]], "float32 64x32": [[1, "stock"], [4, "blocked"]]}
-    file.path.write_text(json.dumps({"this machine": broken, "another": {"float32 9x9": [[1, "stock"]]}}))
+    file.file.path.write_text(json.dumps({"this machine": broken, "another": {"float32 9x9": [[1, "stock"]]}}))
     assert file.lines() == ["float32 64x32: stock, from 4 rows blocked"]
 
 

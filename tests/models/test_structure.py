@@ -39,7 +39,7 @@ RIGHT = {
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(make_tokenizer(), IDS.vocabulary, (IDS.eos, IDS.previous))
+    return Grammars(make_tokenizer, IDS.vocabulary, (IDS.eos, IDS.previous))
 
 
 def random_logits(seed: int, rows: int = 1) -> torch.Tensor:
@@ -198,7 +198,7 @@ def test_a_wrong_guess_that_leads_nowhere_harms_nobody(grammars):
 
 def test_a_structure_for_a_checkpoint_without_an_end_of_text_is_told():
     """To its request: the others of the step draw as ever."""
-    guide = Grammars(make_tokenizer(), IDS.vocabulary, ()).guide(STRUCTURES["regex"])
+    guide = Grammars(make_tokenizer, IDS.vocabulary, ()).guide(STRUCTURES["regex"])
     assert "names none" in guide.error
     failed, sampled = sample_tokens(random_logits(1, 2), [draw_of([], guide), draw_of([], None)], ())
     assert failed.error == guide.error
@@ -214,7 +214,7 @@ def test_logits_that_broke_down_are_not_blamed_on_the_structure(grammars):
 
 
 def test_grammars_are_compiled_once_and_only_the_latest_are_kept():
-    grammars = Grammars(make_tokenizer(), IDS.vocabulary, (IDS.eos,), capacity=2)
+    grammars = Grammars(make_tokenizer, IDS.vocabulary, (IDS.eos,), capacity=2)
     assert grammars.guide(None) is None
     structures = [Structure.choice([text]) for text in "abc"]
     first = grammars.guide(structures[0])
@@ -234,4 +234,4 @@ def test_a_tokenizer_that_cannot_be_translated_is_told():
         def __len__(self) -> int:
             return 10
 
-    assert "tokenizer" in Grammars(Slow(), 10, (0,)).guide(STRUCTURES["json"]).error
+    assert "tokenizer" in Grammars(Slow, 10, (0,)).guide(STRUCTURES["json"]).error

@@ -1,0 +1,45 @@
+"""Files of the user's cache, by which an engine remembers what it has found out about this machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+
+@frozen
+class CacheFile:
+    """A JSON object in a file that may be removed at any time. One that cannot be read is empty, and one that cannot be
+    written is no fault: what it would remember is found out again."""
+
+    path: Path
+
+    @classmethod
+    def of_user(cls, name: str, environment: Mapping[str, str] = os.environ) -> CacheFile:
+        """The file ``name`` in the user's cache folder (XDG Base Directory Specification)."""
+        root = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or os.curdir, ".cache")
+        return cls(Path(root) / "triolet" / name)
+
+    def read(self) -> dict[str, Any]:
+        """What is remembered."""
+        try:
+            value = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def write(self, value: Mapping[str, Any]) -> None:
+        """Remembers ``value`` instead. Two processes may write at a time: the file is replaced as a whole."""
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.{threading.get_ident()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps(value, indent=1), encoding="utf-8")
+            fresh.replace(self.path)
+        except OSError as error:
+            logging.getLogger("triolet").info("%s is not remembered: %s", self.path.stem, error)

@@ -1,0 +1,104 @@
+"""A trial that was passed is not repeated, until something that it depends on changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from attrs import evolve
+
+from triolet.core.config import EngineConfig
+from triolet.core.errors import UnsupportedModel
+from triolet.models.blueprints import text
+from triolet.models.blueprints.passed import PassedTrials, trial_key
+from triolet.models.executor import TorchExecutor
+from triolet.models.machine.cache import CacheFile
+from triolet.testing.families import make_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def every_trial():
+    """But not here."""
+
+
+@pytest.fixture
+def tried(monkeypatch, tmp_path):
+    """The checkpoints that were tried out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tried, really = [], text.try_out
+
+    def try_out(network, checkpoint):
+        tried.append(checkpoint.folder.name)
+        really(network, checkpoint)
+
+    monkeypatch.setattr(text, "try_out", try_out)
+    return tried
+
+
+def opened(folder, **changes):
+    executor = TorchExecutor(folder, evolve(EngineConfig(device="cpu", dtype="float32"), **changes))
+    executor.open()
+    executor.close()
+
+
+def test_a_checkpoint_is_tried_out_once(tried, tmp_path):
+    folder = make_checkpoint("llama", tmp_path / "llama")
+    opened(folder)
+    opened(folder)
+    assert tried == ["llama"]
+    opened(folder, dtype="bfloat16")
+    assert tried == ["llama", "llama"]
+    other = shutil.copytree(folder, tmp_path / "other")
+    opened(other)
+    told = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(told | {"rms_norm_eps": 0.1}))
+    opened(other)
+    assert tried == ["llama", "llama", "other"], "the same files elsewhere have passed"
+
+
+def test_what_was_refused_is_tried_again(tmp_path):
+    trials = PassedTrials(CacheFile(tmp_path / "trials.json"))
+
+    def refuse():
+        raise UnsupportedModel("it differs")
+
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel):
+            trials.once("key", refuse)
+    passed = []
+    trials.once("key", lambda: passed.append(1))
+    trials.once("key", lambda: passed.append(2))
+    assert passed == [1]
+
+
+def test_the_latest_are_kept(tmp_path):
+    trials = PassedTrials(CacheFile(tmp_path / "trials.json"))
+    for key in range(300):
+        trials.once(str(key), lambda: None)
+    called = []
+    trials.once("299", lambda: called.append("299"))
+    trials.once("0", lambda: called.append("0"))
+    assert called == ["0"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"passed": 7}'])
+def test_a_file_that_nobody_can_follow_is_replaced(tmp_path, text):
+    (tmp_path / "trials.json").write_text(text)
+    trials, called = PassedTrials(CacheFile(tmp_path / "trials.json")), []
+    trials.once("key", lambda: called.append(1))
+    trials.once("key", lambda: called.append(2))
+    assert called == [1]
+
+
+def test_a_key_is_of_all_that_matters():
+    base = ({"config.json": "a"}, "weights", EngineConfig(), torch.device("cpu"), torch.float32)
+    changes = [
+        ({"config.json": "b"}, *base[1:]),
+        (base[0], "others", *base[2:]),
+        (*base[:2], EngineConfig(quantization="int8"), *base[3:]),
+        (*base[:3], torch.device("cuda"), base[4]),
+        (*base[:4], torch.bfloat16),
+    ]
+    assert len({trial_key(*each) for each in (base, *changes)}) == 6
