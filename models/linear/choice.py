@@ -25,7 +25,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 512)
 """The numbers of rows that are timed: a choice holds from each on."""
 
 SECONDS = 1.0
-"""How long one model is measured at most, but for the round that has begun."""
+"""How long one model is measured at most, but for the shape that has begun: it would never be known otherwise."""
 
 _INSTRUCTIONS = frozenset(
     {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
@@ -34,7 +34,7 @@ _INSTRUCTIONS = frozenset(
 _SMALL = 1 << 16  # weights of a layer that is not worth a measurement
 _BETTER = 0.9  # of the first kernel's time: what is no faster than this is chance
 _TURNS = 5
-_SLOW = 0.02  # seconds of a kernel's calls after which there are no more turns
+_ENOUGH = 0.05  # seconds of the kernels' calls after which there are no more turns
 _LONG = 0.05  # seconds of a call that is not tried at all
 _HOPELESS = 8.0  # times the best: a kernel that is not tried with more rows
 
@@ -139,14 +139,13 @@ def _by_shape(linears: Iterable[Timed]) -> dict[Shape, list[Timed]]:
 
 
 def _measure(alike: Sequence[Timed], deadline: _Deadline) -> Choice:
-    """The fastest kernel for each number of rows. Empty: there was no time for all of them, and a choice by some would
-    be remembered."""
+    """The fastest kernel for each number of rows. Empty: no time is left."""
+    if deadline.is_over():
+        return ()
     names = list(alike[0].candidates)
     stock, before, least = names[0], 0, 0.0
     steps: list[tuple[int, str]] = []
     for rows in ROWS:
-        if deadline.is_over():
-            return ()
         if before and least * rows / before > _LONG:
             steps.append((rows, alike[0].for_many))
             break
@@ -173,11 +172,11 @@ def _time(alike: Sequence[Timed], names: Sequence[str], rows: int, clock: Clock)
             if name == names[0]:
                 raise
             del seconds[name]  # oneDNN has no program for this dtype here, or this torch has no oneDNN
-    for turn in range(1, _TURNS + 1):
+    for _ in range(_TURNS):
         for name, linear in zip(list(seconds), layers, strict=False):
             begin = clock()
             linear.compute(name, inputs)
             seconds[name].append(clock() - begin)
-        if min(map(min, seconds.values())) > _SLOW / turn:
+        if sum(map(sum, seconds.values())) > _ENOUGH:
             break
     return {name: median(found) for name, found in seconds.items()}

@@ -234,10 +234,20 @@ def test_the_time_is_limited_and_what_is_open_is_left_to_torch():
 
 
 def test_a_choice_is_whole_or_none(tmp_path):
-    """Half of one would be remembered, and taken for many rows too."""
+    """Half of one would be remembered, and taken for many rows too. One that takes longer than there is time must be
+    found at some time: the shape that has begun is finished, and the next one is for the next time."""
     file = ChoiceFile(CacheFile(tmp_path / "kernels.json"), "this machine")
-    kernels, _ = chosen(Bench(lambda name, rows: 1e-3), seconds=0.1, file=file)
-    assert (kernels.chosen, file.lines()) == ({}, [])
+    bench = Bench(lambda name, rows: 1e-3)
+    large, small = bench.linear(float_linear(1024, 256)), bench.linear(float_linear(512, 256))
+    kernels = Kernels()
+    choose([small, large], kernels, file=file, clock=bench.clock, seconds=0.1)
+    assert kernels.chosen == {large.shape: ((1, "stock"),)}
+    assert bench.now > 0.1
+    calls = len(bench.calls)
+    kernels = Kernels()
+    choose([small, large], kernels, file=file, clock=bench.clock, seconds=0.1)
+    assert set(kernels.chosen) == {small.shape, large.shape}
+    assert {linear.shape for _, _, linear in bench.calls[calls:]} == {small.shape}
 
 
 def test_a_kernel_that_this_machine_has_not_is_left_out():
