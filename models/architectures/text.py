@@ -77,6 +77,11 @@ class TextCheckpoint:
         """The files beside the weights that are not what they were when this was read."""
         return changed_files(self.folder, self.stamps)
 
+    @property
+    def quantized(self) -> bool:
+        """Whether weights are stored in int8."""
+        return quantized_by(self.config) is not None
+
     def identity(self, fingerprint: str, dtype: str) -> str:
         """A hash of all that KV and encoder outputs depend on beside tokens, pixels and samples."""
         settings = {"files": dict(self.stamps), "weights": fingerprint, "dtype": dtype}
@@ -123,6 +128,9 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
         stamps=stamps,
     )
 
+
+QUANTIZED_BY = ("compressed-tensors", "torchao")
+"""The libraries that transformers reads weights in int8 by."""
 
 _GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
@@ -186,8 +194,8 @@ def _reason(config: Any, text: Any) -> str | None:
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
         return f"is an encoder-decoder that is not known here (known: whisper, {', '.join(crossed_model_types())})"
-    if getattr(config, "quantization_config", None) is not None:
-        return "has quantized weights"
+    if (quantized := quantized_by(config)) not in {None, *QUANTIZED_BY}:
+        return f"has weights quantized by {quantized} (known: int8 of {' or '.join(QUANTIZED_BY)})"
     if layers and _is_causal(text):
         return f"has layers of type {', '.join(sorted(layers))}"
     if getattr(text, "attention_chunk_size", None) is not None:
@@ -197,6 +205,15 @@ def _reason(config: Any, text: Any) -> str | None:
     if getattr(text, "num_kv_shared_layers", 0):
         return "shares keys and values between layers"
     return None
+
+
+def quantized_by(config: Any) -> str | None:
+    """The library that quantized the checkpoint's weights; ``None``: they are as they were trained."""
+    told = getattr(config, "quantization_config", None)
+    if told is None:
+        return None
+    method = told.get("quant_method") if isinstance(told, Mapping) else getattr(told, "quant_method", None)
+    return str(getattr(method, "value", method))
 
 
 def _ropes(text: Any) -> list[Mapping[str, Any]]:

@@ -22,6 +22,7 @@ from ..launch.graphs import GraphManager, find_recorder
 from ..launch.pipeline import Buffers, Pipeline, Places, Stage, StagedKV, find_layers
 from ..linear.choice import ChoiceFile, choose
 from ..linear.modules import head_of, quantize_modules
+from ..linear.stored import adopt_quantized
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
@@ -72,7 +73,16 @@ class TextBlueprint:
         checkpoint = self.checkpoint
         if checkpoint.family is not None:
             return checkpoint.family.load(checkpoint.folder, self.dtype)
-        return load_module(checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler")
+        module = load_module(
+            checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler", quantized=checkpoint.quantized
+        )
+        others = adopt_quantized(module, self.dtype) if checkpoint.quantized else []
+        if others:
+            raise UnsupportedModel(
+                f"{checkpoint.folder} has layers that are quantized in another way ({', '.join(others[:3])}); allowed: "
+                "int8, symmetric, with one scale for each output"
+            )
+        return module
 
     def _read_quantized(self) -> nn.Module:
         module = self._read()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import CheckpointError
+from ...core.errors import CheckpointError, UnsupportedModel
 from .files import find_weights, is_mapped
 from .settings import Settings
 from .stored import StoredTensor, stored_tensors
@@ -21,17 +21,22 @@ from .stored import StoredTensor, stored_tensors
 _NAMED = 3  # of many missing weights
 
 
-def load_module(loader: str, folder: Path, dtype: torch.dtype, *, spare: str | None = None) -> nn.Module:
+def load_module(
+    loader: str, folder: Path, dtype: torch.dtype, *, spare: str | None = None, quantized: bool = False
+) -> nn.Module:
     """The model that transformers' class ``loader`` reads from ``folder``, on the CPU and in eval mode.
 
     Args:
         spare: the name of a part that nobody uses, so that its weights may be missing.
+        quantized: another library quantized the weights, and transformers reads them by it.
 
     Raises:
+        UnsupportedModel: that library is not installed.
         CheckpointError: weights are missing (which transformers would draw at random), of another shape, or damaged.
     """
     with _quiet():
-        module, told = _load(loader, folder, dtype=dtype, output_loading_info=True)
+        load = load_part if quantized else _load
+        module, told = load(loader, folder, dtype=dtype, output_loading_info=True)
     missing = sorted(name for name in told["missing_keys"] if spare not in name.split("."))
     if missing:
         shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
@@ -93,7 +98,8 @@ def load_part(loader: str, folder: Path, **options: Any) -> Any:
     """What transformers' class ``loader`` makes of ``folder``, or of ``options`` where they name another ``source``.
 
     Raises:
-        CheckpointError: it raises anything.
+        UnsupportedModel: transformers needs a package that is not installed.
+        CheckpointError: it raises anything else.
     """
     import transformers
 
@@ -101,6 +107,8 @@ def load_part(loader: str, folder: Path, **options: Any) -> Any:
     try:
         return getattr(transformers, loader).from_pretrained(source, local_files_only=True, **options)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
+        if isinstance(error, ImportError):
+            raise UnsupportedModel(f"{folder} needs a package that is not installed: {error}") from error
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise  # nothing is wrong with the checkpoint
         raise CheckpointError(

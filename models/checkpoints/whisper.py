@@ -79,6 +79,10 @@ def check_architecture(folder: Path) -> dict[str, Any]:
             f"{folder} is of model_type {config.get('model_type')!r}, architectures {found}; "
             f"allowed: model_type 'whisper', architectures {' or '.join(ARCHITECTURES)}"
         )
+    if "quantization_config" in config:
+        raise UnsupportedModel(
+            f"{folder} has quantized weights; allowed: float weights, and EngineConfig(quantization='int8') for int8"
+        )
     return config
 
 

@@ -1,0 +1,62 @@
+"""Linear layers of checkpoints that other libraries quantized to int8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layers import Kernels, kernels_in
+from .modules import QuantizedLinear
+
+
+def adopt_quantized(module: nn.Module, dtype: torch.dtype) -> list[str]:
+    """Puts `QuantizedLinear` in the places of the linear layers of ``module`` that compressed-tensors or torchao
+    quantized to int8, each output by a scale of its own, symmetrically; ``dtype`` is what is computed in. Their weights
+    are copied: they may be views of a mapped file.
+
+    Returns:
+        The names of the layers that are quantized in another way, and stay as they are.
+    """
+    kernels, others = kernels_in(dtype), list[str]()
+    for name, parent in list(module.named_modules()):
+        for own, child in list(parent.named_children()):
+            if not isinstance(child, nn.Linear) or _is_plain(child):
+                continue
+            found = _adopted(child, dtype, kernels)
+            if found is None:
+                others.append(f"{name}.{own}".removeprefix("."))
+            else:
+                setattr(parent, own, found)
+    return others
+
+
+def _is_plain(linear: nn.Linear) -> bool:
+    weight: Any = getattr(linear, "weight", None)
+    return type(weight) in {Tensor, nn.Parameter} and bool(weight.is_floating_point())
+
+
+def _adopted(linear: Any, dtype: torch.dtype, kernels: Kernels) -> QuantizedLinear | None:
+    """The layer in the place of ``linear``; ``None``: it is quantized in another way."""
+    weight: Any = getattr(linear, "weight", None)
+    if hasattr(weight, "qdata"):  # of torchao
+        values, scales, zeros = weight.qdata, weight.scale, weight.zero_point
+    else:  # of compressed-tensors
+        values = _unpacked(linear) if weight is None else weight
+        scales, zeros = getattr(linear, "weight_scale", None), getattr(linear, "weight_zero_point", None)
+    if values is None or values.dtype != torch.int8 or tuple(values.shape) != (linear.out_features, linear.in_features):
+        return None
+    if scales is None or scales.numel() != len(values) or (zeros is not None and bool(zeros.any())):
+        return None
+    bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
+    return QuantizedLinear(values.detach().clone(), scales.detach().flatten().to(dtype, copy=True), bias, kernels)
+
+
+def _unpacked(linear: Any) -> Tensor | None:
+    """Four bytes of a row are in one integer, the first one lowest, 128 added to each; ``None``: they are not bytes."""
+    packed: Tensor | None = getattr(linear, "weight_packed", None)
+    columns = linear.in_features
+    if packed is None or packed.dtype != torch.int32 or packed.shape[1] != -(-columns // 4):
+        return None
+    return (packed.detach().contiguous().view(torch.uint8)[:, :columns] ^ 128).view(torch.int8)

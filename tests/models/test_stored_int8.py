@@ -1,0 +1,165 @@
+"""Checkpoints that compressed-tensors or torchao quantized to int8 compute what those libraries say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from triolet.core.errors import InvalidRequest, UnsupportedModel
+from triolet.models.checkpoints import loading
+from triolet.models.linear.modules import QuantizedLinear, exactly
+from triolet.models.linear.stored import adopt_quantized
+from triolet.testing.families import make_checkpoint
+
+from .texts import TextDriver, TextJob
+
+PROMPT = list(range(3, 20))
+
+
+KIND = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False}
+
+
+def compressed(folder, target):
+    """``folder`` with weights and inputs in int8, as compressed-tensors writes it."""
+    group = {"weights": {**KIND, "strategy": "channel"}, "input_activations": {**INPUTS, "strategy": "token"}}
+    return stored(folder, target, "int-quantized", group, lambda name, rows: {name: rows})
+
+
+def packed(folder, target):
+    """Weights alone, as it writes them: four in one integer."""
+
+    def pack(name, rows):
+        fours = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 4)).view(torch.uint8) ^ 128
+        shape = {f"{name}_shape": torch.tensor(rows.shape)}
+        return {f"{name}_packed": fours.contiguous().view(torch.int32), **shape}
+
+    return stored(folder, target, "pack-quantized", {"weights": {**KIND, "strategy": "channel"}}, pack)
+
+
+INPUTS = {**KIND, "dynamic": True}
+
+
+def stored(folder, target, form, group, write):
+    shutil.copytree(folder, target)
+    found = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if "_proj." not in name:
+            found[name] = weight
+            continue
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        found |= {**write(name, (weight / scale).round().to(torch.int8)), f"{name}_scale": scale}
+    save_file(found, target / "model.safetensors", metadata={"format": "pt"})
+    told = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
+    return described(target, {**told, "config_groups": {"a": {"targets": ["Linear"], **group}}, "ignore": ["lm_head"]})
+
+
+def by_torchao(folder, target):
+    """It is not among the packages of the tests: where it is installed, transformers imports it for every model."""
+    torchao = pytest.importorskip("torchao.quantization")
+    config = transformers.TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, quantization_config=config
+    ).save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    return target
+
+
+def described(folder, quantization):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    return folder
+
+
+MAKERS = {"inputs": compressed, "weights": packed, "torchao": by_torchao}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return make_checkpoint("llama", tmp_path_factory.mktemp("plain") / "llama")
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def folder(request, plain, tmp_path_factory):
+    return MAKERS[request.param](plain, tmp_path_factory.mktemp("stored") / "llama")
+
+
+def test_the_layers_compute_what_the_library_says(folder):
+    """With the inputs as they are."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    options = {"dtype": torch.float32}
+    if config.quantization_config["quant_method"] == "compressed-tensors":
+        options["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
+    with loading._quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+        found = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert adopt_quantized(found, torch.float32) == []
+    made = [module for module in found.modules() if isinstance(module, QuantizedLinear)]
+    assert len(made) == 7 * config.num_hidden_layers
+    tokens = torch.tensor([PROMPT])
+    with torch.inference_mode(), exactly(found):
+        assert torch.allclose(found(tokens).logits, told(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_engine_writes_the_tokens_of_its_weights(open_driver, folder, quantization):
+    """In bfloat16, whose inputs are multiplied as they are; with ``quantization`` the rest is in int8 as well."""
+    driver = open_driver(folder, dtype="bfloat16", quantization=quantization)
+    linears = [each for each in driver.executor._open.main.model.module.modules() if isinstance(each, QuantizedLinear)]
+    assert len(linears) == 14 + (quantization is not None)
+    jobs = [TextJob(prompt=PROMPT[:length]) for length in (3, 17)]
+    together = TextDriver(driver.executor, driver.description).run(*jobs)
+    alone = [TextDriver(driver.executor, driver.description).run(job)[0] for job in jobs]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quantized by gptq .known: int8 of compressed-tensors or torchao"),
+        ({"quant_method": "bitsandbytes"}, "quantized by bitsandbytes"),
+    ],
+)
+def test_what_others_quantized_is_refused(open_driver, plain, tmp_path, change, told):
+    shutil.copytree(plain, tmp_path / "copy")
+    with pytest.raises(UnsupportedModel, match=told):
+        open_driver(described(tmp_path / "copy", change))
+
+
+def test_scales_of_groups_are_refused(open_driver, plain, tmp_path):
+    def halves(name, rows):
+        return {name: rows}
+
+    group = {"weights": {**KIND, "strategy": "group", "group_size": 24}, "input_activations": INPUTS}
+    copy = stored(plain, tmp_path / "copy", "int-quantized", group, halves)
+    found = load_file(copy / "model.safetensors")
+    scales = {
+        name: scale.repeat(1, found[name.removesuffix("_scale")].shape[1] // 24)
+        for name, scale in found.items()
+        if name.endswith("_scale")
+    }
+    save_file(found | scales, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"quantized in another way .*symmetric, with one scale"):
+        open_driver(copy)
+
+
+def test_without_the_library_its_package_is_named(open_driver, plain, tmp_path, monkeypatch):
+    def missing(*_, **__):
+        raise ImportError("it requires `pip install compressed-tensors`")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", missing)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", missing)
+    with pytest.raises(UnsupportedModel, match=r"needs a package.*pip install compressed-tensors"):
+        open_driver(described(shutil.copytree(plain, tmp_path / "copy"), {"quant_method": "compressed-tensors"}))
+
+
+def test_they_are_for_the_cpu_alone(open_driver, plain, tmp_path):
+    copy = described(shutil.copytree(plain, tmp_path / "copy"), {"quant_method": "compressed-tensors"})
+    with pytest.raises(InvalidRequest, match=r"weights in int8.*device='cpu' alone"):
+        open_driver(copy, compile=True)
