@@ -252,6 +252,7 @@ class Supervisor:
             await self._runner.run(nursery, task_status=task_status)
 
         description: ModelDescription = await self._start_child(nursery, "runner", run_runner)
+        speculation = self.config.speculation_for(description.kind, description.device)
         limits = PlannerLimits.of(
             description,
             max_running=self.config.max_running,
@@ -259,7 +260,8 @@ class Supervisor:
             steps_in_flight=self.config.steps_in_flight,
             encoder_cache_bytes=self.config.encoder_cache_bytes,
             prefix_caching=self.config.prefix_caching,
-            draft_tokens=0 if self.config.speculation is None else self.config.speculation.tokens,
+            draft_tokens=0 if speculation is None else speculation.tokens,
+            draft_running=1 if speculation is None else speculation.most_running,
         )
         self._planner = Planner(limits)
         batch_size = BatchSize(self.config.encode_budget(description.device))

@@ -244,14 +244,16 @@ class TorchExecutor:
             masks=masks,
             grammars=grammars,
             sampler=sampler,
-            proposer=self._proposer(sampler, smaller, draft_outputs),
+            proposer=self._proposer(blueprints, sampler, smaller, draft_outputs),
         )
         forgotten = [_named(memory) for memory in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors {forgotten} have no owner: whoever holds them is to be own()ed"
         return blueprints
 
-    def _proposer(self, sampler: Sampler, draft: Parts | None, outputs: EncoderOutputs) -> Proposer | None:
-        speculation = self.config.speculation
+    def _proposer(
+        self, blueprints: Blueprints, sampler: Sampler, draft: Parts | None, outputs: EncoderOutputs
+    ) -> Proposer | None:
+        speculation = self.config.speculation_for(blueprints.kind, self._device)
         if speculation is None:
             return None
         if draft is None:

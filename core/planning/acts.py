@@ -293,7 +293,8 @@ class Acts:
 
     def _propose(self, draft: StepDraft) -> None:
         """Adds draft tokens, from the tokens and pages that no sequence of the step needs otherwise."""
-        if not self.limits.draft_tokens:
+        running = len(self.room.running) + len(draft.starts)
+        if not self.limits.draft_tokens or running > self.limits.draft_running:
             return
         for part in draft.parts:
             sequence = part.sequence

@@ -23,6 +23,7 @@ class PlannerLimits:
     identity: str = ""  # of the weights: part of the page keys
     prefix_caching: bool = False
     draft_tokens: int = 0  # most draft tokens of one sequence in a step
+    draft_running: int = 1 << 31  # most running sequences beside which draft tokens are proposed, their own included
     whole_prompts: bool = False  # a prompt is one chunk, and holds no pages
     headroom: int = 4  # pages that must be free for each running sequence when another one starts: a newcomer that
     # is preempted after a few tokens was fed in vain
@@ -44,6 +45,7 @@ class PlannerLimits:
         encoder_cache_bytes: int = 1 << 62,
         prefix_caching: bool = False,
         draft_tokens: int = 0,
+        draft_running: int = 1 << 31,
     ) -> PlannerLimits:
         """The limits of a loaded model under an engine's settings."""
         return cls(
@@ -58,5 +60,6 @@ class PlannerLimits:
             identity=description.processor_identity,
             prefix_caching=prefix_caching and not description.whole_prompts,
             draft_tokens=draft_tokens,
+            draft_running=draft_running,
             whole_prompts=description.whole_prompts,
         )

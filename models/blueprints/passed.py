@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -46,12 +45,14 @@ def trial_key(
 ) -> str:
     """A hash of all that a trial's outcome depends on: the checkpoint's files and weights, how they are computed, the
     machine, and the code, this package's included."""
+    import transformers
+
     models = Path(__file__).parents[1]
     sources = sorted((path.name, path.stat().st_mtime_ns) for path in models.rglob("*.py"))
     depends = {
         "checkpoint": (dict(stamps), fingerprint),
         "computed": (str(device), str(dtype), config.quantization, config.compile),
         "machine": machine_name(),
-        "code": (version("transformers"), sources),
+        "code": (transformers.__version__, sources),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from attrs import evolve, frozen
 
-from ...core.config import EngineConfig
+from ...core.config import EngineConfig, Speculation
 from ...core.errors import InvalidRequest
 from ...core.model import Kind, ModelDescription
 from ..architectures.crossed_checkpoint import is_crossed, read_crossed_checkpoint
@@ -95,7 +95,7 @@ class Blueprints:
             InvalidRequest: a draft model of another kind or vocabulary, too.
         """
         main = read_blueprint(model, config)
-        name = None if config.speculation is None else config.speculation.draft
+        name = config.speculation.draft if isinstance(config.speculation, Speculation) else None
         if name is None:
             return cls(main=main, draft=None)
         device = config.devices[-1] if config.devices else config.device  # where the model's logits are
@@ -107,6 +107,11 @@ class Blueprints:
     def all(self) -> tuple[AnyBlueprint, ...]:
         """One or two."""
         return (self.main,) if self.draft is None else (self.main, self.draft)
+
+    @property
+    def kind(self) -> Kind:
+        """Of the model."""
+        return self.main.checkpoint.kind if isinstance(self.main, TextBlueprint) else Kind.ENCODER_DECODER
 
     def sized(self, weights: int) -> Blueprints:
         """With as many pages and slots as there is room for beside the ``weights`` (bytes), which are loaded; the draft

@@ -114,7 +114,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 @pytest.fixture
 async def bench(checkpoint: Checkpoint) -> Any:
     config = EngineConfig(
-        device="cpu", dtype="float32", max_running=2, page_size=PAGE, self_kv_bytes=1 << 26, verify=True
+        device="cpu",
+        dtype="float32",
+        max_running=2,
+        page_size=PAGE,
+        self_kv_bytes=1 << 26,
+        speculation=None,  # draft tokens are fed, too
+        verify=True,
     )
     async with Engine(checkpoint.folder, config=config) as engine:
         yield Bench(checkpoint=checkpoint, engine=engine)

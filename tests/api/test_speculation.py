@@ -196,3 +196,21 @@ async def test_a_draft_that_reads_other_windows_is_refused(tmp_path: Path) -> No
     with pytest.raises(triolet.InvalidRequest, match="windows of another length"):
         async with triolet.Engine(triolet.demo.checkpoint(), config=config):
             pass
+
+
+@pytest.mark.parametrize(("speculation", "drafted"), [("auto", True), (None, False)])
+async def test_a_decoder_that_runs_alone_on_the_cpu_proposes_from_its_text(
+    speculation: Any, drafted: bool, tmp_path: Path
+) -> None:
+    """By default. Beside others nothing is proposed."""
+    reference = Reference.of("llama", tmp_path / "model")
+    config = triolet.EngineConfig(device="cpu", dtype="float32", speculation=speculation)
+    ask = triolet.SamplingParams(max_tokens=24, ignore_eos=True)
+    async with triolet.Engine(reference.folder, config=config) as engine:
+        alone = await engine.generate("again and again and again", sampling=ask)
+        first = engine.statistics().requests.tokens_drafted
+        both = await ask_all(engine, ["again and again and again", "and then and then and then"], [ask, ask])
+        second = engine.statistics().requests.tokens_drafted
+    assert (first > 0) is drafted
+    assert second - first <= 4, "but at the very end, where one of them has gone"
+    assert both[0].token_ids == alone.token_ids

@@ -441,6 +441,21 @@ def test_draft_tokens_take_no_token_that_a_prompt_wants():
         planner.step_done(executor.step(plan))
 
 
+def test_draft_tokens_are_proposed_while_few_run():
+    planner, executor = opened(budget=16, draft_tokens=3, draft_running=1)
+
+    def drafted():
+        plan = planner.next_step()
+        planner.step_done(executor.step(plan))
+        return {len(plan.chunks): sum(part.draft_tokens for part in plan.chunks)}
+
+    planner.submit(request("first", prompt=2, max_tokens=30, sampling=SamplingParams(ignore_eos=True)))
+    assert drafted() == drafted() == {1: 3}
+    planner.submit(request("second", prompt=2, max_tokens=1))
+    assert drafted() == {2: 0}, "one is beside it"
+    assert drafted() == {1: 3}, "and has gone"
+
+
 def test_an_urgent_request_has_the_place_of_a_less_urgent_one_which_keeps_its_tokens():
     planner, executor = opened(running=1)
     planner.submit(request("calm", priority=1, max_tokens=9))

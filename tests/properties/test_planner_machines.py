@@ -63,6 +63,7 @@ class PlannerMachine(Machine):
         depth=st.integers(1, 2),
         caching=st.booleans(),
         draft_tokens=st.sampled_from((0, 0, 1, 3)),
+        draft_running=st.sampled_from((1, 2, 1 << 31)),
         headroom=st.sampled_from((0, 1, 4)),
     )
     def open(
@@ -75,6 +76,7 @@ class PlannerMachine(Machine):
         depth: int,
         caching: bool = False,
         draft_tokens: int = 0,
+        draft_running: int = 1 << 31,
         whole: bool = False,
         headroom: int = 0,
     ) -> None:
@@ -87,6 +89,7 @@ class PlannerMachine(Machine):
             encoder_cache_bytes=capacity * self.model.encoder_bytes,
             prefix_caching=caching,
             draft_tokens=draft_tokens,
+            draft_running=draft_running,
         )
         self.limits = evolve(self.limits, headroom=headroom)
         self.planner = Planner(self.limits)
@@ -271,6 +274,8 @@ class PlannerMachine(Machine):
                 "no guess beyond the last token wanted"
             )
         assert self.planner.statistics().tokens_cached == self.cached, "every position is fed once, or cached"
+        few = len(plan.chunks) <= self.limits.draft_running
+        assert few or not any(part.draft_tokens for part in plan.chunks), "no draft tokens where many run"
         for hold in self.planner.reads_of(plan.step_id):
             state, holders, _ = self.ledger.entries().get(hold.key, (State.ABSENT, (), 0))
             assert state is State.READY, "no use before ready"
