@@ -53,7 +53,7 @@ class Speculation:
         settle(self, _SPECULATION, named="Speculation.{}")
 
 
-_ALONE = Speculation(most_running=1)  # SmolLM2 on two cores: 1.0 to 2.4 times the tokens a second; of 8, 0.7 to 1.3
+_ALONE = Speculation(most_running=1)  # docs/performance.md: alone it pays, beside others it may not
 
 _DEVICE = re.compile(r"auto|cpu(:0)?|cuda(:\d+)?")
 
@@ -148,7 +148,8 @@ class EngineConfig:
             (`EngineAsleep`).
         prefix_caching: keep the KV of full pages after their request has ended, and share it with requests whose prompt
             begins with the same tokens, images and audio.
-        speculation: propose several draft tokens and check them in one step; the tokens stay the same. ``"auto"``:
+        speculation: propose several draft tokens and check them in one step; the tokens stay the same, but for ties
+            that rounding decides, as in batches of other sizes. ``"auto"``:
             decoders on the CPU propose from the text itself, while one sequence runs alone. ``None``: off.
         quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, each
             output with a scale of its own, a quarter of their bytes in float32. On the CPU alone. Tokens may differ

@@ -36,7 +36,8 @@ async def main(model: str, max_tokens: int) -> None:
             messages.append({"role": "assistant", "content": await answer(engine, messages, max_tokens)})
             print("> ", end="", file=sys.stderr, flush=True)
         requests = engine.statistics().requests
-    print(f"{requests.tokens_fed} tokens computed, {requests.tokens_cached} found computed", file=sys.stderr)
+    computed = requests.tokens_fed - requests.tokens_drafted
+    print(f"{computed} tokens computed, {requests.tokens_cached} found computed", file=sys.stderr)
 
 
 if __name__ == "__main__":

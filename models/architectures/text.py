@@ -79,7 +79,7 @@ class TextCheckpoint:
 
     @property
     def quantized(self) -> bool:
-        """Whether weights are stored in int8."""
+        """Whether another library quantized the weights, to int8 or not."""
         return quantized_by(self.config) is not None
 
     def identity(self, fingerprint: str, dtype: str) -> str:
@@ -196,6 +196,8 @@ def _reason(config: Any, text: Any) -> str | None:
         return f"is an encoder-decoder that is not known here (known: whisper, {', '.join(crossed_model_types())})"
     if (quantized := quantized_by(config)) not in {None, *QUANTIZED_BY}:
         return f"has weights quantized by {quantized} (known: int8 of {' or '.join(QUANTIZED_BY)})"
+    if quantized is not None and find_family(config) is not None:
+        return "reads images or audio and has quantized weights"
     if layers and _is_causal(text):
         return f"has layers of type {', '.join(sorted(layers))}"
     if getattr(text, "attention_chunk_size", None) is not None:

@@ -89,7 +89,7 @@ class CrossedBlueprint:
 
     def prove(self, network: Network) -> None:
         assert isinstance(network, EncoderDecoderNetwork), "the blueprint made it"
-        key = trial_key(self.checkpoint.stamps, self.fingerprint, self.config, self.device, self.dtype)
+        key = trial_key(self.checkpoint.stamps, self.fingerprint, [self.device], self.dtype)
         PassedTrials.of_user().once(key, partial(try_out_crossed, network, self.checkpoint))
 
     def _allocate_pages(self) -> PagedKV:

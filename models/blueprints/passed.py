@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from attrs import frozen
 
-from ...core.config import EngineConfig
 from ..linear.choice import machine_name
 from ..machine.cache import CacheFile
 
@@ -41,18 +40,25 @@ class PassedTrials:
 
 
 def trial_key(
-    stamps: Mapping[str, str], fingerprint: str, config: EngineConfig, device: torch.device, dtype: torch.dtype
+    stamps: Mapping[str, str], fingerprint: str, devices: Sequence[torch.device], dtype: torch.dtype, *computed: object
 ) -> str:
-    """A hash of all that a trial's outcome depends on: the checkpoint's files and weights, how they are computed, the
-    machine, and the code, this package's included."""
+    """A hash of all that a trial's outcome depends on: the checkpoint's files and weights, the devices and the dtype,
+    what else is ``computed`` in another way, the machine, and the code of the models."""
     import transformers
 
     models = Path(__file__).parents[1]
-    sources = sorted((path.name, path.stat().st_mtime_ns) for path in models.rglob("*.py"))
+    sources = hashlib.sha256()
+    for path in sorted(models.rglob("*.py")):
+        sources.update(f"{path.relative_to(models)}".encode() + path.read_bytes())
     depends = {
         "checkpoint": (dict(stamps), fingerprint),
-        "computed": (str(device), str(dtype), config.quantization, config.compile),
+        "devices": [(str(device), _device_name(device)) for device in devices],
+        "computed": (str(dtype), *map(str, computed)),
         "machine": machine_name(),
-        "code": (transformers.__version__, sources),
+        "code": (transformers.__version__, sources.hexdigest()),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""

@@ -59,7 +59,7 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
         _refuse(config, text.architecture)
     if text.quantized:
         if device.type != "cpu" or devices or config.compile:
-            raise InvalidRequest(f"{folder} has weights in int8; allowed: device='cpu' alone, without compile")
+            raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu' alone, without compile")
         dtype = find_dtype(config.dtype, device, int8=True)
     stages = cut(text.shape.layers, devices) if devices else ()
     return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))

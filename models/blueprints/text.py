@@ -170,16 +170,20 @@ class TextBlueprint:
         return fused
 
     def prove(self, network: Network) -> None:
-        key = trial_key(self.checkpoint.stamps, self.fingerprint, self.config, self.device, self.dtype)
+        key = partial(trial_key, self.checkpoint.stamps, self.fingerprint, self.devices or [self.device], self.dtype)
         if isinstance(network, EncoderNetwork):
-            PassedTrials.of_user().once(key, partial(try_out_encoder, network, self.checkpoint, self.dtype))
+            PassedTrials.of_user().once(
+                key(self.config.quantization), partial(try_out_encoder, network, self.checkpoint, self.dtype)
+            )
         if isinstance(network, CausalNetwork):
             if network.family is not None:  # transformers imports this for the first image, while everybody waits
                 importlib.import_module("torch._dynamo")
             if self.config.compile:
                 try_out(network, self.checkpoint)  # it compiles, too
             else:
-                PassedTrials.of_user().once(key, partial(try_out, network, self.checkpoint))
+                chosen_kernels = network.fused.kernels.chosen if network.fused is not None else {}
+                computed = (self.config.quantization, sorted(map(str, chosen_kernels.items())))
+                PassedTrials.of_user().once(key(*computed), partial(try_out, network, self.checkpoint))
             if network.graphs is not None:
                 network.graphs.prove()
 

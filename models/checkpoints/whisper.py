@@ -79,7 +79,7 @@ def check_architecture(folder: Path) -> dict[str, Any]:
             f"{folder} is of model_type {config.get('model_type')!r}, architectures {found}; "
             f"allowed: model_type 'whisper', architectures {' or '.join(ARCHITECTURES)}"
         )
-    if "quantization_config" in config:
+    if config.get("quantization_config") is not None:
         raise UnsupportedModel(
             f"{folder} has quantized weights; allowed: float weights, and EngineConfig(quantization='int8') for int8"
         )

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from attrs import define, field
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from ...core.errors import CheckpointError
 from .settings import read_json
 
 _CLASSES = frozenset({None, "WhisperTokenizer", "WhisperTokenizerFast"})
@@ -42,15 +43,20 @@ class WhisperTokenizer:
             plain = _is_plain(backend) and _agrees(backend, folder)
         except Exception:  # noqa: BLE001  (the package has no class of its own; transformers tells what is wrong)
             return None
+        backend.no_padding()  # as transformers does for every text
+        backend.no_truncation()
         return cls(backend, make) if plain else None
 
     @cached_property
     def whole(self) -> Any:
-        """transformers' tokenizer of the same files."""
-        return self._make()
+        """transformers' tokenizer of the same files; raises `CheckpointError` where they have changed."""
+        made = self._make()
+        if made.get_vocab() != self.get_vocab():
+            raise CheckpointError("the tokenizer's files have changed since the model was opened; open it again")
+        return made
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
+        if name.startswith("_") or name == "whole":
             raise AttributeError(name)
         return getattr(self.whole, name)
 
@@ -99,6 +105,7 @@ def _is_plain(backend: Tokenizer) -> bool:
         and not (model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix)
         and not (model.fuse_unk or model.byte_fallback or model.ignore_merges)
         and backend.normalizer is None
+        and isinstance(backend.decoder, decoders.ByteLevel)
         and isinstance(before, pre_tokenizers.ByteLevel)
         and not before.add_prefix_space
         and before.use_regex

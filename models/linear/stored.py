@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from .layers import Kernels, kernels_in
 from .modules import QuantizedLinear
 
+_PLAIN = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
 
 def adopt_quantized(module: nn.Module, dtype: torch.dtype) -> list[str]:
     """Puts `QuantizedLinear` in the places of the linear layers of ``module`` that compressed-tensors or torchao
@@ -20,34 +22,41 @@ def adopt_quantized(module: nn.Module, dtype: torch.dtype) -> list[str]:
         The names of the layers that are quantized in another way, and stay as they are.
     """
     kernels, others = kernels_in(dtype), list[str]()
-    for name, parent in list(module.named_modules()):
-        for own, child in list(parent.named_children()):
-            if not isinstance(child, nn.Linear) or _is_plain(child):
-                continue
-            found = _adopted(child, dtype, kernels)
-            if found is None:
-                others.append(f"{name}.{own}".removeprefix("."))
-            else:
-                setattr(parent, own, found)
+    places = [(name, parent, own) for name, parent in module.named_modules() for own, _ in parent.named_children()]
+    for name, parent, own in places:  # it holds no layer that was replaced
+        child = getattr(parent, own)
+        if not isinstance(child, nn.Linear | nn.Embedding) or _is_plain(child):
+            continue
+        found = _adopted(child, dtype, kernels) if isinstance(child, nn.Linear) else None
+        if found is None:
+            others.append(f"{name}.{own}".removeprefix("."))
+        else:
+            setattr(parent, own, found)
+    hook = getattr(module, "ct_decompress_hook", None)
+    if hook is not None:  # compressed-tensors': nothing is left to be decompressed
+        hook.remove()
     return others
 
 
-def _is_plain(linear: nn.Linear) -> bool:
-    weight: Any = getattr(linear, "weight", None)
-    return type(weight) in {Tensor, nn.Parameter} and bool(weight.is_floating_point())
+def _is_plain(layer: nn.Module) -> bool:
+    weight: Any = getattr(layer, "weight", None)
+    return type(weight) in {Tensor, nn.Parameter} and weight.dtype in _PLAIN
 
 
 def _adopted(linear: Any, dtype: torch.dtype, kernels: Kernels) -> QuantizedLinear | None:
     """The layer in the place of ``linear``; ``None``: it is quantized in another way."""
     weight: Any = getattr(linear, "weight", None)
     if hasattr(weight, "qdata"):  # of torchao
-        values, scales, zeros = weight.qdata, weight.scale, weight.zero_point
+        if getattr(weight, "act_pre_scale", None) is not None:
+            return None
+        values, scales, zeros = weight.qdata, weight.scale, getattr(weight, "zero_point", None)
     else:  # of compressed-tensors
         values = _unpacked(linear) if weight is None else weight
         scales, zeros = getattr(linear, "weight_scale", None), getattr(linear, "weight_zero_point", None)
-    if values is None or values.dtype != torch.int8 or tuple(values.shape) != (linear.out_features, linear.in_features):
+    rows = linear.out_features
+    if values is None or values.dtype != torch.int8 or tuple(values.shape) != (rows, linear.in_features):
         return None
-    if scales is None or scales.numel() != len(values) or (zeros is not None and bool(zeros.any())):
+    if scales is None or tuple(scales.shape) not in {(rows,), (rows, 1)} or (zeros is not None and bool(zeros.any())):
         return None
     bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
     return QuantizedLinear(values.detach().clone(), scales.detach().flatten().to(dtype, copy=True), bias, kernels)

@@ -24,7 +24,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ...core.errors import InvalidRequest
+from ...core.errors import CheckpointError, InvalidRequest
 from ...core.request import Structure
 
 if TYPE_CHECKING:
@@ -246,7 +246,10 @@ class Grammars:
         from llguidance import LLTokenizer
         from llguidance.hf import from_tokenizer
 
-        tokenizer = self.tokenizer()
+        try:
+            tokenizer = self.tokenizer()
+        except CheckpointError as error:  # it was opened with less than all of it, and is gone
+            raise InvalidRequest(f"no structure can be followed: {error}") from error
         size = max(self.vocabulary, len(tokenizer))  # a tokenizer may have more than the model samples
         try:
             plain = from_tokenizer(tokenizer, n_vocab=size, eos_token=list(self.eos_token_ids), slices=[])

@@ -205,12 +205,12 @@ async def test_a_decoder_that_runs_alone_on_the_cpu_proposes_from_its_text(
     """By default. Beside others nothing is proposed."""
     reference = Reference.of("llama", tmp_path / "model")
     config = triolet.EngineConfig(device="cpu", dtype="float32", speculation=speculation)
-    ask = triolet.SamplingParams(max_tokens=24, ignore_eos=True)
+    ask = triolet.SamplingParams(max_tokens=24, ignore_eos=True, logit_bias={5: 100.0})  # it repeats itself
     async with triolet.Engine(reference.folder, config=config) as engine:
         alone = await engine.generate("again and again and again", sampling=ask)
-        first = engine.statistics().requests.tokens_drafted
+        first, right = engine.statistics().requests.tokens_drafted, engine.statistics().requests.tokens_accepted
         both = await ask_all(engine, ["again and again and again", "and then and then and then"], [ask, ask])
         second = engine.statistics().requests.tokens_drafted
-    assert (first > 0) is drafted
-    assert second - first <= 4, "but at the very end, where one of them has gone"
+    assert (first > 0, right > 0) == (drafted, drafted)
+    assert second - first <= first // 2, "but where one of them comes or has gone"
     assert both[0].token_ids == alone.token_ids

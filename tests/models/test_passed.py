@@ -92,13 +92,36 @@ def test_a_file_that_nobody_can_follow_is_replaced(tmp_path, text):
     assert called == [1]
 
 
-def test_a_key_is_of_all_that_matters():
-    base = ({"config.json": "a"}, "weights", EngineConfig(), torch.device("cpu"), torch.float32)
-    changes = [
-        ({"config.json": "b"}, *base[1:]),
-        (base[0], "others", *base[2:]),
-        (*base[:2], EngineConfig(quantization="int8"), *base[3:]),
-        (*base[:3], torch.device("cuda"), base[4]),
-        (*base[:4], torch.bfloat16),
+def test_a_key_is_of_all_that_matters(monkeypatch):
+    base = ({"config.json": "a"}, "weights", [torch.device("cpu")], torch.float32)
+    keys = [
+        trial_key(*base),
+        trial_key({"config.json": "b"}, *base[1:]),
+        trial_key(base[0], "others", *base[2:]),
+        trial_key(*base[:2], [torch.device("cpu")] * 2, base[3]),
+        trial_key(*base[:3], torch.bfloat16),
+        trial_key(*base, "int8"),
     ]
-    assert len({trial_key(*each) for each in (base, *changes)}) == 6
+    assert trial_key(*base) == keys[0]
+    monkeypatch.setattr("triolet.models.blueprints.passed.machine_name", lambda: "another machine")
+    keys.append(trial_key(*base))
+    monkeypatch.setattr("transformers.__version__", "99")
+    keys.append(trial_key(*base))
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: b"other code")
+    keys.append(trial_key(*base))
+    assert len(set(keys)) == 9
+
+
+def test_kernels_that_were_chosen_later_are_tried_out(tried, tmp_path, monkeypatch):
+    """The first open may have had no time to choose them all."""
+    monkeypatch.setattr("triolet.models.linear.choice._SMALL", 1)
+    folder = make_checkpoint("llama", tmp_path / "llama")
+    opened(folder)
+    kernels = json.loads((tmp_path / "cache" / "triolet" / "kernels.json").read_text())
+    (mine,) = kernels.values()
+    for shape in mine:
+        mine[shape] = [[1, "stock"]] if mine[shape] != [[1, "stock"]] else [[1, "blocked"]]
+    (tmp_path / "cache" / "triolet" / "kernels.json").write_text(json.dumps(kernels))
+    before = len(tried)
+    opened(folder)
+    assert len(tried) == before + 1

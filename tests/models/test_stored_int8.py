@@ -149,6 +149,23 @@ def test_scales_of_groups_are_refused(open_driver, plain, tmp_path):
         open_driver(copy)
 
 
+def test_numbers_of_another_kind_are_refused(plain, tmp_path):
+    """float8 is no plain float, and an embedding in int8 is none of ours."""
+    module = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    layer = module.model.layers[0].mlp
+    layer.up_proj.weight = torch.nn.Parameter(layer.up_proj.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    module.model.embed_tokens.weight = torch.nn.Parameter(
+        module.model.embed_tokens.weight.to(torch.int8), requires_grad=False
+    )
+    assert adopt_quantized(module, torch.float32) == ["model.embed_tokens", "model.layers.0.mlp.up_proj"]
+
+
+def test_models_that_see_are_refused(open_driver, tmp_path):
+    folder = make_checkpoint("qwen2_5_vl", tmp_path / "model")
+    with pytest.raises(UnsupportedModel, match="reads images or audio and has quantized weights"):
+        open_driver(described(folder, {"quant_method": "compressed-tensors"}))
+
+
 def test_without_the_library_its_package_is_named(open_driver, plain, tmp_path, monkeypatch):
     def missing(*_, **__):
         raise ImportError("it requires `pip install compressed-tensors`")
@@ -161,5 +178,5 @@ def test_without_the_library_its_package_is_named(open_driver, plain, tmp_path, 
 
 def test_they_are_for_the_cpu_alone(open_driver, plain, tmp_path):
     copy = described(shutil.copytree(plain, tmp_path / "copy"), {"quant_method": "compressed-tensors"})
-    with pytest.raises(InvalidRequest, match=r"weights in int8.*device='cpu' alone"):
+    with pytest.raises(InvalidRequest, match=r"quantized weights.*device='cpu' alone"):
         open_driver(copy, compile=True)

@@ -20,6 +20,7 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES as THEIR_
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 import triolet.demo
+from triolet.core.errors import CheckpointError
 from triolet.core.languages import LANGUAGE_CODES, LANGUAGES
 from triolet.models.checkpoints import whisper as checkpoint
 from triolet.models.checkpoints.whisper_tokenizer import WhisperTokenizer
@@ -97,6 +98,7 @@ def test_all_else_is_transformers_own(tmp_path):
         ("added_tokens", {"a new one": 60_000}),
         ("tokenizer", {"normalizer": {"type": "Lowercase"}}),
         ("tokenizer", {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}}),
+        ("tokenizer", {"decoder": None}),
         ("tokenizer", {"model": "none"}),
     ],
 )
@@ -106,6 +108,32 @@ def test_files_that_say_more_are_left_to_transformers(name, change, tmp_path):
     told = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(told | change))
     assert WhisperTokenizer.read(folder, lambda: None) is None
+
+
+def test_what_a_tokenizer_was_trained_with_changes_no_prompt(tmp_path):
+    """tokenizer.json may tell of padding and truncation, which transformers sets anew for every text."""
+    folder = shutil.copytree(triolet.demo.checkpoint(), tmp_path / "model")
+    told = json.loads((folder / "tokenizer.json").read_text())
+    padding = {"strategy": {"Fixed": 20}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1}
+    told["padding"] = {**padding, "pad_type_id": 0, "pad_token": "a"}
+    told["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    (folder / "tokenizer.json").write_text(json.dumps(told))
+    ours = WhisperTokenizer.read(folder, lambda: None)
+    theirs = transformers.AutoTokenizer.from_pretrained(triolet.demo.checkpoint())
+    assert ours.encode(" one two three", add_special_tokens=False) == theirs.encode(
+        " one two three", add_special_tokens=False
+    )
+
+
+def test_files_that_have_changed_since_are_told():
+    folder = triolet.demo.checkpoint()
+
+    class Changed:
+        def get_vocab(self):
+            return {}
+
+    with pytest.raises(CheckpointError, match="changed since"):
+        WhisperTokenizer.read(folder, Changed)("a text")
 
 
 def test_settings_that_are_not_written_are_those_of_transformers():
