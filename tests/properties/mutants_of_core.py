@@ -361,7 +361,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="    if not self._users[key]:\n        del self._users[key]\n        self._taken -= hold.item.size\n",
         mistake="    self._taken -= hold.item.size\n    if not self._users[key]:\n        del self._users[key]\n",
         killer=PLANNER,
-        reason="all that is acquired fits the encoder cache",
+        reason=("all that is acquired fits the encoder cache", "a request never ended"),
     ),
     # queues of any length
     Mutant(
