@@ -77,7 +77,7 @@ _TEXTS_AT_ONCE = 256  # of `embed`: enough for full steps, few enough that outpu
     "--speculate",
     type=int,
     metavar="N",
-    help="Propose up to N draft tokens a step; the text stays the same. Default: 4 on the CPU.",
+    help="Propose up to N draft tokens a step; the text stays the same. 0: none. Default: 4 on the CPU.",
 )
 @click.pass_obj
 def generate(
@@ -112,7 +112,9 @@ def generate(
     view = view_of("generate", watch=watch)
     observer = None if view is None else view.state
     try:
-        proposes: Speculation | Literal["auto"] = "auto" if speculate is None else Speculation(tokens=speculate)
+        speculation: Speculation | Literal["auto"] | None = "auto"
+        if speculate is not None:
+            speculation = Speculation(tokens=speculate) if speculate else None
         # one request: pages for one sequence are enough
         config = EngineConfig(
             device=device,
@@ -120,7 +122,7 @@ def generate(
             quantization=quantization,
             threads=threads,
             max_running=1,
-            speculation=proposes,
+            speculation=speculation,
             observer=observer,
         )
         params = SamplingParams(**sampling, structure=None if schema is None else _structure(schema))

@@ -269,6 +269,14 @@ def test_options_reach_the_engine() -> None:
     )
 
 
+@pytest.mark.parametrize(("words", "speculation"), [("", "auto"), ("--speculate 0", None)])
+def test_draft_tokens_are_proposed_unless_none_are_wanted(words: str, speculation: str | None) -> None:
+    engine = PaperEngine("a")
+    assert run(["generate", "model", "hi", *words.split()], engine) == 0
+    ((_, config),) = engine.configs
+    assert config.speculation == speculation
+
+
 def test_a_model_of_text_is_asked_in_texts() -> None:
     """Its chat template knows no parts."""
     engine = PaperEngine("a")
@@ -336,7 +344,7 @@ def test_a_schema_becomes_a_structure(tmp_path: Path) -> None:
         ("generate m hi --temperature -1", "temperature=-1.0; allowed: a number, 0 or more"),
         ("generate m hi --max-tokens 0", "max_tokens=0; allowed: an integer, 1 to"),
         ("generate m hi --top-p 2", "top_p=2.0; allowed: a number, more than 0, up to 1"),
-        ("generate m hi --speculate 0", "Speculation.tokens=0; allowed: an integer, 1 to 64"),
+        ("generate m hi --speculate -1", "Speculation.tokens=-1; allowed: an integer, 1 to 64"),
         ("generate m hi --dtype int4", "'int4' is not one of"),
         ("generate m hi --threads -1", "threads=-1; allowed:"),
         ("generate m hi --raw --system x", "--system with --raw; write it into the prompt"),
