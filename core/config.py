@@ -149,8 +149,8 @@ class EngineConfig:
         prefix_caching: keep the KV of full pages after their request has ended, and share it with requests whose prompt
             begins with the same tokens, images and audio.
         speculation: propose several draft tokens and check them in one step; the tokens stay the same, but for ties
-            that rounding decides, as in batches of other sizes. ``"auto"``:
-            decoders on the CPU propose from the text itself, while one sequence runs alone. ``None``: off.
+            that rounding decides, as in batches of other sizes. ``"auto"``: decoders on the CPU propose from the text
+            itself, while one sequence runs alone. ``None``: off.
         quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, each
             output with a scale of its own, a quarter of their bytes in float32. On the CPU alone. Tokens may differ
             from those of the checkpoint as it is. ``dtype`` is what is computed in; ``"auto"`` then is bfloat16 where

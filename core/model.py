@@ -150,7 +150,7 @@ class ModelDescription:
     window_samples: int  # most samples of one encoder item
     processor_identity: str  # part of the content keys
     whisper: WhisperTokens | None
-    tokenizer: Any = field(repr=False, eq=False)  # transformers tokenizer
+    tokenizer: Any = field(repr=False, eq=False)  # transformers', or one with its methods
     kind: Kind = Kind.ENCODER_DECODER
     preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are tokenized as they are
     structures: Structures | None = field(default=None, repr=False, eq=False)  # None: the executor compiles in a step

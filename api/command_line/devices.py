@@ -60,7 +60,7 @@ def _kernel_lines(file: ChoiceFile) -> list[str]:
     if not lines:
         return ["       kernels: none timed yet; they are when a model is opened"]
     return [
-        f"       kernels, as timed with models opened before ({file.file.path}):",
+        f"       kernels, as timed with models opened before ({file.cache.path}):",
         *(f"         {line}" for line in lines),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -170,22 +171,26 @@ class TextBlueprint:
         return fused
 
     def prove(self, network: Network) -> None:
-        key = partial(trial_key, self.checkpoint.stamps, self.fingerprint, self.devices or [self.device], self.dtype)
         if isinstance(network, EncoderNetwork):
-            PassedTrials.of_user().once(
-                key(self.config.quantization), partial(try_out_encoder, network, self.checkpoint, self.dtype)
-            )
+            self._once(partial(try_out_encoder, network, self.checkpoint, self.dtype))
         if isinstance(network, CausalNetwork):
             if network.family is not None:  # transformers imports this for the first image, while everybody waits
                 importlib.import_module("torch._dynamo")
-            if self.config.compile:
-                try_out(network, self.checkpoint)  # it compiles, too
+            prove = partial(try_out, network, self.checkpoint)
+            if network.compiled is not None:
+                prove()  # which compiles, too
             else:
-                chosen_kernels = network.fused.kernels.chosen if network.fused is not None else {}
-                computed = (self.config.quantization, sorted(map(str, chosen_kernels.items())))
-                PassedTrials.of_user().once(key(*computed), partial(try_out, network, self.checkpoint))
+                kernels = {} if network.fused is None else network.fused.kernels.chosen
+                self._once(prove, sorted(map(str, kernels.items())))
             if network.graphs is not None:
                 network.graphs.prove()
+
+    def _once(self, prove: Callable[[], None], *computed: object) -> None:
+        """Calls ``prove`` unless this model has passed it before; ``computed``: see `trial_key`."""
+        devices = self.devices or (self.device,)
+        settings = (self.config.quantization, *computed)
+        key = trial_key(self.checkpoint.stamps, self.fingerprint, devices, self.dtype, *settings)
+        PassedTrials.of_user().once(key, prove)
 
     def _allocate_buffers(self) -> Buffers:
         rows, hidden = self.config.max_step_tokens, self.checkpoint.shape.hidden

@@ -30,7 +30,7 @@ class SpecialTokens:
         config: config.json as it is written.
         defaults: config.json with transformers' defaults.
         generation: generation_config.json; ``None`` where the checkpoint has none.
-        tokenizer: transformers' tokenizer.
+        tokenizer: transformers' tokenizer, or one with its methods.
         vocabulary: tokens that the model knows.
     """
 

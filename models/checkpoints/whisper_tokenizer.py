@@ -16,7 +16,7 @@ from .settings import read_json
 
 _CLASSES = frozenset({None, "WhisperTokenizer", "WhisperTokenizerFast"})
 _BESIDE = ("tokenizer_config", "special_tokens_map", "added_tokens")
-_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")  # settings that name a special token
+_EXTRA = frozenset({"additional_special_tokens", "extra_special_tokens"})
 _TIMESTAMP = re.compile(r"<\|(\d+\.\d+)\|>")
 _PLAIN = {"add_special_tokens": False}
 _CLEAN = {"skip_special_tokens": True}
@@ -129,10 +129,12 @@ def _agrees(backend: Tokenizer, folder: Path) -> bool:
 
 def _named(settings: Mapping[str, Any]) -> Iterator[str]:
     """The special tokens that ``settings`` name, each as its text or as an object with it."""
-    tokens = [settings.get(name) for name in _NAMED]
-    for token in (*tokens, *(settings.get("additional_special_tokens") or ())):
-        if token is not None:
-            yield token["content"] if isinstance(token, dict) else token
+    for name, value in settings.items():
+        extra = value if name in _EXTRA and value else ()
+        tokens = [value] if name.endswith("_token") else extra.values() if isinstance(extra, dict) else extra
+        for token in tokens:
+            if isinstance(token, str | dict):  # a flag of this name says what is put around a text
+                yield token["content"] if isinstance(token, dict) else token
 
 
 def _read(path: Path) -> dict[str, Any]:

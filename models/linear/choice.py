@@ -34,7 +34,7 @@ _INSTRUCTIONS = frozenset(
 _SMALL = 1 << 16  # weights of a layer that is not worth a measurement
 _BETTER = 0.9  # of the first kernel's time: what is no faster than this is chance
 _TURNS = 5
-_ENOUGH = 0.05  # seconds of the kernels' calls after which there are no more turns
+_ENOUGH = 0.1  # seconds of the kernels' calls after which there are no more turns
 _LONG = 0.05  # seconds of a call that is not tried at all
 _HOPELESS = 8.0  # times the best: a kernel that is not tried with more rows
 
@@ -46,7 +46,7 @@ Choice = tuple[tuple[int, str], ...]
 class ChoiceFile:
     """The file that remembers choices."""
 
-    file: CacheFile
+    cache: CacheFile
     machine: str
 
     @classmethod
@@ -74,10 +74,10 @@ class ChoiceFile:
 
     def add(self, choices: Mapping[str, Choice]) -> None:
         """Remembers ``choices`` too."""
-        self.file.write({**self.file.read(), self.machine: {**self._mine(), **choices}})
+        self.cache.write({**self.cache.read(), self.machine: {**self._mine(), **choices}})
 
     def _mine(self) -> dict[str, Any]:
-        mine = self.file.read().get(self.machine)
+        mine = self.cache.read().get(self.machine)
         return mine if isinstance(mine, dict) else {}
 
 

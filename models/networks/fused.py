@@ -42,8 +42,8 @@ class _Norm:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Of [..., width]."""
-        # A layer norm in one operation, where torch's own root mean square norm takes eight: numbers followed by their
-        # negatives have the mean 0, and the variance is then the mean of their squares.
+        # By a layer norm, which is one operation; torch's own root mean square norm takes eight. Numbers followed by
+        # their negatives have the mean 0, and their variance is the mean of the squares.
         width = hidden.shape[-1]
         both = functional.layer_norm(torch.cat([hidden, -hidden], -1), (2 * width,), eps=self.epsilon)
         return both[..., :width] * self.weight

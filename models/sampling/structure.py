@@ -248,7 +248,7 @@ class Grammars:
 
         try:
             tokenizer = self.tokenizer()
-        except CheckpointError as error:  # it was opened with less than all of it, and is gone
+        except CheckpointError as error:  # read when it is first asked for; its files may have changed
             raise InvalidRequest(f"no structure can be followed: {error}") from error
         size = max(self.vocabulary, len(tokenizer))  # a tokenizer may have more than the model samples
         try:

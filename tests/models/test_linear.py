@@ -281,9 +281,9 @@ def test_a_choice_is_remembered_by_machine(tmp_path):
     assert chosen(again, file=file)[0].chosen == first.chosen
     assert not again.calls
     elsewhere = Bench(lambda name, rows: 1e-6)
-    chosen(elsewhere, file=ChoiceFile(file.file, "another machine"))
+    chosen(elsewhere, file=ChoiceFile(file.cache, "another machine"))
     assert elsewhere.calls
-    assert set(json.loads(file.file.path.read_text())) == {"this machine", "another machine"}
+    assert set(json.loads(file.cache.path.read_text())) == {"this machine", "another machine"}
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_choice_is_remembered_by_machine(tmp_path):
 )
 def test_a_file_that_nobody_can_follow_is_measured_again(tmp_path, text):
     file = ChoiceFile(CacheFile(tmp_path / "kernels.json"), "this machine")
-    file.file.path.write_text(text)
+    file.cache.path.write_text(text)
     bench = Bench(lambda name, rows: 1e-6)
     kernels, shape = chosen(bench, file=file)
     assert bench.calls
@@ -318,9 +318,9 @@ def test_a_file_that_cannot_be_written_is_no_fault(tmp_path, caplog):
 def test_the_users_file_is_where_caches_are(tmp_path):
     read = {"/proc/cpuinfo": "model name : Good CPU\nflags : fpu avx2 sse amx_int8\n"}.get
     file = ChoiceFile.of_user({"XDG_CACHE_HOME": str(tmp_path)}, read=read, threads=7)
-    assert file.file.path == tmp_path / "triolet" / "kernels.json"
+    assert file.cache.path == tmp_path / "triolet" / "kernels.json"
     assert file.machine == f"Good CPU (amx_int8 avx2), torch {torch.__version__}, 7 threads"
-    assert ChoiceFile.of_user({"HOME": "/home/asa"}, read=read).file.path == Path(
+    assert ChoiceFile.of_user({"HOME": "/home/asa"}, read=read).cache.path == Path(
         "/home/asa/.cache/triolet/kernels.json"
     )
     ChoiceFile.of_user({}, read={}.get)  # a container may know no user at all
@@ -331,7 +331,7 @@ def test_choices_are_told_in_lines(tmp_path):
     file = ChoiceFile(CacheFile(tmp_path / "kernels.json"), "this machine")
     assert file.lines() == []
     broken = {"float32 8x8": 7, "float32 1x1": [[1]], "float32 64x32": [[1, "stock"], [4, "blocked"]]}
-    file.file.path.write_text(json.dumps({"this machine": broken, "another": {"float32 9x9": [[1, "stock"]]}}))
+    file.cache.path.write_text(json.dumps({"this machine": broken, "another": {"float32 9x9": [[1, "stock"]]}}))
     assert file.lines() == ["float32 64x32: stock, from 4 rows blocked"]
 
 

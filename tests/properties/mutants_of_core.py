@@ -363,6 +363,14 @@ MUTANTS: tuple[Mutant, ...] = (
         killer=PLANNER,
         reason=("all that is acquired fits the encoder cache", "a request never ended"),
     ),
+    Mutant(
+        name="draft tokens are proposed however many run",
+        function="core.planning.acts:Acts._propose",
+        fragment=" or running > self.limits.draft_running",
+        mistake="",
+        killer=test_planner.test_draft_tokens_are_proposed_while_few_run,
+        reason="one is beside it",
+    ),
     # queues of any length
     Mutant(
         name="the queue is sorted out with everyone who leaves it",
