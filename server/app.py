@@ -1,0 +1,37 @@
+"""The application: the endpoints on Starlette, behind the `Gate`."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from ..core.errors import TrioletError
+from .endpoints.table import ENDPOINTS
+from .exchange import Application
+from .gate import Gate
+from .problems import Refusal, explain
+from .server import Server
+
+
+def make_app(server: Server) -> Application:
+    """What answers all requests of ``server``."""
+    routes = [Route(one.path, one.handle, methods=[one.method]) for one in ENDPOINTS]
+    handlers = {kind: explain for kind in (TrioletError, Refusal, HTTPException, ExceptionGroup, Exception)}
+    app = Starlette(routes=routes, middleware=_middleware(server), exception_handlers=handlers)
+    app.state.server = server
+    return Gate(server, app)
+
+
+def _middleware(server: Server) -> list[Middleware]:
+    origins = server.settings.cors_origins
+    if not origins:
+        return []
+    exposed = ["x-request-id", "retry-after"]
+    return [
+        Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+        )
+    ]

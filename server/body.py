@@ -1,0 +1,148 @@
+"""The bodies of requests: JSON, and forms with a file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from ..core.errors import RequestTooLarge
+from .problems import BadBody, Problem, Refusal
+
+Read = TypeVar("Read", bound=BaseModel)
+
+_INLINE = 64 * 1024  # bytes: reading more JSON takes longer than a thread costs
+_MOST_JSON = 64 * 2**20
+_MOST_FIELD = 4 * 2**20
+_PART = re.compile(r"\[(\w*)\]")
+
+
+async def read_json(request: Request, kind: type[Read]) -> Read:
+    """The body of ``request`` as a ``kind``.
+
+    Raises:
+        BadBody: it is no JSON, or not what ``kind`` says.
+        Refusal: it is of another content type.
+        RequestTooLarge: it has more than 64 MiB.
+    """
+    if _media_type(request) not in ("application/json", ""):
+        raise Refusal(Problem(415, f"a body of the type {_media_type(request)}; allowed: application/json"))
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > _MOST_JSON:
+            raise RequestTooLarge(f"JSON of more than {_MOST_JSON:,} bytes; send large files as a form, or an address")
+        parts.append(part)
+    read = partial(_parse, kind, b"".join(parts))
+    return read() if size <= _INLINE else await trio.to_thread.run_sync(read)
+
+
+def _parse(kind: type[Read], body: bytes) -> Read:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _explained(error, kind) from None
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _explained(error: ValidationError, kind: type[BaseModel]) -> BadBody:
+    """In words. A member that does not exist is told before all else, with the nearest one that does."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    unknown = [str(one["loc"][0]) for one in faults if one["type"] == "extra_forbidden" and len(one["loc"]) == 1]
+    if not unknown:
+        return BadBody.of(error)
+    near = difflib.get_close_matches(unknown[0], kind.model_fields, 1, 0.6)
+    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(kind.model_fields)}"
+    return BadBody(f"{unknown[0]} is no member of this request; {hint}", unknown[0])
+
+
+# -- forms ---------------------------------------------------------------------------------------------------------------
+
+
+async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tuple[Read, UploadFile]:
+    """The members of a form as a ``kind``, and its ``file``, which is closed when the exchange ends.
+
+    Raises:
+        BadBody: the form is broken, or not what ``kind`` says, or has no file.
+        Refusal: the body is no form.
+    """
+    if _media_type(request) != "multipart/form-data":
+        told = _media_type(request) or "no content type"
+        raise Refusal(Problem(415, f"a body with {told}; allowed: multipart/form-data with the members file and model"))
+    form = await _parsed(request, spool_bytes)
+    files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+    for upload in files:
+        request.scope["exchange"].closing.callback(upload.file.close)
+    named = [value for name, value in form.multi_items() if name == "file" and isinstance(value, UploadFile)]
+    if len(named) != 1:
+        raise BadBody(f"{len(named)} files with the name file; allowed: one", "file")
+    try:
+        return kind.model_validate(_members(form)), named[0]
+    except ValidationError as error:
+        raise _explained(error, kind) from None
+
+
+async def _parsed(request: Request, spool_bytes: int) -> FormData:
+    try:
+        parser = MultiPartParser(
+            request.headers, request.stream(), max_files=1, max_fields=100, max_part_size=_MOST_FIELD
+        )
+        parser.spool_max_size = spool_bytes
+        return await parser.parse()
+    except (MultiPartException, KeyError, UnicodeDecodeError) as error:
+        told = getattr(error, "message", None) or "its boundary or a header of a part is missing or damaged"
+        raise BadBody(f"the form cannot be read: {told}") from None
+
+
+def _members(form: FormData) -> dict[str, Any]:
+    """The members beside the file: ``name[]`` is a list, ``name[part]`` and a text of JSON are an object."""
+    found: dict[str, Any] = {}
+    for key, value in form.multi_items():
+        if isinstance(value, UploadFile):
+            if key != "file":
+                raise BadBody(f"a file with the name {key}; allowed: one file, with the name file", key)
+            continue
+        name, bracket, _ = key.partition("[")
+        part = _PART.fullmatch(key[len(name) :])
+        if not bracket:
+            if name in found:
+                raise BadBody(f"{name} is given twice; a list is given as {name}[]", name)
+            found[name] = _perhaps_json(value)
+        elif part is None:
+            raise BadBody(f"a member {key!r}; allowed: name, name[] and name[part]", name)
+        elif part[1]:
+            found.setdefault(name, {})[part[1]] = value
+        else:
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def _perhaps_json(value: str) -> Any:
+    if not value.startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def audio_of(upload: UploadFile) -> bytes | str:
+    """The upload for an engine: its bytes, or the path of the file that it was spooled to, which is read as a stream.
+    Open the path while the upload is open."""
+    spooled: Any = upload.file
+    if getattr(spooled, "_rolled", False):
+        return f"/proc/self/fd/{spooled.fileno()}"  # the file has no name of its own
+    spooled.seek(0)
+    data: bytes = spooled.read()
+    return data

@@ -1,0 +1,77 @@
+"""What endpoints share."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from ...core.errors import InvalidRequest
+from ..problems import Problem, Refusal
+
+if TYPE_CHECKING:
+    from ...api.engine import Engine
+    from ..exchange import Exchange
+    from ..server import Server
+
+
+def server_of(request: Request) -> Server:
+    """The server that the request came to."""
+    server: Server = request.app.state.server
+    return server
+
+
+def exchange_of(request: Request) -> Exchange:
+    """The exchange that the request is a part of."""
+    exchange: Exchange = request.scope["exchange"]
+    return exchange
+
+
+@asynccontextmanager
+async def engine_of(request: Request, model: str) -> AsyncIterator[Engine]:
+    """The engine of ``model``, which is loaded if need be, and stays for the block.
+
+    Raises:
+        Refusal: no model of this name is served.
+    """
+    server = server_of(request)
+    if model not in server.engines.models:
+        served = ", ".join(server.engines.models)
+        raise Refusal(Problem(404, f"no model {model!r} is served; allowed: {served}", "model_not_found", "model"))
+    exchange_of(request).told["model"] = model
+    async with server.engines.use(model) as engine:
+        yield engine
+
+
+def new_id(kind: str) -> str:
+    """A name for an answer."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def now() -> int:
+    """Seconds of the calendar, as answers tell them."""
+    return int(time.time())
+
+
+def answered(body: BaseModel, *, unset: bool = False) -> JSONResponse:
+    """``body`` as JSON, without members that were never set (with ``unset``: with them)."""
+    return JSONResponse(body.model_dump(mode="json", by_alias=True, exclude_unset=not unset))
+
+
+def token_text(tokenizer: Any, token: int) -> tuple[str, list[int] | None]:
+    """A token as text and as UTF-8; ``None`` where it is a part of a character."""
+    text = tokenizer.decode([token])
+    return text, None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
+
+
+def first_of(values: list[Any], what: str) -> Any:
+    """The only one of ``values``."""
+    if len(values) != 1:
+        raise InvalidRequest(f"{len(values)} {what}; allowed: 1")
+    return values[0]

@@ -1,0 +1,117 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...api.engine import Engine
+from ...api.outputs.results import Completion, Delta
+from ...core.request import FinishReason
+from ..body import read_json
+from ..event_stream import DONE, Events, EventStream
+from ..schemas.base import Usage
+from ..schemas.completions import CompletionAnswer, CompletionChoice, CompletionRequest
+from .common import answered, engine_of, exchange_of, new_id, now
+from .sampling import completion_logprobs, sampling_of, siblings_of, usage_of
+from .together import run_all, streams_together
+
+_DEFAULT_TOKENS = 16  # OpenAI's
+
+
+async def complete(request: Request) -> Response:
+    """What follows each prompt, whole or as it is written."""
+    body = await read_json(request, CompletionRequest)
+    if body.stream:
+        return EventStream(partial(_streamed, request, body))
+    async with engine_of(request, body.model) as engine:
+        queries = _queries(request, body)
+        found = await run_all([partial(engine.generate, **query) for query in queries])
+        answers = [[one, *one.alternatives] for one in found]
+        exchange_of(request).ended(found[0].timings, tokens=sum(one.usage.completion_tokens for one in _flat(answers)))
+        choices = [
+            _choice(engine, body, place * (body.n or 1) + index, one, _echo(engine, body, place))
+            for place, several in enumerate(answers)
+            for index, one in enumerate(several)
+        ]
+    usage = _total([usage_of([one.usage for one in several]) for several in answers])
+    return answered(_answer(body, choices, usage))
+
+
+def _flat(answers: list[list[Completion]]) -> list[Completion]:
+    return [one for several in answers for one in several]
+
+
+def _queries(request: Request, body: CompletionRequest) -> list[dict[str, Any]]:
+    """The arguments of `Engine.generate`, for each prompt."""
+    sampling = sampling_of(body, max_tokens=body.max_tokens or _DEFAULT_TOKENS, logprobs=body.logprobs)
+    shared = {"sampling": sampling, "priority": body.priority or 0, "request_id": exchange_of(request).id}
+    prompts = ({"prompt": one} if isinstance(one, str) else {"prompt_token_ids": one} for one in body.prompts())
+    return [{**prompt, **shared} for prompt in prompts]
+
+
+def _echo(engine: Engine, body: CompletionRequest, place: int) -> str:
+    """The prompt, if the answer begins with it."""
+    if not body.echo:
+        return ""
+    prompt = body.prompts()[place]
+    text: str = prompt if isinstance(prompt, str) else engine.model.tokenizer.decode(prompt)
+    return text
+
+
+def _choice(
+    engine: Engine, body: CompletionRequest, index: int, completion: Completion, echo: str
+) -> CompletionChoice:
+    told = None if body.logprobs is None else completion_logprobs(engine.model.tokenizer, completion)
+    reason = _reason(completion.finish_reason)
+    return CompletionChoice(index=index, text=echo + completion.text, logprobs=told, finish_reason=reason)
+
+
+def _reason(reason: FinishReason) -> Any:
+    return "length" if reason is FinishReason.LENGTH else "stop"
+
+
+def _total(usages: list[Usage]) -> Usage:
+    prompt = sum(one.prompt_tokens for one in usages)
+    written = sum(one.completion_tokens for one in usages)
+    return Usage(prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written)
+
+
+def _answer(body: CompletionRequest, choices: list[CompletionChoice], usage: Usage | None) -> CompletionAnswer:
+    told = {} if usage is None else {"usage": usage}
+    return CompletionAnswer(
+        id=new_id("cmpl"), object="text_completion", created=now(), model=body.model, choices=choices, **told
+    )
+
+
+async def _streamed(request: Request, body: CompletionRequest, events: Events) -> None:
+    count = body.n or 1
+    offsets: dict[int, int] = {}
+    first = _answer(body, [], None)
+
+    async def tell(index: int, delta: Delta) -> None:
+        echo = "" if index in offsets else _echo(engine, body, index // count)
+        offset = offsets.setdefault(index, len(echo))
+        offsets[index] += len(delta.text)
+        if not (delta.text or echo or delta.finish_reason or (body.logprobs is not None and delta.token_ids)):
+            return
+        told = None
+        if body.logprobs is not None:
+            told = completion_logprobs(engine.model.tokenizer, delta, offset=offset)
+        reason = None if delta.finish_reason is None else _reason(delta.finish_reason)
+        choice = CompletionChoice(index=index, text=echo + delta.text, logprobs=told, finish_reason=reason)
+        await events.write(first.model_copy(update={"choices": [choice]}))
+
+    async with engine_of(request, body.model) as engine:
+        queries = [
+            {**query, "sampling": one} for query in _queries(request, body) for one in siblings_of(query["sampling"])
+        ]
+        usages, timings = await streams_together(engine, queries, tell)
+    exchange_of(request).ended(timings, tokens=sum(one.completion_tokens for one in usages))
+    if body.stream_options and body.stream_options.include_usage:
+        usage = _total([usage_of(usages[start : start + count]) for start in range(0, len(usages), count)])
+        await events.write(_answer(body, [], usage).model_copy(update={"id": first.id}))
+    await events.write(DONE)

@@ -1,0 +1,50 @@
+"""``/v1/models`` and ``/health``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..problems import Problem, Refusal
+from ..schemas.models import Health, Model, ModelList
+from .common import answered, server_of
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+
+async def list_models(request: Request) -> Response:
+    """The models that are served."""
+    server = server_of(request)
+    return answered(ModelList(object="list", data=[_model(server, name) for name in server.engines.models]))
+
+
+async def show_model(request: Request) -> Response:
+    """One of the models that are served."""
+    server, name = server_of(request), request.path_params["model"]
+    if name not in server.engines.models:
+        served = ", ".join(server.engines.models)
+        raise Refusal(Problem(404, f"no model {name!r} is served; allowed: {served}", "model_not_found", "model"))
+    return answered(_model(server, name))
+
+
+def _model(server: Server, name: str) -> Model:
+    state = server.engines.statistics().models[name].state.value
+    return Model(id=name, object="model", created=server.started, owned_by="triolet", state=state)
+
+
+async def health(request: Request) -> Response:
+    """Whether the server answers, takes requests, stops or sleeps. The status is 200 while it takes requests, else
+    503."""
+    server = server_of(request)
+    told = Health(
+        live=True,
+        ready=not server.stopping,
+        draining=server.stopping,
+        sleeping=server.asleep(),
+        models={name: one.state.value for name, one in server.engines.statistics().models.items()},
+        running=len(server.exchanges) - 1,
+    )
+    return JSONResponse(told.model_dump(), 503 if server.stopping else 200)

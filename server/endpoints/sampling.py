@@ -1,0 +1,105 @@
+"""From the members of a request to `SamplingParams`, and from tokens to the log-probabilities of an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...api.inputs.sampling import with_seed
+from ...api.outputs.results import Completion, Delta, Usage
+from ...core.request import SamplingParams, Structure
+from ..schemas import chat, completions
+from ..schemas.base import SamplingBody
+from ..schemas.base import Usage as UsageObject
+from .common import token_text
+
+_SAME_NAME = (
+    "top_p",
+    "n",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+)
+
+
+def sampling_of(
+    body: SamplingBody, *, max_tokens: int | None, logprobs: int | None, structure: Structure | None = None
+) -> SamplingParams:
+    """How the tokens of ``body`` are sampled. Without a temperature it is 1, without a seed a fresh one."""
+    given = {name: getattr(body, name) for name in _SAME_NAME}
+    bias = body.logit_bias or {}
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        seed=body.seed,
+        logit_bias=tuple((int(token), value) for token, value in bias.items()),
+        logprobs=logprobs,
+        structure=structure,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def siblings_of(sampling: SamplingParams) -> list[SamplingParams]:
+    """The parameters of each of ``n`` answers that are streamed, with a seed for each."""
+    seeded = with_seed(sampling)
+    return [seeded.sibling(index) for index in range(seeded.n)]
+
+
+def structure_of(format_: chat.ResponseFormat | None) -> Structure | None:
+    """What the output of a ``response_format`` must be."""
+    if isinstance(format_, chat.JsonObjectFormat):
+        return Structure.json_schema({"type": "object"})
+    if isinstance(format_, chat.JsonSchemaFormat):
+        return Structure.json_schema(json.dumps(format_.json_schema.schema_))
+    return None
+
+
+def usage_of(usages: Sequence[Usage]) -> UsageObject:
+    """The tokens of the answers to one prompt, which is counted once."""
+    prompt = usages[0].prompt_tokens if usages else 0
+    written = sum(usage.completion_tokens for usage in usages)
+    return UsageObject(prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written)
+
+
+def chat_logprobs(tokenizer: Any, part: Completion | Delta) -> chat.Logprobs:
+    """The tokens of ``part`` with their log-probabilities, as conversations tell them."""
+    told = []
+    for token, logprob, likeliest in _tokens(part):
+        text, utf8 = token_text(tokenizer, token)
+        others = [_top(tokenizer, one, value) for one, value in likeliest]
+        told.append(chat.TokenLogprob(token=text, logprob=logprob, bytes=utf8, top_logprobs=others))
+    return chat.Logprobs(content=told)
+
+
+def _top(tokenizer: Any, token: int, logprob: float) -> chat.TopLogprob:
+    text, utf8 = token_text(tokenizer, token)
+    return chat.TopLogprob(token=text, logprob=logprob, bytes=utf8)
+
+
+def completion_logprobs(tokenizer: Any, part: Completion | Delta, *, offset: int = 0) -> completions.CompletionLogprobs:
+    """The tokens of ``part`` with their log-probabilities, as completions tell them."""
+    tokens, values, tops, offsets = [], [], [], []
+    for token, logprob, likeliest in _tokens(part):
+        text, _ = token_text(tokenizer, token)
+        tokens.append(text)
+        values.append(logprob)
+        tops.append({token_text(tokenizer, one)[0]: value for one, value in likeliest})
+        offsets.append(offset)
+        offset += len(text)
+    told = tops if part.top_logprobs is not None else None
+    return completions.CompletionLogprobs(
+        tokens=tokens, token_logprobs=values, top_logprobs=told, text_offset=offsets
+    )
+
+
+def _tokens(part: Completion | Delta) -> Iterator[tuple[int, float, Sequence[tuple[int, float]]]]:
+    logprobs = part.logprobs or ()
+    tops = part.top_logprobs or ((),) * len(part.token_ids)
+    return zip(part.token_ids, logprobs, tops, strict=False)  # an end-of-text token has a value, and is no token

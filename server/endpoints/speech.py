@@ -1,0 +1,157 @@
+"""``/v1/audio/transcriptions`` and ``/v1/audio/translations``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ...api.engine import Engine
+from ...api.formats.objects import as_line, as_verbose_object
+from ...api.formats.writers import SRT, VTT, written
+from ...api.outputs.results import Segment, Transcript
+from ...core.errors import RequestTooLarge
+from ..body import audio_of, read_form
+from ..event_stream import Events, EventStream
+from ..schemas.speech import (
+    DurationUsage,
+    SpeechForm,
+    SpeechLogprob,
+    TextDelta,
+    TextDone,
+    TranscriptionAnswer,
+    TranscriptionForm,
+    TranslationForm,
+)
+from .common import answered, engine_of, exchange_of, server_of, token_text
+
+_SUBTITLES = {"srt": SRT, "vtt": VTT}
+
+
+async def transcribe(request: Request) -> Response:
+    """The text of an audio file, in the language that is spoken."""
+    form, upload = await read_form(request, TranscriptionForm, server_of(request).settings.spool_bytes)
+    options = _options(form)
+    options["language"] = form.language
+    options["timestamps"] = "word" if "word" in form.timestamp_granularities else "segment"
+    options["parallel"] = form.chunking_strategy is not None
+    audio = audio_of(upload)
+    if not form.stream:
+        return await _whole(request, form, audio, options)
+
+    async def work(events: Events) -> None:
+        await _streamed(request, form, audio, options, events)
+
+    return EventStream(work, named=True)
+
+
+async def translate(request: Request) -> Response:
+    """The text of an audio file, in English."""
+    form, upload = await read_form(request, TranslationForm, server_of(request).settings.spool_bytes)
+    options = {**_options(form), "language": form.language, "task": "translate"}
+    return await _whole(request, form, audio_of(upload), options)
+
+
+def _options(form: SpeechForm) -> dict[str, Any]:
+    given = {
+        "initial_prompt": form.prompt,
+        "beam_size": form.beam_size,
+        "best_of": form.best_of,
+        "condition_on_previous_text": form.condition_on_previous_text,
+        "temperature": form.temperature or None,  # 0 asks for all of them, as OpenAI has it
+    }
+    return {"seed": form.seed, **{name: value for name, value in given.items() if value is not None}}
+
+
+async def _whole(request: Request, form: SpeechForm, audio: bytes | str, options: dict[str, Any]) -> Response:
+    async with engine_of(request, form.model) as engine:
+        transcript, logprobs = await _read(request, engine, form, audio, options, _nothing)
+    if form.response_format in _SUBTITLES:
+        kind = "text/vtt" if form.response_format == "vtt" else "application/x-subrip"
+        return PlainTextResponse(written(transcript, _SUBTITLES[form.response_format]), media_type=kind)
+    if form.response_format == "text":
+        return PlainTextResponse(transcript.text + "\n")
+    if form.response_format == "verbose_json":
+        return Response(as_line(_verbose(transcript, form)), media_type="application/json")
+    answer = TranscriptionAnswer(text=transcript.text, usage=_usage(transcript))
+    if logprobs is not None:
+        answer.logprobs = logprobs
+    return answered(answer)
+
+
+async def _streamed(
+    request: Request, form: TranscriptionForm, audio: bytes | str, options: dict[str, Any], events: Events
+) -> None:
+    async with engine_of(request, form.model) as engine:
+
+        async def tell(segment: Segment, logprobs: list[SpeechLogprob] | None) -> None:
+            delta = TextDelta(type="transcript.text.delta", delta=segment.text)
+            if logprobs is not None:
+                delta.logprobs = logprobs
+            await events.write(delta)
+
+        transcript, logprobs = await _read(request, engine, form, audio, options, tell)
+    done = TextDone(type="transcript.text.done", text=transcript.text, usage=_usage(transcript))
+    if logprobs is not None:
+        done.logprobs = logprobs
+    await events.write(done)
+
+
+async def _read(
+    request: Request,
+    engine: Engine,
+    form: SpeechForm,
+    audio: bytes | str,
+    options: dict[str, Any],
+    tell: Callable[[Segment, list[SpeechLogprob] | None], Awaitable[None]],
+) -> tuple[Transcript, list[SpeechLogprob] | None]:
+    """The transcript, and its tokens' log-probabilities if they are wanted. ``tell`` hears of each segment."""
+    exchange, most = exchange_of(request), server_of(request).settings.max_audio_seconds
+    found: list[SpeechLogprob] | None = [] if "logprobs" in getattr(form, "include", ()) else None
+    async with engine.stream_transcription(
+        audio, priority=form.priority, request_id=exchange.id, **options
+    ) as segments:
+        _check_length(segments.duration, most)
+        async for segment in segments:
+            _check_length(segments.position, most)
+            logprobs = None if found is None else _logprobs(engine.model.tokenizer, segment)
+            await tell(segment, logprobs)
+            if found is not None:
+                found += logprobs or ()
+        transcript = segments.transcript()
+    exchange.ended(transcript.timings, audio_seconds=round(transcript.duration, 3), language=transcript.language)
+    return transcript, found
+
+
+async def _nothing(segment: Segment, logprobs: list[SpeechLogprob] | None) -> None:
+    """For answers that are told as a whole."""
+
+
+def _check_length(seconds: float | None, most: float) -> None:
+    if seconds is not None and seconds > most:
+        raise RequestTooLarge(f"audio of {seconds:.0f} s or more; allowed: up to {most:g} s; cut it into pieces")
+
+
+def _logprobs(tokenizer: Any, segment: Segment) -> list[SpeechLogprob]:
+    told = []
+    for token, logprob in zip(segment.token_ids, segment.logprobs or (), strict=True):
+        text, utf8 = token_text(tokenizer, token)
+        told.append(SpeechLogprob(token=text, logprob=logprob, **({} if utf8 is None else {"bytes": utf8})))
+    return told
+
+
+def _usage(transcript: Transcript) -> DurationUsage:
+    return DurationUsage(type="duration", seconds=math.ceil(transcript.duration))
+
+
+def _verbose(transcript: Transcript, form: SpeechForm) -> dict[str, Any]:
+    told = as_verbose_object(transcript)
+    wanted = getattr(form, "timestamp_granularities", ())
+    if wanted and "segment" not in wanted:
+        del told["segments"]
+    if "word" in wanted:
+        told.setdefault("words", [])
+    return {**told, "usage": _usage(transcript).model_dump()}

@@ -1,0 +1,114 @@
+"""``/v1/embeddings``, ``/v1/rerank`` and ``/v1/classify``."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...api.engine import Engine
+from ...core.errors import InvalidRequest
+from ..body import read_json
+from ..schemas.vectors import (
+    Classified,
+    ClassifyAnswer,
+    ClassifyRequest,
+    Embedding,
+    EmbeddingAnswer,
+    EmbeddingRequest,
+    PromptUsage,
+    Ranked,
+    RankedDocument,
+    RerankAnswer,
+    RerankRequest,
+)
+from .common import answered, engine_of, new_id
+
+
+async def embed(request: Request) -> Response:
+    """The vector of each text."""
+    body = await read_json(request, EmbeddingRequest)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    async with engine_of(request, body.model) as engine:
+        vectors = await engine.embed(texts, priority=body.priority)
+        usage = await _usage(engine, [(text,) for text in texts])
+    vectors = _shortened(vectors, body.dimensions)
+    data = [
+        Embedding(object="embedding", index=index, embedding=_coded(vector, body.encoding_format))
+        for index, vector in enumerate(vectors)
+    ]
+    return answered(EmbeddingAnswer(object="list", model=body.model, data=data, usage=usage))
+
+
+def _shortened(vectors: Any, dimensions: int | None) -> Any:
+    """The first ``dimensions`` numbers of each vector, of length 1 again (Kusupati et al. 2022, "Matryoshka")."""
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    if dimensions > vectors.shape[1]:
+        raise InvalidRequest(f"dimensions={dimensions}; allowed: up to {vectors.shape[1]}, the model's")
+    kept = vectors[:, :dimensions]
+    return kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+
+
+def _coded(vector: Any, encoding: str | None) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers
+
+
+async def rerank(request: Request) -> Response:
+    """The documents in the order in which they answer the query."""
+    body = await read_json(request, RerankRequest)
+    texts = [one if isinstance(one, str) else one.text for one in body.documents]
+    async with engine_of(request, body.model) as engine:
+        scores = await engine.score(body.query, texts, priority=body.priority)
+        usage = await _usage(engine, [(body.query, text) for text in texts])
+    best = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
+    results = [
+        Ranked(
+            index=index,
+            relevance_score=_logistic(scores[index]),
+            **({"document": RankedDocument(text=texts[index])} if body.return_documents else {}),
+        )
+        for index in best
+    ]
+    return answered(RerankAnswer(id=new_id("rerank"), model=body.model, results=results, usage=usage))
+
+
+def _logistic(score: float) -> float:
+    return 1.0 / (1.0 + math.exp(-score)) if score >= 0.0 else math.exp(score) / (1.0 + math.exp(score))
+
+
+async def classify(request: Request) -> Response:
+    """The probability of each label for each text."""
+    body = await read_json(request, ClassifyRequest)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    async with engine_of(request, body.model) as engine:
+        found = await engine.classify(texts, priority=body.priority)
+        usage = await _usage(engine, [(text,) for text in texts])
+    data = [
+        Classified(index=index, label=max(labels, key=lambda one: labels[one]), probabilities=labels)
+        for index, labels in enumerate(found)
+    ]
+    return answered(ClassifyAnswer(id=new_id("classify"), object="list", model=body.model, data=data, usage=usage))
+
+
+async def _usage(engine: Engine, texts: Sequence[tuple[str, ...]]) -> PromptUsage:
+    preparer = engine.model.preparer
+
+    def count() -> int:
+        assert preparer is not None, "models that give vectors prepare their texts"
+        return sum(
+            len(preparer.prepare(one[0]).token_ids if len(one) == 1 else preparer.prepare_pair(*one)[0])
+            for one in texts
+        )
+
+    tokens = await trio.to_thread.run_sync(count)
+    return PromptUsage(prompt_tokens=tokens, total_tokens=tokens)

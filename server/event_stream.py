@@ -1,0 +1,79 @@
+"""`EventStream`: an answer as server-sent events (WHATWG HTML, section 9.2), written while the work goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .problems import Problem, problem_answer, problem_of, report
+
+DONE = "[DONE]"
+
+
+class Events:
+    """Where the work writes events. The answer begins with the first of them, so that a request which fails before has
+    the status of its failure."""
+
+    def __init__(self, send: Send, *, named: bool) -> None:
+        self._send = send
+        self._named = named
+        self.begun = False
+
+    async def write(self, event: BaseModel | Mapping[str, Any] | str) -> None:
+        """Sends one event; a text is sent as it is. With named events the event's ``type`` is its name."""
+        if not self.begun:
+            await self.begin()
+        await self._send({"type": "http.response.body", "body": self.encode(event), "more_body": True})
+
+    async def begin(self) -> None:
+        """Sends what comes before the first event."""
+        self.begun = True
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # nginx would keep events back
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def encode(self, event: BaseModel | Mapping[str, Any] | str) -> bytes:
+        """The bytes of one event."""
+        if isinstance(event, str):
+            return f"data: {event}\n\n".encode()
+        told = event.model_dump(mode="json", exclude_unset=True) if isinstance(event, BaseModel) else event
+        name = f"event: {told['type']}\n" if self._named else ""
+        return f"{name}data: {json.dumps(told, ensure_ascii=False)}\n\n".encode()
+
+
+class EventStream(Response):
+    """Runs ``work`` while the answer is sent. Where it fails after the first event, the last event tells why; hooks of
+    the exchange do the same where the work is cut off."""
+
+    def __init__(self, work: Callable[[Events], Awaitable[None]], *, named: bool = False) -> None:
+        super().__init__()
+        self._work = work
+        self._named = named
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events, exchange = Events(send, named=self._named), scope["exchange"]
+
+        def last_words(problem: Problem) -> bytes:
+            return events.encode({"type": "error", **problem.as_object()})
+
+        exchange.last_words = last_words
+        try:
+            await self._work(events)
+        except Exception as error:
+            problem = problem_of(error)
+            report(exchange, error, problem)
+            if not events.begun:
+                await problem_answer(problem)(scope, receive, send)
+                return
+            await send({"type": "http.response.body", "body": last_words(problem), "more_body": True})
+        if not events.begun:
+            await events.begin()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

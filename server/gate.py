@@ -1,0 +1,149 @@
+"""`Gate`: makes an `Exchange` of each request, and lets in whom the settings allow."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import secrets
+import time
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import trio
+from starlette.datastructures import Headers
+
+from .exchange import Application, Cut, Exchange, Receive, Send
+from .manners.keys import Keys, presented_key
+from .manners.origins import host_fault, origin_fault
+from .manners.rate import RateLimit
+from .problems import Problem, problem_answer, problem_of
+
+if TYPE_CHECKING:
+    from .server import Server
+
+_access = logging.getLogger("triolet.access")
+_log = logging.getLogger("triolet.server")
+_OPEN = frozenset({"/", "/health", "/favicon.ico"})  # without a key: they tell nothing of anybody's requests
+_ID = re.compile(r"[\w.:-]{1,128}")
+
+
+class Gate:
+    """The outermost ASGI application."""
+
+    def __init__(self, server: Server, inner: Application) -> None:
+        settings = server.settings
+        self._server = server
+        self._inner = inner
+        self._keys = Keys(settings.api_keys)
+        self._rate = None if settings.requests_per_minute is None else RateLimit(settings.requests_per_minute)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if scope["type"] == "websocket":
+            await self._open_socket(scope, headers, receive, send)
+            return
+        exchange = Exchange(scope, self._server.settings, _request_id(headers), receive, send)
+        scope["exchange"] = exchange
+        self._server.exchanges.add(exchange)
+        begun = trio.current_time()
+        try:
+            await exchange.run(self._pass)
+        finally:
+            self._server.exchange_over(exchange)
+            self._tell(exchange, headers, trio.current_time() - begun)
+
+    async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["exchange"]
+        problem = self._refusal(scope, Headers(scope=scope), exchange.told)
+        if problem is not None:
+            exchange.told["error"] = problem.code or problem.status
+            await problem_answer(problem)(scope, receive, send)
+            return
+        try:
+            await self._inner(scope, receive, send)
+        except Exception as error:
+            if exchange.status is None:
+                _log.exception("%s failed before it was answered", exchange.id)
+                await problem_answer(problem_of(error))(scope, receive, send)
+
+    async def _open_socket(
+        self, scope: MutableMapping[str, Any], headers: Headers, receive: Receive, send: Send
+    ) -> None:
+        told: dict[str, object] = {}
+        problem = self._refusal(scope, headers, told)
+        if problem is not None:
+            await receive()
+            await _refuse_socket(problem, send)
+            return
+        scope["told"] = told
+        scope["request_id"] = _request_id(headers)
+        await self._inner(scope, receive, send)
+
+    # -- who may enter ---------------------------------------------------------------------------------------------
+
+    def _refusal(self, scope: MutableMapping[str, Any], headers: Headers, told: dict[str, object]) -> Problem | None:
+        settings = self._server.settings
+        fault = origin_fault(headers.get("origin"), headers.get("host"), settings.cors_origins)
+        if fault is None and settings.is_local and not self._keys:
+            fault = host_fault(headers.get("host"))
+        if fault is not None:
+            return Problem(403, fault)
+        if scope["path"] in _OPEN or scope.get("method") == "OPTIONS":
+            return None
+        who = self._keys.who(presented_key(headers.get("authorization"), scope.get("subprotocols", ())))
+        if self._keys and who is None:
+            return Problem(401, "no API key, or a wrong one; send it as Authorization: Bearer KEY")
+        who = who or str((scope.get("client") or ("somebody",))[0])
+        told["who"] = who
+        return self._busy(scope, who)
+
+    def _busy(self, scope: MutableMapping[str, Any], who: str) -> Problem | None:
+        if self._server.stopping:
+            return Problem(503, "the server is stopping; ask another one, or later", "stopping", retry_after=5)
+        if scope.get("method") == "GET":
+            return None
+        most = self._server.settings.max_requests
+        if len(self._server.exchanges) > most:
+            wait = self._server.pace.seconds_to_wait(trio.current_time())
+            return Problem(429, f"{most} requests run or wait already; try again later", "overloaded", retry_after=wait)
+        seconds = self._rate.seconds_to_wait(who, trio.current_time()) if self._rate is not None else 0.0
+        if seconds:
+            told = f"more than {self._rate.per_minute if self._rate else 0} requests a minute; wait {seconds:.1f} s"
+            return Problem(429, told, retry_after=math.ceil(seconds))
+        return None
+
+    # -- the access log --------------------------------------------------------------------------------------------
+
+    def _tell(self, exchange: Exchange, headers: Headers, seconds: float) -> None:
+        if not self._server.settings.access_log:
+            return
+        scope, cut = exchange.scope, exchange.cut
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "id": exchange.id,
+            "client": (scope.get("client") or (None,))[0],
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": 499 if cut is Cut.CLIENT_GONE else exchange.status,
+            "seconds": round(seconds, 4),
+            "bytes_in": exchange.bytes_in,
+            "bytes_out": exchange.bytes_out,
+            **exchange.told,
+            "agent": headers.get("user-agent"),
+            **({"cut": cut.value} if cut else {}),
+        }
+        _access.info("%s", json.dumps(line, ensure_ascii=True, default=str))
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
+
+
+async def _refuse_socket(problem: Problem, send: Send) -> None:
+    body = json.dumps(problem.as_object()).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "websocket.http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})

@@ -1,0 +1,38 @@
+"""API keys, compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+_SUBPROTOCOL = "openai-insecure-api-key."
+
+
+class Keys:
+    """The keys that open the server; without any, everybody may enter."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def who(self, presented: str | None) -> str | None:
+        """A name of the key for logs and limits, which does not tell it; ``None``: it opens nothing.
+
+        The time that this takes depends neither on how much of a key is right nor on which key it is.
+        """
+        digest = hashlib.sha256((presented or "").encode("utf-8", "surrogateescape")).digest()
+        fits = [hmac.compare_digest(digest, one) for one in self._digests]
+        return f"key-{digest.hex()[:8]}" if any(fits) else None
+
+
+def presented_key(authorization: str | None, subprotocols: Iterable[str] = ()) -> str | None:
+    """The key of a request: ``Authorization: Bearer KEY``, or, for browsers' WebSockets, which cannot set headers, the
+    subprotocol ``openai-insecure-api-key.KEY``."""
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    named = (one.removeprefix(_SUBPROTOCOL) for one in subprotocols if one.startswith(_SUBPROTOCOL))
+    return next(named, None)

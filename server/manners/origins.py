@@ -1,0 +1,44 @@
+"""Pages of other origins: whether a browser may use the server on their behalf.
+
+A server on the loopback without a key is open to every page that a browser on this machine shows: forms reach it
+without asking, and a name that is made to resolve to 127.0.0.1 reads it, too (DNS rebinding). So a request that names an
+origin must come from the server's own pages or an allowed one, and a local server answers to local names alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+
+def origin_fault(origin: str | None, host: str | None, allowed: Collection[str]) -> str | None:
+    """Why a page of ``origin`` may not use the server that its client knows as ``host``; ``None``: it may."""
+    if origin is None or origin in allowed or "*" in allowed:
+        return None
+    if host is not None and urlsplit(origin).netloc.lower() == host.lower():
+        return None
+    return f"a page of the origin {origin} may not use this server; allow it by --cors-origin {origin}"
+
+
+def host_fault(host: str | None) -> str | None:
+    """Why a server on the loopback does not answer to the name ``host``; ``None``: it does."""
+    name = _name(host or "")
+    if name is None or name == "localhost" or name.endswith(".localhost") or _is_address(name):
+        return None
+    return f"this server is for this machine, and does not answer to the name {name}; use 127.0.0.1 or localhost"
+
+
+def _name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return host
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,142 @@
+"""`Media`: images and audio that a request names by an address.
+
+``data:`` addresses hold what they name. Others are fetched where the server's settings allow their prefix, from public
+addresses alone: the name is resolved here, and the connection made to the very address that was checked, so that nobody
+can have the server ask machines that only the server reaches.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote_to_bytes, urljoin, urlsplit
+
+import httpcore
+import trio
+from attrs import define
+
+from ..core.errors import RequestTooLarge
+from .problems import BadBody, Problem, Refusal
+from .settings import ServerSettings
+
+_MOST_REDIRECTS = 3
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_INLINE = 1 << 20  # characters; decoding more takes longer than a thread costs
+
+
+@define(eq=False)
+class Media:
+    """Args:
+    settings: which addresses are allowed, how large and how slow they may be.
+    """
+
+    settings: ServerSettings
+
+    async def fetch(self, url: str, where: str) -> bytes:
+        """What lies at ``url``. ``where`` names the member of the request for errors.
+
+        Raises:
+            BadBody: it is no address, or a ``data:`` that is damaged.
+            Refusal: the address is not allowed, or nothing could be fetched.
+            RequestTooLarge: more bytes lie there than a request may have.
+        """
+        scheme = url.partition(":")[0].lower()
+        if scheme == "data":
+            return _data(url, where) if len(url) <= _INLINE else await trio.to_thread.run_sync(_data, url, where)
+        if scheme not in ("http", "https"):
+            raise BadBody(f"{where}: an address of the kind {scheme[:20]!r}; allowed: data:, http: and https:", where)
+        with trio.move_on_after(self.settings.url_seconds):
+            return await self._follow(url, where)
+        raise _refused(where, f"nothing came in {self.settings.url_seconds:g} s")
+
+    async def _follow(self, url: str, where: str) -> bytes:
+        network = httpcore.AsyncConnectionPool(network_backend=_CheckedNetwork(private=self.settings.private_urls))
+        async with network as pool:
+            for _ in range(_MOST_REDIRECTS + 1):
+                self._check(url, where)
+                try:
+                    async with pool.stream("GET", url, headers={"user-agent": "triolet", "accept": "*/*"}) as answer:
+                        if answer.status not in _REDIRECTS:
+                            return await self._read(answer, where)
+                        url = urljoin(url, _header(answer, b"location"))
+                except (httpcore.ProtocolError, httpcore.NetworkError, httpcore.UnsupportedProtocol, OSError) as error:
+                    raise _refused(where, str(error) or type(error).__name__) from None
+        raise _refused(where, f"more than {_MOST_REDIRECTS} redirections")
+
+    def _check(self, url: str, where: str) -> None:
+        parts = urlsplit(url)
+        plain = parts.username is None and parts.hostname is not None and "\\" not in url
+        if not plain or not any(map(url.startswith, self.settings.url_prefixes)):
+            allowed = ", ".join(self.settings.url_prefixes) or "data: alone"
+            raise Refusal(Problem(403, f"{where}: {url[:200]} may not be fetched; allowed: {allowed}", None, where))
+
+    async def _read(self, answer: httpcore.Response, where: str) -> bytes:
+        if answer.status != 200:
+            raise _refused(where, f"the answer's status was {answer.status}")
+        data, most = bytearray(), self.settings.max_body_bytes
+        async for part in answer.aiter_stream():
+            data += part
+            if len(data) > most:
+                raise RequestTooLarge(f"{where}: more than {most:,} bytes lie there; allowed: up to {most:,}")
+        return bytes(data)
+
+
+def _header(answer: httpcore.Response, wanted: bytes) -> str:
+    return next((value.decode("latin-1") for name, value in answer.headers if name.lower() == wanted), "")
+
+
+def _refused(where: str, why: str) -> Refusal:
+    return Refusal(Problem(422, f"{where} cannot be fetched: {why}", "address_failed", where))
+
+
+def _data(url: str, where: str) -> bytes:
+    head, comma, body = url.partition(",")
+    if not comma:
+        raise BadBody(f"{where}: a data address without a comma; write data:image/png;base64,...", where)
+    if not head.lower().endswith(";base64"):
+        return unquote_to_bytes(body)
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadBody(f"{where} is no base64: {error}", where) from None
+
+
+class _CheckedNetwork(httpcore.AsyncNetworkBackend):
+    """Connects to public addresses alone, unless ``private`` ones are allowed."""
+
+    def __init__(self, *, private: bool) -> None:
+        self._inner = httpcore.AnyIOBackend()
+        self._private = private
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  (httpcore's)
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        address = await self._resolve(host, port)
+        return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+
+    async def _resolve(self, host: str, port: int) -> str:
+        try:
+            found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise httpcore.ConnectError(f"the name {host} cannot be resolved ({error})") from None
+        addresses = [str(one[4][0]) for one in found]
+        for address in addresses:
+            if not self._private and not ipaddress.ip_address(address.partition("%")[0]).is_global:
+                raise httpcore.ConnectError(f"{host} is at {address}, which is no public address")
+        return addresses[0]
+
+    async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
+        """Never asked for."""
+        raise httpcore.UnsupportedProtocol("a socket of this machine")
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)

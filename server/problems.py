@@ -1,0 +1,122 @@
+"""`Problem`: why a request has no answer, in the shape of OpenAI's errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from ..core.errors import InvalidRequest, TrioletError
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+_log = logging.getLogger("triolet.server")
+_WORD = re.compile(r"(?<!^)(?=[A-Z])")
+_OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
+
+
+@frozen
+class Problem:
+    """Args:
+    status: of HTTP.
+    message: what was got, what is allowed, what to do.
+    code: a word for programs.
+    param: the member of the request that is wrong.
+    retry_after: seconds after which it may go better.
+    """
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after: int | None = None
+
+    def as_object(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        kind = "server_error" if self.status >= 500 else "rate_limit_error" if self.status == 429 else _INVALID
+        code = self.code or _OF_OPENAI.get(self.status) or HTTPStatus(self.status).name.lower()
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}}
+
+
+_INVALID = "invalid_request_error"
+
+
+class Refusal(Exception):
+    """Ends a request with a `Problem`."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class BadBody(InvalidRequest):
+    """The request's body is not what the endpoint takes; ``param`` is the member that is wrong."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+    @classmethod
+    def of(cls, error: ValidationError) -> BadBody:
+        """The first faults of a body, in words."""
+        faults = error.errors(include_url=False, include_context=False)
+        told = [_fault(fault) for fault in faults[:3]]
+        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+        return cls("; ".join(told) + more, ".".join(map(str, faults[0]["loc"])) or None)
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    where = ".".join(map(str, fault["loc"]))
+    return f"{where}: {fault['msg']}" if where else str(fault["msg"])
+
+
+def problem_of(error: Exception) -> Problem:
+    """What the client is told of ``error``. Errors that nobody raised on purpose are told by their place in the log
+    alone."""
+    if isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        return problem_of(error.exceptions[0])
+    if isinstance(error, Refusal):
+        return error.problem
+    if isinstance(error, HTTPException):
+        return Problem(error.status_code, str(error.detail))
+    if isinstance(error, TrioletError):
+        code = _WORD.sub("_", type(error).__name__).lower()
+        code = "invalid_request" if isinstance(error, BadBody) else code
+        retry = 1 if error.http_status in (429, 503) else None
+        return Problem(error.http_status, str(error), code, getattr(error, "param", None), retry)
+    return Problem(500, "the server failed on this request; its log has the reason under the request's id")
+
+
+def problem_answer(problem: Problem) -> JSONResponse:
+    """The answer that tells ``problem``."""
+    headers = {} if problem.retry_after is None else {"retry-after": str(problem.retry_after)}
+    if problem.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(problem.as_object(), problem.status, headers)
+
+
+def report(exchange: Exchange, error: Exception, problem: Problem) -> None:
+    """Tells the logs of a request that ended with ``error``."""
+    exchange.told["error"] = problem.code or type(error).__name__
+    if problem.status >= 500:
+        expected = isinstance(error, TrioletError)
+        _log.error("%s failed: %s: %s", exchange.id, type(error).__name__, error, exc_info=None if expected else error)
+
+
+async def explain(request: Request, error: Exception) -> JSONResponse:
+    """Answers ``error``, for Starlette."""
+    problem = problem_of(error)
+    report(request.scope["exchange"], error, problem)
+    answer = problem_answer(problem)
+    if isinstance(error, HTTPException) and error.headers:
+        answer.headers.update(error.headers)
+    return answer

@@ -1,0 +1,89 @@
+"""What all bodies share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+Text = Annotated[str, Field(max_length=4_000_000)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Body(BaseModel):
+    """A request's body: members that are not listed are refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Answer(BaseModel):
+    """A part of an answer. Members that are not set are left out."""
+
+
+class ErrorObject(Answer):
+    """Why a request has no answer."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Answer):
+    """The answer to a request that failed."""
+
+    error: ErrorObject
+
+
+class Ignored(Body):
+    """Members of OpenAI's API that are accepted and change nothing here."""
+
+    user: Annotated[str | None, Field(description="Accepted and not used.")] = None
+    metadata: Annotated[dict[str, Any] | None, Field(description="Accepted and not used.")] = None
+    store: Annotated[bool | None, Field(description="Accepted and not used: nothing is stored.")] = None
+    service_tier: Annotated[Literal["auto", "default"] | None, Field(description="Accepted and not used.")] = None
+    safety_identifier: Annotated[str | None, Field(description="Accepted and not used.")] = None
+    prompt_cache_key: Annotated[str | None, Field(description="Accepted and not used: prompts are shared anyway.")] = (
+        None
+    )
+
+
+class SamplingBody(Ignored):
+    """How tokens are sampled: what OpenAI's requests have, and vLLM's names for the rest."""
+
+    temperature: Annotated[float | None, Field(ge=0.0, le=2.0, description="0 is greedy; by default 1.")] = None
+    top_p: Annotated[float | None, Field(gt=0.0, le=1.0)] = None
+    n: Annotated[int | None, Field(ge=1, le=128)] = None
+    stop: Annotated[str, Field(min_length=1, max_length=1_024)] | list[
+        Annotated[str, Field(min_length=1, max_length=1_024)]
+    ] | None = None
+    presence_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
+    logit_bias: Annotated[
+        dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100.0, le=100.0)]] | None,
+        Field(description="By token id."),
+    ] = None
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63, description="By default a fresh one.")] = None
+    top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1, description="0 is off.")] = None
+    min_p: Annotated[float | None, Field(ge=0.0, le=1.0)] = None
+    repetition_penalty: Annotated[float | None, Field(ge=0.001, le=1_000.0)] = None
+    min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    priority: Annotated[int | None, Field(ge=-100, le=100, description="The smallest runs first.")] = None
+
+
+class StreamOptions(Body):
+    """``stream_options`` of a request."""
+
+    include_usage: Annotated[bool | None, Field(description="A last event tells the tokens.")] = None
+    include_obfuscation: Annotated[bool | None, Field(description="Accepted and not used.")] = None
+
+
+class Usage(Answer):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int

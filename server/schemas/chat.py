@@ -1,0 +1,313 @@
+"""Conversations: ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Usage
+
+
+class TextPart(Body):
+    """A part of a message: text."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ImageUrl(Body):
+    """Where an image is: ``data:image/...;base64,...``, or an address that the server allows."""
+
+    url: Annotated[str, Field(min_length=1)]
+    detail: Annotated[Literal["auto", "low", "high"] | None, Field(description="Accepted and not used.")] = None
+
+
+class ImagePart(Body):
+    """A part of a message: an image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class InputAudio(Body):
+    """Audio in base64, in any format that FFmpeg reads."""
+
+    data: Annotated[str, Field(min_length=1)]
+    format: Annotated[str | None, Field(max_length=32, description="Accepted and not used: the data tell.")] = None
+
+
+class AudioPart(Body):
+    """A part of a message: audio."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class AudioUrl(Body):
+    """Where audio is: ``data:...``, or an address that the server allows."""
+
+    url: Annotated[str, Field(min_length=1)]
+
+
+class AudioUrlPart(Body):
+    """A part of a message: audio that lies elsewhere."""
+
+    type: Literal["audio_url"]
+    audio_url: AudioUrl
+
+
+Part = Annotated[TextPart | ImagePart | AudioPart | AudioUrlPart, Field(discriminator="type")]
+
+
+class FunctionCall(Body):
+    """Which function an assistant has called, and with what, as JSON in a text."""
+
+    name: Name
+    arguments: Text
+
+
+class ToolCall(Body):
+    """One call of a tool, in a message of the assistant."""
+
+    id: Name
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: Annotated[int | None, Field(description="Accepted and not used.")] = None
+
+
+class ChatMessage(Body):
+    """One message of the conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[Part] | None = None
+    name: Annotated[Name | None, Field(description="Given to the chat template.")] = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Name | None = None
+    reasoning_content: Annotated[Text | None, Field(description="Given to the chat template.")] = None
+    refusal: Annotated[None, Field(description="Accepted and not used.")] = None
+    annotations: Annotated[list[Any] | None, Field(description="Accepted and not used.")] = None
+    audio: Annotated[None, Field(description="Accepted and not used.")] = None
+    function_call: Annotated[None, Field(description="Accepted and not used.")] = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> ChatMessage:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError(f"a message of the role {self.role} has no content")
+        return self
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+    description: Text | None = None
+    parameters: Annotated[dict[str, Any] | None, Field(description="A JSON schema.")] = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    """The name of one function."""
+
+    name: Name
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextFormat(Body):
+    """Text, without a structure."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """A JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(Body):
+    """A JSON schema with its name."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: Text | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    strict: Annotated[bool | None, Field(description="The schema is always followed.")] = None
+
+
+class JsonSchemaFormat(Body):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class ChatRequest(SamplingBody):
+    """A conversation that the model goes on with."""
+
+    model: Name
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool] | None, Field(max_length=128)] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="Given to the chat template, as vLLM does.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ChatRequest:
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs without logprobs; set logprobs to true")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options without stream; set stream to true")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ValueError("tool_choice without tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in self.tool_names():
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
+        return self
+
+    def tool_names(self) -> list[str]:
+        """The names of the tools."""
+        return [tool.function.name for tool in self.tools or ()]
+
+
+class TopLogprob(Answer):
+    """A token that was likely at its place. ``bytes`` are ``null`` where the token is a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer, and those that were likely at its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class Logprobs(Answer):
+    """The tokens of an answer with their natural log-probabilities."""
+
+    content: list[TokenLogprob] | None
+    refusal: None = None
+
+
+class CalledFunction(Answer):
+    """Which function the model calls, and with what, as JSON in a text."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredCall(Answer):
+    """A call of a tool that the model wants."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AnswerMessage(Answer):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    tool_calls: list[AnsweredCall] | None = None
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ChatChoice(Answer):
+    """One of the answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: Logprobs | None
+    finish_reason: FinishReason
+
+
+class ChatAnswer(Answer):
+    """What ``/v1/chat/completions`` answers."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
+
+
+class FunctionDelta(Answer):
+    """More of a function's call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(Answer):
+    """More of a tool's call."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta | None = None
+
+
+class MessageDelta(Answer):
+    """More of what the model says."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class ChunkChoice(Answer):
+    """More of one of the answers."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatChunk(Answer):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None

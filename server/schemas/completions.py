@@ -1,0 +1,73 @@
+"""Prompts: ``/v1/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from .base import Answer, Name, SamplingBody, StreamOptions, Text, Usage
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+class CompletionRequest(SamplingBody):
+    """Text, or tokens, that the model goes on with."""
+
+    model: Name
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=2_048)] | TokenIds | Annotated[
+        list[TokenIds], Field(min_length=1, max_length=2_048)
+    ]
+    max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="By default 16.")] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    echo: Annotated[bool | None, Field(description="Begin the answer with the prompt.")] = None
+    best_of: Annotated[None, Field(description="Accepted as null alone; ask for n.")] = None
+    suffix: Annotated[None, Field(description="Accepted as null alone.")] = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CompletionRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options without stream; set stream to true")
+        if self.echo and self.logprobs is not None:
+            raise ValueError("logprobs of a prompt are not told; leave out echo, or logprobs")
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt of the request."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [[one for one in prompt if isinstance(one, int)]]
+        return [one for one in prompt if not isinstance(one, int)]
+
+
+class CompletionLogprobs(Answer):
+    """The tokens of an answer with their natural log-probabilities."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(Answer):
+    """One of the answers, or more of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionAnswer(Answer):
+    """What ``/v1/completions`` answers, whole or as one event."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None

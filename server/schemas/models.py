@@ -1,0 +1,38 @@
+"""The models that are served: ``/v1/models``, and the server's health."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Answer
+
+State = Literal["absent", "loading", "ready", "unloading", "failed"]
+
+
+class Model(Answer):
+    """A model that is served. ``state`` says whether it is loaded; the first request loads it."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    state: State
+
+
+class ModelList(Answer):
+    """What ``/v1/models`` answers."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(Answer):
+    """``live``: the process answers. ``ready``: requests are taken. ``draining``: the server is stopping. ``sleeping``:
+    those of the loaded models that sleep."""
+
+    live: bool
+    ready: bool
+    draining: bool
+    sleeping: list[str]
+    models: dict[str, State]
+    running: int

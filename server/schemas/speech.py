@@ -1,0 +1,135 @@
+"""Speech: ``/v1/audio/transcriptions`` and ``/v1/audio/translations``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from .base import Answer, Body, Name, Share, Text
+
+Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+
+
+class ServerVad(Body):
+    """Cut the audio where nobody speaks. Its figures are the server's own."""
+
+    type: Literal["server_vad"]
+
+
+class SpeechForm(Body):
+    """What both have in common, beside the ``file``."""
+
+    model: Name
+    prompt: Annotated[Text | None, Field(description="Text before, for names and spelling.")] = None
+    response_format: Format = "json"
+    temperature: Annotated[Share, Field(description="0: beam search, and higher ones where the text is bad.")] = 0.0
+    beam_size: Annotated[int | None, Field(ge=1, le=64)] = None
+    best_of: Annotated[int | None, Field(ge=1, le=64)] = None
+    condition_on_previous_text: bool | None = None
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+    priority: Annotated[int, Field(ge=-100, le=100, description="The smallest runs first.")] = 0
+
+
+class TranscriptionForm(SpeechForm):
+    """The members of a form that asks for a transcription, beside the ``file``."""
+
+    language: Annotated[str | None, Field(description="A code (en) or a name (english); by default detected.")] = None
+    timestamp_granularities: Annotated[list[Literal["word", "segment"]], Field(description="Of verbose_json.")] = []
+    stream: bool = False
+    chunking_strategy: Annotated[
+        Literal["auto"] | ServerVad | None, Field(description="Read the parts between pauses at the same time.")
+    ] = None
+    include: Annotated[list[Literal["logprobs"]], Field(description="Of the format json.")] = []
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> TranscriptionForm:
+        if self.stream and self.response_format not in ("json", "text"):
+            raise ValueError(f"stream with response_format {self.response_format}; allowed: json and text")
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise ValueError("timestamp_granularities need the response_format verbose_json")
+        if self.include and self.response_format != "json":
+            raise ValueError("include[]=logprobs needs the response_format json")
+        return self
+
+
+class TranslationForm(SpeechForm):
+    """The members of a form that asks for a translation into English, beside the ``file``."""
+
+    language: Annotated[str | None, Field(description="That is spoken: a code or a name; by default detected.")] = None
+
+
+class DurationUsage(Answer):
+    """How much audio was read."""
+
+    type: Literal["duration"]
+    seconds: float
+
+
+class SpeechLogprob(Answer):
+    """A token of the text with its natural log-probability. ``bytes`` are left out where the token is a part of a
+    character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TranscriptionAnswer(Answer):
+    """The format json."""
+
+    text: str
+    logprobs: list[SpeechLogprob] | None = None
+    usage: DurationUsage | None = None
+
+
+class VerboseSegment(Answer):
+    """A segment in verbose_json. Times in seconds."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float | None
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseWord(Answer):
+    """A word in verbose_json. Times in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+class VerboseAnswer(Answer):
+    """The format verbose_json. ``language`` is its English name, ``null`` where nobody speaks."""
+
+    task: Literal["transcribe", "translate"]
+    language: str | None
+    duration: float
+    text: str
+    segments: list[VerboseSegment] | None = None
+    words: list[VerboseWord] | None = None
+    usage: DurationUsage
+
+
+class TextDelta(Answer):
+    """An event of a stream: more text."""
+
+    type: Literal["transcript.text.delta"]
+    delta: str
+    logprobs: list[SpeechLogprob] | None = None
+
+
+class TextDone(Answer):
+    """The last event of a stream: the whole text."""
+
+    type: Literal["transcript.text.done"]
+    text: str
+    logprobs: list[SpeechLogprob] | None = None
+    usage: DurationUsage | None = None

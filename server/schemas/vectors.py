@@ -1,0 +1,115 @@
+"""Vectors and scores: ``/v1/embeddings``, ``/v1/rerank``, ``/v1/classify``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Answer, Body, Ignored, Name, Text
+
+Texts = Annotated[list[Text], Field(min_length=1, max_length=2_048)]
+Level = Annotated[int, Field(ge=-100, le=100, description="The smallest runs first.")]
+
+
+class EmbeddingRequest(Ignored):
+    """Texts to embed."""
+
+    model: Name
+    input: Text | Texts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[
+        int | None, Field(ge=1, le=1_000_000, description="Keep so many numbers of each vector, and make it of length 1.")
+    ] = None
+    priority: Level = 0
+
+
+class Embedding(Answer):
+    """One vector; in base64 its numbers are float32, little-endian."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class PromptUsage(Answer):
+    """Tokens of a request that is only read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(Answer):
+    """What ``/v1/embeddings`` answers."""
+
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: PromptUsage
+
+
+class Document(Body):
+    """A document to rank."""
+
+    text: Text
+
+
+class RerankRequest(Body):
+    """Documents to put in the order in which they answer a query."""
+
+    model: Name
+    query: Text
+    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=2_048)]
+    top_n: Annotated[int | None, Field(ge=1, description="So many of the best; by default all.")] = None
+    return_documents: bool = True
+    priority: Level = 0
+
+
+class RankedDocument(Answer):
+    """A document's text."""
+
+    text: str
+
+
+class Ranked(Answer):
+    """A document's place among those that were given, and how well it answers: 0 to 1, the logistic function of the
+    model's score."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | None = None
+
+
+class RerankAnswer(Answer):
+    """What ``/v1/rerank`` answers, the best document first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: PromptUsage
+
+
+class ClassifyRequest(Body):
+    """Texts to classify."""
+
+    model: Name
+    input: Text | Texts
+    priority: Level = 0
+
+
+class Classified(Answer):
+    """The likeliest label of one text, and the probability of each."""
+
+    index: int
+    label: str
+    probabilities: dict[str, float]
+
+
+class ClassifyAnswer(Answer):
+    """What ``/v1/classify`` answers."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[Classified]
+    usage: PromptUsage

@@ -1,0 +1,92 @@
+"""`Server`: what all requests of one server share."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from .exchange import Cut, Exchange
+from .media import Media
+from .observers import Observers
+from .settings import ServerSettings
+
+_LOOK_BACK = 60.0  # seconds
+
+
+@define
+class Pace:
+    """How fast requests end, as far as that can be told from the last minute."""
+
+    _ends: deque[float] = field(factory=lambda: deque(maxlen=1_000), init=False)
+
+    def one_ended(self, now: float) -> None:
+        """A request has ended."""
+        self._ends.append(now)
+
+    def seconds_to_wait(self, now: float) -> int:
+        """Whole seconds until the next request ends, probably; at least 1, at most 60."""
+        recent = [end for end in self._ends if end > now - _LOOK_BACK]
+        return min(60, max(1, math.ceil((now - recent[0]) / len(recent)))) if recent else 1
+
+
+@define(eq=False)
+class Server:
+    """Args:
+    settings: see `ServerSettings`.
+    engines: the models.
+    observers: hear of what happens in the engines.
+    """
+
+    settings: ServerSettings
+    engines: Any
+    observers: Observers = field(factory=Observers)
+    exchanges: set[Exchange] = field(factory=set, init=False)
+    sockets: int = field(default=0, init=False)
+    stopping: bool = field(default=False, init=False)
+    stop_called: trio.Event = field(factory=trio.Event, init=False)
+    pace: Pace = field(factory=Pace, init=False)
+    media: Media = field(init=False)
+    started: int = field(factory=lambda: int(time.time()), init=False)
+    _nobody: trio.Event = field(factory=trio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.media = Media(self.settings)
+
+    def exchange_over(self, exchange: Exchange) -> None:
+        """The exchange has ended, however it did."""
+        self.exchanges.discard(exchange)
+        self.pace.one_ended(trio.current_time())
+        self._look()
+
+    def socket_open(self, change: int) -> None:
+        """A WebSocket was opened (1) or closed (-1)."""
+        self.sockets += change
+        self._look()
+
+    def asleep(self) -> list[str]:
+        """The models that sleep."""
+        return []
+
+    def stop(self) -> None:
+        """From now on new requests are refused."""
+        self.stopping = True
+        self.stop_called.set()
+        self._look()
+
+    async def all_ended(self) -> None:
+        """Returns when the server is stopping and no request runs any more."""
+        await self._nobody.wait()
+
+    def cut_off(self) -> None:
+        """Ends the requests that still run; each client is told."""
+        for exchange in list(self.exchanges):
+            exchange.end(Cut.STOPPING)
+
+    def _look(self) -> None:
+        if self.stopping and not self.exchanges and not self.sockets:
+            self._nobody.set()

@@ -1,0 +1,73 @@
+"""`serve`: a server from its first address to the end of its last request."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from .app import make_app
+from .listening import Listener
+from .server import Server
+
+_log = logging.getLogger("triolet.server")
+_TELL_SECONDS = 3.0  # for the last words to requests that are cut off
+
+
+@asynccontextmanager
+async def serving(server: Server) -> AsyncIterator[list[str]]:
+    """Serves within the block, which gets the server's addresses. At the end of the block the server accepts no more
+    connections and refuses new requests; those that run have ``drain_seconds`` to end, then they are told and cut off.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    listener = Listener(server.settings, make_app(server))
+    async with trio.open_nursery() as nursery:
+        addresses: list[str] = await nursery.start(listener.run)
+        try:
+            yield addresses
+            await _drain(server, listener)
+        finally:
+            server.stop()
+            nursery.cancel_scope.cancel()
+
+
+async def _drain(server: Server, listener: Listener) -> None:
+    server.stop()
+    await listener.close()
+    with trio.move_on_after(server.settings.drain_seconds) as drain:
+        await server.all_ended()
+    if drain.cancelled_caught:
+        _log.warning("%d requests run still, and are cut off", len(server.exchanges))
+        server.cut_off()
+        with trio.move_on_after(_TELL_SECONDS):
+            await server.all_ended()
+    await listener.cut_off()
+
+
+async def until_told(server: Server) -> int:
+    """Serves until SIGTERM or SIGINT. Returns the exit status: 0 after a drain; after a second signal, which cuts the
+    drain short, 128 and the signal's number."""
+    second = 0
+
+    async def abort(signals: AsyncIterator[int]) -> None:
+        nonlocal second
+        async for number in signals:
+            second = number
+            nursery.cancel_scope.cancel()
+            return
+
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            async with serving(server) as addresses:
+                for address in addresses:
+                    _log.info("serving %s at %s", ", ".join(server.engines.models), address)
+                first = await anext(signals)
+                _log.info("%s: stopping; running requests have %g s", signal.Signals(first).name, server.settings.drain_seconds)
+                nursery.start_soon(abort, signals)
+            nursery.cancel_scope.cancel()
+    return 128 + second if second else 0

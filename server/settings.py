@@ -1,0 +1,122 @@
+"""`ServerSettings`: where a server listens, whom it serves, and its limits."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from typing import Any
+
+from attrs import field, frozen
+
+from ..core.checks import Check, Refused, flag, integer, number, settle, several
+from ..core.errors import InvalidRequest
+
+_MUCH = 2**50
+_SECONDS = number(0, math.inf)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise Refused
+    return value
+
+
+def _texts(what: str) -> Check:
+    return several(_text, 10_000, f"a list of {what}")
+
+
+_CHECKS = {
+    "host": Check(_text, "a host name or an IP address"),
+    "port": integer(0, 65_535, "; 0 chooses a free one"),
+    "api_keys": _texts("keys"),
+    "allow_anyone": flag(),
+    "max_body_bytes": integer(1, _MUCH),
+    "spool_bytes": integer(0, _MUCH),
+    "max_audio_seconds": number(0, math.inf, above=True),
+    "max_requests": integer(1, 1_000_000),
+    "requests_per_minute": integer(1, 1_000_000).or_none("no limit"),
+    "max_connections": integer(1, 1_000_000),
+    "body_seconds": number(0, math.inf, above=True),
+    "send_seconds": number(0, math.inf, above=True),
+    "drain_seconds": _SECONDS,
+    "url_prefixes": _texts("prefixes of addresses"),
+    "url_seconds": number(0, math.inf, above=True),
+    "private_urls": flag(),
+    "cors_origins": _texts("origins"),
+    "certfile": Check(_text, "a file").or_none("no TLS"),
+    "keyfile": Check(_text, "a file").or_none("no TLS"),
+    "access_log": flag(),
+}
+
+
+@frozen(kw_only=True)
+class ServerSettings:
+    """How a server behaves.
+
+    Args:
+        host: the address to listen on.
+        port: the port; 0 chooses a free one.
+        api_keys: a request has one of them, as ``Authorization: Bearer KEY``; without keys anybody is served.
+        allow_anyone: listen beyond the loopback without a key.
+        max_body_bytes: most bytes of one request; more are refused with 413.
+        spool_bytes: larger uploads go to a file, which has no name and is gone with the request.
+        max_audio_seconds: longer audio is refused with 413.
+        max_requests: most requests that run or wait at the same time; more are refused with 429.
+        requests_per_minute: of one key, or of one address where there are no keys; more are refused with 429.
+        max_connections: most open connections; more are closed at once, with 503.
+        body_seconds: a client that sends nothing for so long, and has not sent its whole request, is given up with 408.
+        send_seconds: a client that reads nothing for so long is given up.
+        drain_seconds: requests that run have so long to end when the server is told to stop.
+        url_prefixes: images and audio are fetched from addresses that begin with one of them; ``data:`` is always
+            allowed.
+        url_seconds: one address is given up after so long.
+        private_urls: addresses in private networks may be fetched, too.
+        cors_origins: pages of these origins may use the server from a browser.
+        certfile: the TLS certificate, PEM; with ``keyfile``.
+        keyfile: its key, PEM.
+        access_log: a line for each request, as JSON, under ``triolet.access``.
+
+    Raises:
+        InvalidRequest: a value that is not allowed, or a server beyond the loopback that asks nobody for a key.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allow_anyone: bool = False
+    max_body_bytes: int = 512 * 2**20
+    spool_bytes: int = 4 * 2**20
+    max_audio_seconds: float = 6 * 3600.0
+    max_requests: int = 512
+    requests_per_minute: int | None = None
+    max_connections: int = 2_000
+    body_seconds: float = 30.0
+    send_seconds: float = 30.0
+    drain_seconds: float = 30.0
+    url_prefixes: tuple[str, ...] = ()
+    url_seconds: float = 20.0
+    private_urls: bool = False
+    cors_origins: tuple[str, ...] = ()
+    certfile: str | None = None
+    keyfile: str | None = None
+    access_log: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        settle(self, _CHECKS)
+        if (self.certfile is None) != (self.keyfile is None):
+            raise InvalidRequest("certfile and keyfile go together; give both for TLS, or neither")
+        if not (self.is_local or self.api_keys or self.allow_anyone):
+            raise InvalidRequest(
+                f"host={self.host!r} can be reached from other machines, and no API key is set; allowed: a key, "
+                "a host of the loopback such as 127.0.0.1, or allow_anyone=True"
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

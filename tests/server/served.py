@@ -1,0 +1,64 @@
+"""A server in a thread of its own, for clients that block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import outcome
+import trio
+from attrs import define
+
+from triolet.server.observers import Observers
+from triolet.server.server import Server
+from triolet.server.serving import serving
+from triolet.server.settings import ServerSettings
+
+from .standin import stand_in
+
+
+@define
+class Served:
+    """A server that runs, its address, and its own trio loop."""
+
+    server: Server
+    url: str
+    token: trio.lowlevel.TrioToken
+
+    def ask(self, function: Any) -> Any:
+        """The result of ``function``, called in the server's loop."""
+        return trio.from_thread.run_sync(function, trio_token=self.token)
+
+
+@contextmanager
+def served(models: Mapping[str, str], **settings: Any) -> Iterator[Served]:
+    """A server of ``models`` on a free port, for the block. Its error, if it has one, is raised at the end."""
+    told: SimpleQueue[Any] = SimpleQueue()
+    leave = trio.Event()
+
+    async def main() -> None:
+        observers = Observers()
+        async with stand_in(models, observers) as engines:
+            server = Server(ServerSettings(port=0, **settings), engines, observers)
+            async with serving(server) as addresses:
+                told.put(Served(server, addresses[0], trio.lowlevel.current_trio_token()))
+                await leave.wait()
+
+    def run() -> None:
+        told.put(outcome.capture(trio.run, main))
+
+    thread = threading.Thread(target=run, name="served")
+    thread.start()
+    first = told.get()
+    if not isinstance(first, Served):
+        thread.join()
+        first.unwrap()
+    try:
+        yield first
+    finally:
+        first.token.run_sync_soon(leave.set)
+        thread.join()
+        told.get().unwrap()
