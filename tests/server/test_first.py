@@ -14,5 +14,7 @@ def test_transcribes(service: Served, speech) -> None:
 
 
 def test_talks(service: Served) -> None:
-    answer = client(service).chat.completions.create(model="llama", messages=[{"role": "user", "content": "hi"}], max_tokens=4, seed=1)
+    answer = client(service).chat.completions.create(
+        model="llama", messages=[{"role": "user", "content": "hi"}], max_tokens=4, seed=1
+    )
     assert answer.usage.completion_tokens == 4
