@@ -6,9 +6,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from ..core.errors import TrioletError
+from .endpoints.realtime import listen
 from .endpoints.table import ENDPOINTS
 from .exchange import Application
 from .gate import Gate
@@ -18,8 +19,9 @@ from .server import Server
 
 def make_app(server: Server) -> Application:
     """What answers all requests of ``server``."""
-    routes = [Route(one.path, one.handle, methods=[one.method]) for one in ENDPOINTS]
-    handlers = {kind: explain for kind in (TrioletError, Refusal, HTTPException, ExceptionGroup, Exception)}
+    routes: list[BaseRoute] = [Route(one.path, one.handle, methods=[one.method]) for one in ENDPOINTS]
+    routes.append(WebSocketRoute("/v1/realtime", listen))
+    handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), explain)
     app = Starlette(routes=routes, middleware=_middleware(server), exception_handlers=handlers)
     app.state.server = server
     return Gate(server, app)

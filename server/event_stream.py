@@ -67,7 +67,7 @@ class EventStream(Response):
         exchange.last_words = last_words
         try:
             await self._work(events)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (told, whatever it is)
             problem = problem_of(error)
             report(exchange, error, problem)
             if not events.begun:

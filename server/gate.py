@@ -8,7 +8,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -52,7 +52,7 @@ class Gate:
             await exchange.run(self._pass)
         finally:
             self._server.exchange_over(exchange)
-            self._tell(exchange, headers, trio.current_time() - begun)
+            self._tell(scope, headers, trio.current_time() - begun, _told(exchange))
 
     async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
@@ -63,7 +63,7 @@ class Gate:
             return
         try:
             await self._inner(scope, receive, send)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (no error of one request ends the server)
             if exchange.status is None:
                 _log.exception("%s failed before it was answered", exchange.id)
                 await problem_answer(problem_of(error))(scope, receive, send)
@@ -77,9 +77,12 @@ class Gate:
             await receive()
             await _refuse_socket(problem, send)
             return
-        scope["told"] = told
         scope["request_id"] = _request_id(headers)
-        await self._inner(scope, receive, send)
+        begun = trio.current_time()
+        try:
+            await self._inner(scope, receive, send)
+        finally:
+            self._tell(scope, headers, trio.current_time() - begun, {"id": scope["request_id"], "status": 101, **told})
 
     # -- who may enter ---------------------------------------------------------------------------------------------
 
@@ -116,25 +119,34 @@ class Gate:
 
     # -- the access log --------------------------------------------------------------------------------------------
 
-    def _tell(self, exchange: Exchange, headers: Headers, seconds: float) -> None:
+    def _tell(
+        self, scope: MutableMapping[str, Any], headers: Headers, seconds: float, told: Mapping[str, object]
+    ) -> None:
         if not self._server.settings.access_log:
             return
-        scope, cut = exchange.scope, exchange.cut
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "id": exchange.id,
             "client": (scope.get("client") or (None,))[0],
-            "method": scope["method"],
+            "method": scope.get("method", "GET"),
             "path": scope["path"],
-            "status": 499 if cut is Cut.CLIENT_GONE else exchange.status,
             "seconds": round(seconds, 4),
-            "bytes_in": exchange.bytes_in,
-            "bytes_out": exchange.bytes_out,
-            **exchange.told,
             "agent": headers.get("user-agent"),
-            **({"cut": cut.value} if cut else {}),
+            **told,
         }
         _access.info("%s", json.dumps(line, ensure_ascii=True, default=str))
+
+
+def _told(exchange: Exchange) -> dict[str, object]:
+    """What the access log tells of an exchange."""
+    cut = exchange.cut
+    return {
+        "id": exchange.id,
+        "status": 499 if cut is Cut.CLIENT_GONE else exchange.status,
+        "bytes_in": exchange.bytes_in,
+        "bytes_out": exchange.bytes_out,
+        **exchange.told,
+        **({"cut": cut.value} if cut else {}),
+    }
 
 
 def _request_id(headers: Headers) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import trio
@@ -63,10 +65,15 @@ class Server:
         self.pace.one_ended(trio.current_time())
         self._look()
 
-    def socket_open(self, change: int) -> None:
-        """A WebSocket was opened (1) or closed (-1)."""
-        self.sockets += change
-        self._look()
+    @contextmanager
+    def socket_open(self) -> Iterator[None]:
+        """A WebSocket is open, for the block."""
+        self.sockets += 1
+        try:
+            yield
+        finally:
+            self.sockets -= 1
+            self._look()
 
     def asleep(self) -> list[str]:
         """The models that sleep."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
+
 import openai
+
 from .served import Served
 
 
