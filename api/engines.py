@@ -154,6 +154,14 @@ class Engines:
         """The models by their names, in the order given, without aliases."""
         return self._models
 
+    def name_of(self, name: str) -> str:
+        """The name of the model that has ``name`` for its name or alias.
+
+        Raises:
+            UnknownModel: there is none.
+        """
+        return self._found(name)
+
     def use(self, name: str) -> AbstractAsyncContextManager[Engine]:
         """The engine of a model, open: ``async with engines.use("name") as engine``. It stays loaded until the block
         ends. Loads it if need be; waits while it is loaded, and while others give way to it.

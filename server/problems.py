@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from ..core.errors import InvalidRequest, TrioletError
+from ..core.errors import InvalidRequest, TrioletError, UnknownModel
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -79,6 +79,9 @@ def _fault(fault: Mapping[str, Any]) -> str:
     return f"{where}: {fault['msg']}" if where else str(fault["msg"])
 
 
+_CODES = {BadBody: "invalid_request", UnknownModel: "model_not_found"}
+
+
 def problem_of(error: Exception) -> Problem:
     """What the client is told of ``error``. Errors that nobody raised on purpose are told by their place in the log
     alone."""
@@ -89,10 +92,10 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, HTTPException):
         return Problem(error.status_code, str(error.detail))
     if isinstance(error, TrioletError):
-        code = _WORD.sub("_", type(error).__name__).lower()
-        code = "invalid_request" if isinstance(error, BadBody) else code
+        code = _CODES.get(type(error)) or _WORD.sub("_", type(error).__name__).lower()
+        param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
         retry = 1 if error.http_status in (429, 503) else None
-        return Problem(error.http_status, str(error), code, getattr(error, "param", None), retry)
+        return Problem(error.http_status, str(error), code, param, retry)
     return Problem(500, "the server failed on this request; its log has the reason under the request's id")
 
 

@@ -7,11 +7,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import trio
 from attrs import define, field
 
+from ..api.engines import Engines
+from ..core.power import Power
 from .exchange import Cut, Exchange
 from .media import Media
 from .observers import Observers
@@ -45,7 +46,7 @@ class Server:
     """
 
     settings: ServerSettings
-    engines: Any
+    engines: Engines
     observers: Observers = field(factory=Observers)
     exchanges: set[Exchange] = field(factory=set, init=False)
     sockets: int = field(default=0, init=False)
@@ -77,7 +78,8 @@ class Server:
 
     def asleep(self) -> list[str]:
         """The models that sleep."""
-        return []
+        told = self.engines.statistics().items()
+        return [name for name, one in told if one.engine is not None and one.engine.power is not Power.AWAKE]
 
     def stop(self) -> None:
         """From now on new requests are refused."""

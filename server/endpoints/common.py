@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ...core.errors import InvalidRequest
-from ..problems import Problem, Refusal
 
 if TYPE_CHECKING:
     from ...api.engine import Engine
@@ -38,14 +37,10 @@ async def engine_of(request: Request, model: str) -> AsyncIterator[Engine]:
     """The engine of ``model``, which is loaded if need be, and stays for the block.
 
     Raises:
-        Refusal: no model of this name is served.
+        UnknownModel: no model of this name is served.
     """
-    server = server_of(request)
-    if model not in server.engines.models:
-        served = ", ".join(server.engines.models)
-        raise Refusal(Problem(404, f"no model {model!r} is served; allowed: {served}", "model_not_found", "model"))
     exchange_of(request).told["model"] = model
-    async with server.engines.use(model) as engine:
+    async with server_of(request).engines.use(model) as engine:
         yield engine
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..problems import Problem, Refusal
 from ..schemas.models import Health, Model, ModelList
 from .common import answered, server_of
 
@@ -23,15 +22,12 @@ async def list_models(request: Request) -> Response:
 
 async def show_model(request: Request) -> Response:
     """One of the models that are served."""
-    server, name = server_of(request), request.path_params["model"]
-    if name not in server.engines.models:
-        served = ", ".join(server.engines.models)
-        raise Refusal(Problem(404, f"no model {name!r} is served; allowed: {served}", "model_not_found", "model"))
-    return answered(_model(server, name))
+    server = server_of(request)
+    return answered(_model(server, server.engines.name_of(request.path_params["model"])))
 
 
 def _model(server: Server, name: str) -> Model:
-    state = server.engines.statistics().models[name].state.value
+    state = server.engines.statistics()[name].state.value
     return Model(id=name, object="model", created=server.started, owned_by="triolet", state=state)
 
 
@@ -44,7 +40,7 @@ async def health(request: Request) -> Response:
         ready=not server.stopping,
         draining=server.stopping,
         sleeping=server.asleep(),
-        models={name: one.state.value for name, one in server.engines.statistics().models.items()},
+        models={name: one.state.value for name, one in server.engines.statistics().items()},
         running=len(server.exchanges) - 1,
     )
     return JSONResponse(told.model_dump(), 503 if server.stopping else 200)

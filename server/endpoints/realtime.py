@@ -27,7 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ...api.engine import Engine
 from ...api.outputs.results import LiveText
-from ..problems import BadBody, Problem, Refusal, problem_of
+from ..problems import BadBody, problem_of
 from ..schemas import realtime as bodies
 from .live_audio import Decoder, Samples
 
@@ -188,7 +188,7 @@ async def _read(
             event = _event_of(text)
             event_id = event.event_id
             settings, decoder = await _obey(event, client, settings, decoder, commands)
-        except (BadBody, Refusal) as error:
+        except BadBody as error:
             await client.complain(error, event_id)
         except trio.ClosedResourceError:  # the server stops, and hears no more
             continue
@@ -268,11 +268,7 @@ class _Hearing:
 
     async def _turn(self, first: _Audio, commands: trio.MemoryReceiveChannel[_Command]) -> _Command | None:
         """Hears from ``first`` on. Returns the command that ended it."""
-        model = self.settings.model
-        if model is None or model not in self.server.engines.models:
-            served = ", ".join(self.server.engines.models)
-            raise Refusal(Problem(404, f"no model {model!r} is served; allowed: {served}", "model_not_found", "model"))
-        async with self.server.engines.use(model) as engine:
+        async with self.server.engines.use(self.settings.model or "") as engine:
             if self.settings.turns is None:
                 return await self._collected(engine, first, commands)
             return await self._heard(engine, first, commands)
