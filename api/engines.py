@@ -154,6 +154,11 @@ class Engines:
         """The models by their names, in the order given, without aliases."""
         return self._models
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names and aliases of all models."""
+        return tuple(self._names)
+
     def name_of(self, name: str) -> str:
         """The name of the model that has ``name`` for its name or alias.
 

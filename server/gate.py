@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 from starlette.datastructures import Headers
@@ -19,9 +19,7 @@ from .manners.keys import Keys, presented_key
 from .manners.origins import host_fault, origin_fault
 from .manners.rate import RateLimit
 from .problems import Problem, problem_answer, problem_of
-
-if TYPE_CHECKING:
-    from .server import Server
+from .server import Server
 
 _access = logging.getLogger("triolet.access")
 _log = logging.getLogger("triolet.server")
@@ -52,13 +50,13 @@ class Gate:
             await exchange.run(self._pass)
         finally:
             self._server.exchange_over(exchange)
-            self._tell(scope, headers, trio.current_time() - begun, _told(exchange))
+            self._over(exchange, headers, trio.current_time() - begun)
 
     async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
         problem = self._refusal(scope, Headers(scope=scope), exchange.told)
         if problem is not None:
-            exchange.told["error"] = problem.code or problem.status
+            exchange.told["error"] = problem.as_object()["error"]["code"]
             await problem_answer(problem)(scope, receive, send)
             return
         try:
@@ -116,6 +114,15 @@ class Gate:
             told = f"more than {self._rate.per_minute if self._rate else 0} requests a minute; wait {seconds:.1f} s"
             return Problem(429, told, retry_after=math.ceil(seconds))
         return None
+
+    def _over(self, exchange: Exchange, headers: Headers, seconds: float) -> None:
+        """Tells all who count that an exchange has ended."""
+        scope, told = exchange.scope, _told(exchange)
+        path = getattr(scope.get("route"), "path", None)
+        self._server.metrics.answered(path, scope["method"], exchange.status, seconds)
+        self._server.metrics.timed(str(exchange.told.get("model")), exchange.timings)
+        self._server.spans.tell(f"{scope['method']} {path or scope['path']}", headers, seconds, exchange.timings, told)
+        self._tell(scope, headers, seconds, told)
 
     # -- the access log --------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 from pydantic import ValidationError
@@ -15,9 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ..core.errors import InvalidRequest, TrioletError, UnknownModel
-
-if TYPE_CHECKING:
-    from .exchange import Exchange
 
 _log = logging.getLogger("triolet.server")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
@@ -107,18 +104,19 @@ def problem_answer(problem: Problem) -> JSONResponse:
     return JSONResponse(problem.as_object(), problem.status, headers)
 
 
-def report(exchange: Exchange, error: Exception, problem: Problem) -> None:
-    """Tells the logs of a request that ended with ``error``."""
-    exchange.told["error"] = problem.code or type(error).__name__
+def report(name: str, told: dict[str, object], error: Exception, problem: Problem) -> None:
+    """Tells the logs that the request ``name`` ended with ``error``; ``told`` goes into the access log."""
+    told["error"] = problem.as_object()["error"]["code"]
     if problem.status >= 500:
         expected = isinstance(error, TrioletError)
-        _log.error("%s failed: %s: %s", exchange.id, type(error).__name__, error, exc_info=None if expected else error)
+        _log.error("%s failed: %s: %s", name, type(error).__name__, error, exc_info=None if expected else error)
 
 
 async def explain(request: Request, error: Exception) -> JSONResponse:
     """Answers ``error``, for Starlette."""
     problem = problem_of(error)
-    report(request.scope["exchange"], error, problem)
+    exchange: Any = request.scope["exchange"]
+    report(exchange.id, exchange.told, error, problem)
     answer = problem_answer(problem)
     if isinstance(error, HTTPException) and error.headers:
         answer.headers.update(error.headers)

@@ -15,8 +15,10 @@ from ..api.engines import Engines
 from ..core.power import Power
 from .exchange import Cut, Exchange
 from .media import Media
+from .metrics import Metrics
 from .observers import Observers
 from .settings import ServerSettings
+from .spans import Spans
 
 _LOOK_BACK = 60.0  # seconds
 
@@ -54,11 +56,15 @@ class Server:
     stop_called: trio.Event = field(factory=trio.Event, init=False)
     pace: Pace = field(factory=Pace, init=False)
     media: Media = field(init=False)
+    metrics: Metrics = field(init=False)
+    spans: Spans = field(factory=Spans, init=False)
     started: int = field(factory=lambda: int(time.time()), init=False)
     _nobody: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.media = Media(self.settings)
+        self.metrics = Metrics(self.engines)
+        self.observers.listeners.append(self.metrics.heard)
 
     def exchange_over(self, exchange: Exchange) -> None:
         """The exchange has ended, however it did."""

@@ -6,18 +6,16 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from ...api.engine import Engine
 from ...core.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from ...api.engine import Engine
-    from ..exchange import Exchange
-    from ..server import Server
+from ..exchange import Exchange
+from ..server import Server
 
 
 def server_of(request: Request) -> Server:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..metrics import CONTENT_TYPE_LATEST
 from ..schemas.models import Health, Model, ModelList
+from ..server import Server
 from .common import answered, server_of
-
-if TYPE_CHECKING:
-    from ..server import Server
 
 
 async def list_models(request: Request) -> Response:
@@ -27,8 +24,13 @@ async def show_model(request: Request) -> Response:
 
 
 def _model(server: Server, name: str) -> Model:
-    state = server.engines.statistics()[name].state.value
+    state = server.engines.statistics()[name].state
     return Model(id=name, object="model", created=server.started, owned_by="triolet", state=state)
+
+
+async def metrics(request: Request) -> Response:
+    """Figures for Prometheus."""
+    return Response(server_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def health(request: Request) -> Response:
@@ -40,7 +42,7 @@ async def health(request: Request) -> Response:
         ready=not server.stopping,
         draining=server.stopping,
         sleeping=server.asleep(),
-        models={name: one.state.value for name, one in server.engines.statistics().items()},
+        models={name: one.state for name, one in server.engines.statistics().items()},
         running=len(server.exchanges) - 1,
     )
-    return JSONResponse(told.model_dump(), 503 if server.stopping else 200)
+    return JSONResponse(told.model_dump(mode="json"), 503 if server.stopping else 200)

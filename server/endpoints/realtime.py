@@ -17,7 +17,7 @@ import binascii
 import logging
 import math
 import secrets
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import trio
@@ -29,10 +29,8 @@ from ...api.engine import Engine
 from ...api.outputs.results import LiveText
 from ..problems import BadBody, problem_of
 from ..schemas import realtime as bodies
+from ..server import Server
 from .live_audio import Decoder, Samples
-
-if TYPE_CHECKING:
-    from ..server import Server
 
 _log = logging.getLogger("triolet.server")
 _WAITING = 64  # commands; a client that sends faster than the model hears has to wait
