@@ -186,11 +186,12 @@ def _run(models: dict[str, str], config: EngineConfig, settings: ServerSettings,
 
 async def _serve(models: dict[str, str], config: EngineConfig, settings: ServerSettings, given: dict[str, Any]) -> int:
     from ..api.engines import Engines
+    from .heap import Heap
     from .observers import Observers
     from .server import Server
     from .serving import until_told
 
-    observers = Observers()
+    observers = Observers([Heap().heard])
     specs = {name: _spec(name, path, config, observers) for name, path in models.items()}
     async with Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"]) as engines:
         if given["preload"] or len(models) == 1:
