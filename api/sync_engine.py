@@ -17,7 +17,7 @@ from ..core.executor import Executor
 from ..core.log_lines import one_line
 from ..core.model import ModelDescription
 from .engine import Engine, shown
-from .hosts.state import Spelling
+from .hosts.state import Spelling, State
 from .hosts.thread_host import ThreadHost
 from .hosts.thread_portal import run
 from .hosts.trio_engine import TrioEngine
@@ -124,6 +124,10 @@ class SyncEngine:
     ) -> bool | None:
         try:
             return self._run(partial(self._engine.__aexit__, kind, error, traceback))
+        except KeyboardInterrupt as interrupt:
+            if self.inside.state is State.OPEN:  # it came before the end began
+                self._run(partial(self._undo, interrupt))
+            raise
         finally:
             del error, traceback
 

@@ -74,7 +74,6 @@ class Wait:
 class ThreadPortal(TrioThread):
     """A `TrioThread` for any thread of its process but the trio loop's own, which cannot wait for itself."""
 
-    _process: int = field(factory=os.getpid, init=False)
     _forsaken: bool = field(default=False, init=False)
 
     def new_answer(self) -> ThreadAnswer[Any]:
@@ -90,11 +89,11 @@ class ThreadPortal(TrioThread):
             raise
 
     def may_wait(self, error: BaseException | None) -> bool:
-        """See `TrioThread.may_wait`. The collector may throw a block away in the trio loop's thread. A `GeneratorExit`
-        in a generator is somebody's ``close()``, in a coroutine `run` throws it away."""
+        """See `TrioThread.may_wait`. The collector may throw a block away in the trio loop's own thread. A coroutine
+        that is thrown away, as by `run`, must not wait; a user's generator that somebody closes may."""
         if threading.current_thread() is self._thread:
             return False
-        return not isinstance(error, GeneratorExit) or bool(was_thrown_into(error) & inspect.CO_GENERATOR)
+        return not (isinstance(error, GeneratorExit) and was_thrown_into(error) & inspect.CO_COROUTINE)
 
     def check(self) -> None:
         """See `TrioThread.check`. A fork has the engine's memory, but not its threads."""

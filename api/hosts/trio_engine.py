@@ -160,8 +160,9 @@ class TrioEngine:
     @property
     def device(self) -> str:
         """What the engine runs on, or will."""
-        if self._description is not None:
-            return self._description.device
+        description = self._description  # another thread may ask while the engine closes
+        if description is not None:
+            return description.device
         if self._device is not None:
             return self._device
         return self.config.device if not self.config.devices else ", ".join(self.config.devices)

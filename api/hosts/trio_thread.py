@@ -20,6 +20,7 @@ Calls run outside of the resource's block, like tasks of other nurseries on trio
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 import time
@@ -69,7 +70,7 @@ async def captured(operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
 
 
 def was_thrown_into(error: GeneratorExit) -> int:
-    """The flags of the code that ``error`` was thrown into, as of `inspect.CO_GENERATOR`: its innermost frame."""
+    """The flags of the code that ``error`` was thrown into, that of its innermost frame, as `inspect.CO_COROUTINE`."""
     flags = [frame.f_code.co_flags for frame, _ in traceback.walk_tb(error.__traceback__)]
     return flags[-1] if flags else 0
 
@@ -115,6 +116,7 @@ class TrioThread(ABC):
     exit_seconds: float
     _opened: Answer[None] = field(init=False)
     _ended: Answer[outcome.Outcome[None]] = field(init=False)
+    _process: int = field(factory=os.getpid, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _over: threading.Event = field(factory=threading.Event, init=False)  # the thread has nothing left to do
     _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
@@ -240,6 +242,8 @@ class TrioThread(ABC):
     def _finish(self) -> None:
         """Runs at the interpreter's exit, where the block was never left."""
         assert self._thread is not None, "registered before opened"
+        if os.getpid() != self._process:
+            return  # a fork, which does not have the thread
         deadline = time.monotonic() + min(self.exit_seconds, threading.TIMEOUT_MAX)
         while True:
             try:
