@@ -63,14 +63,17 @@ class PortalHost(ABC):
             return self
         error = await self._close(cancelled, drain=False)
         try:
-            assert error is not None, "an engine that does not open says why"
-            raise error
+            if error is not None:
+                raise error
         finally:
             del error, cancelled
+        return self  # it was open, and another caller has closed it already
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._thrown_away.alive:
+            return  # left before
         if not self._portal.may_wait(error):
             self._portal.stop()
             return

@@ -1,8 +1,8 @@
 """`ThreadPortal`: threads without an event loop as callers of a `TrioThread`; and `run`, by which a thread runs a
 coroutine that waits for such a portal alone.
 
-A thread sleeps on a queue of its own, so that an answer wakes no other thread. Nothing here takes a lock that the trio
-side needs: a signal's handler that raises, wherever it does, leaves the engine's thread alone.
+A thread sleeps on a queue of its own, so that an answer wakes no other thread. No lock is taken that the handler of a
+signal, which may raise anywhere, could leave locked for the trio side.
 """
 
 from __future__ import annotations

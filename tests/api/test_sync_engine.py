@@ -36,6 +36,7 @@ from triolet import (
 )
 from triolet.actors.scheduler import Scheduler
 from triolet.actors.worker import Job
+from triolet.api.hosts.trio_thread import TrioThread
 from triolet.api.inputs.audio import load_audio
 from triolet.core import events
 from triolet.core.power import Power
@@ -418,6 +419,27 @@ def test_any_thread_may_close_it_and_those_that_wait_are_told(bench: SyncBench) 
                 one.result()
             assert not loops()
 
+    bench.run(main)
+
+
+def test_it_may_be_closed_by_another_thread_the_moment_it_is_open(
+    bench: SyncBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the thread that opens it is awake."""
+    enter = TrioThread.open
+
+    async def slowly(portal: TrioThread) -> tuple[bool, BaseException | None]:
+        await enter(portal)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(engine.close).result()
+        return False, None
+
+    def main() -> None:
+        monkeypatch.setattr(TrioThread, "open", slowly)
+        with engine, pytest.raises(EngineStateError, match="closed"):
+            ask(engine, 1)
+
+    engine = bench.engine()
     bench.run(main)
 
 
