@@ -79,7 +79,7 @@ FOREIGN = {  # what a folder must not know of the outside
     "actors": {"torch", "transformers", "numpy", "asyncio", "anyio"},
     "server": {"torch", "transformers", "asyncio"},
 }
-ASYNCIO = {"portal", "portal_stream", "asyncio_host"}  # of api/: the only modules that know asyncio
+ASYNCIO = {"portal", "asyncio_host"}  # of api/: the only modules that know asyncio
 ACTORS = {"scheduler", "encoder_cache", "gpu_runner"}
 SCRIPTS = {"train", "evaluate", "make_samples", "speech", "grammar"}  # of demo/: run by hand, not imported
 

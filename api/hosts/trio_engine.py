@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,6 +19,7 @@ from ...actors.worker import Worker
 from ...core.checks import flag
 from ...core.config import EngineConfig
 from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
+from ...core.events import error_text
 from ...core.executor import Executor
 from ...core.model import ModelDescription
 from ...core.order import check_priority
@@ -50,16 +50,8 @@ from ..speech.windows import Generated
 from .alternatives import run_together
 from .door import Door
 from .live import open_live
+from .state import Spelling, State
 from .transcriptions import open_transcription
-
-
-class State(enum.Enum):
-    """Where an engine is in its life."""
-
-    NEW = "not entered yet"
-    OPENING = "still opening"
-    OPEN = "open"
-    CLOSED = "closed"
 
 
 class TrioEngine:
@@ -82,6 +74,8 @@ class TrioEngine:
         self._trim = trim
         self._description: ModelDescription | None = None
         self._device: str | None = None  # once it is closed
+        self._failure: str | None = None  # once it is closed
+        self.spelling = Spelling()
         self._block: AbstractAsyncContextManager[ModelDescription] | None = None
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
@@ -101,7 +95,8 @@ class TrioEngine:
         self._block = self.supervisor.running()
         try:
             self._description = await self._block.__aenter__()
-        except BaseException:
+        except BaseException as error:
+            self._note_failure(error)
             self.state = State.CLOSED
             raise
         self.state = State.OPEN
@@ -115,10 +110,18 @@ class TrioEngine:
         block, self._block = self._block, None
         try:
             return await block.__aexit__(kind, error, traceback)
+        except BaseException as left:
+            if left is not error:
+                self._note_failure(left)
+            raise
         finally:
             self.state = State.CLOSED
             self._let_go()
             del error, traceback
+
+    def _note_failure(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            self._failure = error_text(error)
 
     def _let_go(self) -> None:
         """Drops what the release of the device has left, above all the tokenizer."""
@@ -157,8 +160,9 @@ class TrioEngine:
     @property
     def device(self) -> str:
         """What the engine runs on, or will."""
-        if self._description is not None:
-            return self._description.device
+        description = self._description  # another thread may ask while the engine closes
+        if description is not None:
+            return description.device
         if self._device is not None:
             return self._device
         return self.config.device if not self.config.devices else ", ".join(self.config.devices)
@@ -173,20 +177,18 @@ class TrioEngine:
         """Requests that wait for a permit of ``max_pending``."""
         return self._door.waiting
 
+    @property
+    def crash(self) -> str | None:
+        """The type and text of what ended the engine unasked, if anything did."""
+        return None if self.supervisor is None else self.supervisor.failure
+
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`."""
         return self._opened()[0].statistics()
 
     def not_open(self) -> EngineStateError:
         """The error of callers while the engine is not open."""
-        if self.state in (State.NEW, State.OPENING):
-            return EngineStateError(
-                f"this engine is {self.state.value}; use it inside its block: async with Engine(...) as engine"
-            )
-        return EngineStateError(
-            "this engine is closed: its block has ended, aclose() was called or it failed; open a new one: "
-            "async with Engine(...) as engine"
-        )
+        return self.spelling.not_open(self.state, self._failure or self.crash)
 
     def _opened(self) -> tuple[Supervisor, ModelDescription]:
         if self.state is not State.OPEN or self.supervisor is None or self._description is None:

@@ -11,6 +11,8 @@ from .api.outputs.streams import DeltaStream
 from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
 from .api.speech.voice import VoiceActivity
+from .api.sync_engine import SyncEngine
+from .api.sync_streams import SyncDeltaStream, SyncLiveSession, SyncSegmentStream
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,
@@ -78,6 +80,10 @@ __all__ = [
     "Speculation",
     "Stretch",
     "Structure",
+    "SyncDeltaStream",
+    "SyncEngine",
+    "SyncLiveSession",
+    "SyncSegmentStream",
     "Timings",
     "TranscribeOptions",
     "Transcript",
