@@ -11,7 +11,6 @@ import gc
 
 from ..core.events import Event, StageReached
 
-
 _THRESHOLDS = (50_000, 20, 100)  # a server makes hundreds of objects for each token, none of which is garbage for long
 
 

@@ -56,7 +56,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "api/live": {"inputs", "outputs", "speech"},
     "api/hosts": {"inputs", "live", "outputs", "speech"},
     "api/command_line": {"api", "formats", "inputs", "outputs", "speech"},
-    "server": {"endpoints", "manners"},
+    "server": {"endpoints", "manners", "schemas"},
     "server/endpoints": {"schemas", "server"},
     "server/manners": set(),
     "server/schemas": set(),
