@@ -9,6 +9,9 @@ from .api.outputs.streams import DeltaStream
 from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
 from .api.speech.voice import VoiceActivity
+from .api.tools.calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
+from .api.tools.formats import ToolFormat
+from .api.tools.reader import ToolReader
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,
@@ -37,9 +40,12 @@ from .core.request import FinishReason, SamplingParams, Structure
 from .core.timings import Timings
 
 __all__ = [
+    "ArgumentsPiece",
+    "CallBegin",
     "CallerError",
     "CheckpointError",
     "Completion",
+    "ContentPiece",
     "Delta",
     "DeltaStream",
     "DeviceLost",
@@ -71,6 +77,9 @@ __all__ = [
     "Stretch",
     "Structure",
     "Timings",
+    "ToolCall",
+    "ToolFormat",
+    "ToolReader",
     "TranscribeOptions",
     "Transcript",
     "TrioletError",
