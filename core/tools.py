@@ -66,7 +66,12 @@ def _read_tool(tool: object, where: str) -> Tool:
 def _schema(parameters: object, where: str) -> Mapping[str, Any] | None:
     if parameters is None:
         return None
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+    if (
+        not isinstance(parameters, dict)
+        or parameters.get("type", "object") != "object"
+        or not isinstance(parameters.get("properties", {}), dict)
+        or not isinstance(parameters.get("required", []), list)
+    ):
         raise InvalidRequest(f"{where} has the parameters {shown(parameters)}; allowed: a JSON schema of an object")
     return parameters
 

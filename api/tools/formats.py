@@ -14,16 +14,49 @@ from ...core.request import Structure
 from ...core.tools import read_tools
 from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
 from .json_calls import JsonCalls
+from .named_calls import NamedCalls
 from .reader import ToolReader
 from .syntax import Literals, Syntax
+from .templated import TemplatedCalls
+from .xml_calls import XmlCalls
 
 SYNTAXES: Mapping[str, Syntax] = {
     "hermes": JsonCalls(begin="<tool_call>\n", end="\n</tool_call>"),
-    "llama": JsonCalls(begin="<|python_tag|>", bare=True, between="; ", arguments="parameters"),
+    "qwen3_coder": XmlCalls(),
+    "llama3_json": JsonCalls(begin="<|python_tag|>", bare=True, between="; ", arguments="parameters"),
     "mistral": JsonCalls(begin="[TOOL_CALLS] ", between=", ", array=True),
+    "mistral_v11": NamedCalls(begin="[TOOL_CALLS]", middle="[ARGS]", ignored="[CALL_ID]"),
     "granite": JsonCalls(begin="<|tool_call|>", between=", ", array=True),
+    "deepseek_v31": NamedCalls(
+        before="<｜tool▁calls▁begin｜>",
+        begin="<｜tool▁call▁begin｜>",
+        middle="<｜tool▁sep｜>",
+        end="<｜tool▁call▁end｜>",
+        after="<｜tool▁calls▁end｜>",
+    ),
 }
-"""By the name of the format."""
+"""By the names that other servers have for them."""
+
+_SIGNS = (  # of a chat template: the texts in it, the texts not in it
+    ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]"), ()),
+    ("mistral", ("[TOOL_CALLS]",), ()),
+    ("qwen3_coder", ("<function=", "<parameter="), ()),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",), ("```json",)),  # an earlier version has the arguments in a fence
+    ("granite", ("<|tool_call|>",), ()),
+    ("hermes", ("<tool_call>", "arguments"), ("<arg_key>",)),  # another family has the same tag, and no JSON in it
+    ("llama3_json", ("<|python_tag|>",), ()),
+    ("llama3_json", ('"parameters": dictionary of argument name',), ()),
+)
+_NAMES = ", ".join(SYNTAXES)
+
+
+def find_format(template: str) -> str | None:
+    """The name of the format in which a chat template writes calls, by the markers in its text; ``None``: none that is
+    known."""
+    for name, there, absent in _SIGNS:
+        if all(sign in template for sign in there) and not any(sign in template for sign in absent):
+            return name
+    return None
 
 
 @frozen(kw_only=True)
@@ -37,7 +70,8 @@ class ToolFormat:
         content, calls = form.parse(completion.text, tools)
 
     Attributes:
-        name: a key of `SYNTAXES`.
+        name: ``"hermes"``, ``"qwen3_coder"``, ``"llama3_json"``, ``"mistral"``, ``"mistral_v11"``, ``"granite"`` or
+            ``"deepseek_v31"``; ``"response_template"`` where the checkpoint says itself how its text is read.
         special: the id of each marker that is a special token of the checkpoint.
     """
 
@@ -47,24 +81,42 @@ class ToolFormat:
 
     @classmethod
     def of(cls, model: ModelDescription, name: str | None = None) -> Self:
-        """The format of a loaded model.
+        """The format of a loaded model: by the response template of its tokenizer, or else by its chat template.
 
         Args:
-            name: chosen by the caller, ``"hermes"`` say; by default found from the chat template.
+            name: chosen by the caller, ``"hermes"`` say, instead.
 
         Raises:
-            InvalidRequest: there is no format of this name, or the template writes calls in none that is known.
+            InvalidRequest: there is no format of this name, the template writes calls in none that is known, or the
+                response template cannot be read.
         """
-        template = "" if model.preparer is None else model.preparer.tool_template
-        found = name if name is not None else find_format(template)
+        if name is not None:
+            return cls.named(name, model.tokenizer)
+        found = find_format("" if model.preparer is None else model.preparer.tool_template)
+        spec = getattr(model.tokenizer, "response_template", None)
+        own = None if spec is None else TemplatedCalls.of(spec, SYNTAXES.get(found or ""))
+        if own is not None:
+            return cls(name="response_template", syntax=own, special=_special(model.tokenizer, own))
         if found is None:
             raise InvalidRequest(
                 f"the chat template of {model.name} writes tool calls in no known format; name one: {_NAMES}"
             )
-        if found not in SYNTAXES:
+        return cls.named(found, model.tokenizer)
+
+    @classmethod
+    def named(cls, name: str, tokenizer: Any = None) -> Self:
+        """The format of this name.
+
+        Args:
+            tokenizer: of the checkpoint, as `ModelDescription` has it; without one no marker is a special token, which
+                matters to `structure` alone.
+
+        Raises:
+            InvalidRequest: there is no such format.
+        """
+        if name not in SYNTAXES:
             raise InvalidRequest(f"the tool format {shown(name)}; allowed: {_NAMES}")
-        syntax = SYNTAXES[found]
-        return cls(name=found, syntax=syntax, special=_special(model.tokenizer, syntax))
+        return cls(name=name, syntax=SYNTAXES[name], special=_special(tokenizer, SYNTAXES[name]))
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str | None, tuple[ToolCall, ...]]:
         """The content and the calls of a whole text: what `reader` gives, joined. The content is ``None`` where there
@@ -119,22 +171,8 @@ class ToolFormat:
         return Structure(kind="lark", text=self._syntax.grammar(chosen, Literals(self.special), several=parallel))
 
 
-_NAMES = ", ".join(SYNTAXES)
-
-
-def find_format(template: str) -> str | None:
-    """The name of the format in which a chat template writes calls, by the markers in its text; ``None``: none that is
-    known."""
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    if "<|tool_call|>" in template:
-        return "granite"
-    if "<tool_call>" in template:
-        return "hermes"
-    return "llama" if "<|python_tag|>" in template else None
-
-
 def _special(tokenizer: Any, syntax: Syntax) -> dict[str, int]:
     """The markers of ``syntax`` that are special tokens: no text becomes them, and no text comes of them."""
-    added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    known = getattr(tokenizer, "added_tokens_decoder", {})
+    added = {token.content: token_id for token_id, token in known.items() if token.special}
     return {marker: added[marker] for marker in syntax.markers if marker in added}

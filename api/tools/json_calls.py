@@ -9,8 +9,8 @@ from attrs import frozen
 
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import NoCall, Scanner, Steps
-from .syntax import Literals, Tools, alternatives, json_rule, schema_of
+from .scanner import NoCall, Scanner, Steps, is_value
+from .syntax import Calls, Literals, Tools, alternatives, first_of, json_rule, schema_of
 
 _KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
 _NONE = "{}"
@@ -36,10 +36,9 @@ class JsonCalls:
     array: bool = False
     arguments: str = "arguments"
 
-    @property
-    def begins(self) -> tuple[str, ...]:
+    def first(self, text: str, start: int, *, ended: bool) -> int:
         """See `Syntax`."""
-        return (self.begin.strip(),)
+        return first_of((self.begin.strip(),), text, start, ended=ended)
 
     @property
     def opens(self) -> tuple[str, ...]:
@@ -51,22 +50,21 @@ class JsonCalls:
         """See `Syntax`."""
         return tuple(filter(None, (self.begin.strip(), self.end.strip())))
 
-    def read(self, scanner: Scanner, tools: Tools) -> Steps[list[ToolCall]]:
+    def read(self, scanner: Scanner, tools: Tools) -> Calls:
         """See `Syntax`."""
         begun = yield from scanner.maybe(self.begin.strip())
         if not begun and not self.bare:
             raise NoCall
         yield from scanner.blank()
         if (yield from scanner.peek()) == "[":
-            calls = yield from _array(scanner, tools)
+            yield from _array(scanner, tools)
         else:
-            calls = [(yield from _call(scanner, tools))]
+            yield (yield from _call(scanner, tools))
             while not self.array and self.between and (yield from scanner.tail(self.between.strip())):
                 yield from scanner.blank()
-                calls.append((yield from _call(scanner, tools)))
+                yield (yield from _call(scanner, tools))
         if self.end:
             yield from scanner.tail(self.end.strip())
-        return calls
 
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
         """See `Syntax`."""
@@ -86,39 +84,32 @@ class JsonCalls:
         return "\n".join((start, alternatives("call", calls), *rules))
 
 
-def _array(scanner: Scanner, tools: Tools) -> Steps[list[ToolCall]]:
+def _array(scanner: Scanner, tools: Tools) -> Calls:
     yield from scanner.literal("[")
-    calls = []
     while True:
         yield from scanner.blank()
-        calls.append((yield from _call(scanner, tools)))
+        yield (yield from _call(scanner, tools))
         yield from scanner.blank()
         if (yield from scanner.maybe("]")):
-            return calls
+            return
         yield from scanner.literal(",")
 
 
 def _call(scanner: Scanner, tools: Tools) -> Steps[ToolCall]:
     members = yield from scanner.members(_KEYS)
-    name = json.loads(members.get("name", "null"))
-    if not isinstance(name, str) or name not in tools or {"arguments", "parameters"} <= members.keys():
+    name = members.get("name", "")
+    if not name.startswith('"') or json.loads(name) not in tools or {"arguments", "parameters"} <= members.keys():
         raise NoCall
-    return ToolCall(name, _arguments(members.get("arguments", members.get("parameters", _NONE))))
+    return ToolCall(json.loads(name), _arguments(members.get("arguments", members.get("parameters", _NONE))))
 
 
 def _arguments(text: str) -> str:
     """The text of an object. Some models write that text as a JSON string, and some write null for no arguments."""
     if text.startswith("{"):
         return text
-    value = json.loads(text)
-    if value is None:
+    if text == "null":
         return _NONE
-    if not isinstance(value, str):
+    inner: str = json.loads(text) if text.startswith('"') else ""
+    if not (inner.lstrip().startswith("{") and is_value(inner)):
         raise NoCall
-    try:
-        inner = json.loads(value)
-    except (ValueError, RecursionError):
-        raise NoCall from None
-    if not isinstance(inner, dict):
-        raise NoCall
-    return value
+    return inner

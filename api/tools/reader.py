@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from attrs import define, field
 
-from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall, ToolPart
-from .scanner import NoCall, Scanner, Steps
-from .syntax import Syntax, Tools
+from ...core.errors import InvalidRequest
+from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolPart
+from .scanner import NoCall, Scanner
+from .syntax import Calls, Syntax, Tools
 
 
 @define(eq=False)
@@ -24,14 +23,20 @@ class ToolReader:
     _tools: Tools
     _scanner: Scanner = field(init=False, factory=Scanner)
     _start: int = field(init=False, default=0)  # of what is neither told nor passed over, in the scanner's text
-    _blanks: str = field(init=False, default="")  # behind the content: told with what follows them
+    _blanks: list[str] = field(init=False, factory=list)  # behind the content: told with what follows them
     _told: bool = field(init=False, default=False)  # there was content
     _calls: int = field(init=False, default=0)
-    _candidate: Steps[list[ToolCall]] | None = field(init=False, default=None)  # reads from ``_start`` on
+    _candidate: Calls | None = field(init=False, default=None)  # what may be calls, from ``_begun`` on
+    _begun: int = field(init=False, default=0)
 
     def feed(self, text: str) -> tuple[ToolPart, ...]:
-        """What the next piece of the text, ``text``, makes certain."""
-        assert not self._scanner.ended, "the text has ended"
+        """What the next piece of the text, ``text``, makes certain.
+
+        Raises:
+            InvalidRequest: the text has ended.
+        """
+        if self._scanner.ended:
+            raise InvalidRequest(f"a piece of {len(text)} characters after the end; each text has a reader of its own")
         self._scanner.text += text
         return self._read()
 
@@ -46,9 +51,9 @@ class ToolReader:
             if not self._go_on(parts):
                 return _joined(parts)
         self._scanner.text, self._start = self._scanner.text[self._start :], 0
-        if self._scanner.ended and self._blanks and not self._calls:
-            parts.append(ContentPiece(self._blanks))
-            self._blanks = ""
+        if self._scanner.ended and not self._calls:
+            parts += map(ContentPiece, self._blanks)
+            self._blanks = []
         return _joined(parts)
 
     def _begin(self, parts: list[ToolPart]) -> bool:
@@ -56,7 +61,7 @@ class ToolReader:
         scanner = self._scanner
         place = self._next()
         self._tell(scanner.text[self._start : place], parts)
-        self._start = scanner.place = place
+        self._start = self._begun = scanner.place = place
         if place < len(scanner.text):
             self._candidate = self._syntax.read(scanner, self._tools)
         return self._candidate is not None
@@ -68,38 +73,37 @@ class ToolReader:
             place = len(text) - len(text[self._start :].lstrip())
             if text.startswith(self._syntax.opens, place):
                 return place
-        return min(_first(text, begin, self._start, ended) for begin in self._syntax.begins)
+        return self._syntax.first(text, self._start, ended=ended)
 
     def _go_on(self, parts: list[ToolPart]) -> bool:
         """Reads on. False: more text is needed."""
         assert self._candidate is not None, "no call has begun"
         try:
-            next(self._candidate)
+            call = next(self._candidate)
+        except StopIteration:
+            self._candidate, self._start = None, self._scanner.place
         except NoCall:
-            self._tell(self._scanner.text[self._start], parts)
-            self._start += 1
-        except StopIteration as done:
-            self._start = self._scanner.place
-            parts += self._parts(done.value)
+            self._candidate = None
+            if self._start == self._begun:  # without a call: the next one may begin behind its first character
+                self._tell(self._scanner.text[self._start], parts)
+                self._start += 1
         else:
-            return False
-        self._candidate = None
+            if call is None:
+                return False
+            self._start = self._scanner.place
+            parts += (CallBegin(self._calls, call.name), ArgumentsPiece(self._calls, call.arguments))
+            self._calls += 1
         return True
 
     def _tell(self, text: str, parts: list[ToolPart]) -> None:
-        """Adds content. Blanks wait for what follows them, and are dropped before a text that begins with a call."""
-        content = (self._blanks + text).rstrip()
-        self._blanks = (self._blanks + text)[len(content) :]
-        if not content:
-            return
-        parts.append(ContentPiece(content.lstrip() if self._calls and not self._told else content))
-        self._told = True
-
-    def _parts(self, calls: Iterable[ToolCall]) -> Iterator[ToolPart]:
-        for call in calls:
-            yield CallBegin(self._calls, call.name)
-            yield ArgumentsPiece(self._calls, call.arguments)
-            self._calls += 1
+        """Adds content. Blanks wait for what follows them; behind calls that begin the text they are dropped."""
+        content = text.rstrip()
+        if content:
+            first = self._calls and not self._told
+            parts += map(ContentPiece, (content.lstrip(),) if first else (*self._blanks, content))
+            self._blanks, self._told = [], True
+        if len(content) < len(text):
+            self._blanks.append(text[len(content) :])
 
 
 def _joined(parts: list[ToolPart]) -> tuple[ToolPart, ...]:
@@ -116,12 +120,3 @@ def _joined(parts: list[ToolPart]) -> tuple[ToolPart, ...]:
         if part is not None:
             found.append(part)
     return tuple(found)
-
-
-def _first(text: str, begin: str, start: int, ended: bool) -> int:
-    """Where ``begin``, or at the end of the text a beginning of it, first stands from ``start`` on; else the end."""
-    found = text.find(begin, start)
-    if found >= 0:
-        return found
-    longest = 0 if ended else min(len(text) - start, len(begin) - 1)
-    return len(text) - next((length for length in range(longest, 0, -1) if text.endswith(begin[:length])), 0)

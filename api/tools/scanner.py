@@ -16,10 +16,11 @@ from attrs import define, field
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
+"""Ends with a value. ``None`` on the way: more text is needed."""
 
 _BLANKS = " \t\r\n"  # JSON's
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # of a JSON string
-_SCALAR = re.compile(r"[-+.\w]*", re.ASCII)
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # of a JSON string
+_SCALAR = re.compile(r"[-+.\w]+", re.ASCII)
 _SCALARS = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _HEX = frozenset("0123456789abcdefABCDEF")
 _DEEPEST = 100  # levels of JSON; readers of JSON have a limit, too
@@ -76,6 +77,16 @@ class Scanner:
             return True
         self.place = place
         return False
+
+    def run(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Reads the longest match of ``pattern``, a class of characters repeated, which may be empty."""
+        start = self.place
+        while True:
+            found = pattern.match(self.text, self.place)
+            self.place = self.place if found is None else found.end()
+            if self.place < len(self.text) or self.ended:
+                return self.text[start : self.place]
+            yield
 
     def until(self, literal: str) -> Steps[str]:
         """Reads up to ``literal`` and over it; returns what stands before it."""
@@ -150,19 +161,11 @@ class Scanner:
         start = self.place
         yield from self.literal('"')
         while True:
-            self.place = _end(_PLAIN, self.text, self.place)
-            match (yield from self.peek()):
-                case '"':
-                    self.place += 1
-                    return self.text[start : self.place]
-                case "\\":
-                    self.place += 1
-                    yield from self._escaped()
-                case "":
-                    raise NoCall
-                case character:
-                    if ord(character) < 32:
-                        raise NoCall
+            yield from self.run(_PLAIN)
+            if (yield from self.maybe('"')):
+                return self.text[start : self.place]
+            yield from self.literal("\\")
+            yield from self._escaped()
 
     def _escaped(self) -> Steps[None]:
         character = yield from self.peek()
@@ -176,17 +179,19 @@ class Scanner:
             raise NoCall
 
     def _scalar(self) -> Steps[None]:
-        start = self.place
-        while (end := _end(_SCALAR, self.text, self.place)) == len(self.text) and not self.ended:
-            self.place = end
-            yield
-        self.place = end
-        if not _SCALARS.fullmatch(self.text, start, end):
+        if not _SCALARS.fullmatch((yield from self.run(_SCALAR))):
             raise NoCall
 
 
-def _end(pattern: re.Pattern[str], text: str, place: int) -> int:
-    """Where the match at ``place`` ends, which may be empty."""
-    found = pattern.match(text, place)
-    assert found is not None, "the pattern matches nothing, too"
-    return found.end()
+def is_value(text: str) -> bool:
+    """Whether ``text`` is a JSON value."""
+    scanner = Scanner(text)
+    scanner.ended = True
+    try:
+        for _ in scanner.value():
+            raise AssertionError("a text that has ended is read in one go")
+        for _ in scanner.blank():
+            raise AssertionError("a text that has ended is read in one go")
+    except NoCall:
+        return False
+    return scanner.place == len(text)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import Scanner, Steps
+from .scanner import Scanner
 
 Tools = Mapping[str, Tool]  # by name
+Calls = Generator[ToolCall | None, None, None]
+"""Gives calls. ``None`` between them: more text is needed."""
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 
@@ -18,20 +20,24 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 class Syntax(Protocol):
     """How a model writes its calls."""
 
-    @property
-    def begins(self) -> tuple[str, ...]:
-        """The texts with which calls begin."""
+    def first(self, text: str, start: int, *, ended: bool) -> int:
+        """The first place in ``text``, from ``start`` on, where a call may begin; else its end.
+
+        Args:
+            ended: nothing follows ``text``; else what its end may become counts, too.
+        """
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """Further texts with which calls begin, where nothing but blanks and calls comes before them."""
+        """Characters with which a call may begin, too, where nothing but blanks and calls stands before it."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The texts of this syntax that are special tokens in some checkpoints."""
 
-    def read(self, scanner: Scanner, tools: Tools) -> Steps[list[ToolCall]]:
-        """Reads a call, or several that belong together, from one of `begins` or `opens` on. Raises `NoCall`."""
+    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+        """Reads a call, or several that belong together, from where one may begin. Gives each as soon as all of it is
+        read. Raises `NoCall`; what was read since the last call is content then."""
 
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
         """The rules of a text that is one call of one of ``tools``, or several calls; the first rule is ``start``. In
@@ -52,6 +58,19 @@ class Literals:
             if found:
                 return " ".join(filter(None, (self(before), f"<[{token}]>", self(after))))
         return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def first_of(begins: Sequence[str], text: str, start: int, *, ended: bool) -> int:
+    """See `Syntax.first`, for calls that begin with one of ``begins``."""
+    return min(_first(begin, text, start, ended=ended) for begin in begins)
+
+
+def _first(begin: str, text: str, start: int, *, ended: bool) -> int:
+    found = text.find(begin, start)
+    if found >= 0:
+        return found
+    longest = 0 if ended else min(len(text) - start, len(begin) - 1)
+    return len(text) - next((length for length in range(longest, 0, -1) if text.endswith(begin[:length])), 0)
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:

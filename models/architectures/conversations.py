@@ -62,18 +62,24 @@ def render(
     if tools or options or calls:
         text = template_of(tokenizer, template, tools=bool(tools))
         _check_is_read(text, _ours(tokenizer), tools=bool(tools), calls=calls, options=options)
-    given = {"tools": [dict(tool.given) for tool in tools]} if tools else {}
+    if tools:
+        options = {**options, "tools": [dict(tool.given) for tool in tools]}
+    if not calls:
+        return _write(tokenizer, messages, template, options)
+    read = [_with_read_calls(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    try:
+        return _write(tokenizer, read, template, options)
+    except InvalidRequest:  # some templates join the arguments to a text
+        return _write(tokenizer, list(map(_with_texts, read)), template, options)
+
+
+def _write(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], template: str | None, options: Mapping[str, Any]
+) -> Rendered:
     try:
         text = tokenizer.apply_chat_template(
-            [_as_templates_read(message, f"messages[{index}]") for index, message in enumerate(messages)],
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=True,
-            **given,
-            **options,
+            list(messages), chat_template=template, tokenize=False, add_generation_prompt=True, **options
         )
-    except InvalidRequest:
-        raise
     except Exception as error:  # templates are programs of others, and raise what they like
         raise InvalidRequest(
             f"the checkpoint's chat template refuses the messages: {type(error).__name__}: {error}"
@@ -107,7 +113,7 @@ def _check_is_read(
         )
     for name in options:
         if name in ours:
-            raise InvalidRequest(f"template_options has {name!r}, which is not free; leave it out")
+            raise InvalidRequest(f"template_options has {name!r}, which the engine sets itself; leave it out")
         if name not in variables:
             raise InvalidRequest(
                 f"template_options has {shown(name)}, which the checkpoint's chat template does not read; leave it out"
@@ -128,9 +134,9 @@ def _names(template: str) -> tuple[frozenset[str], frozenset[str]]:
 # -- tool calls of messages ------------------------------------------------------------------------------------------
 
 
-def _as_templates_read(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """``message`` with the arguments of its tool calls as mappings: OpenAI has their JSON text. A content of ``None``
-    beside calls is left out, as transformers does."""
+def _with_read_calls(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """``message`` with the arguments of its tool calls as mappings, as most templates read them: OpenAI has their JSON
+    text. A content of ``None`` beside calls is left out, as transformers does."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -147,6 +153,16 @@ def _call(call: Any, where: str) -> dict[str, Any]:
             f'{where}={shown(call)}; allowed: {{"type": "function", "function": {{"name": ..., "arguments": ...}}}}'
         )
     return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), where)}}
+
+
+def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``message`` as `_with_read_calls` gives it, with the arguments as JSON text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        for call in message.get("tool_calls") or ()
+        for arguments in [call["function"]["arguments"]]
+    ]
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _arguments(arguments: Any, where: str) -> dict[str, Any]:
