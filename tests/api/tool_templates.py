@@ -1,4 +1,4 @@
-"""Short chat templates that write tools and calls as the published ones of each format do, and checkpoints with them."""
+"""Short chat templates that write tools and calls as the published ones of each format do; checkpoints with them."""
 
 from __future__ import annotations
 
