@@ -216,6 +216,8 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 VALUE = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4)
 JSON_PIECES = (*'{}[]":,1-\\n \n', "01", ".5", "e+1", "null", "NaN", "u12aF")
 
+PIECED = st.lists(st.sampled_from((*JSON_PIECES, "\x01", "é")), max_size=9).map("".join)
+
 
 @few
 @given(VALUE)
@@ -230,7 +232,7 @@ def _refused(constant: str) -> None:
     raise ValueError(constant)
 
 
-@given(st.lists(st.sampled_from((*JSON_PIECES, "\x01", "é")), max_size=9).map("".join))
+@given(PIECED)
 def test_what_is_json_is_what_json_says(text: str) -> None:
     try:
         json.loads(text, parse_constant=_refused)
@@ -238,6 +240,14 @@ def test_what_is_json_is_what_json_says(text: str) -> None:
     except ValueError:
         expected = False
     assert is_value(text) is expected
+
+
+def test_json_escapes_what_it_may_and_nothing_else() -> None:
+    escaped = [chr(code) for code in range(32, 127) if is_value(f'"\\{chr(code)}"')]
+    assert escaped == sorted('"/\\bfnrt')
+    assert is_value('"\\u00E9"')
+    assert not is_value('"\\u00E"')
+    assert not is_value('"\\u00Eg"')
 
 
 def test_a_reader_ends_once() -> None:
