@@ -87,10 +87,7 @@ class TrioEngine:
         self._numbers = itertools.count()
         self._special: frozenset[int] | None = None  # once it is needed
         self._live: set[LiveTranscription] = set()
-        self._token_texts: dict[bool, dict[int, str]] = {
-            True: {},
-            False: {},
-        }  # of tokens decoded alone, see `TextDeltas`
+        self._token_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})  # by `TextDeltas.skip`
         self._compiling = trio.CapacityLimiter(1)  # a compilation that waits for it takes no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------

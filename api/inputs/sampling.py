@@ -74,9 +74,8 @@ def read_sampling(sampling: object, given: Mapping[str, Any]) -> SamplingParams:
 def resolved(sampling: SamplingParams, *, tools: bool) -> SamplingParams:
     """``sampling`` with a fresh seed where it has none, and with special tokens in the text of a request with tools,
     unless it says otherwise."""
-    seed, skip = sampling.seed, sampling.skip_special_tokens
-    return evolve(
-        sampling,
-        seed=secrets.randbits(63) if seed is None else seed,
-        skip_special_tokens=not tools if skip is None else skip,
-    )
+    if sampling.seed is None:
+        sampling = evolve(sampling, seed=secrets.randbits(63))
+    if tools and sampling.skip_special_tokens is None:
+        sampling = evolve(sampling, skip_special_tokens=False)
+    return sampling

@@ -60,11 +60,10 @@ class JsonCalls:
             yield from _array(scanner, tools)
         else:
             yield (yield from _call(scanner, tools))
-            while not self.array and self.between and (yield from scanner.tail(self.between.strip())):
+            while not self.array and (yield from scanner.tail(self.between.strip())):
                 yield from scanner.blank()
                 yield (yield from _call(scanner, tools))
-        if self.end:
-            yield from scanner.tail(self.end.strip())
+        yield from scanner.tail(self.end.strip())
 
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
         """See `Syntax`."""

@@ -70,7 +70,9 @@ class Scanner:
             self.place += 1
 
     def tail(self, literal: str) -> Steps[bool]:
-        """Reads blanks and ``literal``, if they come next: else nothing."""
+        """Reads blanks and ``literal``, if they come next: else nothing. Of an empty literal nothing, too."""
+        if not literal:
+            return False
         place = self.place
         yield from self.blank()
         if (yield from self.maybe(literal)):

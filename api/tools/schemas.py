@@ -11,7 +11,15 @@ from .scanner import is_value
 Schema = Any  # a mapping, or true or false
 
 _MOST_REFERENCES = 32  # one may refer to itself
-_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+_KINDS = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
 _SPELLED = {"true": "true", "false": "false", "null": "null", "none": "null"}  # models write Python's words, too
 
 
@@ -34,19 +42,22 @@ def _at(root: Schema, reference: str) -> Schema:
     return found
 
 
-def types_of(schema: Schema, root: Schema, depth: int = 0) -> tuple[str, ...]:
-    """The types that ``schema`` allows, in its order; empty where it does not say."""
+def types_of(schema: Schema, root: Schema, seen: set[int] | None = None) -> tuple[str, ...]:
+    """The types that ``schema`` allows, in its order; empty where it does not say. ``seen``: the schemas that it is
+    part of or stands beside, each of which is read once."""
     described = resolved(schema, root)
-    if depth > _MOST_REFERENCES:
+    seen = set() if seen is None else seen
+    if id(described) in seen:
         return ()
+    seen.add(id(described))
     if "type" in described:
         named = described["type"]
-        return tuple(named) if isinstance(named, list) else (named,)
+        return tuple(one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str))
     if "enum" in described or "const" in described:
         values = _list(described.get("enum", [described.get("const")]))
-        return tuple(dict.fromkeys(_KINDS.get(type(value), "object") for value in values))
+        return tuple(dict.fromkeys(_KINDS[type(value)] for value in values))
     several = [one for key in ("anyOf", "oneOf", "allOf") for one in _list(described.get(key))]
-    return tuple(dict.fromkeys(kind for one in several for kind in types_of(one, root, depth + 1)))
+    return tuple(dict.fromkeys(kind for one in several for kind in types_of(one, root, seen)))
 
 
 def _list(value: Any) -> list[Any]:

@@ -22,7 +22,7 @@ class TemplatedCalls:
     """The regions that the response template calls ``tool_calls``. Each is found by the template's patterns, and read
     by transformers alone: so what it cannot read is content, and nothing between the regions is lost."""
 
-    _spec: dict[str, Any] = field(repr=False)
+    _spec: dict[str, Any] = field(repr=False)  # with the region of calls alone
     _open: Any = field(repr=False)  # patterns of the package `regex`, which can match a part
     _close: Any = field(repr=False)
     _forced: Syntax | None = None
@@ -41,13 +41,14 @@ class TemplatedCalls:
 
         try:
             region = load_response_template(spec).fields.get(_FIELD)
+            alone = {**spec, "fields": {_FIELD: {**spec["fields"].get(_FIELD, {}), "optional": True}}}
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(
                 f"the checkpoint's response_template cannot be read: {error}; name a tool format"
             ) from error
         if region is None or region.open_re is None:
             return None
-        return cls(spec=spec, open=region.open_re, close=region.close_re, forced=forced)
+        return cls(spec=alone, open=region.open_re, close=region.close_re, forced=forced)
 
     @property
     def opens(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from triolet.core.tools import read_tools
 from triolet.models.sampling.structure import fault_of
 from triolet.testing.sim_model import SimModel
 
-from ..properties.test_tool_calls import RESPONSE
+from ..properties.test_tool_calls import RESPONSE, WRITTEN
 from . import tool_templates
 from .tool_templates import TEMPLATES, tool
 
@@ -94,6 +94,9 @@ def test_a_response_template_may_cast_and_give_several_calls_at_once() -> None:
     own = ToolFormat.of(model("", response_template={"start_anchor": "x", "fields": fields}))
     text = '[CALLS][{"name": "get", "with": {"n": "1"}}, {"name": "now", "with": {}}]'
     assert own.parse(text, [GET, NOW]) == (None, (GET_1, ToolCall("now", "{}")))
+    parts = {**fields, "content": {"content": "text", "optional": False}}  # which a message must have, a call not
+    strict = ToolFormat.of(model("", response_template={"start_anchor": "x", "fields": parts}))
+    assert strict.parse(f"a{text}", [GET, NOW]) == ("a", (GET_1, ToolCall("now", "{}")))
     for broken in (text[:-1], text.replace("now", "later"), text.replace("{}", "3"), "[CALLS][]", "[CALLS]{}"):
         assert own.parse(f"a{broken}", [GET, NOW]) == (f"a{broken}", ())
 
@@ -156,6 +159,21 @@ def test_what_only_looks_like_a_call_is_content(name: str, text: str) -> None:
     assert ToolFormat.named(name).parse(text, [GET, NOW]) == (text, ())
 
 
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_blanks_beside_a_call_are_content_where_there_is_content(name: str) -> None:
+    call = WRITTEN[name]([GET_1])
+    form = ToolFormat.named(name)
+    for text, content in (
+        (f"a\n{call}\n b\n", "a\n\n b"),
+        (f"\n{call} b ", "b"),
+        (f" a {call} ", " a"),
+        (f" {call} ", None),
+    ):
+        assert form.parse(text, [GET]) == (content, (GET_1,))
+    for text in ("", " ", "\n a \n"):
+        assert form.parse(text, [GET]) == (text, ())
+
+
 def test_what_was_read_before_a_broken_call_stays_read() -> None:
     text = '[TOOL_CALLS] [{"name": "get", "arguments": {"n": 1}}, {"name": "get", "argum'
     assert ToolFormat.named("mistral").parse(text, [GET]) == (', {"name": "get", "argum', (GET_1,))
@@ -214,12 +232,16 @@ def test_text_that_cannot_become_a_call_any_more_is_told_at_once() -> None:
         ({"$ref": "#/nowhere/else"}, "12", "12"),
         ({"type": "rhyme"}, "12", "12"),
         ({"anyOf": 3}, "12", "12"),
+        ({"anyOf": [{"type": [{"type": "integer"}]}, 7]}, "12", "12"),
+        ({"enum": [["a"], [1]]}, "[1]", [1]),
+        ({"$ref": "#/$defs/many"}, "12", 12),
         (True, "12", "12"),
     ],
 )
 def test_the_text_of_a_tag_is_what_its_schema_says(schema: Any, text: str, value: object) -> None:
     one = tool("one", value=schema)
-    definitions = {"size": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}
+    many = [*({"$ref": "#/$defs/many"} for _ in range(9)), {"type": "integer"}]  # which is not to be read 9^n times
+    definitions = {"size": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}, "many": {"anyOf": many}}
     one["function"]["parameters"]["$defs"] = definitions
     written = f"<function=one>\n<parameter=value>\n{text}\n</parameter>\n</function>"
     content, calls = ToolFormat.named("qwen3_coder").parse(written, [one])
