@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import trio
 
@@ -22,6 +22,7 @@ from ..core.errors import EngineStateError, InvalidRequest
 from ..core.executor import Executor
 from ..core.model import ModelDescription
 from ..core.request import SamplingParams
+from ..core.tools import read_tools
 from ..models.memory.allocator import trim
 from .arguments import LiveArguments, SamplingArguments, TranscribeArguments
 from .hosts.current import current_host, lasting_host
@@ -227,6 +228,8 @@ class Engine:
         *,
         prompt_token_ids: Sequence[int] | None = None,
         messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_options: Mapping[str, Any] | None = None,
         images: Sequence[ImageSource] = (),
         audio: AudioSource | Sequence[AudioSource] | None = None,
         sampling: SamplingParams | None = None,
@@ -243,7 +246,12 @@ class Engine:
             prompt_token_ids: the prompt as tokens, instead of ``prompt``.
             messages: a conversation, instead of ``prompt``: ``{"role": ..., "content": text or list of parts}``,
                 rendered by the checkpoint's chat template. Parts ``{"type": "image", "image": ...}`` hold images, and
-                ``{"type": "audio", "audio": ...}`` audio.
+                ``{"type": "audio", "audio": ...}`` audio. Messages of the assistant may have ``tool_calls`` in the
+                shape of OpenAI's, their arguments as JSON text or as mappings, and the role ``"tool"`` has results.
+            tools: functions that the model may call, in the shape of OpenAI's: ``{"type": "function", "function":
+                {"name": ..., "description": ..., "parameters": JSON schema}}``. The chat template tells the model; the
+                calls are in the text, where `ToolFormat` finds them.
+            template_options: further variables of the chat template, as ``{"enable_thinking": False}``.
             images: path, bytes, binary file, PIL image or uint8 array (height, width, 3) each, in the order of their
                 placeholders.
             audio: path, bytes, binary file or mono float array at the model's rate. Whisper reads one, of at most one
@@ -270,6 +278,8 @@ class Engine:
             prompt=prompt,
             prompt_token_ids=prompt_token_ids,
             messages=messages,
+            tools=read_tools(tools),
+            template_options=template_options,
             images=images,
             audio=audio,
             sampling=read_sampling(sampling, options),
@@ -284,6 +294,8 @@ class Engine:
         *,
         prompt_token_ids: Sequence[int] | None = None,
         messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_options: Mapping[str, Any] | None = None,
         images: Sequence[ImageSource] = (),
         audio: AudioSource | Sequence[AudioSource] | None = None,
         sampling: SamplingParams | None = None,
@@ -300,6 +312,8 @@ class Engine:
             prompt=prompt,
             prompt_token_ids=prompt_token_ids,
             messages=messages,
+            tools=read_tools(tools),
+            template_options=template_options,
             images=images,
             audio=audio,
             sampling=read_sampling(sampling, options),

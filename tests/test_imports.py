@@ -53,6 +53,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "api/outputs": set(),
     "api/formats": {"outputs"},
     "api/speech": {"inputs", "outputs"},
+    "api/tools": set(),
     "api/live": {"inputs", "outputs", "speech"},
     "api/hosts": {"inputs", "live", "outputs", "speech"},
     "api/command_line": {"api", "formats", "inputs", "outputs", "speech"},

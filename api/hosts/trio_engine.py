@@ -81,7 +81,7 @@ class TrioEngine:
         self._numbers = itertools.count()
         self._special: frozenset[int] | None = None  # once it is needed
         self._live: set[LiveTranscription] = set()
-        self._token_texts: dict[int, str] = {}  # of tokens decoded alone
+        self._token_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})  # by `TextDeltas.skip`
         self._compiling = trio.CapacityLimiter(1)  # a compilation that waits for it takes no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class TrioEngine:
         request = await self._build(query)
         if request.sampling.n > 1:
             raise InvalidRequest(f"n={request.sampling.n} of a stream; allowed: 1, or engine.generate(...) for several")
-        async with self._deltas(request, asked, wait=wait, texts=self._text_deltas()) as deltas:
+        async with self._deltas(request, asked, wait=wait, texts=self._text_deltas(request)) as deltas:
             yield deltas
 
     # -- vectors -----------------------------------------------------------------------------------------------------
@@ -430,44 +430,52 @@ class TrioEngine:
         self, request: Request, asked: float, begun: Callable[[], object] | None = None, *, wait: bool
     ) -> Completion:
         """Runs ``request`` to its end. Tokens wake no task, but with ``begun`` the first one does."""
-        output = self._output(request, self._text_deltas() if request.sampling.stop else None)
+        output = self._output(request, self._text_deltas(request) if request.sampling.stop else None)
         on_token = output.take if output.eager else None
         async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
             if begun is not None:
                 await mailbox.wait()
                 begun()
             await mailbox.wait_end()
-        return evolve(self._completion(mailbox, output), timings=mailbox.timings)
+        return evolve(self._completion(request, mailbox, output), timings=mailbox.timings)
 
-    def _completion(self, mailbox: Mailbox, output: Output) -> Completion:
+    def _completion(self, request: Request, mailbox: Mailbox, output: Output) -> Completion:
         if not output.eager:
-            return output.completion(mailbox.unread, mailbox.take_end(), self._decode)
+            return output.completion(mailbox.unread, mailbox.take_end(), partial(self._decode, request))
         output.raise_fault()
         if not output.ended:
             output.end(mailbox.take_end())
         return completion_of(output.ready)
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        special = self._special_ids()
-        text_ids = [token for token in token_ids if token not in special]
-        return str(self.model.tokenizer.decode(text_ids, skip_special_tokens=True))
+    def _decode(self, request: Request, token_ids: Sequence[int]) -> str:
+        silent = self._silent_ids(request)
+        text_ids = [token for token in token_ids if token not in silent]
+        return str(self.model.tokenizer.decode(text_ids, skip_special_tokens=_skips(request)))
 
-    def _text_deltas(self) -> TextDeltas:
-        return TextDeltas(self.model.tokenizer, self._special_ids(), self._token_texts)
+    def _text_deltas(self, request: Request) -> TextDeltas:
+        skip = _skips(request)
+        return TextDeltas(self.model.tokenizer, self._silent_ids(request), self._token_texts[skip], skip)
 
     def _stop_ids(self, request: Request) -> frozenset[int]:
         """Tokens that end the request and are no part of its output."""
         stops = frozenset(request.sampling.stop_token_ids)
         return stops if request.sampling.ignore_eos else stops | {*self.model.eos_token_ids}
 
-    def _special_ids(self) -> frozenset[int]:
-        """Timestamps and special tokens: part of the tokens, not of the text."""
+    def _silent_ids(self, request: Request) -> frozenset[int]:
+        """Timestamps and special tokens: part of the tokens, not of the text, unless it is asked for them."""
+        if not _skips(request):
+            return frozenset()
         if self._special is None:
             description = self.model
             whisper = description.whisper
             first = description.vocabulary_size if whisper is None else whisper.start_id
             self._special = frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
         return self._special
+
+
+def _skips(request: Request) -> bool:
+    """Whether the text of ``request`` is without special tokens."""
+    return request.sampling.skip_special_tokens is not False
 
 
 async def _at_once(run: Callable[[], Awaitable[Generated]], begun: Callable[[], object]) -> Generated:

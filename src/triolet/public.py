@@ -13,6 +13,9 @@ from .api.speech.segments import SegmentStream
 from .api.speech.voice import VoiceActivity
 from .api.sync_engine import SyncEngine
 from .api.sync_streams import SyncDeltaStream, SyncLiveSession, SyncSegmentStream
+from .api.tools.calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
+from .api.tools.formats import ToolFormat
+from .api.tools.reader import ToolReader
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,
@@ -43,9 +46,12 @@ from .core.request import FinishReason, SamplingParams, Structure
 from .core.timings import Timings
 
 __all__ = [
+    "ArgumentsPiece",
+    "CallBegin",
     "CallerError",
     "CheckpointError",
     "Completion",
+    "ContentPiece",
     "Delta",
     "DeltaStream",
     "DeviceLost",
@@ -85,6 +91,9 @@ __all__ = [
     "SyncLiveSession",
     "SyncSegmentStream",
     "Timings",
+    "ToolCall",
+    "ToolFormat",
+    "ToolReader",
     "TranscribeOptions",
     "Transcript",
     "TrioletError",
