@@ -124,7 +124,7 @@ class _Answer:
             chunk = self._chunk([])
             chunk.usage = usage_of(usages)
             await self._events.write(chunk)
-        await self._events.write(DONE)
+        await self._events.end(DONE)
 
     async def tell(self, choice: ChunkChoice) -> None:
         """Tells one part of an answer."""
