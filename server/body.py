@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,18 +39,21 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     if _media_type(request) not in ("application/json", ""):
         raise Refusal(Problem(415, f"a body of the type {_media_type(request)}; allowed: application/json"))
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > _MOST_JSON:
-            raise RequestTooLarge(f"JSON of more than {_MOST_JSON:,} bytes; send large files as a form, or an address")
-        parts.append(part)
+    async with aclosing(request.stream()) as stream:
+        async for part in stream:
+            size += len(part)
+            if size > _MOST_JSON:
+                raise RequestTooLarge(
+                    f"JSON of more than {_MOST_JSON:,} bytes; send large files as a form, or an address"
+                )
+            parts.append(part)
     read = partial(_parse, kind, b"".join(parts))
     return read() if size <= _INLINE else await trio.to_thread.run_sync(read)
 
 
 def _parse(kind: type[Read], body: bytes) -> Read:
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise _explained(error, kind, parsed(body)) from None
 
@@ -106,11 +110,10 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
 
 async def _parsed(request: Request, spool_bytes: int) -> FormData:
     try:
-        parser = MultiPartParser(
-            request.headers, request.stream(), max_files=1, max_fields=100, max_part_size=_MOST_FIELD
-        )
-        parser.spool_max_size = spool_bytes
-        return await parser.parse()
+        async with aclosing(request.stream()) as stream:
+            parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=100, max_part_size=_MOST_FIELD)
+            parser.spool_max_size = spool_bytes
+            return await parser.parse()
     except (MultiPartException, KeyError, UnicodeDecodeError) as error:
         told = getattr(error, "message", None) or "its boundary or a header of a part is missing or damaged"
         raise BadBody(f"the form cannot be read: {told}") from None
