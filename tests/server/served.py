@@ -43,6 +43,14 @@ class Served:
 
         return trio.from_thread.run(ask, trio_token=self.token)
 
+    def is_idle(self) -> bool:
+        """Whether nothing is left of any request, neither here nor in an engine that is loaded."""
+        engines = [one.engine for one in self.server.engines.statistics().values() if one.engine is not None]
+        return not self.server.exchanges and not any(
+            one.requests.waiting + one.requests.running + one.requests.leaving + one.requests.steps_in_flight
+            for one in engines
+        )
+
     def until(self, condition: Callable[[], bool]) -> None:
         """Returns when ``condition``, called in the server's loop, holds."""
 

@@ -12,7 +12,7 @@ import pytest
 from triolet.server.exchange import Cut
 
 from .openai_client import openai_client
-from .served import Served, served
+from .served import served
 
 QUESTION = [{"role": "user", "content": "hi"}]
 LONG = {"max_tokens": 400, "n": 100, "extra_body": {"ignore_eos": True}}  # far longer than a client of these waits
@@ -159,7 +159,7 @@ def test_a_stream_that_is_cut_off_tells_why(service, client):
     service.ask(lambda: [one.end(Cut.STOPPING) for one in service.server.exchanges])
     with pytest.raises(openai.APIError, match="the server stops, and the time for running requests is over"):
         list(stream)
-    nothing_runs(service)
+    service.until(service.is_idle)
 
 
 def test_a_stream_that_fails_before_its_first_event_has_the_status_of_its_failure(client, speech):
@@ -172,31 +172,17 @@ def test_a_stream_that_fails_before_its_first_event_has_the_status_of_its_failur
 # -- clients that go ---------------------------------------------------------------------------------------------------
 
 
-def nothing_runs(service: Served) -> None:
-    """Returns when nothing is left of any request."""
-
-    def idle() -> bool:
-        engines = [one.engine for one in service.server.engines.statistics().values() if one.engine is not None]
-        requests = [engine.requests for engine in engines]
-        assert requests
-        return not service.server.exchanges and not any(
-            one.waiting + one.running + one.leaving + one.steps_in_flight for one in requests
-        )
-
-    service.until(idle)
-
-
 def test_a_client_whose_patience_ends_withdraws_its_request(service, client):
     talk(client, max_tokens=1)  # the model is loaded
     with pytest.raises(openai.APITimeoutError):
         talk(client, timeout=openai.Timeout(10.0, read=0.1), **LONG)
-    nothing_runs(service)
+    service.until(service.is_idle)
 
 
 def test_leaving_a_stream_withdraws_its_request(service, client):
     with talk(client, stream=True, **LONG) as stream:
         next(stream)
-    nothing_runs(service)
+    service.until(service.is_idle)
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
