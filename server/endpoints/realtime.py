@@ -346,6 +346,7 @@ class _Hearing:
         return command
 
     async def _add(self, text: str) -> None:
+        text = text if self._text else text.lstrip()  # joined they are the transcript
         self._text += text
         await self.client.tell(
             "conversation.item.input_audio_transcription.delta", item_id=self._item, content_index=0, delta=text
