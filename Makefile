@@ -7,7 +7,7 @@ WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
 SOURCES = core models actors api bench testing src demo tests benchmarks examples
 
-.PHONY: demo test lint types soak bench load memory clean
+.PHONY: demo test lint types soak bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
@@ -59,5 +59,8 @@ memory: $(STAMP)  ## memory round by round under large requests, and how long an
 	$(BIN)/python benchmarks/teardown.py
 	$(BIN)/python benchmarks/open_close.py
 
+clients:  ## OpenAI's client for Node.js, for the tests marked node
+	npm ci --prefix tests/server/node
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info tests/server/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -132,7 +132,7 @@ class _Answer:
             chunk = self._chunk([])
             chunk.usage = usage_of(usages)
             await self._events.write(chunk)
-        await self._events.write(DONE)
+        await self._events.end(DONE)
 
     async def _tell(self, choice: ChunkChoice) -> None:
         chunk = self._chunk([choice])
