@@ -12,8 +12,8 @@ from attrs import field, frozen
 from .checks import check_characters, shown
 from .errors import InvalidRequest
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_NAMES = "1 to 128 of A-Z, a-z, 0-9, '_', '-' and '.'"
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_NAMES = "1 to 128 of A-Z, a-z, 0-9, '_', '-', '.' and ':'"
 _SHAPE = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": a JSON schema}}'
 
 
@@ -22,7 +22,7 @@ class Tool:
     """One function that a model may call.
 
     Args:
-        name: letters, digits, ``_``, ``-`` and ``.``.
+        name: 1 to 128 letters, digits, ``_``, ``-``, ``.`` and ``:``.
         parameters: a JSON schema of the arguments, which are an object; ``None``: there are none.
         given: what the caller gave, as plain JSON values: it is what chat templates read.
     """

@@ -12,7 +12,7 @@ from .calls import ToolCall
 from .scanner import NoCall, Scanner, Steps
 from .syntax import Calls, Literals, Tools, alternatives, first_of, json_rule, schema_of
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
 @frozen(kw_only=True)
