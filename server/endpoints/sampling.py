@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...api.inputs.sampling import with_seed
+from ...api.inputs.sampling import resolved
 from ...api.outputs.results import Completion, Delta, Usage
 from ...core.request import SamplingParams, Structure
 from ..schemas import chat, completions
@@ -48,7 +48,7 @@ def sampling_of(
 
 def siblings_of(sampling: SamplingParams) -> list[SamplingParams]:
     """The parameters of each of ``n`` answers that are streamed, with a seed for each."""
-    seeded = with_seed(sampling)
+    seeded = resolved(sampling, tools=False)  # `Engine.stream` knows of tools
     return [seeded.sibling(index) for index in range(seeded.n)]
 
 

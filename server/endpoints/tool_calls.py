@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from ...core.model import ModelDescription
 from ...core.request import Structure
 from ..problems import BadBody
 from ..schemas import chat
+
+
+_LETTERS = string.ascii_letters + string.digits
 
 
 @frozen
@@ -95,4 +99,5 @@ class CallReader:
 
 
 def _new_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    """Templates of Mistral's want nine letters and digits."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(9))
