@@ -23,6 +23,7 @@ turn is at most 50 ms.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -41,6 +42,7 @@ import trio
 import trio.abc
 
 from triolet import Engine, EngineConfig, Engines, ModelSpec, demo
+from triolet.server.heap import Heap
 from triolet.server.observers import Observers
 from triolet.server.server import Server
 from triolet.server.serving import serving
@@ -230,7 +232,7 @@ class Longest(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._begun = 0.0
+        self._begun = math.inf
 
     def before_task_step(self, task: Any) -> None:  # noqa: ARG002
         """See trio."""
@@ -257,7 +259,7 @@ def streams(count: int, tokens: int) -> None:
 
 
 async def _streams(folder: str, count: int, tokens: int, longest: Longest) -> tuple[int, float]:
-    observers = Observers()
+    observers = Observers([Heap().heard])
     config = EngineConfig(device="cpu", max_pending=max(count, 256), observer=observers.of("lm"))
     async with Engines({"lm": ModelSpec(folder, config=config)}) as engines:
         await engines.load("lm")
