@@ -94,6 +94,7 @@ class ChatMessage(Body):
     reasoning_content: Annotated[Text | None, Field(description="Given to the chat template.")] = None
     refusal: Annotated[None, Field(description="Accepted and not used.")] = None
     parsed: Annotated[Any, Field(description=_READ_BY_THE_CLIENT)] = None
+    provider_specific_fields: Annotated[Any, Field(description="Accepted and not used: LiteLLM's.")] = None
     annotations: Annotated[list[Any] | None, Field(description="Accepted and not used.")] = None
     audio: Annotated[None, Field(description="Accepted and not used.")] = None
     function_call: Annotated[None, Field(description="Accepted and not used.")] = None
