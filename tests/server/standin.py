@@ -25,7 +25,21 @@ class StandIn:
         yield self.models[name]
 
     def statistics(self) -> Any:
-        return SimpleNamespace(models={name: SimpleNamespace(state=_State.READY) for name in self.models})
+        return SimpleNamespace(models={name: self._of(one) for name, one in self.models.items()})
+
+    def _of(self, engine: Any) -> Any:
+        """As `ModelStatistics`, and ``description``: the engine's `ModelDescription` while the model is ready."""
+        return SimpleNamespace(
+            state=_State.READY,
+            users=0,
+            waiting=0,
+            bytes=engine.statistics().device.total,
+            loads=1,
+            last_used=None,
+            last_error=None,
+            engine=engine.statistics(),
+            description=engine.model,
+        )
 
 
 @asynccontextmanager

@@ -1,0 +1,178 @@
+/** Puts the page together. */
+
+import { key, setKey } from "./api.js";
+import { Chat } from "./chat.js";
+import { byId, element, isCalm, tellProblem, write } from "./dom.js";
+import { Figures } from "./figures.js";
+import { bytes, plural, seconds } from "./format.js";
+import { follow } from "./live.js";
+import { Models } from "./models.js";
+import { ENTRY_STATES, Palette, REQUEST_STAGES } from "./paint.js";
+import { Speech } from "./speech.js";
+import { Timeline } from "./timeline.js";
+import { World } from "./world.js";
+
+const DELAY = 0.2; // seconds that the picture is behind, so that what is told late is drawn in time
+const FRAME = 30; // milliseconds
+const CALM_FRAME = 1000;
+
+/** The server's clock, by the messages that came fastest. */
+class Clock {
+  #offset = Infinity;
+
+  heard(now) {
+    const offset = performance.now() / 1000 - now;
+    if (offset < this.#offset || offset > this.#offset + 2) this.#offset = offset;
+  }
+
+  get now() {
+    return performance.now() / 1000 - this.#offset - DELAY;
+  }
+}
+
+const stageList = (track, now, stages) =>
+  [...track.spent(now)].map(([stage, spent]) => `${stages[stage]?.says ?? stage} ${seconds(spent)}`).join(", ");
+
+function describeWork(track, now) {
+  const state = track.isActive ? seconds(now - track.from) : track.outcome;
+  return [track.id, track.model, track.tokens ? `${track.tokens} tok` : "", state];
+}
+
+function explainWork(track, now) {
+  const parts = [`${track.id} (${track.model})`, stageList(track, now, REQUEST_STAGES)];
+  if (track.tokens) parts.push(plural(track.tokens, "token"));
+  parts.push(track.isActive ? "runs" : `${track.outcome}${track.error ? `: ${track.error}` : ""}`);
+  return parts.join(" · ");
+}
+
+function describeEntry(track) {
+  return [track.id.slice(0, 8), "", bytes(track.bytes), track.isActive ? track.stage : "freed"];
+}
+
+const explainEntry = (track, now) =>
+  `${track.id} (${track.model}) · ${bytes(track.bytes)} · ${stageList(track, now, ENTRY_STATES)}${track.isActive ? "" : " · freed"}`;
+
+class Page {
+  constructor() {
+    const palette = new Palette();
+    this.world = new World();
+    this.clock = new Clock();
+    this.models = new Models(() => this.#chosen());
+    this.figures = new Figures(palette);
+    this.works = new Timeline({
+      ...places("requests"), palette, stages: REQUEST_STAGES, describe: describeWork, explain: explainWork,
+      least: 10, most: 48, title: "Requests, by lane",
+    });
+    this.entries = new Timeline({
+      ...places("cache"), palette, stages: ENTRY_STATES, describe: describeEntry, explain: explainEntry,
+      least: 6, most: 32, title: "Encoder outputs, by lane",
+    });
+    this.speech = new Speech(this.models);
+    this.chat = new Chat(this.models);
+    byId("failures-clear").addEventListener("click", () => this.#forgetFailures());
+    byId("key-open").addEventListener("click", () => this.#askKey());
+    this.keys = new Keys();
+  }
+
+  run() {
+    follow({
+      take: (told) => this.#take(told),
+      tell: (state, text) => this.#connected(state, text),
+      needKey: (fault) => this.#askKey(fault),
+    });
+    this.#frame();
+  }
+
+  #take(told) {
+    this.clock.heard(told.now);
+    this.world.take(told);
+    if (told.type !== "figures") return;
+    this.models.update(this.world.models);
+    this.#update();
+  }
+
+  #update() {
+    const { world, models } = this;
+    const now = this.clock.now;
+    this.figures.update(world.samples, models.shown);
+    this.works.update(world.works.filter((track) => models.shown(track.model)), now);
+    this.entries.update(world.entries.filter((track) => models.shown(track.model)), now);
+    this.#showFailures();
+  }
+
+  #chosen() {
+    this.works.lanes.clear();
+    this.entries.lanes.clear();
+    this.#update();
+  }
+
+  #frame() {
+    const span = innerWidth < 640 ? 30 : 60;
+    const now = this.clock.now;
+    if (Number.isFinite(now)) {
+      this.works.draw(now, span);
+      this.entries.draw(now, span);
+    }
+    setTimeout(() => requestAnimationFrame(() => this.#frame()), isCalm() ? CALM_FRAME : FRAME);
+  }
+
+  #connected(state, text) {
+    const place = byId("connection");
+    place.dataset.state = state;
+    write(place, text);
+  }
+
+  // -- failures ------------------------------------------------------------------------------------------------------
+
+  #showFailures() {
+    const failures = this.world.failures;
+    byId("failures").hidden = !failures.length;
+    if (this.shownFailure === failures[0] && this.shownCount === failures.length) return;
+    [this.shownFailure, this.shownCount] = [failures[0], failures.length];
+    byId("failures-list").replaceChildren(...failures.map(failureLine));
+  }
+
+  #forgetFailures() {
+    this.world.failures.length = 0;
+    this.#showFailures();
+  }
+
+  // -- the key -------------------------------------------------------------------------------------------------------
+
+  #askKey(fault) {
+    this.#connected("lost", "needs a key");
+    byId("key-open").hidden = false;
+    return this.keys.ask(fault);
+  }
+}
+
+const failureLine = ({ model, id, text }) =>
+  element("li", {}, element("b", {}, model), id ? element("span", { className: "name" }, id) : "", element("span", { className: "problem" }, text));
+
+const places = (name) => ({ place: byId(`${name}-lanes`), detail: byId(`${name}-detail`), legend: byId(`${name}-legend`) });
+
+/** The dialog for the key. */
+class Keys {
+  constructor() {
+    this.dialog = byId("key-dialog");
+    this.field = byId("key-field");
+    this.waiting = [];
+    this.dialog.addEventListener("close", () => this.#take());
+  }
+
+  /** Resolves when a key was given, this time or later. */
+  ask(fault) {
+    tellProblem(byId("key-fault"), key() ? fault : null);
+    this.field.value = key();
+    if (!this.dialog.open) this.dialog.showModal();
+    return new Promise((resolve) => this.waiting.push(resolve));
+  }
+
+  #take() {
+    if (this.dialog.returnValue !== "set") return;
+    setKey(this.field.value.trim());
+    for (const resolve of this.waiting.splice(0)) resolve();
+  }
+}
+
+new Page().run();

@@ -1,0 +1,101 @@
+/** Colours, and drawing on canvases. What waits is striped, what works is plain: colour is never the only sign. */
+
+/** How each stage looks: the name of its colour, and whether it is striped. */
+export const REQUEST_STAGES = {
+  queued: { colour: "rest", striped: true, says: "queued" },
+  encoding: { colour: "encode", striped: false, says: "waits for its encoding" },
+  ready: { colour: "encode", striped: true, says: "encoded, waits for a place" },
+  reading: { colour: "read", striped: false, says: "reads its prompt" },
+  writing: { colour: "write", striped: false, says: "decodes" },
+  preempted: { colour: "yield", striped: true, says: "gave way" },
+  suspected: { colour: "fault", striped: true, says: "again after a failed step" },
+};
+
+export const ENTRY_STATES = {
+  reserved: { colour: "encode", striped: true, says: "reserved" },
+  encoding: { colour: "encode", striped: false, says: "encoding" },
+  held: { colour: "write", striped: false, says: "held by requests" },
+  idle: { colour: "read", striped: false, says: "idle, kept for reuse" },
+  freeing: { colour: "fault", striped: true, says: "being freed" },
+};
+
+const NAMES = ["rest", "encode", "read", "write", "yield", "fault", "ink", "muted", "line", "surface", "fill"];
+const STRIPE = 6; // pixels
+
+/** The page's colours, as its style says them, and what is made of them; made anew when they change. */
+export class Palette {
+  #colours = {};
+  #stripes = new Map();
+
+  constructor() {
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#read());
+    this.#read();
+  }
+
+  #read() {
+    const style = getComputedStyle(document.documentElement);
+    this.#colours = Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    this.#stripes.clear();
+  }
+
+  of(name) {
+    return this.#colours[name];
+  }
+
+  /** The fill of a stage. Stripes move with `shift` (pixels), so that they stand still on what moves. */
+  fill(context, { colour, striped }, shift) {
+    if (!striped) return this.of(colour);
+    if (!this.#stripes.has(colour)) this.#stripes.set(colour, stripes(this.of(colour)));
+    const pattern = context.createPattern(this.#stripes.get(colour), "repeat");
+    const scale = 1 / devicePixelRatio;
+    pattern.setTransform(new DOMMatrix([scale, 0, 0, scale, shift % STRIPE, 0]));
+    return pattern;
+  }
+}
+
+/** One period of slanted stripes, in the device's pixels. */
+function stripes(colour) {
+  const size = Math.round(STRIPE * devicePixelRatio);
+  const tile = new OffscreenCanvas(size, size);
+  const context = tile.getContext("2d");
+  context.globalAlpha = 0.3;
+  context.fillStyle = colour;
+  context.fillRect(0, 0, size, size);
+  context.globalAlpha = 1;
+  context.strokeStyle = colour;
+  context.lineWidth = size * 0.36;
+  for (const at of [-size, 0, size]) {
+    context.beginPath();
+    context.moveTo(at - 1, size + 1);
+    context.lineTo(at + size + 1, -1);
+    context.stroke();
+  }
+  return tile;
+}
+
+/** Makes the canvas as sharp as the screen is; gives its context and its size in pixels of the page. A canvas that is not
+ * shown has no height. */
+export function prepared(canvas) {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  const [wide, high] = [Math.round(width * devicePixelRatio), Math.round(height * devicePixelRatio)];
+  if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
+  const context = canvas.getContext("2d");
+  context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return { context, width, height };
+}
+
+/** A sample of a stage for a legend. */
+export function swatch(palette, stage) {
+  const canvas = document.createElement("canvas");
+  canvas.className = "swatch";
+  const draw = () => {
+    const { context, width, height } = prepared(canvas);
+    if (height === 0) return;
+    context.fillStyle = palette.fill(context, stage, 0);
+    context.fillRect(0, 0, width, height);
+  };
+  new ResizeObserver(draw).observe(canvas);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  return canvas;
+}
