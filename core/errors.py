@@ -7,10 +7,12 @@
     │   ├── InvalidRequest           400  a value that can never work
     │   │   ├── UnsupportedAudio     415  not audio, or audio that cannot be decoded
     │   │   ├── UnsupportedImage     415  not an image, or one that cannot be read
-    │   │   └── RequestTooLarge      413  more tokens, bytes or embeddings than the engine can ever hold
+    │   │   ├── RequestTooLarge      413  more tokens, bytes or embeddings than the engine can ever hold
+    │   │   └── UnknownModel         404  a name that none of several models has
     │   ├── Overloaded               429  the queue is full and the caller asked not to wait
     │   ├── CheckpointError          404  no checkpoint there, or one without weights
     │   │   └── UnsupportedModel     422  a checkpoint of an architecture without an adapter
+    │   ├── ModelTooLarge            507  a model that needs more memory alone than several models have together
     │   └── EngineStateError         409  used outside its block, entered twice
     └── EngineError                  ours, or the device's
         ├── EngineClosed             503  the block ended before the request did
@@ -63,6 +65,12 @@ class RequestTooLarge(InvalidRequest):
     http_status = 413
 
 
+class UnknownModel(InvalidRequest):
+    """None of the models has this name."""
+
+    http_status = 404
+
+
 class Overloaded(CallerError):
     """The engine's queue is full and the caller asked not to wait."""
 
@@ -79,6 +87,12 @@ class UnsupportedModel(CheckpointError):
     """The checkpoint's architecture has no adapter."""
 
     http_status = 422
+
+
+class ModelTooLarge(CallerError):
+    """The model needs more memory than the budget of all models together."""
+
+    http_status = 507
 
 
 class EngineStateError(CallerError, RuntimeError):

@@ -13,7 +13,7 @@ eventually, every acquire is answered, books balance, encode once.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import asdict, define, field, frozen
@@ -123,6 +123,7 @@ class LedgerStatistics:
     hits: int  # acquires served by an entry that was already reserved, being encoded or resident
     encoded: int
     evicted: int
+    bytes_by_state: Mapping[str, int]  # of `taken`: reserved, encoding, ready (held), idle, freeing
 
 
 @define(eq=False)
@@ -302,7 +303,14 @@ class EncoderLedger:
             hits=self._hits,
             encoded=self._encoded,
             evicted=self._evicted,
+            bytes_by_state=self._bytes_by_state(),
         )
+
+    def _bytes_by_state(self) -> dict[str, int]:
+        found = {state.value: 0 for state in State if state is not State.ABSENT}
+        for entry in self._entries.values():
+            found[entry.state.value] += entry.size
+        return found
 
     # -- serving waits -----------------------------------------------------------------------------------------------
 

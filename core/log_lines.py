@@ -27,7 +27,7 @@ def opened(model: ModelDescription, memory: DeviceMemory) -> Line:
     slots = f", {model.cross_slots} cross slots" if model.kind is Kind.ENCODER_DECODER else ""
     return INFO, (
         f"open: {model.name} ({model.architecture}) on {model.device}, {model.dtype}; {model.pages} pages of "
-        f"{model.page_size} positions{slots}; memory {_owners(memory)}"
+        f"{model.page_size} positions{slots}; memory {owners(memory)}"
     )
 
 
@@ -38,7 +38,7 @@ def closed(ended: Mapping[str, int], tokens: int, steps: int, seconds: float, he
     level = WARNING if left else INFO
     return level, (
         f"closed after {seconds:.1f} s: requests: {requests}; {tokens} tokens in {steps} steps; "
-        f"{_mebibytes(held - left)} of {_mebibytes(held)} given back"
+        f"{mebibytes(held - left)} of {mebibytes(held)} given back"
     )
 
 
@@ -47,12 +47,30 @@ def teardown(error: Exception) -> Line:
     return WARNING, f"teardown: {one_line(str(error))}"
 
 
-def _owners(memory: DeviceMemory) -> str:
-    owners = ", ".join(f"{owner} {_mebibytes(count)}" for owner, count in memory.by_owner.items() if count)
-    return f"{_mebibytes(memory.total)}" + (f": {owners}" if owners else "")
+def model_loaded(name: str, seconds: float, memory: DeviceMemory, held: int, budget: int | None) -> Line:
+    """One of several models is ready. ``held``: bytes of all of them."""
+    most = "" if budget is None else f" of {mebibytes(budget)}"
+    return INFO, f"{name}: loaded in {seconds:.1f} s: {owners(memory)}; all models count {mebibytes(held)}{most}"
 
 
-def _mebibytes(count: int) -> str:
+def model_unloaded(name: str, why: str, given_back: int) -> Line:
+    """One of several models is gone."""
+    return INFO, f"{name}: unloaded, {mebibytes(given_back)} given back: {why}"
+
+
+def model_failed(name: str, what: str, error: Exception) -> Line:
+    """One of several models could not be loaded, failed or did not end as it should."""
+    return WARNING, f"{name}: {what}: {type(error).__name__}: {one_line(str(error))}"
+
+
+def owners(memory: DeviceMemory) -> str:
+    """The bytes of all owners, and of each."""
+    owners = ", ".join(f"{owner} {mebibytes(count)}" for owner, count in memory.by_owner.items() if count)
+    return f"{mebibytes(memory.total)}" + (f": {owners}" if owners else "")
+
+
+def mebibytes(count: int) -> str:
+    """A number of bytes."""
     return f"{count / 2**20:.1f} MiB"
 
 

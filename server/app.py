@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from ..core.errors import TrioletError
+from .endpoints.realtime import listen
 from .endpoints.table import ENDPOINTS
 from .exchange import Application
 from .gate import Gate
+from .openapi import openapi
 from .problems import Refusal, explain
 from .server import Server
 
 
 def make_app(server: Server) -> Application:
     """What answers all requests of ``server``."""
-    routes = [Route(one.path, one.handle, methods=[one.method]) for one in ENDPOINTS]
-    handlers = {kind: explain for kind in (TrioletError, Refusal, HTTPException, ExceptionGroup, Exception)}
+    routes: list[BaseRoute] = [Route(one.path, one.handle, methods=[one.method]) for one in ENDPOINTS]
+    routes.append(WebSocketRoute("/v1/realtime", listen))
+    routes.append(Route("/openapi.json", _document(server)))
+    handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), explain)
     app = Starlette(routes=routes, middleware=_middleware(server), exception_handlers=handlers)
     app.state.server = server
     return Gate(server, app)
+
+
+def _document(server: Server) -> Callable[[Request], Awaitable[Response]]:
+    told = openapi(ENDPOINTS, version("triolet"), server.engines.names, keys=bool(server.settings.api_keys))
+
+    async def document(_: Request) -> Response:
+        return JSONResponse(told)
+
+    return document
 
 
 def _middleware(server: Server) -> list[Middleware]:

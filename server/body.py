@@ -67,7 +67,7 @@ def _explained(error: ValidationError, kind: type[BaseModel]) -> BadBody:
     return BadBody(f"{unknown[0]} is no member of this request; {hint}", unknown[0])
 
 
-# -- forms ---------------------------------------------------------------------------------------------------------------
+# -- forms -------------------------------------------------------------------------------------------------------------
 
 
 async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tuple[Read, UploadFile]:

@@ -67,9 +67,9 @@ class EventStream(Response):
         exchange.last_words = last_words
         try:
             await self._work(events)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (told, whatever it is)
             problem = problem_of(error)
-            report(exchange, error, problem)
+            report(exchange.id, exchange.told, error, problem)
             if not events.begun:
                 await problem_answer(problem)(scope, receive, send)
                 return

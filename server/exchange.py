@@ -1,9 +1,9 @@
 """`Exchange`: one HTTP request and its answer, and every way in which it may end.
 
-The exchange stands between hypercorn and the application, as an ASGI middleware does. One task listens to the client all
-the time, another one works. So a client that goes away is noticed at once, whatever the work waits for, and the work is
-cancelled; and what a client still sends is read on, for a while, when its request has been refused already: many clients
-do not listen before they have sent everything.
+The exchange stands between hypercorn and the application, as an ASGI middleware does. One task listens to the client
+all the time, another one works. So a client that goes away is noticed at once, whatever the work waits for, and the
+work is cancelled; and what a client still sends is read on, for a while, when its request has been refused already:
+many clients do not listen before they have sent everything.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import math
 import re
 import secrets
 import time
-from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 import trio
 from starlette.datastructures import Headers
@@ -19,9 +19,7 @@ from .manners.keys import Keys, presented_key
 from .manners.origins import host_fault, origin_fault
 from .manners.rate import RateLimit
 from .problems import Problem, problem_answer, problem_of
-
-if TYPE_CHECKING:
-    from .server import Server
+from .server import Server
 
 _access = logging.getLogger("triolet.access")
 _log = logging.getLogger("triolet.server")
@@ -52,18 +50,18 @@ class Gate:
             await exchange.run(self._pass)
         finally:
             self._server.exchange_over(exchange)
-            self._tell(exchange, headers, trio.current_time() - begun)
+            self._over(exchange, headers, trio.current_time() - begun)
 
     async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
         problem = self._refusal(scope, Headers(scope=scope), exchange.told)
         if problem is not None:
-            exchange.told["error"] = problem.code or problem.status
+            exchange.told["error"] = problem.as_object()["error"]["code"]
             await problem_answer(problem)(scope, receive, send)
             return
         try:
             await self._inner(scope, receive, send)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (no error of one request ends the server)
             if exchange.status is None:
                 _log.exception("%s failed before it was answered", exchange.id)
                 await problem_answer(problem_of(error))(scope, receive, send)
@@ -77,9 +75,12 @@ class Gate:
             await receive()
             await _refuse_socket(problem, send)
             return
-        scope["told"] = told
         scope["request_id"] = _request_id(headers)
-        await self._inner(scope, receive, send)
+        begun = trio.current_time()
+        try:
+            await self._inner(scope, receive, send)
+        finally:
+            self._tell(scope, headers, trio.current_time() - begun, {"id": scope["request_id"], "status": 101, **told})
 
     # -- who may enter ---------------------------------------------------------------------------------------------
 
@@ -114,27 +115,45 @@ class Gate:
             return Problem(429, told, retry_after=math.ceil(seconds))
         return None
 
+    def _over(self, exchange: Exchange, headers: Headers, seconds: float) -> None:
+        """Tells all who count that an exchange has ended."""
+        scope, told = exchange.scope, _told(exchange)
+        path = getattr(scope.get("route"), "path", None)
+        self._server.metrics.answered(path, scope["method"], exchange.status, seconds)
+        self._server.metrics.timed(str(exchange.told.get("model")), exchange.timings)
+        self._server.spans.tell(f"{scope['method']} {path or scope['path']}", headers, seconds, exchange.timings, told)
+        self._tell(scope, headers, seconds, told)
+
     # -- the access log --------------------------------------------------------------------------------------------
 
-    def _tell(self, exchange: Exchange, headers: Headers, seconds: float) -> None:
+    def _tell(
+        self, scope: MutableMapping[str, Any], headers: Headers, seconds: float, told: Mapping[str, object]
+    ) -> None:
         if not self._server.settings.access_log:
             return
-        scope, cut = exchange.scope, exchange.cut
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "id": exchange.id,
             "client": (scope.get("client") or (None,))[0],
-            "method": scope["method"],
+            "method": scope.get("method", "GET"),
             "path": scope["path"],
-            "status": 499 if cut is Cut.CLIENT_GONE else exchange.status,
             "seconds": round(seconds, 4),
-            "bytes_in": exchange.bytes_in,
-            "bytes_out": exchange.bytes_out,
-            **exchange.told,
             "agent": headers.get("user-agent"),
-            **({"cut": cut.value} if cut else {}),
+            **told,
         }
         _access.info("%s", json.dumps(line, ensure_ascii=True, default=str))
+
+
+def _told(exchange: Exchange) -> dict[str, object]:
+    """What the access log tells of an exchange."""
+    cut = exchange.cut
+    return {
+        "id": exchange.id,
+        "status": 499 if cut is Cut.CLIENT_GONE else exchange.status,
+        "bytes_in": exchange.bytes_in,
+        "bytes_out": exchange.bytes_out,
+        **exchange.told,
+        **({"cut": cut.value} if cut else {}),
+    }
 
 
 def _request_id(headers: Headers) -> str:

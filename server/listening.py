@@ -146,7 +146,9 @@ class Listener:
         listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in sockets]
         await trio.serve_listeners(handle, listeners, handler_nursery=connections)
 
-    def _take_backlog(self, listening: socket.socket, connections: trio.Nursery, context: ssl.SSLContext | None) -> None:
+    def _take_backlog(
+        self, listening: socket.socket, connections: trio.Nursery, context: ssl.SSLContext | None
+    ) -> None:
         """Takes the connections that clients have made and nobody has accepted yet: closing would reset them."""
         with suppress(OSError):  # there are no more
             while True:
@@ -162,7 +164,7 @@ class Listener:
         self._open.add(patient)
         try:
             await self._serve(patient, context)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (no error of one connection ends the server)
             _log.warning("a connection was closed, since it broke the protocol or was lost: %r", error)
         finally:
             self._open.discard(patient)
@@ -173,7 +175,8 @@ class Listener:
         on_top: Any = stream
         if context is not None:
             on_top = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
-        app = wrap_app(self.app, self._config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]  (a narrower type)
+        plain: Any = self.app  # hypercorn types its messages more narrowly
+        app = wrap_app(plain, self._config.wsgi_max_body_size, "asgi")
         await TCPServer(app, self._config, self._context, ConnectionState({}), on_top)
 
 

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 from pydantic import ValidationError
@@ -14,10 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from ..core.errors import InvalidRequest, TrioletError
-
-if TYPE_CHECKING:
-    from .exchange import Exchange
+from ..core.errors import InvalidRequest, TrioletError, UnknownModel
 
 _log = logging.getLogger("triolet.server")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
@@ -79,6 +76,9 @@ def _fault(fault: Mapping[str, Any]) -> str:
     return f"{where}: {fault['msg']}" if where else str(fault["msg"])
 
 
+_CODES = {BadBody: "invalid_request", UnknownModel: "model_not_found"}
+
+
 def problem_of(error: Exception) -> Problem:
     """What the client is told of ``error``. Errors that nobody raised on purpose are told by their place in the log
     alone."""
@@ -89,10 +89,10 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, HTTPException):
         return Problem(error.status_code, str(error.detail))
     if isinstance(error, TrioletError):
-        code = _WORD.sub("_", type(error).__name__).lower()
-        code = "invalid_request" if isinstance(error, BadBody) else code
+        code = _CODES.get(type(error)) or _WORD.sub("_", type(error).__name__).lower()
+        param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
         retry = 1 if error.http_status in (429, 503) else None
-        return Problem(error.http_status, str(error), code, getattr(error, "param", None), retry)
+        return Problem(error.http_status, str(error), code, param, retry)
     return Problem(500, "the server failed on this request; its log has the reason under the request's id")
 
 
@@ -104,18 +104,19 @@ def problem_answer(problem: Problem) -> JSONResponse:
     return JSONResponse(problem.as_object(), problem.status, headers)
 
 
-def report(exchange: Exchange, error: Exception, problem: Problem) -> None:
-    """Tells the logs of a request that ended with ``error``."""
-    exchange.told["error"] = problem.code or type(error).__name__
+def report(name: str, told: dict[str, object], error: Exception, problem: Problem) -> None:
+    """Tells the logs that the request ``name`` ended with ``error``; ``told`` goes into the access log."""
+    told["error"] = problem.as_object()["error"]["code"]
     if problem.status >= 500:
         expected = isinstance(error, TrioletError)
-        _log.error("%s failed: %s: %s", exchange.id, type(error).__name__, error, exc_info=None if expected else error)
+        _log.error("%s failed: %s: %s", name, type(error).__name__, error, exc_info=None if expected else error)
 
 
 async def explain(request: Request, error: Exception) -> JSONResponse:
     """Answers ``error``, for Starlette."""
     problem = problem_of(error)
-    report(request.scope["exchange"], error, problem)
+    exchange: Any = request.scope["exchange"]
+    report(exchange.id, exchange.told, error, problem)
     answer = problem_answer(problem)
     if isinstance(error, HTTPException) and error.headers:
         answer.headers.update(error.headers)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import trio
 from attrs import define, field
 
+from ..api.engines import Engines
+from ..core.power import Power
 from .exchange import Cut, Exchange
 from .media import Media
+from .metrics import Metrics
 from .observers import Observers
 from .settings import ServerSettings
+from .spans import Spans
 from .view.watchers import Watchers
 
 _LOOK_BACK = 60.0  # seconds
@@ -44,7 +49,7 @@ class Server:
     """
 
     settings: ServerSettings
-    engines: Any
+    engines: Engines
     observers: Observers = field(factory=Observers)
     exchanges: set[Exchange] = field(factory=set, init=False)
     watchers: Watchers = field(factory=Watchers, init=False)
@@ -53,11 +58,15 @@ class Server:
     stop_called: trio.Event = field(factory=trio.Event, init=False)
     pace: Pace = field(factory=Pace, init=False)
     media: Media = field(init=False)
+    metrics: Metrics = field(init=False)
+    spans: Spans = field(factory=Spans, init=False)
     started: int = field(factory=lambda: int(time.time()), init=False)
     _nobody: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.media = Media(self.settings)
+        self.metrics = Metrics(self.engines)
+        self.observers.listeners.append(self.metrics.heard)
         self.observers.listeners.append(self.watchers.hear)
 
     def exchange_over(self, exchange: Exchange) -> None:
@@ -74,14 +83,20 @@ class Server:
         self.exchanges.discard(exchange)
         self._look()
 
-    def socket_open(self, change: int) -> None:
-        """A WebSocket was opened (1) or closed (-1)."""
-        self.sockets += change
-        self._look()
+    @contextmanager
+    def socket_open(self) -> Iterator[None]:
+        """A WebSocket is open, for the block."""
+        self.sockets += 1
+        try:
+            yield
+        finally:
+            self.sockets -= 1
+            self._look()
 
     def asleep(self) -> list[str]:
         """The models that sleep."""
-        return []
+        told = self.engines.statistics().items()
+        return [name for name, one in told if one.engine is not None and one.engine.power is not Power.AWAKE]
 
     def stop(self) -> None:
         """From now on new requests are refused."""

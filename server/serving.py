@@ -67,7 +67,11 @@ async def until_told(server: Server) -> int:
                 for address in addresses:
                     _log.info("serving %s at %s", ", ".join(server.engines.models), address)
                 first = await anext(signals)
-                _log.info("%s: stopping; running requests have %g s", signal.Signals(first).name, server.settings.drain_seconds)
+                _log.info(
+                    "%s: stopping; running requests have %g s",
+                    signal.Signals(first).name,
+                    server.settings.drain_seconds,
+                )
                 nursery.start_soon(abort, signals)
             nursery.cancel_scope.cancel()
     return 128 + second if second else 0

@@ -20,7 +20,8 @@ ALLOWED = {
     "actors": {"core", "models", "actors"},
     "api": {"core", "models", "actors", "api", "demo"},
     "bench": {"core", "models", "api", "bench", FACE},
-    FACE: {"core", "models", "actors", "api", "bench", FACE},
+    "server": {"core", "actors", "api", "demo", "server"},
+    FACE: {"core", "models", "actors", "api", "bench", "server", FACE},
     "testing": {"core", "models", "actors", "api", "testing", "demo"},
     "demo": {"demo"},
 }
@@ -55,6 +56,10 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "api/live": {"inputs", "outputs", "speech"},
     "api/hosts": {"inputs", "live", "outputs", "speech"},
     "api/command_line": {"api", "formats", "inputs", "outputs", "speech"},
+    "server": {"endpoints", "manners"},
+    "server/endpoints": {"schemas", "server"},
+    "server/manners": set(),
+    "server/schemas": set(),
 }
 FOREIGN = {  # what a folder must not know of the outside
     "core": {
@@ -72,6 +77,7 @@ FOREIGN = {  # what a folder must not know of the outside
     },
     "models": {"trio", "asyncio", "anyio"},
     "actors": {"torch", "transformers", "numpy", "asyncio", "anyio"},
+    "server": {"torch", "transformers", "asyncio"},
 }
 ASYNCIO = {"portal", "portal_stream", "asyncio_host"}  # of api/: the only modules that know asyncio
 ACTORS = {"scheduler", "encoder_cache", "gpu_runner"}
@@ -126,7 +132,7 @@ def test_a_room_uses_only_the_rooms_below_it(room: str) -> None:
 
 def test_every_folder_is_a_room_with_a_rule_a_docstring_and_a_place_in_the_package() -> None:
     packages = set(re.findall(r'^ +"(triolet[\w.]*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
-    for folder in ("core", "models", "actors", "api", "testing"):
+    for folder in ("core", "models", "actors", "api", "server", "testing"):
         for init in (ROOT / folder).rglob("__init__.py"):
             room = init.parent.relative_to(ROOT)
             assert folder in ("actors", "testing") or str(room) in ROOMS, f"{room} has no import rule"
@@ -156,7 +162,7 @@ def test_no_two_modules_import_each_other() -> None:
 
 
 def product() -> Iterator[Path]:
-    for folder in ("core", "models", "actors", "api", "testing"):
+    for folder in ("core", "models", "actors", "api", "server", "testing"):
         yield from (path for path in modules(folder) if path.stem != "__init__")
 
 

@@ -17,7 +17,8 @@ _WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities", "word
 
 
 def as_object(transcript: Transcript) -> dict[str, Any]:
-    """All that a transcript holds but its timings: text, language, segments. ``words``, ``coverage``, ``warnings`` and
+    """All that a transcript holds but its timings and its tokens' log-probabilities: text, language, segments.
+    ``words``, ``coverage``, ``warnings`` and
     ``language_probabilities`` are there where there are some."""
     return attrs.asdict(transcript, filter=_is_told)
 
@@ -25,7 +26,7 @@ def as_object(transcript: Transcript) -> dict[str, Any]:
 def _is_told(attribute: attrs.Attribute[Any], value: Any) -> bool:
     if attribute.name in _WHERE_THERE_ARE_SOME:
         return bool(value)
-    return attribute.name != "timings"
+    return attribute.name not in ("timings", "logprobs")
 
 
 def as_verbose_object(transcript: Transcript) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class Segment:
         compression_ratio: UTF-8 bytes of the window's text over their zlib-compressed size; above 2.4: repetitions.
         temperature: the sampling temperature that gave the window's text.
         words: with their times, where they were asked for; their texts joined are ``text``.
+        logprobs: the natural log-probability of each of ``token_ids``.
     """
 
     id: int
@@ -108,6 +109,7 @@ class Segment:
     compression_ratio: float
     temperature: float
     words: tuple[Word, ...] | None = None
+    logprobs: tuple[float, ...] = field(default=(), eq=False, repr=False)
 
 
 @frozen(kw_only=True)

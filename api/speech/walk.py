@@ -121,7 +121,7 @@ class Walk:
         recipe = self.reader.recipe
         silent = attempt.assessment.is_silent(recipe.options)
         cut = WindowCut((), None) if silent else recipe.cut(attempt.generated)
-        segments, tokens = self._segments(cut.spans, attempt.assessment, start, stop)
+        segments, tokens = self._segments(cut.spans, attempt, start, stop)
         seek = stop if cut.next_start is None else min(start + cut.next_start * recipe.timestamp_step, stop)
         if cut.next_start is not None:
             seek = self._far_enough(start, seek, stop)
@@ -185,7 +185,7 @@ class Walk:
         return end if end - start >= self._samples(_LEAST_MOVE) and speech >= self._samples(_MISSED) else stop
 
     def _segments(
-        self, spans: Sequence[Span], assessment: Assessment, start: int, stop: int
+        self, spans: Sequence[Span], attempt: Attempt, start: int, stop: int
     ) -> tuple[tuple[Segment, ...], tuple[int, ...]]:
         """Segments within the window [start, stop), in order, and their tokens. Spans without text or time are left
         out. So are spans that begin behind the window, where the model hears only padding. Where all begin there, the
@@ -195,23 +195,28 @@ class Walk:
         tokens: list[int] = []
         told = [span for span in spans if recipe.decode(span.token_ids).strip()]
         timely = [span for span in told if start + span.start * recipe.timestamp_step < stop]
-        for span in timely or [Span(0, None, span.token_ids) for span in told[:1]]:
+        for span in timely or [Span(0, None, span.token_ids, span.first) for span in told[:1]]:
             begin = max(start + span.start * recipe.timestamp_step, spoken)
             end = stop if span.end is None else min(start + span.end * recipe.timestamp_step, stop)
             if begin < end:
-                found.append(self._segment(span, assessment, begin, end))
+                found.append(self._segment(span, attempt, begin, end))
                 tokens += span.token_ids
                 spoken = end
         return tuple(found), tuple(tokens)
 
-    def _segment(self, span: Span, assessment: Assessment, start: int, end: int) -> Segment:
-        recipe = self.reader.recipe
+    def _segment(self, span: Span, attempt: Attempt, start: int, end: int) -> Segment:
+        recipe, assessment = self.reader.recipe, attempt.assessment
+        logprobs = attempt.generated.logprobs[span.first :]
+        text = [
+            (token, logprob) for token, logprob in zip(span.token_ids, logprobs, strict=False) if recipe.is_text(token)
+        ]
         return Segment(
             id=0,  # numbered when it is told
             start=self._seconds(start),
             end=self._seconds(end),
             text=recipe.decode(span.token_ids),
-            token_ids=tuple(token for token in span.token_ids if recipe.is_text(token)),
+            token_ids=tuple(token for token, _ in text),
+            logprobs=tuple(logprob for _, logprob in text),
             avg_logprob=assessment.avg_logprob,
             no_speech_prob=assessment.no_speech_prob,
             compression_ratio=assessment.compression_ratio,

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem, FinishReason
@@ -39,11 +39,13 @@ class Generated:
 @frozen
 class Span:
     """Text between two timestamps, in timestamp steps from the window's start; ``end`` is ``None`` where the text goes
-    on to the end of the window. ``token_ids`` has the timestamps too."""
+    on to the end of the window. ``token_ids`` has the timestamps too; ``first`` is the place of the first of them among
+    the window's tokens."""
 
     start: int
     end: int | None
     token_ids: tuple[int, ...]
+    first: int = field(default=0, eq=False)
 
 
 @frozen
@@ -75,10 +77,10 @@ def cut_window(token_ids: Sequence[int], begin_id: int) -> WindowCut:
     ends = [*cuts, len(token_ids)] if closed else cuts
     parts = [tuple(token_ids[start:end]) for start, end in pairwise([0, *ends])]
     spans, reached = [], 0
-    for part in parts:
+    for part, first in zip(parts, [0, *cuts], strict=False):
         start = part[0] - begin_id if part[0] >= begin_id else reached
         reached = part[-1] - begin_id
-        spans.append(Span(start, reached, part))
+        spans.append(Span(start, reached, part, first))
     return WindowCut(tuple(spans), None if closed else reached, closed)
 
 

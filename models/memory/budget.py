@@ -35,6 +35,14 @@ class Available:
         return cls.on_cpu(weights, available_memory(read_file))
 
     @classmethod
+    def at_most(cls, devices: Sequence[torch.device], weights: int) -> Available:
+        """What `of` gives at most, however much is free."""
+        if devices[0].type == "cuda":
+            whole = min(torch.cuda.mem_get_info(device)[1] for device in devices) * len(devices)
+            return cls(most=whole // _CUDA_SHARE, free=None)
+        return cls.on_cpu(weights, None)
+
+    @classmethod
     def on_cpu(cls, weights: int, free: int | None) -> Available:
         """See `of`; ``free`` is ``None`` where the system does not tell."""
         wanted = max(weights, _LEAST_ROOM)

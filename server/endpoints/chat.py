@@ -34,7 +34,7 @@ async def converse(request: Request) -> Response:
     if body.stream:
         return EventStream(partial(_streamed, request, body))
     async with engine_of(request, body.model) as engine:
-        query = await _query(request, engine, body)
+        query = await _query(request, body)
         completion = await engine.generate(**query)
         exchange_of(request).ended(completion.timings, tokens=completion.usage.completion_tokens)
         choices = [
@@ -53,7 +53,7 @@ async def converse(request: Request) -> Response:
     )
 
 
-async def _query(request: Request, engine: Engine, body: ChatRequest) -> dict[str, Any]:
+async def _query(request: Request, body: ChatRequest) -> dict[str, Any]:
     """The arguments of `Engine.generate`."""
     return {
         "messages": await messages_of(request, body),
@@ -88,7 +88,7 @@ def _reason(reason: FinishReason) -> Any:
 async def _streamed(request: Request, body: ChatRequest, events: Events) -> None:
     answer = _Answer(body, events)
     async with engine_of(request, body.model) as engine:
-        query = await _query(request, engine, body)
+        query = await _query(request, body)
         queries = [{**query, "sampling": one} for one in siblings_of(query["sampling"])]
         usages, timings = await streams_together(engine, queries, partial(answer.add, engine))
     exchange_of(request).ended(timings, tokens=sum(usage.completion_tokens for usage in usages))
@@ -110,7 +110,7 @@ class _Answer:
         if index not in self._begun:
             self._begun.add(index)
             await self.tell(ChunkChoice(index=index, delta=MessageDelta(role="assistant", content="")))
-        choice = ChunkChoice(index=index, delta=MessageDelta(**({"content": delta.text} if delta.text else {})))
+        choice = ChunkChoice(index=index, delta=MessageDelta(content=delta.text) if delta.text else MessageDelta())
         if self._body.logprobs and delta.token_ids:
             choice.logprobs = chat_logprobs(engine.model.tokenizer, delta)
         if delta.finish_reason is not None:

@@ -6,19 +6,16 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from ...api.engine import Engine
 from ...core.errors import InvalidRequest
-from ..problems import Problem, Refusal
-
-if TYPE_CHECKING:
-    from ...api.engine import Engine
-    from ..exchange import Exchange
-    from ..server import Server
+from ..exchange import Exchange
+from ..server import Server
 
 
 def server_of(request: Request) -> Server:
@@ -38,14 +35,10 @@ async def engine_of(request: Request, model: str) -> AsyncIterator[Engine]:
     """The engine of ``model``, which is loaded if need be, and stays for the block.
 
     Raises:
-        Refusal: no model of this name is served.
+        UnknownModel: no model of this name is served.
     """
-    server = server_of(request)
-    if model not in server.engines.models:
-        served = ", ".join(server.engines.models)
-        raise Refusal(Problem(404, f"no model {model!r} is served; allowed: {served}", "model_not_found", "model"))
     exchange_of(request).told["model"] = model
-    async with server.engines.use(model) as engine:
+    async with server_of(request).engines.use(model) as engine:
         yield engine
 
 

@@ -62,9 +62,7 @@ def _echo(engine: Engine, body: CompletionRequest, place: int) -> str:
     return text
 
 
-def _choice(
-    engine: Engine, body: CompletionRequest, index: int, completion: Completion, echo: str
-) -> CompletionChoice:
+def _choice(engine: Engine, body: CompletionRequest, index: int, completion: Completion, echo: str) -> CompletionChoice:
     told = None if body.logprobs is None else completion_logprobs(engine.model.tokenizer, completion)
     reason = _reason(completion.finish_reason)
     return CompletionChoice(index=index, text=echo + completion.text, logprobs=told, finish_reason=reason)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..problems import Problem, Refusal
+from ..metrics import CONTENT_TYPE_LATEST
 from ..schemas.models import Health, Model, ModelList
+from ..server import Server
 from .common import answered, server_of
-
-if TYPE_CHECKING:
-    from ..server import Server
 
 
 async def list_models(request: Request) -> Response:
@@ -23,16 +19,18 @@ async def list_models(request: Request) -> Response:
 
 async def show_model(request: Request) -> Response:
     """One of the models that are served."""
-    server, name = server_of(request), request.path_params["model"]
-    if name not in server.engines.models:
-        served = ", ".join(server.engines.models)
-        raise Refusal(Problem(404, f"no model {name!r} is served; allowed: {served}", "model_not_found", "model"))
-    return answered(_model(server, name))
+    server = server_of(request)
+    return answered(_model(server, server.engines.name_of(request.path_params["model"])))
 
 
 def _model(server: Server, name: str) -> Model:
-    state = server.engines.statistics().models[name].state.value
+    state = server.engines.statistics()[name].state
     return Model(id=name, object="model", created=server.started, owned_by="triolet", state=state)
+
+
+async def metrics(request: Request) -> Response:
+    """Figures for Prometheus."""
+    return Response(server_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def health(request: Request) -> Response:
@@ -44,7 +42,7 @@ async def health(request: Request) -> Response:
         ready=not server.stopping,
         draining=server.stopping,
         sleeping=server.asleep(),
-        models={name: one.state.value for name, one in server.engines.statistics().models.items()},
+        models={name: one.state for name, one in server.engines.statistics().items()},
         running=len(server.exchanges) - 1,
     )
-    return JSONResponse(told.model_dump(), 503 if server.stopping else 200)
+    return JSONResponse(told.model_dump(mode="json"), 503 if server.stopping else 200)

@@ -59,6 +59,6 @@ async def _tell_changes(server: Server, watcher: Watcher, events: Events) -> Non
 
 
 def _figures(server: Server) -> told.Told:
-    models = server.engines.statistics().models
+    models = server.engines.statistics()
     figures = {name: told.model_told(one, server.watchers.state_of(name)) for name, one in models.items()}
     return told.figures_told(figures, trio.current_time())

@@ -94,9 +94,7 @@ def completion_logprobs(tokenizer: Any, part: Completion | Delta, *, offset: int
         offsets.append(offset)
         offset += len(text)
     told = tops if part.top_logprobs is not None else None
-    return completions.CompletionLogprobs(
-        tokens=tokens, token_logprobs=values, top_logprobs=told, text_offset=offsets
-    )
+    return completions.CompletionLogprobs(tokens=tokens, token_logprobs=values, top_logprobs=told, text_offset=offsets)
 
 
 def _tokens(part: Completion | Delta) -> Iterator[tuple[int, float, Sequence[tuple[int, float]]]]:

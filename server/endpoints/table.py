@@ -117,6 +117,13 @@ ENDPOINTS = (
         tag="server",
     ),
     Endpoint(
+        path="/metrics",
+        handle=models.metrics,
+        method="GET",
+        answers={"text/plain": None},
+        tag="server",
+    ),
+    Endpoint(
         path="/health",
         handle=models.health,
         method="GET",

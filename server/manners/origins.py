@@ -1,8 +1,8 @@
 """Pages of other origins: whether a browser may use the server on their behalf.
 
 A server on the loopback without a key is open to every page that a browser on this machine shows: forms reach it
-without asking, and a name that is made to resolve to 127.0.0.1 reads it, too (DNS rebinding). So a request that names an
-origin must come from the server's own pages or an allowed one, and a local server answers to local names alone.
+without asking, and a name that is made to resolve to 127.0.0.1 reads it, too (DNS rebinding). So a request that names
+an origin must come from the server's own pages or an allowed one, and a local server answers to local names alone.
 """
 
 from __future__ import annotations

@@ -55,9 +55,11 @@ class SamplingBody(Ignored):
     temperature: Annotated[float | None, Field(ge=0.0, le=2.0, description="0 is greedy; by default 1.")] = None
     top_p: Annotated[float | None, Field(gt=0.0, le=1.0)] = None
     n: Annotated[int | None, Field(ge=1, le=128)] = None
-    stop: Annotated[str, Field(min_length=1, max_length=1_024)] | list[
+    stop: (
         Annotated[str, Field(min_length=1, max_length=1_024)]
-    ] | None = None
+        | list[Annotated[str, Field(min_length=1, max_length=1_024)]]
+        | None
+    ) = None
     presence_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
     logit_bias: Annotated[

@@ -147,7 +147,7 @@ class NamedSchema(Body):
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: Text | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    schema_: Annotated[dict[str, Any], Field(alias="schema", default_factory=dict)]
     strict: Annotated[bool | None, Field(description="The schema is always followed.")] = None
 
 

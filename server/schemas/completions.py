@@ -15,9 +15,12 @@ class CompletionRequest(SamplingBody):
     """Text, or tokens, that the model goes on with."""
 
     model: Name
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=2_048)] | TokenIds | Annotated[
-        list[TokenIds], Field(min_length=1, max_length=2_048)
-    ]
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=2_048)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=2_048)]
+    )
     max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="By default 16.")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -39,9 +42,8 @@ class CompletionRequest(SamplingBody):
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
-        if isinstance(prompt[0], int):
-            return [[one for one in prompt if isinstance(one, int)]]
-        return [one for one in prompt if not isinstance(one, int)]
+        tokens = [one for one in prompt if isinstance(one, int)]
+        return [tokens] if tokens else [one for one in prompt if not isinstance(one, int)]
 
 
 class CompletionLogprobs(Answer):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ...core.residency import ModelState
 from .base import Answer
-
-State = Literal["absent", "loading", "ready", "unloading", "failed"]
 
 
 class Model(Answer):
@@ -16,7 +15,7 @@ class Model(Answer):
     object: Literal["model"]
     created: int
     owned_by: str
-    state: State
+    state: ModelState
 
 
 class ModelList(Answer):
@@ -34,5 +33,5 @@ class Health(Answer):
     ready: bool
     draining: bool
     sleeping: list[str]
-    models: dict[str, State]
+    models: dict[str, ModelState]
     running: int

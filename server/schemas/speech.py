@@ -35,12 +35,14 @@ class TranscriptionForm(SpeechForm):
     """The members of a form that asks for a transcription, beside the ``file``."""
 
     language: Annotated[str | None, Field(description="A code (en) or a name (english); by default detected.")] = None
-    timestamp_granularities: Annotated[list[Literal["word", "segment"]], Field(description="Of verbose_json.")] = []
+    timestamp_granularities: Annotated[
+        list[Literal["word", "segment"]], Field(default_factory=list, description="Of verbose_json.")
+    ]
     stream: bool = False
     chunking_strategy: Annotated[
         Literal["auto"] | ServerVad | None, Field(description="Read the parts between pauses at the same time.")
     ] = None
-    include: Annotated[list[Literal["logprobs"]], Field(description="Of the format json.")] = []
+    include: Annotated[list[Literal["logprobs"]], Field(default_factory=list, description="Of the format json.")]
 
     @model_validator(mode="after")
     def _fits_together(self) -> TranscriptionForm:

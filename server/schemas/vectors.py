@@ -19,7 +19,8 @@ class EmbeddingRequest(Ignored):
     input: Text | Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[
-        int | None, Field(ge=1, le=1_000_000, description="Keep so many numbers of each vector, and make it of length 1.")
+        int | None,
+        Field(ge=1, le=1_000_000, description="Keep so many numbers of each vector, and make it of length 1."),
     ] = None
     priority: Level = 0
 

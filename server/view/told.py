@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from ...actors.supervisor import EngineStatistics
+from ...api.engines import ModelStatistics
 from ...api.command_line.watch_state import CacheEntry, RequestLine, WatchState
 from ...core import errors
 from ...core.log_lines import one_line
@@ -86,7 +87,7 @@ def figures_told(models: Mapping[str, Told], now: float) -> Told:
     return {"type": "figures", "now": _time(now), "models": dict(models)}
 
 
-def model_told(model: Any, state: WatchState) -> Told:
+def model_told(model: ModelStatistics, state: WatchState) -> Told:
     """The figures of one model; ``model``: its statistics among those of several models."""
     told: Told = {
         "state": model.state.value,

@@ -12,8 +12,10 @@ def main() -> NoReturn:
         from .api.command_line.main import cli
         from .api.command_line.main import main as command
         from .bench.command import bench
+        from .server.command import serve
 
         cli.add_command(bench)
+        cli.add_command(serve)
         command()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)

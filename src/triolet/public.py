@@ -2,8 +2,10 @@
 
 from .actors.supervisor import EngineStatistics
 from .api.engine import Engine
+from .api.engines import Engines, ModelStatistics
 from .api.live.options import LiveOptions
 from .api.live.session import LiveSession
+from .api.model_spec import ModelSpec
 from .api.outputs.results import Completion, Delta, LiveText, Segment, Stretch, Transcript, Usage, Word
 from .api.outputs.streams import DeltaStream
 from .api.speech.options import TranscribeOptions
@@ -23,11 +25,13 @@ from .core.errors import (
     EngineTeardownError,
     InvalidRequest,
     InvariantViolation,
+    ModelTooLarge,
     Overloaded,
     PoisonRequest,
     RequestTooLarge,
     RunnerCrashed,
     TrioletError,
+    UnknownModel,
     UnsupportedAudio,
     UnsupportedImage,
     UnsupportedModel,
@@ -53,6 +57,7 @@ __all__ = [
     "EngineStateError",
     "EngineStatistics",
     "EngineTeardownError",
+    "Engines",
     "Event",
     "FinishReason",
     "InvalidRequest",
@@ -60,6 +65,9 @@ __all__ = [
     "LiveOptions",
     "LiveSession",
     "LiveText",
+    "ModelSpec",
+    "ModelStatistics",
+    "ModelTooLarge",
     "Overloaded",
     "PoisonRequest",
     "RequestTooLarge",
@@ -74,6 +82,7 @@ __all__ = [
     "TranscribeOptions",
     "Transcript",
     "TrioletError",
+    "UnknownModel",
     "UnsupportedAudio",
     "UnsupportedImage",
     "UnsupportedModel",

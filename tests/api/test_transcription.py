@@ -18,6 +18,7 @@ from triolet.core.errors import EngineStateError, InvalidRequest
 from triolet.core.request import Request
 
 from .speech import (
+    BEGIN,
     GREEDY,
     LADDER,
     MODEL,
@@ -250,6 +251,18 @@ async def test_where_every_temperature_fails_the_best_is_taken() -> None:
     )
     (segment,) = (await begin(ramp(5), script, LADDER).transcript()).segments
     assert (segment.text, segment.temperature, segment.avg_logprob) == ("mumble", 0.2, pytest.approx(-1.5))
+
+
+async def test_a_segment_has_the_log_probabilities_of_its_own_tokens() -> None:
+    """Those of the timestamps around its text are not among them."""
+    window = answer(0.0, "ab", 5.0, 5.0, "cde", 10.0)
+    counted = attrs.evolve(window, logprobs=tuple(-float(place) for place in range(len(window.logprobs))))
+    segments = (
+        await begin(ramp(10), Script(counted), options_of(temperature=(0.0,), logprob_threshold=None)).transcript()
+    ).segments
+    texts = [place for place, token in enumerate(window.token_ids) if token < BEGIN]
+    assert [place for segment in segments for place in segment.logprobs] == [-float(place) for place in texts]
+    assert [len(segment.logprobs) for segment in segments] == [len(segment.token_ids) for segment in segments]
 
 
 async def test_of_repetitions_alone_the_least_is_taken() -> None:

@@ -263,7 +263,10 @@ def test_a_window_is_cut_at_its_timestamps(
 ) -> None:
     """The segments with all their tokens, and where the next window starts, in steps of 20 ms."""
     expected = tuple(Span(start, end, tokens(*inside)) for start, end, inside in spans)
-    assert cut_window(tokens(*parts), BEGIN) == WindowCut(expected, next_start, closed)
+    found = cut_window(tokens(*parts), BEGIN)
+    assert found == WindowCut(expected, next_start, closed)
+    for span in found.spans:
+        assert tokens(*parts)[span.first :][: len(span.token_ids)] == span.token_ids
 
 
 # ---- thresholds: is this text good enough ----------------------------------------------------------------------------

@@ -224,6 +224,8 @@ class LedgerMachine(Machine):
         entries = self.ledger.entries()
         assert self.ledger.taken == sum(size for _, _, size in entries.values()), "books balance: bytes of no entry"
         assert 0 <= self.ledger.taken <= self.ledger.capacity, "books balance: over capacity"
+        told = self.ledger.statistics().bytes_by_state
+        assert sum(told.values()) == self.ledger.taken, "books balance: the states' bytes are all"
         resident = {key: size for key, (state, _, size) in entries.items() if state in RESIDENT}
         assert resident == self.device, "books balance: the device holds what the ledger says"
 

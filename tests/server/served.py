@@ -12,12 +12,12 @@ import outcome
 import trio
 from attrs import define
 
+from triolet import Engines, ModelSpec
+from triolet.core.config import EngineConfig
 from triolet.server.observers import Observers
 from triolet.server.server import Server
 from triolet.server.serving import serving
 from triolet.server.settings import ServerSettings
-
-from .standin import stand_in
 
 
 @define
@@ -41,7 +41,11 @@ def served(models: Mapping[str, str], **settings: Any) -> Iterator[Served]:
 
     async def main() -> None:
         observers = Observers()
-        async with stand_in(models, observers) as engines:
+        specs = {
+            name: ModelSpec(path, config=EngineConfig(device="cpu", observer=observers.of(name)))
+            for name, path in models.items()
+        }
+        async with Engines(specs) as engines:
             server = Server(ServerSettings(port=0, **settings), engines, observers)
             async with serving(server) as addresses:
                 told.put(Served(server, addresses[0], trio.lowlevel.current_trio_token()))

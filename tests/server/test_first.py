@@ -1,5 +1,7 @@
 from __future__ import annotations
+
 import openai
+
 from .served import Served
 
 
@@ -14,5 +16,7 @@ def test_transcribes(service: Served, speech) -> None:
 
 
 def test_talks(service: Served) -> None:
-    answer = client(service).chat.completions.create(model="llama", messages=[{"role": "user", "content": "hi"}], max_tokens=4, seed=1)
+    answer = client(service).chat.completions.create(
+        model="llama", messages=[{"role": "user", "content": "hi"}], max_tokens=4, seed=1
+    )
     assert answer.usage.completion_tokens == 4

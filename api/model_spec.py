@@ -1,0 +1,105 @@
+"""`ModelSpec`: one of several models, and how an engine of it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from attrs import evolve, field, frozen
+
+from ..core.checks import Check, Refused, flag, instance, settle
+from ..core.config import EngineConfig
+from ..core.plan import DeviceMemory
+from .engine import Engine
+
+
+def _model(value: Any) -> str | Path:
+    if not isinstance(value, str | Path) or not str(value).strip():
+        raise Refused
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not all(isinstance(name, str) and name.strip() for name in value):
+        raise Refused
+    return tuple(value)
+
+
+_SPEC = {
+    "model": Check(_model, "a folder with a checkpoint, or a hub id, as a text or a Path"),
+    "config": instance(EngineConfig, "EngineConfig(...), or leave it out"),
+    "aliases": Check(_names, "a tuple of names"),
+    "preload": flag(),
+}
+
+
+@frozen
+class ModelSpec:
+    """One of the models of `Engines`.
+
+    Args:
+        model: a folder with a transformers checkpoint, or a hub id.
+        config: the engine's settings.
+        aliases: other names of the model.
+        preload: load the model when the block is entered, without waiting for it.
+
+    Raises:
+        InvalidRequest: a value of another type.
+    """
+
+    model: str | Path
+    config: EngineConfig = field(factory=EngineConfig, kw_only=True)
+    aliases: tuple[str, ...] = field(default=(), kw_only=True)
+    preload: bool = field(default=False, kw_only=True)
+    _parts: tuple[Callable[[], Engine], int] | None = field(default=None, init=False, repr=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        settle(self, _SPEC)
+
+    @classmethod
+    def from_parts(
+        cls,
+        make_engine: Callable[[], Engine],
+        needs: int,
+        *,
+        aliases: tuple[str, ...] = (),
+        preload: bool = False,
+    ) -> Self:
+        """A model whose engines are made by ``make_engine``, one for each load, and need ``needs`` bytes, as far as is
+        known before; as the simulation in `triolet.testing` has them."""
+        spec = cls("parts of its maker's", aliases=aliases, preload=preload)
+        object.__setattr__(spec, "_parts", (make_engine, needs))
+        return spec
+
+    def new_engine(self) -> Engine:
+        """An engine of the model, not entered yet."""
+        return Engine(self.model, config=self.config) if self._parts is None else self._parts[0]()
+
+    @property
+    def known_needs(self) -> DeviceMemory | None:
+        """What an engine will hold, where that is known without reading files."""
+        return None if self._parts is None else DeviceMemory(device="", by_owner={"parts": self._parts[1]})
+
+    def needs(self) -> DeviceMemory:
+        """What an engine will hold. Reads the checkpoint's files, and may download them.
+
+        Raises:
+            CheckpointError: there is none, or it cannot be read.
+            InvalidRequest: settings that do not fit it.
+        """
+        from ..models.machine.openmp import prepare_openmp
+
+        prepare_openmp()
+        from ..models.blueprints.estimate import estimate
+
+        return estimate(self.model, self.config)
+
+
+def counted_memory(engine: Engine) -> DeviceMemory:
+    """What an open engine counts against the budget: what it holds, and all that encoder outputs may take."""
+    model, held = engine.model, engine.statistics().device
+    if not (model.encoder_bytes or (model.preparer is not None and model.preparer.media)):
+        return held
+    outputs = max(held.by_owner.get("encoder_outputs", 0), engine.inside.config.encoder_cache_bytes)
+    return evolve(held, by_owner={**held.by_owner, "encoder_outputs": outputs})

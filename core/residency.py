@@ -1,0 +1,396 @@
+"""Which of several models are loaded under one memory budget: who is used, who is loaded next, who gives way. Pure.
+
+::
+
+    ABSENT -> LOADING -> READY -> UNLOADING -> ABSENT
+       ^         |
+       +---------+  it failed
+
+A use of a model that is ready begins at once. A use of another one waits. Every use has a ticket, a number that counts
+arrivals. Waiting models are loaded in the order of their first tickets, and none before an earlier one that waits for
+room (the head).
+
+The head chooses the models that give way to it: idle ones first, the least recently used first, and as few as are
+needed. Where idle ones are not enough it chooses models in use, too, and *claims* all of them: a use with a later
+ticket than the head's waits behind the head. So a model that gives way takes no new users, and is idle at some time.
+It is unloaded when all that give way are idle. Models that nobody claims go on.
+
+A model counts with the bytes that it is thought to need from the decision to load it on, with those that it was found
+to hold once it is open, and with none when it is gone.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from attrs import define, field, frozen
+
+
+class ModelState(enum.Enum):
+    """Where a model is on its way."""
+
+    ABSENT = "absent"
+    LOADING = "loading"
+    READY = "ready"
+    UNLOADING = "unloading"
+    FAILED = "failed"  # absent, and the last load failed
+
+
+@frozen
+class Grant:
+    """What the ticket waits for is so: its model is ready and counts it among its users, or is unloaded as ordered."""
+
+    ticket: int
+
+
+@frozen
+class Refuse:
+    """The use is over before it began: its model failed to load, or all is closing."""
+
+    ticket: int
+
+
+@frozen
+class Size:
+    """Find out how many bytes the model needs. `Residency.sized` or `Residency.failed` answers."""
+
+    name: str
+
+
+@frozen
+class Load:
+    """Load the model: there is room. `Residency.opened` or `Residency.failed` answers."""
+
+    name: str
+
+
+@frozen
+class Unload:
+    """Unload the model. `Residency.closed` answers."""
+
+    name: str
+    why: str
+
+
+Decision: TypeAlias = Grant | Refuse | Size | Load | Unload
+
+
+@frozen(kw_only=True)
+class ModelFigures:
+    """A snapshot of one model. ``idle_since`` is the time when its last use ended; ``None``: it is in use, or was never
+    used."""
+
+    state: ModelState
+    users: int
+    waiting: int
+    bytes: int
+    loads: int
+    idle_since: float | None
+
+
+@define(eq=False)
+class _Model:
+    name: str
+    state: ModelState = ModelState.ABSENT  # never FAILED, which `failed_at` tells
+    needs: int | None = None  # bytes, as far as is known
+    held: int = 0  # bytes that count against the budget
+    users: set[int] = field(factory=set)
+    waiting: dict[int, None] = field(factory=dict)  # tickets of uses, in order
+    orders: dict[int, None] = field(factory=dict)  # tickets of orders to unload it
+    sizing: bool = False
+    wanted: bool = False  # a use has begun since it was loaded
+    recency: int = 0  # the smallest is the least recently used
+    idle_since: float = math.nan  # the time when it was opened, or when its last use ended
+    last_use: float | None = None  # the time when its last use ended
+    failed_at: float | None = None
+    loads: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return self.state is ModelState.READY and not self.users
+
+    @property
+    def first(self) -> float:
+        """The first ticket that waits for it."""
+        return next(iter(self.waiting), math.inf)
+
+
+@define(eq=False)
+class Residency:
+    """Facts come in; `decide` says what follows. Whoever carries decisions out calls it after every fact, and when
+    `next_deadline` has come.
+
+    Args:
+        names: of the models.
+        budget: bytes that all loaded models have together; ``None``: as many as they need.
+        idle_seconds: an idle model is unloaded after this time; ``math.inf``: only for want of room.
+        retry_seconds: for so long after a load that failed uses are refused.
+    """
+
+    names: tuple[str, ...]
+    budget: int | None
+    idle_seconds: float
+    retry_seconds: float
+    _models: dict[str, _Model] = field(init=False)
+    _tickets: dict[int, _Model] = field(factory=dict, init=False)  # of uses and orders that have not ended
+    _arrivals: Iterator[int] = field(factory=itertools.count, init=False)
+    _recencies: Iterator[int] = field(factory=lambda: itertools.count(1), init=False)
+    _overdrawn: int | None = field(default=None, init=False)  # a ticket, while more is held than the budget
+    _closing: bool = field(default=False, init=False)
+    _decisions: list[Decision] = field(factory=list, init=False)
+
+    @_models.default
+    def _all_absent(self) -> dict[str, _Model]:
+        return {name: _Model(name) for name in self.names}
+
+    # -- facts of users ----------------------------------------------------------------------------------------------
+
+    def want(self, name: str, *, at_once: bool = False) -> int:
+        """A use of ``name`` arrives; returns its ticket. ``at_once``: the model is tried again though it has just
+        failed."""
+        model = self._models[name]
+        if at_once:
+            model.failed_at = None
+        ticket = self._new_ticket(model)
+        model.waiting[ticket] = None
+        return ticket
+
+    def order_unload(self, name: str) -> int:
+        """Somebody wants ``name`` unloaded when the uses that came before have ended; returns the order's ticket. Later
+        uses have it loaded anew."""
+        model = self._models[name]
+        ticket = self._new_ticket(model)
+        model.orders[ticket] = None
+        return ticket
+
+    def end(self, ticket: int, now: float) -> None:
+        """A use has ended, or no longer waits; an order is withdrawn, or was heard. Unknown tickets are those of uses
+        that were refused, or of an engine that is gone."""
+        model = self._tickets.pop(ticket, None)
+        if model is None:
+            return
+        model.waiting.pop(ticket, None)
+        model.orders.pop(ticket, None)
+        if ticket in model.users:
+            model.users.discard(ticket)
+            model.recency = next(self._recencies)
+            model.idle_since = model.last_use = now
+
+    def is_granted(self, ticket: int) -> bool:
+        """Whether a use is going on: its engine has not gone since."""
+        model = self._tickets.get(ticket)
+        return model is not None and ticket in model.users
+
+    def close(self) -> None:
+        """All is to end: no use begins any more."""
+        self._closing = True
+
+    # -- facts of models ---------------------------------------------------------------------------------------------
+
+    def sized(self, name: str, needs: int) -> None:
+        """``name`` will need so many bytes, no more than the budget."""
+        model = self._models[name]
+        assert self.budget is None or needs <= self.budget, f"{name} is too large and waits for room"
+        model.sizing, model.needs = False, needs
+
+    def opened(self, name: str, held: int, now: float) -> None:
+        """``name`` is loaded and holds so many bytes, no more than the budget."""
+        model = self._models[name]
+        assert model.state is ModelState.LOADING, f"{name} is opened while {model.state}"
+        assert self.budget is None or held <= self.budget, f"{name} is too large and stays"
+        model.state = ModelState.READY
+        model.held = model.needs = held
+        model.recency, model.idle_since = next(self._recencies), now
+        model.wanted = False
+        model.loads += 1
+
+    def failed(self, name: str, now: float) -> None:
+        """``name`` could not be sized or loaded; it holds nothing."""
+        model = self._models[name]
+        model.state, model.sizing, model.held, model.needs = ModelState.ABSENT, False, 0, None
+        model.failed_at = now
+
+    def leaving(self, name: str) -> None:
+        """The engine of ``name`` ends, asked to or not. If it was not, its users have its errors and are users no
+        more."""
+        model = self._models[name]
+        if model.state is not ModelState.UNLOADING:
+            model.state = ModelState.UNLOADING
+        for ticket in model.users:
+            del self._tickets[ticket]
+        model.users.clear()
+
+    def closed(self, name: str) -> None:
+        """``name`` is unloaded, and what it held is given back."""
+        model = self._models[name]
+        assert model.state is ModelState.UNLOADING, f"{name} is closed while {model.state}"
+        model.state, model.held = ModelState.ABSENT, 0
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> tuple[Decision, ...]:
+        """What follows from the facts so far. A decision counts as carried out, or as under way."""
+        for model in self._models.values():
+            self._answer_absent(model, now)
+        self._serve()
+        for model in self._models.values():
+            self._unload_spare(model, now)
+        decisions, self._decisions = tuple(self._decisions), []
+        return decisions
+
+    def next_deadline(self) -> float:
+        """When `decide` must be called again if no fact comes; ``math.inf``: not before."""
+        idle = (model for model in self._models.values() if model.is_idle and not model.waiting)
+        return min((model.idle_since + self.idle_seconds for model in idle), default=math.inf)
+
+    def figures(self, name: str) -> ModelFigures:
+        """A snapshot."""
+        model = self._models[name]
+        return ModelFigures(
+            state=self._told_state(model),
+            users=len(model.users),
+            waiting=len(model.waiting),
+            bytes=model.held,
+            loads=model.loads,
+            idle_since=None if model.users else model.last_use,
+        )
+
+    @property
+    def held(self) -> int:
+        """Bytes that count against the budget."""
+        return _held(self._models.values())
+
+    def _told_state(self, model: _Model) -> ModelState:
+        if model.sizing:
+            return ModelState.LOADING
+        if model.state is ModelState.ABSENT and model.failed_at is not None:
+            return ModelState.FAILED
+        return model.state
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
+
+    def _new_ticket(self, model: _Model) -> int:
+        ticket = next(self._arrivals)
+        self._tickets[ticket] = model
+        return ticket
+
+    def _answer_absent(self, model: _Model, now: float) -> None:
+        """Refuses the uses of a model that has just failed, and sizes one that is wanted."""
+        if model.state is ModelState.ABSENT:
+            for ticket in list(model.orders):
+                self._take(ticket)
+                self._decisions.append(Grant(ticket))
+        failed = model.failed_at is not None and now < model.failed_at + self.retry_seconds
+        if self._closing or (failed and model.state is ModelState.ABSENT):
+            for ticket in list(model.waiting):
+                self._take(ticket)
+                self._decisions.append(Refuse(ticket))
+        unknown = self.budget is not None and model.needs is None and not model.sizing
+        if model.waiting and model.state is ModelState.ABSENT and unknown:
+            model.sizing, model.failed_at = True, None
+            self._decisions.append(Size(model.name))
+
+    def _take(self, ticket: int) -> None:
+        """The ticket is answered, and counts no more."""
+        model = self._tickets.pop(ticket)
+        model.waiting.pop(ticket, None)
+        model.orders.pop(ticket, None)
+
+    def _serve(self) -> None:
+        """Grants and loads, in order; the first that finds no room chooses who gives way."""
+        limits = {model.name: next(iter(model.orders), math.inf) for model in self._models.values()}
+        victims: list[_Model] = []
+        while (head := self._head()) is not None:
+            ticket, model, needs = head
+            self._grant(limits, ticket)
+            lacking = needs - self._free
+            if lacking <= 0 and model is not None:
+                self._load(model, needs)
+                continue
+            victims = self._victims(lacking - _held(self._in(ModelState.UNLOADING)))
+            limits.update((victim.name, min(limits[victim.name], ticket)) for victim in victims)
+            break
+        self._grant(limits, math.inf)
+        if all(victim.is_idle for victim in victims):
+            for victim in victims:
+                self._unload(victim, f"{model.name} needs the room" if model else "more is held than the budget")
+
+    def _head(self) -> tuple[int, _Model | None, int] | None:
+        """The ticket, the model and the bytes of what waits for room and comes first. No model: what is loaded holds
+        more than was thought, and more than the budget."""
+        absent = [model for model in self._in(ModelState.ABSENT) if model.waiting and not model.sizing]
+        if self.budget is not None:
+            absent = [model for model in absent if model.needs is not None]
+        if absent:
+            model = min(absent, key=lambda one: one.first)
+            return int(model.first), model, model.needs or 0
+        if self._free >= 0:
+            self._overdrawn = None
+            return None
+        if self._overdrawn is None:
+            self._overdrawn = next(self._arrivals)
+        return self._overdrawn, None, 0
+
+    @property
+    def _free(self) -> float:
+        return math.inf if self.budget is None else self.budget - self.held
+
+    def _victims(self, lacking: float) -> list[_Model]:
+        """Who gives way for so many bytes: idle ones first, the least recently used first, and none that the others can
+        do without."""
+        if lacking <= 0:
+            return []
+        candidates = [*self._in(ModelState.READY), *self._in(ModelState.LOADING)]
+        candidates.sort(key=lambda model: (model.state is ModelState.LOADING, not model.is_idle, model.recency))
+        chosen: list[_Model] = []
+        for candidate in candidates:
+            if _held(chosen) < lacking:
+                chosen.append(candidate)
+        for candidate in reversed(list(chosen)):
+            if _held(chosen) - candidate.held >= lacking:
+                chosen.remove(candidate)
+        return chosen
+
+    def _grant(self, limits: dict[str, float], before: float) -> None:
+        """Begins the uses of ready models that came before their model's limit and before ``before``."""
+        for model in self._in(ModelState.READY):
+            until = min(limits[model.name], before)
+            for ticket in [ticket for ticket in model.waiting if ticket < until]:
+                del model.waiting[ticket]
+                model.users.add(ticket)
+                model.recency, model.wanted = next(self._recencies), True
+                self._decisions.append(Grant(ticket))
+
+    def _load(self, model: _Model, needs: int) -> None:
+        model.state, model.held, model.failed_at = ModelState.LOADING, needs, None
+        self._decisions.append(Load(model.name))
+
+    def _unload_spare(self, model: _Model, now: float) -> None:
+        """Unloads a model that has no reason to stay."""
+        if model.state is not ModelState.READY:
+            return
+        if self._closing:
+            self._unload(model, "the block ends")
+        elif model.users:
+            return
+        elif model.orders:
+            self._unload(model, "as ordered")
+        elif not model.waiting and not model.wanted:
+            self._unload(model, "nobody waits for it any more")
+        elif not model.waiting and now >= model.idle_since + self.idle_seconds:
+            self._unload(model, f"idle for {self.idle_seconds:g} s")
+
+    def _unload(self, model: _Model, why: str) -> None:
+        model.state = ModelState.UNLOADING
+        self._decisions.append(Unload(model.name, why))
+
+    def _in(self, state: ModelState) -> list[_Model]:
+        return [model for model in self._models.values() if model.state is state]
+
+
+def _held(models: Iterable[_Model]) -> int:
+    return sum(model.held for model in models)

@@ -1,0 +1,207 @@
+"""The command ``triolet serve``: an HTTP server in the shape of OpenAI's API."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from attrs import evolve
+
+from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
+from ..core.config import DTYPES, QUANTIZATIONS, EngineConfig
+from ..core.errors import InvalidRequest, TrioletError
+
+if TYPE_CHECKING:
+    from .observers import Observers
+    from .settings import ServerSettings
+
+KEY_VARIABLE = "TRIOLET_API_KEY"
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_EXTRA = "the server needs more packages: pip install 'triolet[server]'"
+
+
+class _Bytes(click.ParamType[int]):
+    """A size: ``512M``, ``4GiB``, ``1.5G``, or bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See click."""
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is no size; write 512M, 4GiB or a number of bytes", param, ctx)
+        return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+@click.command(epilog="See docs/serving.md.")
+@click.argument("model", required=False)
+@click.option("--model", "models", multiple=True, metavar="NAME=MODEL", help="A model under a name; more than once.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=8000, show_default=True, help="0 chooses a free one.")
+@click.option("--api-key", "api_keys", multiple=True, help=f"A key that opens the server. Better: ${KEY_VARIABLE}.")
+@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Keys, one in a line.")
+@click.option("--allow-anyone", is_flag=True, help="Listen beyond this machine without a key.")
+@click.option("--preload", is_flag=True, help="Load all models at once. A single one is.")
+@click.option("--memory-budget", type=_Bytes(), help="Of all loaded models: 4GiB. Default: as much as they take.")
+@click.option("--idle-seconds", type=float, help="Unload a model that was not used for so long. Default: never.")
+@click.option("--max-body", type=_Bytes(), help="Most bytes of a request. Default: 512M.")
+@click.option("--max-audio-seconds", type=float, help="Of one file. Default: six hours.")
+@click.option("--max-requests", type=int, help="That run or wait at a time. Default: 512.")
+@click.option("--rate-limit", type=int, metavar="N", help="Requests a minute of one key, or address without keys.")
+@click.option("--drain-seconds", type=float, help="For running requests at the end. Default: 30.")
+@click.option("--allow-url-prefix", "url_prefixes", multiple=True, metavar="URL", help="Fetch images and audio there.")
+@click.option("--allow-private-urls", is_flag=True, help="Of private networks, too.")
+@click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Its pages may use the server.")
+@click.option("--certfile", type=click.Path(exists=True, dir_okay=False), help="The TLS certificate, PEM.")
+@click.option("--keyfile", type=click.Path(exists=True, dir_okay=False), help="Its key, PEM.")
+@click.option("--no-access-log", is_flag=True, help="No line for each request.")
+@click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights.")
+@click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Of the matrices, on the CPU.")
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices.")
+def serve(**given: Any) -> int:
+    """Serve models over HTTP, as OpenAI's API has it: speech, text, vectors, live audio, and a page to watch it by.
+
+    \b
+    triolet serve openai/whisper-base
+    triolet serve --model speech=openai/whisper-base --model chat=Qwen/Qwen3-0.6B --memory-budget 8GiB
+    TRIOLET_API_KEY=secret triolet serve demo --host 0.0.0.0
+
+    SIGTERM and ^C let running requests end, at most --drain-seconds; a second one does not wait.
+    """
+    try:
+        from .settings import ServerSettings
+    except ImportError as error:
+        complain(f"{_EXTRA} ({error})")
+        return FAILED
+    try:
+        models = models_of(given["model"], given["models"])
+        config = EngineConfig(
+            device=given["device"], dtype=given["dtype"], quantization=given["quantization"], threads=given["threads"]
+        )
+        settings = ServerSettings(**_settings(given))
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from None
+    _log_to_stderr()
+    return _run(models, config, settings, given)
+
+
+def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
+    """The models by name: ``MODEL`` by its own, and those of ``--model NAME=MODEL``.
+
+    Raises:
+        InvalidRequest: there is none, or a name twice, or one without a model.
+    """
+    found = {} if single is None else {_name_of(single): single}
+    for one in named:
+        name, equals, path = one.partition("=")
+        if not (equals and name and path):
+            raise InvalidRequest(f"--model {one!r}; allowed: NAME=MODEL, such as speech=openai/whisper-base")
+        if name in found:
+            raise InvalidRequest(f"two models of the name {name!r}; allowed: a name for each")
+        found[name] = path
+    if not found:
+        raise InvalidRequest("no model; name one: triolet serve openai/whisper-base, or try: triolet serve demo")
+    return found
+
+
+def _name_of(model: str) -> str:
+    """A hub id as it is, a folder by its own name."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    named = {
+        "max_body_bytes": given["max_body"],
+        "max_audio_seconds": given["max_audio_seconds"],
+        "max_requests": given["max_requests"],
+        "requests_per_minute": given["rate_limit"],
+        "drain_seconds": given["drain_seconds"],
+        "certfile": given["certfile"],
+        "keyfile": given["keyfile"],
+    }
+    return {
+        "host": given["host"],
+        "port": given["port"],
+        "api_keys": (*given["api_keys"], *_keys_of_file(given["api_key_file"]), *_keys_of_variable()),
+        "allow_anyone": given["allow_anyone"],
+        "url_prefixes": given["url_prefixes"],
+        "private_urls": given["allow_private_urls"],
+        "cors_origins": given["cors_origins"],
+        "access_log": not given["no_access_log"],
+        **{name: value for name, value in named.items() if value is not None},
+    }
+
+
+def _keys_of_file(path: str | None) -> list[str]:
+    """A key in each line, but for those that begin with ``#``."""
+    if path is None:
+        return []
+    lines = (line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise InvalidRequest(f"--api-key-file {path} has no key; write one in a line")
+    return keys
+
+
+def _keys_of_variable() -> list[str]:
+    return [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
+
+
+def _log_to_stderr() -> None:
+    """The log of server and engines for people, that of requests as it is."""
+    for name, form in (
+        ("triolet", "%(asctime)s %(levelname)s %(name)s: %(message)s"),
+        ("triolet.access", "%(message)s"),
+    ):
+        handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger(name)
+        handler.setFormatter(logging.Formatter(form))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+def _run(models: dict[str, str], config: EngineConfig, settings: ServerSettings, given: dict[str, Any]) -> int:
+    import trio
+
+    try:
+        return trio.run(partial(_serve, models, config, settings, given))
+    except TrioletError as error:
+        complain(str(error))
+    except OSError as error:
+        complain(f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); choose another --port")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return FAILED
+
+
+async def _serve(models: dict[str, str], config: EngineConfig, settings: ServerSettings, given: dict[str, Any]) -> int:
+    from ..api.engines import Engines
+    from .observers import Observers
+    from .server import Server
+    from .serving import until_told
+
+    observers = Observers()
+    specs = {name: _spec(name, path, config, observers) for name, path in models.items()}
+    async with Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"]) as engines:
+        if given["preload"] or len(models) == 1:
+            for name in models:
+                await engines.load(name)
+        return await until_told(Server(settings, engines, observers))
+
+
+def _spec(name: str, path: str, config: EngineConfig, observers: Observers) -> Any:
+    from .. import demo
+    from ..api.model_spec import ModelSpec
+
+    folder = demo.checkpoint() if path == "demo" else path
+    return ModelSpec(folder, config=evolve(config, observer=observers.of(name)))

@@ -1,0 +1,140 @@
+"""Live audio over a WebSocket: the events of OpenAI's realtime transcription, as clients send them.
+
+Two shapes are in use: today's, where a session has ``audio.input``, and the one before it (``transcription_session``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .base import Body, Name, Text
+
+
+class Pcm(Body):
+    """16-bit samples, little-endian, mono."""
+
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: Annotated[int, Field(ge=8_000, le=96_000)] = 24_000
+
+
+class G711(Body):
+    """8,000 samples a second of 8 bits, by one of the laws of ITU-T G.711."""
+
+    type: Literal["audio/pcmu", "audio/pcma"]
+    rate: Literal[8_000] = 8_000
+
+
+class LiveModel(Body):
+    """Which model hears, and what it is told before."""
+
+    model: Name | None = None
+    language: str | None = None
+    prompt: Text | None = None
+    delay: Annotated[str | None, Field(description="Accepted and not used.")] = None
+
+
+class TurnDetection(Body):
+    """The server finds where somebody speaks."""
+
+    type: Literal["server_vad", "semantic_vad"] = "server_vad"
+    silence_duration_ms: Annotated[int | None, Field(ge=100, le=10_000, description="Ends an utterance.")] = None
+    threshold: Annotated[float | None, Field(description="Accepted and not used.")] = None
+    prefix_padding_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
+    idle_timeout_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
+    eagerness: Annotated[str | None, Field(description="Accepted and not used.")] = None
+    create_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
+    interrupt_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
+
+
+class AudioInput(Body):
+    """How the audio comes, and what is done with it. ``turn_detection`` of null: the client says where a turn ends."""
+
+    format: Pcm | G711 | None = None
+    transcription: LiveModel | None = None
+    turn_detection: TurnDetection | None = None
+    noise_reduction: Annotated[dict[str, Any] | None, Field(description="Accepted and not used.")] = None
+
+
+class Audio(Body):
+    """What a session says of audio."""
+
+    input: AudioInput | None = None
+
+
+Include = Literal["item.input_audio_transcription.logprobs", "triolet.provisional"]
+
+
+class Session(Body):
+    """A session, in today's shape."""
+
+    type: Literal["transcription"] = "transcription"
+    audio: Audio | None = None
+    include: list[Include] | None = None
+
+
+class OldSession(Body):
+    """A session, in the shape before."""
+
+    input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | None = None
+    input_audio_transcription: LiveModel | None = None
+    turn_detection: TurnDetection | None = None
+    input_audio_noise_reduction: Annotated[dict[str, Any] | None, Field(description="Accepted and not used.")] = None
+    include: list[Include] | None = None
+
+    def renewed(self) -> Session:
+        """The same in today's shape."""
+        formats: dict[str, Pcm | G711] = {
+            "pcm16": Pcm(),
+            "g711_ulaw": G711(type="audio/pcmu"),
+            "g711_alaw": G711(type="audio/pcma"),
+        }
+        given: dict[str, Any] = {}
+        if self.input_audio_format is not None:
+            given["format"] = formats[self.input_audio_format]
+        if "input_audio_transcription" in self.model_fields_set:
+            given["transcription"] = self.input_audio_transcription
+        if "turn_detection" in self.model_fields_set:
+            given["turn_detection"] = self.turn_detection
+        return Session(audio=Audio(input=AudioInput(**given)), include=self.include)
+
+
+class _ClientEvent(Body):
+    event_id: str | None = None
+
+
+class Update(_ClientEvent):
+    """Changes the session."""
+
+    type: Literal["session.update"]
+    session: Session
+
+
+class OldUpdate(_ClientEvent):
+    """Changes the session, in the shape before."""
+
+    type: Literal["transcription_session.update"]
+    session: OldSession
+
+
+class Append(_ClientEvent):
+    """More audio, in base64."""
+
+    type: Literal["input_audio_buffer.append"]
+    audio: str
+
+
+class Commit(_ClientEvent):
+    """The turn ends here."""
+
+    type: Literal["input_audio_buffer.commit"]
+
+
+class Clear(_ClientEvent):
+    """The audio of this turn is not wanted."""
+
+    type: Literal["input_audio_buffer.clear"]
+
+
+ClientEvent = Annotated[Update | OldUpdate | Append | Commit | Clear, Field(discriminator="type")]
