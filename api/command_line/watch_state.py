@@ -36,7 +36,7 @@ class RequestLine:
     error: str = ""  # type and text of its failure
     started_at: float = math.nan
     first_token_at: float = math.nan
-    tokens: int = 0  # one for each good step since the first token; accepted draft tokens are not counted
+    tokens: int = 0  # one for each good step that sampled one; accepted draft tokens are not counted
 
     def waited(self, now: float) -> float:
         """Seconds until its first start, or until now."""
@@ -81,7 +81,7 @@ class WatchState:
     last_failure: str = field(default="", init=False)
     _entries: dict[str, CacheEntry] = field(factory=dict, init=False)
     _wanted: dict[str, dict[str, str]] = field(factory=dict, init=False)  # request by holder, by key
-    _steps: dict[int, tuple[str, ...]] = field(factory=dict, init=False)  # in flight
+    _steps: dict[int, tuple[str, ...]] = field(factory=dict, init=False)  # in flight: who samples
     _samples: deque[tuple[float, int, int]] = field(factory=deque, init=False)  # time, tokens, steps
 
     def __call__(self, event: events.Event) -> None:
@@ -148,8 +148,13 @@ class WatchState:
     def _first_token(self, event: events.FirstToken) -> None:
         line = self._line(event.request_id)
         if line is not None:
-            line.first_token_at, line.tokens = event.time, max(1, line.tokens)
-            self._enter(line, WRITING, event.time)
+            self._write(line, event.time)
+
+    def _write(self, line: RequestLine, now: float) -> None:
+        if math.isnan(line.first_token_at):
+            line.first_token_at = now
+        if line.stage != WRITING:
+            self._enter(line, WRITING, now)
 
     def _back(self, request_id: str, stage: str, now: float) -> None:
         line = self.running.pop(request_id, None) or self.waiting.get(request_id)
@@ -178,7 +183,7 @@ class WatchState:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _step_begun(self, event: events.StepBegun) -> None:
-        self._steps[event.step_id] = event.request_ids
+        self._steps[event.step_id] = event.samples
         for request_id in event.request_ids:
             if request_id in self.waiting:
                 self._run(request_id, event.time)
@@ -191,10 +196,9 @@ class WatchState:
             return
         for request_id in request_ids:
             line = self.running.get(request_id)
-            if line is not None and not math.isnan(line.first_token_at):
+            if line is not None:
                 line.tokens += 1
-                if line.stage != WRITING:
-                    self._enter(line, WRITING, event.time)
+                self._write(line, event.time)
 
     def _steps_lost(self, event: events.StepsLost) -> None:
         self._steps.clear()
