@@ -23,6 +23,7 @@ SCRIPTS = (
     "lanes.js",
     "paint.js",
     "timeline.js",
+    "bytes_chart.js",
     "figures.js",
     "models.js",
     "speech.js",

@@ -101,13 +101,13 @@ def model_told(model: ModelStatistics, state: WatchState) -> Told:
     }
     if model.description is not None:
         told["about"] = description_told(model.description)
-    if model.engine is not None:
-        told["engine"] = engine_told(model.engine, state)
+        if model.engine is not None:
+            told["engine"] = engine_told(model.engine, state, encodes=_encodes(model.description))
     return told
 
 
-def engine_told(statistics: EngineStatistics, state: WatchState) -> Told:
-    """The figures of one engine."""
+def engine_told(statistics: EngineStatistics, state: WatchState, *, encodes: bool) -> Told:
+    """The figures of one engine; ``encodes``: it has encoder outputs, and so a cache for them."""
     requests, cache = statistics.requests, statistics.encoder_cache
     return {
         "power": statistics.power.value,
@@ -120,7 +120,7 @@ def engine_told(statistics: EngineStatistics, state: WatchState) -> Told:
         "pages": [requests.pages, requests.pages_free, requests.pages_cached],
         "slots": [requests.cross_slots, requests.cross_slots_used, requests.cross_slots_idle],
         "cache": {
-            "capacity": cache.capacity,
+            "capacity": cache.capacity if encodes else 0,
             "taken": cache.taken,
             "acquires": cache.acquires,
             "hits": cache.hits,
@@ -143,6 +143,11 @@ def description_told(description: ModelDescription) -> Told:
         "page_size": description.page_size,
         "can": abilities(description),
     }
+
+
+def _encodes(description: ModelDescription) -> bool:
+    preparer = description.preparer
+    return bool(description.encoder_bytes or (preparer is not None and preparer.media))
 
 
 def abilities(description: ModelDescription) -> list[str]:

@@ -45,6 +45,8 @@ export function newRequestId() {
   return OWN + Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+export const isOwnRequest = (id) => id.startsWith(OWN);
+
 /** Why something failed, in words; nothing where it was called off here. */
 export function reasonOf(error) {
   if (error.name === "AbortError") return null;

@@ -2,7 +2,7 @@
 
 import { element, write } from "./dom.js";
 import { bytes, percent, rate, whole } from "./format.js";
-import { ENTRY_STATES, prepared, swatch } from "./paint.js";
+import { ENDS, ENTRY_STATES, endSwatch, prepared, swatch } from "./paint.js";
 import { growth, sum } from "./world.js";
 
 const PAGE_PARTS = {
@@ -44,7 +44,7 @@ class RateTile extends Tile {
   update(samples, shown) {
     const rates = samples.map((_, index) => growth(samples, index, shown, this.read));
     const most = Math.max(...rates, 0);
-    this.tell(rate(rates.at(-1) ?? 0), "a second", `most in a minute: ${rate(most)}`);
+    this.tell(rate(rates.at(-1) ?? 0), "a second", `most ${rate(most)}`);
     this.#draw(samples, rates, most);
   }
 
@@ -122,7 +122,12 @@ export class Figures {
     this.tokens = new RateTile("figure-tokens", "Tokens", palette, (engine) => engine.tokens);
     this.steps = new RateTile("figure-steps", "Steps", palette, (engine) => engine.steps);
     this.requests = new Tile("figure-requests", "Requests", palette);
-    this.requests.canvas.remove();
+    this.ended = {};
+    const rows = Object.keys(ENDS).map((outcome) => {
+      this.ended[outcome] = element("dd");
+      return element("div", {}, element("dt", {}, endSwatch(palette, outcome), outcome), this.ended[outcome]);
+    });
+    this.requests.canvas.replaceWith(element("dl", { className: "ended" }, ...rows));
     this.pages = new ShareTile("figure-pages", "Pages", palette, PAGE_PARTS);
     this.slots = new ShareTile("figure-slots", "Cross slots", palette, SLOT_PARTS);
     this.cache = new ShareTile("figure-cache", "Encoder cache", palette, ENTRY_STATES);
@@ -142,8 +147,8 @@ export class Figures {
 
   #requests(models, shown, of) {
     const ended = (outcome) => Object.entries(models).reduce((total, [name, one]) => total + (shown(name) ? (one.ended[outcome] ?? 0) : 0), 0);
-    const told = ["finished", "failed", "aborted"].map((outcome) => `${whole(ended(outcome))} ${outcome}`);
-    this.requests.tell(whole(of((one) => one.running)), `running, ${whole(of((one) => one.waiting))} waiting`, told.join(", "));
+    this.requests.tell(whole(of((one) => one.running)), `running, ${whole(of((one) => one.waiting))} waiting`, "");
+    for (const [outcome, place] of Object.entries(this.ended)) write(place, whole(ended(outcome)));
   }
 
   #cache(of) {

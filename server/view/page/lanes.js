@@ -4,7 +4,7 @@
  * one that ended first is taken first. There are at least `least` lanes, and more, up to `most`, while more are needed.
  */
 
-const REST_SECONDS = 2;
+const REST_SECONDS = 1.2;
 
 export class Lanes {
   constructor(least, most) {

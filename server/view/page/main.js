@@ -1,13 +1,14 @@
 /** Puts the page together. */
 
-import { key, setKey } from "./api.js";
+import { isOwnRequest, key, setKey } from "./api.js";
+import { BytesChart } from "./bytes_chart.js";
 import { Chat } from "./chat.js";
 import { byId, element, isCalm, tellProblem, write } from "./dom.js";
 import { Figures } from "./figures.js";
 import { bytes, plural, seconds } from "./format.js";
 import { follow } from "./live.js";
 import { Models } from "./models.js";
-import { ENTRY_STATES, Palette, REQUEST_STAGES } from "./paint.js";
+import { ENDS, ENTRY_STATES, Palette, REQUEST_STAGES } from "./paint.js";
 import { Speech } from "./speech.js";
 import { Timeline } from "./timeline.js";
 import { World } from "./world.js";
@@ -15,6 +16,7 @@ import { World } from "./world.js";
 const DELAY = 0.2; // seconds that the picture is behind, so that what is told late is drawn in time
 const FRAME = 30; // milliseconds
 const CALM_FRAME = 1000;
+const HINT = "Point at a bar, or walk the lanes with the arrow keys, to read all about a request.";
 
 /** The server's clock, by the messages that came fastest. */
 class Clock {
@@ -34,14 +36,15 @@ const stageList = (track, now, stages) =>
   [...track.spent(now)].map(([stage, spent]) => `${stages[stage]?.says ?? stage} ${seconds(spent)}`).join(", ");
 
 function describeWork(track, now) {
-  const state = track.isActive ? seconds(now - track.from) : track.outcome;
-  return [track.id, track.model, track.tokens ? `${track.tokens} tok` : "", state];
+  const spent = seconds((track.to ?? Math.max(now, track.from)) - track.from);
+  const state = track.isActive ? (REQUEST_STAGES[track.stage]?.says ?? track.stage) : track.outcome;
+  return [track.id, track.model, track.tokens ? `${track.tokens} tok` : "", `${state} ${spent}`];
 }
 
 function explainWork(track, now) {
   const parts = [`${track.id} (${track.model})`, stageList(track, now, REQUEST_STAGES)];
   if (track.tokens) parts.push(plural(track.tokens, "token"));
-  parts.push(track.isActive ? "runs" : `${track.outcome}${track.error ? `: ${track.error}` : ""}`);
+  if (!track.isActive) parts.push(`${track.outcome}${track.error ? `: ${track.error}` : ""}`);
   return parts.join(" · ");
 }
 
@@ -59,13 +62,14 @@ class Page {
     this.clock = new Clock();
     this.models = new Models(() => this.#chosen());
     this.figures = new Figures(palette);
+    this.bytes = new BytesChart(byId("cache-bytes"), palette);
     this.works = new Timeline({
-      ...places("requests"), palette, stages: REQUEST_STAGES, describe: describeWork, explain: explainWork,
-      least: 10, most: 48, title: "Requests, by lane",
+      ...places("requests"), palette, stages: REQUEST_STAGES, ends: Object.keys(ENDS), describe: describeWork, explain: explainWork,
+      least: 10, most: 64, title: "Requests, by lane", hint: HINT, isOwn: (track) => isOwnRequest(track.id),
     });
     this.entries = new Timeline({
-      ...places("cache"), palette, stages: ENTRY_STATES, describe: describeEntry, explain: explainEntry,
-      least: 6, most: 32, title: "Encoder outputs, by lane",
+      ...places("cache"), palette, stages: ENTRY_STATES, ends: [], describe: describeEntry, explain: explainEntry,
+      least: 6, most: 48, title: "Encoder outputs, by lane", hint: "",
     });
     this.speech = new Speech(this.models);
     this.chat = new Chat(this.models);
@@ -95,6 +99,7 @@ class Page {
     const { world, models } = this;
     const now = this.clock.now;
     this.figures.update(world.samples, models.shown);
+    this.bytes.update(world.samples, models.shown);
     this.works.update(world.works.filter((track) => models.shown(track.model)), now);
     this.entries.update(world.entries.filter((track) => models.shown(track.model)), now);
     this.#showFailures();
@@ -112,6 +117,7 @@ class Page {
     if (Number.isFinite(now)) {
       this.works.draw(now, span);
       this.entries.draw(now, span);
+      this.bytes.draw(now, span);
     }
     setTimeout(() => requestAnimationFrame(() => this.#frame()), isCalm() ? CALM_FRAME : FRAME);
   }

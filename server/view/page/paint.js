@@ -2,22 +2,25 @@
 
 /** How each stage looks: the name of its colour, and whether it is striped. */
 export const REQUEST_STAGES = {
-  queued: { colour: "rest", striped: true, says: "queued" },
-  encoding: { colour: "encode", striped: false, says: "waits for its encoding" },
-  ready: { colour: "encode", striped: true, says: "encoded, waits for a place" },
-  reading: { colour: "read", striped: false, says: "reads its prompt" },
-  writing: { colour: "write", striped: false, says: "decodes" },
-  preempted: { colour: "yield", striped: true, says: "gave way" },
-  suspected: { colour: "fault", striped: true, says: "again after a failed step" },
+  queued: { colour: "rest", striped: true, says: "queued", means: "Waits for its encoder output, or for a place" },
+  encoding: { colour: "encode", striped: false, says: "encoding", means: "Waits for its encoder output, which is being computed" },
+  ready: { colour: "encode", striped: true, says: "encoded", means: "Has its encoder output, and waits for a place" },
+  reading: { colour: "read", striped: false, says: "reading", means: "Its prompt is read (prefill)" },
+  writing: { colour: "write", striped: false, says: "decoding", means: "Its tokens are written, one in each step" },
+  preempted: { colour: "yield", striped: true, says: "preempted", means: "Gave its place to an earlier request, and waits again" },
+  suspected: { colour: "fault", striped: true, says: "suspected", means: "Was in a step that failed, and is tried again" },
 };
 
 export const ENTRY_STATES = {
-  reserved: { colour: "encode", striped: true, says: "reserved" },
-  encoding: { colour: "encode", striped: false, says: "encoding" },
-  held: { colour: "write", striped: false, says: "held by requests" },
-  idle: { colour: "read", striped: false, says: "idle, kept for reuse" },
-  freeing: { colour: "fault", striped: true, says: "being freed" },
+  reserved: { colour: "encode", striped: true, says: "reserved", means: "Its bytes are taken; it waits for the encoder" },
+  encoding: { colour: "encode", striped: false, says: "encoding", means: "The encoder computes it" },
+  held: { colour: "write", striped: false, says: "held", means: "Requests read it, or are about to" },
+  idle: { colour: "read", striped: false, says: "idle", means: "Nobody holds it; it is kept for reuse" },
+  freeing: { colour: "fault", striped: true, says: "freeing", means: "It is being dropped; its bytes still count" },
 };
+
+/** How a bar ends: a line, a cross or a ring. */
+export const ENDS = { finished: "ink", failed: "fault", aborted: "yield" };
 
 const NAMES = ["rest", "encode", "read", "write", "yield", "fault", "ink", "muted", "line", "surface", "fill"];
 const STRIPE = 6; // pixels
@@ -87,15 +90,43 @@ export function prepared(canvas) {
 
 /** A sample of a stage for a legend. */
 export function swatch(palette, stage) {
-  const canvas = document.createElement("canvas");
-  canvas.className = "swatch";
-  const draw = () => {
-    const { context, width, height } = prepared(canvas);
-    if (height === 0) return;
+  return sample((context, width, height) => {
     context.fillStyle = palette.fill(context, stage, 0);
     context.fillRect(0, 0, width, height);
+  });
+}
+
+/** A sample of an end for a legend. */
+export const endSwatch = (palette, outcome) => sample((context, width, height) => drawEnd(context, palette, outcome, 0, 0, height));
+
+function sample(draw) {
+  const canvas = document.createElement("canvas");
+  canvas.className = "swatch";
+  const redraw = () => {
+    const { context, width, height } = prepared(canvas);
+    if (height > 0) draw(context, width, height);
   };
-  new ResizeObserver(draw).observe(canvas);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  new ResizeObserver(redraw).observe(canvas);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   return canvas;
+}
+
+/** The end of a bar at `x`, between `top` and `top + high`. */
+export function drawEnd(context, palette, outcome, x, top, high) {
+  if (!ENDS[outcome]) return;
+  const [middle, size] = [top + high / 2, Math.min(5, high / 2)];
+  context.fillStyle = context.strokeStyle = palette.of(ENDS[outcome]);
+  context.lineWidth = 2;
+  context.beginPath();
+  if (outcome === "finished") context.fillRect(x, top, 1.5, high);
+  if (outcome === "failed") drawCross(context, x + 2, middle, size);
+  if (outcome === "aborted") context.arc(x + 2 + size, middle, size - 1, 0, 7);
+  context.stroke();
+}
+
+function drawCross(context, x, middle, size) {
+  for (const slope of [1, -1]) {
+    context.moveTo(x, middle - slope * size);
+    context.lineTo(x + 2 * size, middle + slope * size);
+  }
 }

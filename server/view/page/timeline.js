@@ -2,20 +2,21 @@
 
 import { element, write } from "./dom.js";
 import { Lanes } from "./lanes.js";
-import { prepared, swatch } from "./paint.js";
+import { drawEnd, endSwatch, prepared, swatch } from "./paint.js";
 
-const ENDS = { failed: "fault", aborted: "yield", finished: "ink" };
 const LEAST_WIDTH = 1.5; // pixels of a bar
+const NEAR_SECONDS = 0.3; // of the pointer to a bar
 
 export class Timeline {
   /** `stages`: how each looks; `describe(track, now)`: the texts of a lane; `explain(track, now)`: all about a track. */
-  constructor({ place, detail, legend, palette, stages, describe, explain, least, most, title }) {
-    Object.assign(this, { detail, palette, stages, describe, explain, title });
+  constructor({ place, detail, legend, palette, stages, ends, describe, explain, least, most, title, hint, isOwn }) {
+    Object.assign(this, { detail, palette, stages, describe, explain, title, hint, isOwn });
     this.lanes = new Lanes(least, most);
     this.rows = [];
-    this.pointed = null;
     this.#build(place);
-    legend.replaceChildren(...Object.values(stages).map((stage) => element("li", {}, swatch(palette, stage), stage.says)));
+    this.#show(null);
+    const kinds = Object.values(stages).map(({ says, means, ...look }) => element("li", { title: means }, swatch(palette, look), says));
+    legend.replaceChildren(...kinds, ...ends.map((outcome) => element("li", {}, endSwatch(palette, outcome), outcome)));
   }
 
   #build(place) {
@@ -24,7 +25,8 @@ export class Timeline {
     this.canvas = element("canvas", { className: "bars", aria: { hidden: "true" } });
     this.more = element("p", { className: "more", hidden: true });
     this.body = element("div", { className: "body" }, this.canvas, this.list);
-    place.append(this.axis, element("div", { className: "scroll" }, this.body), this.more);
+    place.prepend(this.axis);
+    place.append(element("div", { className: "scroll" }, this.body), this.more);
     this.list.addEventListener("keydown", (event) => this.#walk(event));
     this.body.addEventListener("pointermove", (event) => this.#point(event));
     this.body.addEventListener("pointerleave", () => this.#show(null));
@@ -37,7 +39,7 @@ export class Timeline {
     while (this.rows.length > this.lanes.rows.length) this.rows.pop().line.remove();
     for (const [index, row] of this.rows.entries()) this.#write(row, this.lanes.rows[index].at(-1), now);
     this.more.hidden = !this.lanes.hidden;
-    write(this.more, `${this.lanes.hidden} more`);
+    write(this.more, `and ${this.lanes.hidden} more`);
     if (this.pointed) write(this.detail, this.explain(this.pointed, now));
   }
 
@@ -53,7 +55,7 @@ export class Timeline {
 
   #write(row, track, now) {
     row.track = track ?? null;
-    row.line.className = `row ${track ? (track.isActive ? "active" : "over") : "empty"}`;
+    row.line.className = `row ${track ? (track.isActive ? "active" : "over") : "empty"}${track && this.isOwn?.(track) ? " own" : ""}`;
     row.line.dataset.outcome = track?.outcome ?? "";
     const texts = track ? this.describe(track, now) : [];
     row.parts.forEach((part, index) => write(part, texts[index] ?? ""));
@@ -78,13 +80,13 @@ export class Timeline {
     const box = this.canvas.getBoundingClientRect();
     const at = this.timeAt?.(event.clientX - box.left);
     const tracks = this.lanes.rows[this.rows.indexOf(row)] ?? [];
-    const hit = tracks.findLast((track) => track.from <= at + 0.3 && (track.to ?? Infinity) >= at - 0.3);
+    const hit = tracks.findLast((track) => track.from <= at + NEAR_SECONDS && (track.to ?? Infinity) >= at - NEAR_SECONDS);
     this.#show(hit ?? tracks.at(-1) ?? null);
   }
 
   #show(track) {
     this.pointed = track ?? null;
-    write(this.detail, track ? this.explain(track, this.shownNow ?? 0) : "");
+    write(this.detail, track ? this.explain(track, this.shownNow ?? 0) : this.hint);
   }
 
   // -- drawing -------------------------------------------------------------------------------------------------------
@@ -97,8 +99,17 @@ export class Timeline {
     const scale = width / span;
     const view = { context, width, height, x: (time) => width - (now - time) * scale, shift: -now * scale };
     this.timeAt = (x) => now - (width - x) / scale;
-    this.#drawGrid(view, span);
-    this.rows.forEach(({ line }, index) => this.#drawLane(view, line, this.lanes.rows[index] ?? []));
+    const measures = this.#measures();
+    this.#drawGrid(view, span, measures);
+    this.lanes.rows.forEach((tracks, index) => {
+      for (const track of tracks) this.#drawTrack(view, track, index * measures.row + measures["bar-top"], measures["bar-high"]);
+    });
+  }
+
+  #measures() {
+    const style = getComputedStyle(this.list);
+    const read = (name) => [name, parseFloat(style.getPropertyValue(`--${name}`))];
+    return Object.fromEntries(["row", "bar-top", "bar-high", "label"].map(read));
   }
 
   #drawAxis(span) {
@@ -108,16 +119,14 @@ export class Timeline {
     this.axis.replaceChildren(...[...marks, "now"].map((mark) => element("span", {}, mark)));
   }
 
-  #drawGrid({ context, width, height }, span) {
+  /** A line every ten seconds; where the texts are above the bars, behind the bars alone. */
+  #drawGrid({ context, width, height }, span, { row, label, "bar-top": top, "bar-high": high }) {
     context.fillStyle = this.palette.of("line");
-    for (let mark = 0; mark < span; mark += 10) context.fillRect(Math.round((mark / span) * width), 0, 1, height);
-  }
-
-  #drawLane(view, line, tracks) {
-    const style = this.barStyle ?? (this.barStyle = getComputedStyle(this.list));
-    const top = line.offsetTop + parseFloat(style.getPropertyValue("--bar-top"));
-    const high = parseFloat(style.getPropertyValue("--bar-high"));
-    for (const track of tracks) this.#drawTrack(view, track, top, high);
+    for (let mark = 0; mark < span; mark += 10) {
+      const x = Math.round((mark / span) * width);
+      if (label) context.fillRect(x, 0, 1, height);
+      else for (let y = top; y < height; y += row) context.fillRect(x, y - 2, 1, high + 4);
+    }
   }
 
   #drawTrack({ context, x, shift, width }, track, top, high) {
@@ -127,29 +136,6 @@ export class Timeline {
       context.fillStyle = this.palette.fill(context, this.stages[stage] ?? this.stages.queued, shift);
       context.fillRect(left, top, Math.max(LEAST_WIDTH, right - left), high);
     }
-    if (!track.isActive && x(track.to) > 0) this.#drawEnd(context, track, x(track.to), top, high);
-  }
-
-  /** How it ended: a bar, a cross or a ring. */
-  #drawEnd(context, { outcome }, x, top, high) {
-    const colour = ENDS[outcome];
-    if (!colour) return;
-    context.fillStyle = context.strokeStyle = this.palette.of(colour);
-    if (outcome === "finished") {
-      context.fillRect(x - 1, top - 1, 2, high + 2);
-      return;
-    }
-    const [middle, size] = [top + high / 2, Math.min(5, high / 2)];
-    context.lineWidth = 2;
-    context.beginPath();
-    if (outcome === "failed") {
-      for (const slope of [1, -1]) {
-        context.moveTo(x + 2, middle - slope * size);
-        context.lineTo(x + 2 + 2 * size, middle + slope * size);
-      }
-    } else {
-      context.arc(x + 2 + size, middle, size - 1, 0, 7);
-    }
-    context.stroke();
+    if (!track.isActive && x(track.to) > 0) drawEnd(context, this.palette, track.outcome, x(track.to), top, high);
   }
 }

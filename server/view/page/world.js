@@ -4,7 +4,7 @@ export const KEPT_SECONDS = 65; // what ended earlier is forgotten
 const MOST_FAILURES = 50;
 const OUTCOMES = new Set(["finished", "failed", "aborted"]);
 const GONE = "absent";
-const PAUSE_SECONDS = 1.5; // between two requests of one piece of work
+const PAUSE_SECONDS = 1; // between two requests of one piece of work
 
 /** Something with a life in stages: a piece of work or an encoder output. Times in seconds of the server's clock. */
 export class Track {
@@ -184,6 +184,9 @@ function endOutput(world, name, track, at) {
 // -- figures ----------------------------------------------------------------------------------------------------------
 
 function takeFigures(world, told) {
+  for (const [name, { error }] of Object.entries(told.models)) {
+    if (error && error !== world.models.get(name)?.error) fail(world, { model: name, at: told.now, text: error });
+  }
   world.models = new Map(Object.entries(told.models));
   world.samples.push(told);
   for (const { engine } of world.models.values()) {
