@@ -35,11 +35,11 @@ async def _watch(request: Request, events: Events) -> None:
     server = server_of(request)
     server.only_watches(exchange_of(request))
     with server.watchers.joined() as watcher:
-        await events.write(told.compact(told.state_told(server.watchers.states, trio.current_time())))
+        await events.write(_state(server))
         turn = 0
         while not server.stopping:
             if turn % _FIGURES == 0:
-                await events.write(told.compact(_figures(server)))
+                await events.write(_figures(server))
             turn += 1
             with trio.move_on_after(1 / _TELLS):
                 await server.stop_called.wait()
@@ -51,14 +51,18 @@ async def _tell_changes(server: Server, watcher: Watcher, events: Events) -> Non
     lost, changes = watcher.take()
     now = trio.current_time()
     if lost:
-        state = told.state_told(server.watchers.states, now)  # in place of the changes, which lack their beginning
+        state = _state(server)  # in place of the changes, which lack their beginning
         await events.write(told.compact(told.lost_told(lost, now)))
-        await events.write(told.compact(state))
+        await events.write(state)
     elif changes:
         await events.write(told.compact(told.changes_told(changes, now)))
 
 
-def _figures(server: Server) -> told.Told:
+def _state(server: Server) -> str:
+    return told.compact(told.state_told(server.watchers.states, server.started, trio.current_time()))
+
+
+def _figures(server: Server) -> str:
     models = server.engines.statistics()
     figures = {name: told.model_told(one, server.watchers.state_of(name)) for name, one in models.items()}
-    return told.figures_told(figures, trio.current_time())
+    return told.compact(told.figures_told(figures, trio.current_time()))

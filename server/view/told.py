@@ -53,15 +53,15 @@ def failure_told(model: str, text: str, now: float) -> Told:
     return {"failure": text, "model": model, "at": _time(now)}
 
 
-def state_told(states: Mapping[str, WatchState], now: float) -> Told:
-    """All that there is now, by model."""
+def state_told(states: Mapping[str, WatchState], began: int, now: float) -> Told:
+    """All that there is now. ``began`` tells one server from the next."""
     requests = [
         request_told(model, line) | {"since": _time(line.queued_at)}
         for model, state in states.items()
         for line in (*state.running.values(), *state.waiting.values())
     ]
     entries = [entry_told(model, entry) for model, state in states.items() for entry in state.entries()]
-    return {"type": "state", "now": _time(now), "requests": requests, "entries": entries}
+    return {"type": "state", "now": _time(now), "began": began, "requests": requests, "entries": entries}
 
 
 def changes_told(changes: Iterable[Told], now: float) -> Told:

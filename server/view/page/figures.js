@@ -7,11 +7,11 @@ import { growth, sum } from "./world.js";
 
 const PAGE_PARTS = {
   used: { colour: "write", striped: false, says: "used" },
-  cached: { colour: "read", striped: false, says: "cached" },
+  cached: { colour: "keep", striped: false, says: "cached" },
 };
 const SLOT_PARTS = {
   used: { colour: "write", striped: false, says: "used" },
-  idle: { colour: "read", striped: false, says: "idle" },
+  idle: { colour: "keep", striped: false, says: "idle" },
 };
 
 /** A figure with its name, a line of small print, and a canvas. */

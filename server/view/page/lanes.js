@@ -2,6 +2,7 @@
  *
  * A track keeps its lane. A lane whose track has ended is left alone for a while, so that one can read how it ended; the
  * one that ended first is taken first. There are at least `least` lanes, and more, up to `most`, while more are needed.
+ * Where all are taken, a track waits for a lane; one that ends before it has any is not shown.
  */
 
 const REST_SECONDS = 1.2;
@@ -18,33 +19,29 @@ export class Lanes {
     this.hidden = 0; // active tracks without a lane
   }
 
-  /** Gives the tracks their lanes. */
-  place(tracks, now) {
+  /** Gives the tracks, which are in the order of their beginnings, their lanes. */
+  place(tracks) {
     this.#forget(new Set(tracks));
     this.hidden = 0;
-    for (const track of tracks) if (!this.placed.has(track)) this.#try(track, now);
+    for (const track of tracks) if (!this.placed.has(track)) this.#try(track);
   }
 
-  #try(track, now) {
-    const row = this.#rested(now) ?? this.#added() ?? this.#free();
-    if (!row) {
-      this.hidden += track.isActive ? 1 : 0;
-      return;
-    }
-    row.push(track);
-    this.placed.add(track);
-  }
-
-  #rested(now) {
+  #try(track) {
     const row = this.#free();
-    return row && (row.length === 0 || row.at(-1).to < now - REST_SECONDS) ? row : null;
+    const since = row ? freeSince(row) : Infinity;
+    const found = since < track.from - REST_SECONDS ? row : (this.#added() ?? (since <= track.from || track.isActive ? row : null));
+    if (found) {
+      found.push(track);
+      this.placed.add(track);
+    } else {
+      this.hidden += track.isActive ? 1 : 0;
+    }
   }
 
   /** The lane that has been free for the longest time. */
   #free() {
-    const since = (row) => row.at(-1)?.to ?? -Infinity;
     const free = this.rows.filter((row) => !row.at(-1)?.isActive);
-    return free.reduce((best, row) => (best && since(best) <= since(row) ? best : row), null);
+    return free.reduce((best, row) => (best && freeSince(best) <= freeSince(row) ? best : row), null);
   }
 
   #added() {
@@ -60,3 +57,5 @@ export class Lanes {
     while (this.rows.length > this.least && this.rows.at(-1).length === 0) this.rows.pop();
   }
 }
+
+const freeSince = (row) => row.at(-1)?.to ?? -Infinity;

@@ -2,7 +2,12 @@
 
 import { key } from "./api.js";
 
-export const RATE = 24000; // Hz, of what is sent
+const RATE = 24000; // Hz, of what is sent
+const PROVISIONAL = "triolet.provisional"; // words that may still change
+const QUIET = 1500; // milliseconds without a word, after which nothing more is awaited
+const FIRST_QUIET = 5000;
+const OF_TEXT = "conversation.item.input_audio_transcription.";
+const GOOD_ENDS = new Set([1000, 1005]);
 
 /** Runs in the audio's own thread: mono samples at `RATE`, 0.1 s at a time. Each is the mean of those it stands for. */
 function recorder() {
@@ -41,11 +46,19 @@ function recorder() {
   registerProcessor("recorder", Recorder);
 }
 
-/** One time of speaking. `heard(item, text, isWhole)`: text of an utterance; `level(share)`: how loud it is. */
+/** One time of speaking. `heard(item, text, provisional)`: what is known of an utterance; `level(share)`: how loud it is;
+ * `failed(reason)`; `ended()`: the last word was heard. */
 export class Microphone {
   constructor({ model, heard, level, failed, ended }) {
     Object.assign(this, { model, heard, level, failed, ended });
     this.texts = new Map();
+    this.takes = {
+      [`${OF_TEXT}delta`]: ({ item_id, delta }) => this.#tell(item_id, (this.texts.get(item_id) ?? "") + delta),
+      [`${OF_TEXT}completed`]: ({ item_id, transcript }) => this.#tell(item_id, transcript),
+      [PROVISIONAL]: ({ item_id, text }) => this.#tell(item_id, this.texts.get(item_id) ?? "", text),
+      [`${OF_TEXT}failed`]: ({ error }) => this.failed(error.message),
+      error: ({ error }) => this.failed(error.message),
+    };
   }
 
   /** Raises where there is no microphone, or nobody may use it. */
@@ -64,7 +77,13 @@ export class Microphone {
   stop() {
     this.#silence();
     if (this.socket?.readyState === WebSocket.OPEN) this.#send({ type: "input_audio_buffer.commit" });
-    this.closing = setTimeout(() => this.socket?.close(), 5000);
+    this.isOver = true;
+    this.#closeIn(FIRST_QUIET);
+  }
+
+  #closeIn(milliseconds) {
+    clearTimeout(this.closing);
+    this.closing = setTimeout(() => this.socket?.close(), milliseconds);
   }
 
   #connect() {
@@ -75,12 +94,13 @@ export class Microphone {
     this.socket = new WebSocket(address, ["realtime", ...secret]);
     this.socket.onopen = () => this.#begin();
     this.socket.onmessage = ({ data }) => this.#take(JSON.parse(data));
+    if (this.isOver) this.socket.close(); // it was stopped while it began
     this.socket.onclose = ({ code, reason }) => this.#over(code, reason);
   }
 
   #begin() {
     const input = { format: { type: "audio/pcm", rate: RATE }, transcription: { model: this.model }, turn_detection: { type: "server_vad" } };
-    this.#send({ type: "session.update", session: { type: "transcription", audio: { input } } });
+    this.#send({ type: "session.update", session: { type: "transcription", audio: { input }, include: [PROVISIONAL] } });
     this.node = new AudioWorkletNode(this.context, "recorder");
     this.node.port.onmessage = ({ data }) => this.#append(new Int16Array(data));
     this.context.createMediaStreamSource(this.stream).connect(this.node);
@@ -96,21 +116,19 @@ export class Microphone {
   }
 
   #take(told) {
-    const item = told.item_id;
-    if (told.type === "conversation.item.input_audio_transcription.delta") {
-      this.texts.set(item, (this.texts.get(item) ?? "") + told.delta);
-      this.heard(item, this.texts.get(item), false);
-    } else if (told.type === "conversation.item.input_audio_transcription.completed") {
-      this.heard(item, told.transcript, true);
-    } else if (told.type === "conversation.item.input_audio_transcription.failed" || told.type === "error") {
-      this.failed(told.error?.message ?? "the server could not transcribe this");
-    }
+    this.takes[told.type]?.(told);
+    if (this.isOver) this.#closeIn(QUIET);
+  }
+
+  #tell(item, text, provisional = "") {
+    this.texts.set(item, text);
+    this.heard(item, text, provisional);
   }
 
   #over(code, reason) {
     clearTimeout(this.closing);
     this.#silence();
-    if (code !== 1000 && code !== 1005) this.failed(reason || "The connection for speech was closed, or could not be made.");
+    if (!GOOD_ENDS.has(code)) this.failed(reason || "The connection for speech was closed, or could not be made.");
     this.ended();
   }
 

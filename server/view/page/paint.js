@@ -15,14 +15,14 @@ export const ENTRY_STATES = {
   reserved: { colour: "encode", striped: true, says: "reserved", means: "Its bytes are taken; it waits for the encoder" },
   encoding: { colour: "encode", striped: false, says: "encoding", means: "The encoder computes it" },
   held: { colour: "write", striped: false, says: "held", means: "Requests read it, or are about to" },
-  idle: { colour: "read", striped: false, says: "idle", means: "Nobody holds it; it is kept for reuse" },
+  idle: { colour: "keep", striped: false, says: "idle", means: "Nobody holds it; it is kept for reuse" },
   freeing: { colour: "fault", striped: true, says: "freeing", means: "It is being dropped; its bytes still count" },
 };
 
 /** How a bar ends: a line, a cross or a ring. */
 export const ENDS = { finished: "ink", failed: "fault", aborted: "yield" };
 
-const NAMES = ["rest", "encode", "read", "write", "yield", "fault", "ink", "muted", "line", "surface", "fill"];
+const NAMES = ["rest", "encode", "read", "write", "keep", "yield", "fault", "ink", "muted", "line", "fill"];
 const STRIPE = 6; // pixels
 
 /** The page's colours, as its style says them, and what is made of them; made anew when they change. */

@@ -87,40 +87,49 @@ export class Speech {
 
   async #toggle() {
     tellProblem(this.problem, null);
-    if (this.speaking) return this.#listen(false);
+    if (this.speaking) return this.#listenTo(null);
     const line = new Line(this.list, "Microphone", null);
-    this.speaking = new Microphone({
-      model: this.model.value,
-      heard: (item, text, isWhole) => this.#hear(line, item, text, isWhole),
-      level: (share) => (this.level.value = share),
-      failed: (reason) => tellProblem(this.problem, reason),
-      ended: () => this.#listen(false),
-    });
+    write(line.state, "listening");
+    const microphone = this.#microphoneFor(line);
+    this.#listenTo(microphone);
     try {
-      await this.speaking.start();
-      this.#listen(true);
+      await microphone.start();
     } catch (error) {
       tellProblem(this.problem, `The microphone cannot be used: ${error.message}`);
       line.item.remove();
-      this.speaking = null;
+      if (this.speaking === microphone) this.#listenTo(null);
     }
   }
 
-  #listen(isOn) {
-    this.microphone.setAttribute("aria-pressed", String(isOn));
-    write(this.microphone, isOn ? "Stop" : "Speak");
-    this.level.hidden = !isOn;
-    if (isOn) return;
-    this.speaking?.stop();
-    this.speaking = null;
+  #microphoneFor(line) {
+    const microphone = new Microphone({
+      model: this.model.value,
+      heard: (item, text, provisional) => hear(line.text, item, text, provisional),
+      level: (share) => (this.level.value = share),
+      failed: (reason) => tellProblem(this.problem, reason),
+      ended: () => {
+        line.end("");
+        if (this.speaking === microphone) this.#listenTo(null);
+      },
+    });
+    return microphone;
   }
 
-  #hear(line, item, text, isWhole) {
-    let part = line.text.querySelector(`[data-item="${CSS.escape(item)}"]`);
-    if (!part) line.text.append((part = element("span", { data: { item } })));
-    part.className = isWhole ? "" : "running";
-    write(part, `${text} `);
+  /** Listens to this microphone from now on; to none where it is null. */
+  #listenTo(microphone) {
+    this.speaking?.stop();
+    this.speaking = microphone;
+    this.microphone.setAttribute("aria-pressed", String(microphone !== null));
+    write(this.microphone, microphone ? "Stop" : "Speak");
+    this.level.hidden = !microphone;
   }
+}
+
+/** Writes an utterance into the text: what is certain, and what may still change. */
+function hear(place, item, text, provisional) {
+  let part = place.querySelector(`[data-item="${CSS.escape(item)}"]`);
+  if (!part) place.append((part = element("span", { data: { item } })));
+  part.replaceChildren(`${text.trim()} `, element("span", { className: "running" }, provisional ? `${provisional.trim()} ` : ""));
 }
 
 /** Has `take` get the files that are dropped on `place`. */

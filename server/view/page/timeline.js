@@ -34,7 +34,7 @@ export class Timeline {
 
   /** Takes the tracks as they are now: gives them lanes, and writes the texts. */
   update(tracks, now) {
-    this.lanes.place(tracks, now);
+    this.lanes.place(tracks);
     while (this.rows.length < this.lanes.rows.length) this.#addRow();
     while (this.rows.length > this.lanes.rows.length) this.rows.pop().line.remove();
     for (const [index, row] of this.rows.entries()) this.#write(row, this.lanes.rows[index].at(-1), now);
@@ -101,9 +101,16 @@ export class Timeline {
     this.timeAt = (x) => now - (width - x) / scale;
     const measures = this.#measures();
     this.#drawGrid(view, span, measures);
-    this.lanes.rows.forEach((tracks, index) => {
-      for (const track of tracks) this.#drawTrack(view, track, index * measures.row + measures["bar-top"], measures["bar-high"]);
-    });
+    this.lanes.rows.forEach((tracks, index) => this.#drawLane(view, tracks, index * measures.row + measures["bar-top"], measures["bar-high"]));
+  }
+
+  /** A track that had to wait for its lane begins where the one before it has ended. */
+  #drawLane(view, tracks, top, high) {
+    let since = -Infinity;
+    for (const track of tracks) {
+      this.#drawTrack(view, track, since, top, high);
+      since = track.to;
+    }
   }
 
   #measures() {
@@ -129,10 +136,10 @@ export class Timeline {
     }
   }
 
-  #drawTrack({ context, x, shift, width }, track, top, high) {
+  #drawTrack({ context, x, shift, width }, track, since, top, high) {
     for (const { stage, from, to } of track.segments) {
-      const [left, right] = [Math.max(-2, x(from)), Math.min(width, to === null ? width : x(to))];
-      if (right < 0) continue;
+      const [left, right] = [Math.max(-2, x(Math.max(from, since))), Math.min(width, to === null ? width : x(to))];
+      if (right < Math.max(0, left)) continue;
       context.fillStyle = this.palette.fill(context, this.stages[stage] ?? this.stages.queued, shift);
       context.fillRect(left, top, Math.max(LEAST_WIDTH, right - left), high);
     }

@@ -62,14 +62,14 @@ export class World {
     this.failures = []; // the latest first
     this.samples = []; // figures of the last minute
     this.lost = 0;
-    this.isStopping = false;
     this.requests = new Map(); // the request's track and tokens, while it is active
+    this.latest = new Map(); // the latest track of a piece of work, by model and name
     this.outputs = new Map(); // the track of an encoder output, by model and key, until it is gone
   }
 
   /** Takes what the server tells. */
   take(told) {
-    if (told.type === "state" && told.now < this.now) this.clear(); // another server
+    if (told.type === "state" && told.began !== this.began) this.clear(); // another server
     this.now = told.now;
     TAKES[told.type]?.(this, told);
     this.#forget();
@@ -80,13 +80,15 @@ export class World {
     const stays = (track) => track.isActive || track.to > since;
     this.works = this.works.filter(stays);
     this.entries = this.entries.filter(stays);
+    for (const [name, track] of this.latest) if (!stays(track)) this.latest.delete(name);
     while (this.samples.length > 2 && this.samples[1].now < since) this.samples.shift();
   }
 }
 
-const TAKES = { state: takeState, changes: takeChanges, figures: takeFigures, lost: takeLost, end: takeEnd };
+const TAKES = { state: takeState, changes: takeChanges, figures: takeFigures, lost: takeLost };
 
 function takeState(world, told) {
+  world.began = told.began;
   const alive = new Set(told.requests.map((one) => one.request));
   for (const [id, { tokens }] of world.requests) if (!alive.has(id)) endRequest(world, id, "unknown", told.now, tokens, "");
   const there = new Set(told.entries.map((one) => nameOf(one)));
@@ -113,10 +115,6 @@ function takeLost(world, told) {
   world.lost += told.count;
 }
 
-function takeEnd(world) {
-  world.isStopping = true;
-}
-
 // -- requests ---------------------------------------------------------------------------------------------------------
 
 function takeRequest(world, { request, model, stage, at, tokens = 0, error = "" }) {
@@ -127,17 +125,21 @@ function takeRequest(world, { request, model, stage, at, tokens = 0, error = "" 
 }
 
 function begin(world, request, model, at) {
-  const id = workOf(request);
-  const goesOn = (one) => one.id === id && one.model === model && !one.isActive && at - one.to < PAUSE_SECONDS;
-  let track = world.works.findLast(goesOn);
-  if (!track) {
-    track = new Track(id, model, at);
-    track.before = 0; // tokens of requests that have ended
-    world.works.push(track);
-  }
-  const known = { track, model, tokens: 0 };
+  const known = { track: trackOf(world, workOf(request), model, at), model, tokens: 0 };
   world.requests.set(request, known);
   return known;
+}
+
+/** The track that a new request goes on with, or a new one. */
+function trackOf(world, id, model, at) {
+  const name = `${model} ${id}`;
+  const latest = world.latest.get(name);
+  if (latest && !latest.isActive && at - latest.to < PAUSE_SECONDS) return latest;
+  const track = new Track(id, model, at);
+  track.before = 0; // tokens of its requests that have ended
+  world.works.push(track);
+  world.latest.set(name, track);
+  return track;
 }
 
 function endRequest(world, request, outcome, at, tokens, error) {
