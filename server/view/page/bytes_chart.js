@@ -1,8 +1,8 @@
-/** The encoder cache's bytes by state over time, on the axis of its lanes. */
+/** The encoder cache beside its lanes: bytes by state over time, and what there is of each state now. */
 
 import { element, write } from "./dom.js";
-import { bytes } from "./format.js";
-import { ENTRY_STATES, prepared } from "./paint.js";
+import { bytes, plural } from "./format.js";
+import { ENTRY_STATES, prepared, swatch } from "./paint.js";
 import { sum } from "./world.js";
 
 const ORDER = ["held", "idle", "encoding", "reserved", "freeing"]; // from below
@@ -58,6 +58,25 @@ export class BytesChart {
     context.lineTo(width, y);
     context.stroke();
     context.setLineDash([]);
+  }
+}
+
+/** How many encoder outputs are in each state, and their bytes. */
+export class StateList {
+  constructor(place, palette) {
+    this.texts = {};
+    for (const [state, { says, means, ...look }] of Object.entries(ENTRY_STATES)) {
+      this.texts[state] = [element("dd"), element("dd")];
+      place.append(element("div", { title: means }, element("dt", {}, swatch(palette, look), says), ...this.texts[state]));
+    }
+  }
+
+  update(tracks) {
+    for (const [state, [count, size]] of Object.entries(this.texts)) {
+      const found = tracks.filter((track) => track.isActive && track.stage === state);
+      write(count, found.length ? plural(found.length, "entr", "y", "ies") : "–");
+      write(size, found.length ? bytes(total(found.map((track) => track.bytes))) : "");
+    }
   }
 }
 

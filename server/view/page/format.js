@@ -25,4 +25,4 @@ export function rate(count) {
 
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
-export const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
+export const plural = (count, word, one = "", many = "s") => `${whole(count)} ${word}${count === 1 ? one : many}`;

@@ -1,14 +1,14 @@
 /** Puts the page together. */
 
 import { isOwnRequest, key, setKey } from "./api.js";
-import { BytesChart } from "./bytes_chart.js";
+import { BytesChart, StateList } from "./bytes_chart.js";
 import { Chat } from "./chat.js";
 import { byId, element, isCalm, tellProblem, write } from "./dom.js";
 import { Figures } from "./figures.js";
 import { bytes, plural, seconds } from "./format.js";
 import { follow } from "./live.js";
 import { Models } from "./models.js";
-import { ENDS, ENTRY_STATES, Palette, REQUEST_STAGES } from "./paint.js";
+import { ENDS, ENTRY_STATES, legend, Palette, REQUEST_STAGES } from "./paint.js";
 import { Speech } from "./speech.js";
 import { Timeline } from "./timeline.js";
 import { World } from "./world.js";
@@ -35,21 +35,24 @@ class Clock {
 const stageList = (track, now, stages) =>
   [...track.spent(now)].map(([stage, spent]) => `${stages[stage]?.says ?? stage} ${seconds(spent)}`).join(", ");
 
+/** As the client and the access log know it, without the engine's number. */
+const requestName = (id) => id.replace(/#\d+$/, "");
+
 function describeWork(track, now) {
   const spent = seconds((track.to ?? Math.max(now, track.from)) - track.from);
   const state = track.isActive ? (REQUEST_STAGES[track.stage]?.says ?? track.stage) : track.outcome;
-  return [track.id, track.model, track.tokens ? `${track.tokens} tok` : "", `${state} ${spent}`];
+  return [requestName(track.id), track.model, track.tokens ? `${track.tokens} tok` : "", `${state} ${spent}`];
 }
 
 function explainWork(track, now) {
-  const parts = [`${track.id} (${track.model})`, stageList(track, now, REQUEST_STAGES)];
+  const parts = [`${requestName(track.id)} (${track.model})`, stageList(track, now, REQUEST_STAGES)];
   if (track.tokens) parts.push(plural(track.tokens, "token"));
   if (!track.isActive) parts.push(`${track.outcome}${track.error ? `: ${track.error}` : ""}`);
   return parts.join(" · ");
 }
 
 function describeEntry(track) {
-  return [track.id.slice(0, 8), "", bytes(track.bytes), track.isActive ? track.stage : "freed"];
+  return [track.id, track.model, bytes(track.bytes), track.isActive ? track.stage : "freed"];
 }
 
 const explainEntry = (track, now) =>
@@ -63,13 +66,15 @@ class Page {
     this.models = new Models(() => this.#chosen());
     this.figures = new Figures(palette);
     this.bytes = new BytesChart(byId("cache-bytes"), palette);
+    byId("requests-legend").append(...legend(palette, REQUEST_STAGES, Object.keys(ENDS)));
+    this.states = new StateList(byId("cache-states"), palette);
     this.works = new Timeline({
-      ...places("requests"), palette, stages: REQUEST_STAGES, ends: Object.keys(ENDS), describe: describeWork, explain: explainWork,
+      ...places("requests"), palette, stages: REQUEST_STAGES, describe: describeWork, explain: explainWork,
       least: 10, most: 64, title: "Requests, by lane", hint: HINT, isOwn: (track) => isOwnRequest(track.id),
     });
     this.entries = new Timeline({
-      ...places("cache"), palette, stages: ENTRY_STATES, ends: [], describe: describeEntry, explain: explainEntry,
-      least: 6, most: 48, title: "Encoder outputs, by lane", hint: "",
+      ...places("cache"), palette, stages: ENTRY_STATES, describe: describeEntry, explain: explainEntry,
+      least: 12, most: 64, title: "Encoder outputs, by lane", hint: "Each line is one encoder output; its end is when its bytes came back.",
     });
     this.speech = new Speech(this.models);
     this.chat = new Chat(this.models);
@@ -101,7 +106,9 @@ class Page {
     this.figures.update(world.samples, models.shown);
     this.bytes.update(world.samples, models.shown);
     this.works.update(world.works.filter((track) => models.shown(track.model)), now);
-    this.entries.update(world.entries.filter((track) => models.shown(track.model)), now);
+    const entries = world.entries.filter((track) => models.shown(track.model));
+    this.entries.update(entries, now);
+    this.states.update(entries);
     this.#showFailures();
   }
 
@@ -153,9 +160,9 @@ class Page {
 }
 
 const failureLine = ({ model, id, text }) =>
-  element("li", {}, element("b", {}, model), id ? element("span", { className: "name" }, id) : "", element("span", { className: "problem" }, text));
+  element("li", {}, element("b", {}, model), id ? element("span", { className: "name" }, requestName(id)) : "", element("span", { className: "problem" }, text));
 
-const places = (name) => ({ place: byId(`${name}-lanes`), detail: byId(`${name}-detail`), legend: byId(`${name}-legend`) });
+const places = (name) => ({ place: byId(`${name}-lanes`), detail: byId(`${name}-detail`) });
 
 /** The dialog for the key. */
 class Keys {

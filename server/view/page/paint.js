@@ -1,5 +1,7 @@
 /** Colours, and drawing on canvases. What waits is striped, what works is plain: colour is never the only sign. */
 
+import { element } from "./dom.js";
+
 /** How each stage looks: the name of its colour, and whether it is striped. */
 export const REQUEST_STAGES = {
   queued: { colour: "rest", striped: true, says: "queued", means: "Waits for its encoder output, or for a place" },
@@ -98,6 +100,12 @@ export function swatch(palette, stage) {
 
 /** A sample of an end for a legend. */
 export const endSwatch = (palette, outcome) => sample((context, width, height) => drawEnd(context, palette, outcome, 0, 0, height));
+
+/** The lines of a legend: how stages and ends look. */
+export function legend(palette, stages, ends) {
+  const kinds = Object.values(stages).map(({ says, means, ...look }) => element("li", { title: means }, swatch(palette, look), says));
+  return [...kinds, ...ends.map((outcome) => element("li", {}, endSwatch(palette, outcome), outcome))];
+}
 
 function sample(draw) {
   const canvas = document.createElement("canvas");

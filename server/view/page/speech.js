@@ -129,7 +129,7 @@ export class Speech {
 function hear(place, item, text, provisional) {
   let part = place.querySelector(`[data-item="${CSS.escape(item)}"]`);
   if (!part) place.append((part = element("span", { data: { item } })));
-  part.replaceChildren(`${text.trim()} `, element("span", { className: "running" }, provisional ? `${provisional.trim()} ` : ""));
+  part.replaceChildren(text.trimStart(), element("span", { className: "running" }, provisional), " ");
 }
 
 /** Has `take` get the files that are dropped on `place`. */

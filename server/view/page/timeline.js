@@ -2,21 +2,19 @@
 
 import { element, write } from "./dom.js";
 import { Lanes } from "./lanes.js";
-import { drawEnd, endSwatch, prepared, swatch } from "./paint.js";
+import { drawEnd, prepared } from "./paint.js";
 
 const LEAST_WIDTH = 1.5; // pixels of a bar
 const NEAR_SECONDS = 0.3; // of the pointer to a bar
 
 export class Timeline {
   /** `stages`: how each looks; `describe(track, now)`: the texts of a lane; `explain(track, now)`: all about a track. */
-  constructor({ place, detail, legend, palette, stages, ends, describe, explain, least, most, title, hint, isOwn }) {
+  constructor({ place, detail, palette, stages, describe, explain, least, most, title, hint, isOwn }) {
     Object.assign(this, { detail, palette, stages, describe, explain, title, hint, isOwn });
     this.lanes = new Lanes(least, most);
     this.rows = [];
     this.#build(place);
     this.#show(null);
-    const kinds = Object.values(stages).map(({ says, means, ...look }) => element("li", { title: means }, swatch(palette, look), says));
-    legend.replaceChildren(...kinds, ...ends.map((outcome) => element("li", {}, endSwatch(palette, outcome), outcome)));
   }
 
   #build(place) {
@@ -116,7 +114,7 @@ export class Timeline {
   #measures() {
     const style = getComputedStyle(this.list);
     const read = (name) => [name, parseFloat(style.getPropertyValue(`--${name}`))];
-    return Object.fromEntries(["row", "bar-top", "bar-high", "label"].map(read));
+    return Object.fromEntries(["row", "bar-top", "bar-high", "grid"].map(read));
   }
 
   #drawAxis(span) {
@@ -126,12 +124,12 @@ export class Timeline {
     this.axis.replaceChildren(...[...marks, "now"].map((mark) => element("span", {}, mark)));
   }
 
-  /** A line every ten seconds; where the texts are above the bars, behind the bars alone. */
-  #drawGrid({ context, width, height }, span, { row, label, "bar-top": top, "bar-high": high }) {
+  /** A line every ten seconds; without `grid`, where texts are above the bars, behind the bars alone. */
+  #drawGrid({ context, width, height }, span, { row, grid, "bar-top": top, "bar-high": high }) {
     context.fillStyle = this.palette.of("line");
     for (let mark = 0; mark < span; mark += 10) {
       const x = Math.round((mark / span) * width);
-      if (label) context.fillRect(x, 0, 1, height);
+      if (grid) context.fillRect(x, 0, 1, height);
       else for (let y = top; y < height; y += row) context.fillRect(x, y - 2, 1, high + 4);
     }
   }
