@@ -3,6 +3,7 @@
 import { askJson, newRequestId, reasonOf } from "./api.js";
 import { byId, element, tellProblem, write } from "./dom.js";
 import { eventsOf } from "./event_reader.js";
+import { plural, rate, seconds } from "./format.js";
 import { offer } from "./models.js";
 import { takeDrops } from "./speech.js";
 
@@ -68,12 +69,12 @@ export class Chat {
   #sendByKey(event) {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    this.form.requestSubmit();
+    if (!this.control) this.form.requestSubmit();
   }
 
   #submit(event) {
     event.preventDefault();
-    if (this.control) return this.control.abort();
+    if (this.control) return this.control.abort(); // the button says so
     const text = this.text.value.trim();
     if (text || this.added.length) this.#ask(text);
   }
@@ -92,19 +93,24 @@ export class Chat {
   async #answer(said) {
     this.control = new AbortController();
     write(this.send, "Stop");
-    let answer = "";
+    this.log.setAttribute("aria-busy", "true"); // read out when it is whole
+    const pace = new Pace();
     try {
-      for await (const delta of this.#deltas(this.control.signal)) {
-        said.append(delta);
-        answer += delta;
-        this.log.scrollTop = this.log.scrollHeight;
-      }
+      for await (const told of this.#told(this.control.signal)) this.#hear(told, said, pace);
+      said.after(element("p", { className: "note" }, pace.words()));
     } catch (error) {
       tellProblem(this.problem, reasonOf(error));
     }
     this.control = null;
     write(this.send, "Send");
-    this.#keep(answer, said);
+    this.log.setAttribute("aria-busy", "false");
+    this.#keep(said.textContent, said);
+  }
+
+  #hear(told, said, pace) {
+    pace.hear(told);
+    said.append(told.choices[0]?.delta.content ?? "");
+    this.log.scrollTop = this.log.scrollHeight;
   }
 
   /** A question without an answer can be asked again. */
@@ -113,17 +119,22 @@ export class Chat {
       this.messages.push({ role: "assistant", content: answer });
     } else {
       this.messages.pop();
-      said.closest("li").classList.add("empty");
+      said.parentElement.classList.add("empty");
     }
   }
 
-  async *#deltas(signal) {
-    const body = { model: this.model.value, messages: this.messages, stream: true, max_completion_tokens: Number(this.tokens.value) || 200 };
+  async *#told(signal) {
+    const body = {
+      model: this.model.value,
+      messages: this.messages,
+      max_completion_tokens: Number(this.tokens.value) || 200,
+      stream: true,
+      stream_options: { include_usage: true },
+    };
     const response = await askJson("v1/chat/completions", body, { headers: { "x-request-id": newRequestId() }, signal });
     for await (const told of eventsOf(response)) {
       if (told.error) throw Object.assign(new Error(told.error.message), { name: "Told" });
-      const delta = told.choices?.[0]?.delta?.content;
-      if (delta) yield delta;
+      yield told;
     }
   }
 
@@ -131,9 +142,29 @@ export class Chat {
     const said = element("p", { className: "text" }, text);
     const shown = images.map((address, index) => element("img", { src: address, alt: `Image ${index + 1}` }));
     const who = element("b", {}, role === "user" ? "You" : this.model.value);
-    this.log.append(element("li", { className: role }, who, ...shown, said));
+    this.log.append(element("div", { className: `message ${role}` }, who, ...shown, said));
     this.log.scrollTop = this.log.scrollHeight;
     return said;
+  }
+}
+
+/** How fast an answer is written, as it is seen here. */
+class Pace {
+  constructor() {
+    this.asked = performance.now();
+    this.tokens = 0;
+  }
+
+  hear({ choices, usage }) {
+    if (choices[0]?.delta.content) this.first ??= performance.now();
+    if (usage) this.tokens = usage.completion_tokens;
+  }
+
+  words() {
+    const now = performance.now();
+    if (!this.first) return plural(this.tokens, "token");
+    const speed = rate((this.tokens - 1) / Math.max(0.001, (now - this.first) / 1000));
+    return `${plural(this.tokens, "token")}, the first after ${seconds((this.first - this.asked) / 1000)}, then ${speed} a second`;
   }
 }
 

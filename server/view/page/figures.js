@@ -69,38 +69,27 @@ class RateTile extends Tile {
 
 /** Parts of a whole, as a bar. */
 class ShareTile extends Tile {
-  constructor(id, name, palette, parts) {
+  constructor(id, name, palette, parts, { isListed = true } = {}) {
     super(id, name, palette);
     this.canvas.className = "share";
     this.parts = parts;
     this.note.className = "note parts";
     this.texts = {};
+    if (isListed) for (const [part, look] of Object.entries(parts)) this.#list(part, look);
+  }
+
+  #list(part, look) {
+    this.texts[part] = element("span");
+    this.note.append(element("span", { className: "part" }, swatch(this.palette, look), this.texts[part]));
   }
 
   update(amounts, total, show) {
     const used = Object.values(amounts).reduce((one, other) => one + other, 0);
-    if (!total) return this.#nothing();
-    write(this.value, show(used));
-    write(this.unit, `of ${show(total)}`);
-    this.#note(amounts, show);
-    this.#draw(amounts, total);
-  }
-
-  #nothing() {
-    this.tell("–", "none here", "");
-    this.texts = {};
-    prepared(this.canvas);
-  }
-
-  #note(amounts, show) {
-    for (const [name, part] of Object.entries(this.parts)) {
-      if (!this.texts[name]) {
-        this.texts[name] = element("span");
-        this.note.append(element("span", { className: "part" }, swatch(this.palette, part), this.texts[name]));
-      }
-      this.texts[name].parentElement.hidden = !amounts[name] && Object.keys(this.parts).length > 2;
-      write(this.texts[name], `${show(amounts[name] ?? 0)} ${name}`);
-    }
+    write(this.value, total ? show(used) : "–");
+    write(this.unit, total ? `of ${show(total)}` : "none here");
+    this.note.hidden = !total;
+    for (const [part, text] of Object.entries(this.texts)) write(text, `${show(amounts[part])} ${part}`);
+    this.#draw(amounts, total || 1);
   }
 
   #draw(amounts, total) {
@@ -130,7 +119,7 @@ export class Figures {
     this.requests.canvas.replaceWith(element("dl", { className: "ended" }, ...rows));
     this.pages = new ShareTile("figure-pages", "Pages", palette, PAGE_PARTS);
     this.slots = new ShareTile("figure-slots", "Cross slots", palette, SLOT_PARTS);
-    this.cache = new ShareTile("figure-cache", "Encoder cache", palette, ENTRY_STATES);
+    this.cache = new ShareTile("figure-cache", "Encoder cache", palette, ENTRY_STATES, { isListed: false });
   }
 
   update(samples, shown) {
@@ -156,6 +145,6 @@ export class Figures {
     for (const name of Object.keys(ENTRY_STATES)) amounts[name] = of((one) => one.cache.by_state[name] ?? 0);
     this.cache.update(amounts, of((one) => one.cache.capacity), bytes);
     const [hits, acquires] = [of((one) => one.cache.hits), of((one) => one.cache.acquires)];
-    this.cache.note.title = acquires ? `${percent(hits / acquires)} of ${whole(acquires)} acquires were hits` : "";
+    write(this.cache.note, `${whole(of((one) => one.cache.encoded))} encoded, ${acquires ? percent(hits / acquires) : "no"} hits`);
   }
 }

@@ -16,7 +16,9 @@ import { World } from "./world.js";
 const DELAY = 0.2; // seconds that the picture is behind, so that what is told late is drawn in time
 const FRAME = 30; // milliseconds
 const CALM_FRAME = 1000;
-const HINT = "Point at a bar, or walk the lanes with the arrow keys, to read all about a request.";
+const HINT = matchMedia("(hover: none)").matches
+  ? "Touch a bar to read all about a request."
+  : "Point at a bar, or walk the lanes with the arrow keys, to read all about a request.";
 
 /** The server's clock, by the messages that came fastest. */
 class Clock {
@@ -29,6 +31,11 @@ class Clock {
 
   get now() {
     return performance.now() / 1000 - this.#offset - DELAY;
+  }
+
+  /** When it was `at`, by the clock on the wall here. */
+  dateOf(at) {
+    return new Date(performance.timeOrigin + (at + this.#offset) * 1000);
   }
 }
 
@@ -142,7 +149,7 @@ class Page {
     byId("failures").hidden = !failures.length;
     if (this.shownFailure === failures[0] && this.shownCount === failures.length) return;
     [this.shownFailure, this.shownCount] = [failures[0], failures.length];
-    byId("failures-list").replaceChildren(...failures.map(failureLine));
+    byId("failures-list").replaceChildren(...failures.map((one) => failureLine(one, this.clock.dateOf(one.at))));
   }
 
   #forgetFailures() {
@@ -159,8 +166,8 @@ class Page {
   }
 }
 
-const failureLine = ({ model, id, text }) =>
-  element("li", {}, element("b", {}, model), id ? element("span", { className: "name" }, requestName(id)) : "", element("span", { className: "problem" }, text));
+const failureLine = ({ model, id, text }, date) =>
+  element("li", {}, element("time", {}, date.toLocaleTimeString("en-GB")), element("b", {}, model), id ? element("span", { className: "name" }, requestName(id)) : "", element("span", { className: "problem" }, text));
 
 const places = (name) => ({ place: byId(`${name}-lanes`), detail: byId(`${name}-detail`) });
 
@@ -187,5 +194,8 @@ class Keys {
     for (const resolve of this.waiting.splice(0)) resolve();
   }
 }
+
+/** A file that misses its place must not take the page's place. */
+for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault());
 
 new Page().run();

@@ -70,7 +70,8 @@ export class Microphone {
     const source = URL.createObjectURL(new Blob([`(${recorder})()`], { type: "text/javascript" }));
     await this.context.audioWorklet.addModule(source);
     URL.revokeObjectURL(source);
-    this.#connect();
+    if (this.isOver) this.ended(); // it was stopped meanwhile
+    else this.#connect();
   }
 
   /** No more is recorded; what was said is still heard. */
@@ -94,7 +95,6 @@ export class Microphone {
     this.socket = new WebSocket(address, ["realtime", ...secret]);
     this.socket.onopen = () => this.#begin();
     this.socket.onmessage = ({ data }) => this.#take(JSON.parse(data));
-    if (this.isOver) this.socket.close(); // it was stopped while it began
     this.socket.onclose = ({ code, reason }) => this.#over(code, reason);
   }
 

@@ -58,7 +58,7 @@ export class Speech {
     write(line.state, "transcribing");
     try {
       const done = await this.#read(file, control.signal, line);
-      line.end(`${plural(done.usage?.seconds ?? 0, "second")} in ${spent()}`);
+      line.end(`${plural(done.usage?.seconds ?? 0, "second")} of audio in ${spent()}`);
     } catch (error) {
       const reason = reasonOf(error);
       line.end(reason === null ? "stopped" : "failed", reason);

@@ -26,8 +26,8 @@ export class Timeline {
     place.prepend(this.axis);
     place.append(element("div", { className: "scroll" }, this.body), this.more);
     this.list.addEventListener("keydown", (event) => this.#walk(event));
-    this.body.addEventListener("pointermove", (event) => this.#point(event));
-    this.body.addEventListener("pointerleave", () => this.#show(null));
+    for (const kind of ["pointermove", "pointerdown"]) this.body.addEventListener(kind, (event) => this.#point(event));
+    this.body.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.#show(null));
   }
 
   /** Takes the tracks as they are now: gives them lanes, and writes the texts. */
