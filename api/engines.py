@@ -17,6 +17,7 @@ from attrs import frozen
 from ..actors.supervisor import EngineStatistics
 from ..core.checks import integer, number, shown
 from ..core.errors import EngineStateError, InvalidRequest, TrioletError, UnknownModel
+from ..core.model import ModelDescription
 from ..core.residency import ModelState
 from .engine import Engine
 from .model_spec import ModelSpec
@@ -42,6 +43,7 @@ class ModelStatistics:
         last_used: seconds since its last use ended; 0: it is in use; ``None``: it was never used.
         last_error: type and text of the last error of a load, of the engine or of its end.
         engine: the engine's own snapshot, while the model is ready.
+        description: its limits and vocabulary, while the model is ready.
     """
 
     state: ModelState
@@ -52,6 +54,7 @@ class ModelStatistics:
     last_used: float | None
     last_error: str | None
     engine: EngineStatistics | None
+    description: ModelDescription | None
 
 
 class Engines:
@@ -242,6 +245,7 @@ def _statistics(residents: Residents, name: str, now: float) -> ModelStatistics:
         last_used=last_used,
         last_error=resident.last_error,
         engine=None if resident.engine is None else _engine_statistics(resident.engine),
+        description=None if resident.engine is None else resident.engine.model,
     )
 
 

@@ -170,13 +170,15 @@ class EntryFreed(OfKeys):
 
 @frozen
 class StepBegun(Event):
-    """A step was sent to the runner: which requests it runs, which encoder outputs it reads and for which holders."""
+    """A step was sent to the runner: which requests it runs, which encoder outputs it reads and for which holders.
+    ``samples``: those that get a token by it, or go on with their beam search."""
 
     step_id: int
     request_ids: tuple[str, ...]
     reads: tuple[str, ...]
     readers: tuple[str, ...]  # the holder of each of ``reads``
     tokens: int
+    samples: tuple[str, ...] = ()
 
 
 @frozen

@@ -19,6 +19,7 @@ from .metrics import Metrics
 from .observers import Observers
 from .settings import ServerSettings
 from .spans import Spans
+from .view.watchers import Watchers
 
 _LOOK_BACK = 60.0  # seconds
 
@@ -51,6 +52,7 @@ class Server:
     engines: Engines
     observers: Observers = field(factory=Observers)
     exchanges: set[Exchange] = field(factory=set, init=False)
+    watchers: Watchers = field(factory=Watchers, init=False)
     sockets: int = field(default=0, init=False)
     stopping: bool = field(default=False, init=False)
     stop_called: trio.Event = field(factory=trio.Event, init=False)
@@ -65,11 +67,20 @@ class Server:
         self.media = Media(self.settings)
         self.metrics = Metrics(self.engines)
         self.observers.listeners.append(self.metrics.heard)
+        self.observers.listeners.append(self.watchers.hear)
 
     def exchange_over(self, exchange: Exchange) -> None:
         """The exchange has ended, however it did."""
+        if exchange not in self.exchanges:
+            return
         self.exchanges.discard(exchange)
         self.pace.one_ended(trio.current_time())
+        self._look()
+
+    def only_watches(self, exchange: Exchange) -> None:
+        """The exchange tells what others do. It is no request that counts, or that the server waits for; it ends by
+        itself when `stop` is called."""
+        self.exchanges.discard(exchange)
         self._look()
 
     @contextmanager

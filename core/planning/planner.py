@@ -272,6 +272,12 @@ class Planner:
         """The ids of the requests in a step in flight."""
         return tuple([sequence.request.id for sequence in self._step(step_id).sequences])
 
+    def samples_of(self, step_id: int) -> tuple[str, ...]:
+        """The ids of those that get a token by a step in flight, or go on with their beam search."""
+        step = self._step(step_id)
+        pairs = zip(step.sequences, step.plan.chunks, strict=True)
+        return tuple([one.request.id for one, chunk in pairs if chunk.samples and one.request.reads is None])
+
     def reads_of(self, step_id: int) -> tuple[Hold, ...]:
         """The encoder outputs that a step in flight reads, and their holders."""
         return self._step(step_id).reads

@@ -14,7 +14,7 @@ from ..schemas import completions as completion_bodies
 from ..schemas import models as model_bodies
 from ..schemas import speech as speech_bodies
 from ..schemas import vectors as vector_bodies
-from . import chat, completions, models, speech, vectors
+from . import chat, completions, models, page, speech, vectors
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -137,4 +137,6 @@ ENDPOINTS = (
         answers={JSON: (model_bodies.Health,)},
         tag="server",
     ),
+    Endpoint(path="/", handle=page.show_page, method="GET", answers={"text/html": None}, tag="server"),
+    Endpoint(path="/events", handle=page.watch, method="GET", answers={EVENTS: None}, tag="server"),
 )

@@ -87,14 +87,22 @@ def test_the_stage_of_a_request_is_what_the_events_say(told: list[e.Event], expe
 
 
 def test_a_line_knows_how_long_it_waited_and_how_fast_it_writes() -> None:
-    """Tokens are counted by good steps from the first one on; a failed step gives none."""
+    """Tokens are counted by good steps that sample; one that reads the prompt gives none, and a failed one neither."""
     told = [QUEUED, STARTED]
     for number, ok in enumerate((True, True, True, False, True)):
-        told += [e.StepBegun(number, ("r",), (), (), 1), e.StepEnded(number, ok=ok, error="" if ok else "E: x")]
-        if number == 1:  # the one before it read the prompt
-            told.append(e.FirstToken("r", time=4.0))
+        begun = e.StepBegun(number, ("r",), (), (), 1, ("r",) if number else ())
+        told += [begun, e.StepEnded(number, ok=ok, error="" if ok else "E: x", time=3.0 + number)]
     (line,) = fed(*told).first_lines(9)
     assert (line.waited(99.0), line.tokens, line.rate(6.0)) == (2.0, 3, 1.0)
+
+
+def test_a_beam_search_writes_from_its_first_step_on() -> None:
+    """Its tokens are committed at its end; each of its steps is one of them until then."""
+    told = [QUEUED, STARTED]
+    for number in range(3):
+        told += [e.StepBegun(number, ("r",), (), (), 5, ("r",)), e.StepEnded(number, ok=True, time=4.0)]
+    (line,) = fed(*told).first_lines(9)
+    assert (line.stage, line.tokens) == ("writing", 3)
 
 
 def test_those_that_run_come_first_and_the_ended_are_gone() -> None:

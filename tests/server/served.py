@@ -75,7 +75,7 @@ def served(models: Mapping[str, str], **settings: Any) -> Iterator[Served]:
             for name, path in models.items()
         }
         async with Engines(specs) as engines:
-            server = Server(ServerSettings(port=0, **settings), engines, observers)
+            server = Server(ServerSettings(**{"port": 0, **settings}), engines, observers)
             async with serving(server) as addresses:
                 told.put(Served(server, addresses[0], trio.lowlevel.current_trio_token()))
                 await leave.wait()

@@ -1,0 +1,68 @@
+"""``/``: the page that shows the engines, and ``/events``, which it reads."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..event_stream import Events, EventStream
+from ..server import Server
+from ..view import told
+from ..view.page import HEADERS, read_page
+from ..view.watchers import Watcher
+from .common import exchange_of, server_of
+
+_TELLS = 8  # times a second
+_FIGURES = 2  # one of so many has figures
+
+
+async def show_page(request: Request) -> Response:
+    """The page that shows the engines at work."""
+    page = await trio.to_thread.run_sync(read_page)
+    return Response(page.html, media_type="text/html", headers={**HEADERS, "content-security-policy": page.policy})
+
+
+async def watch(request: Request) -> Response:
+    """What happens in the engines, as it happens: ids, times, counts and keys of all requests, and of the encoder
+    outputs. Ends when the server stops."""
+    return EventStream(partial(_watch, request))
+
+
+async def _watch(request: Request, events: Events) -> None:
+    server = server_of(request)
+    server.only_watches(exchange_of(request))
+    with server.watchers.joined() as watcher:
+        await events.write(_state(server))
+        turn = 0
+        while not server.stopping:
+            if turn % _FIGURES == 0:
+                await events.write(_figures(server))
+            turn += 1
+            with trio.move_on_after(1 / _TELLS):
+                await server.stop_called.wait()
+            await _tell_changes(server, watcher, events)
+    await events.write(told.compact(told.end_told(trio.current_time())))
+
+
+async def _tell_changes(server: Server, watcher: Watcher, events: Events) -> None:
+    lost, changes = watcher.take()
+    now = trio.current_time()
+    if lost:
+        state = _state(server)  # in place of the changes, which lack their beginning
+        await events.write(told.compact(told.lost_told(lost, now)))
+        await events.write(state)
+    elif changes:
+        await events.write(told.compact(told.changes_told(changes, now)))
+
+
+def _state(server: Server) -> str:
+    return told.compact(told.state_told(server.watchers.states, server.started, trio.current_time()))
+
+
+def _figures(server: Server) -> str:
+    models = server.engines.statistics()
+    figures = {name: told.model_told(one, server.watchers.state_of(name)) for name, one in models.items()}
+    return told.compact(told.figures_told(figures, trio.current_time()))

@@ -1,0 +1,93 @@
+"""The page at ``/``: one HTML file, put together from the files in ``page/``.
+
+The scripts there are modules that import each other, for editors and for tests. Here their imports and exports are taken
+out, and they become one module. The page's policy allows this very script and this very style, by their hashes, and
+nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from importlib.resources import files
+
+from attrs import frozen
+
+SCRIPTS = (
+    "dom.js",
+    "format.js",
+    "event_reader.js",
+    "api.js",
+    "world.js",
+    "lanes.js",
+    "paint.js",
+    "timeline.js",
+    "bytes_chart.js",
+    "figures.js",
+    "models.js",
+    "microphone.js",
+    "speech.js",
+    "chat.js",
+    "live.js",
+    "main.js",
+)
+"""In the order in which they are put together: a script imports those before it alone."""
+
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(self)",
+}
+
+_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+
+
+@frozen
+class Page:
+    """Args:
+    html: the whole page.
+    policy: its Content-Security-Policy.
+    """
+
+    html: str
+    policy: str
+
+
+def read_page() -> Page:
+    """The page, from its files."""
+    style = _read("page.css")
+    script = "\n".join(plain(_read(name)) for name in SCRIPTS)
+    html = _read("page.html").replace("/* style */", style).replace("/* script */", script)
+    return Page(html, _policy(style, script))
+
+
+def plain(script: str) -> str:
+    """A module's text without its imports and exports."""
+    return _EXPORT.sub("", _IMPORT.sub("", script))
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / "page" / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    allowed = {
+        "default-src": "'none'",
+        "script-src": f"{_hash(script)} blob:",  # the microphone's worklet, which the script itself writes
+        "style-src": _hash(style),
+        "connect-src": "'self'",
+        "img-src": "data: blob:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+        "require-trusted-types-for": "'script'",
+    }
+    return "; ".join(f"{name} {sources}" for name, sources in allowed.items())
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,183 @@
+/** The box to chat: a conversation with a model that generates text, with images where it reads them. */
+
+import { askJson, newRequestId, reasonOf } from "./api.js";
+import { byId, element, tellProblem, write } from "./dom.js";
+import { eventsOf } from "./event_reader.js";
+import { plural, rate, seconds } from "./format.js";
+import { offer } from "./models.js";
+import { takeDrops } from "./speech.js";
+
+const PARTS = ["model", "log", "problem", "form", "images", "images-pick", "file", "text", "tokens", "clear", "send"];
+
+export class Chat {
+  constructor(models) {
+    for (const name of PARTS) this[name.replace("-", "_")] = byId(`chat-${name}`);
+    this.models = models;
+    this.messages = [];
+    this.added = []; // images of the next message
+    models.listeners.push((all) => this.#offer(all));
+    this.model.addEventListener("change", () => this.#offer(models.models));
+    this.form.addEventListener("submit", (event) => this.#submit(event));
+    this.text.addEventListener("keydown", (event) => this.#sendByKey(event));
+    this.clear.addEventListener("click", () => this.#begin());
+    this.file.addEventListener("change", () => this.#addAll([...this.file.files]));
+    takeDrops(byId("chat"), (files) => this.#addAll(files));
+  }
+
+  #offer(all) {
+    offer(this.model, all, "chat");
+    this.images_pick.hidden = !this.#seesImages();
+  }
+
+  #seesImages() {
+    return this.models.models?.get(this.model.value)?.about?.can.includes("image") ?? false;
+  }
+
+  #begin() {
+    this.control?.abort();
+    this.messages = [];
+    this.log.replaceChildren();
+    this.#setImages([]);
+    tellProblem(this.problem, null);
+    this.text.focus();
+  }
+
+  // -- images --------------------------------------------------------------------------------------------------------
+
+  async #addAll(files) {
+    const images = files.filter((file) => file.type.startsWith("image/"));
+    const fault = !this.#seesImages() ? `${this.model.value || "This model"} reads no images.` : images.length < files.length ? "Images alone can be added here." : null;
+    tellProblem(this.problem, fault);
+    if (this.#seesImages()) this.#setImages([...this.added, ...(await Promise.all(images.map(addressOf)))]);
+    this.file.value = "";
+  }
+
+  #setImages(images) {
+    this.added = images;
+    this.images.hidden = !images.length;
+    this.images.replaceChildren(...images.map((address, index) => this.#thumb(address, index)));
+  }
+
+  #thumb(address, index) {
+    const remove = () => this.#setImages(this.added.filter((_, other) => other !== index));
+    const image = element("img", { src: address, alt: `Image ${index + 1}` });
+    return element("button", { type: "button", className: "thumb", title: "Remove", on: { click: remove } }, image);
+  }
+
+  // -- asking --------------------------------------------------------------------------------------------------------
+
+  #sendByKey(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    if (!this.control) this.form.requestSubmit();
+  }
+
+  #submit(event) {
+    event.preventDefault();
+    if (this.control) return this.control.abort(); // the button says so
+    const text = this.text.value.trim();
+    if (text || this.added.length) this.#ask(text);
+  }
+
+  async #ask(text) {
+    const images = this.added;
+    this.messages.push({ role: "user", content: contentOf(text, images) });
+    this.#say("user", text, images);
+    this.text.value = "";
+    this.#setImages([]);
+    tellProblem(this.problem, null);
+    const said = this.#say("assistant", "");
+    await this.#answer(said);
+  }
+
+  async #answer(said) {
+    this.control = new AbortController();
+    write(this.send, "Stop");
+    this.log.setAttribute("aria-busy", "true"); // read out when it is whole
+    const pace = new Pace();
+    try {
+      for await (const told of this.#told(this.control.signal)) this.#hear(told, said, pace);
+      said.after(element("p", { className: "note" }, pace.words()));
+    } catch (error) {
+      tellProblem(this.problem, reasonOf(error));
+    }
+    this.control = null;
+    write(this.send, "Send");
+    this.log.setAttribute("aria-busy", "false");
+    this.#keep(said.textContent, said);
+  }
+
+  #hear(told, said, pace) {
+    pace.hear(told);
+    said.append(told.choices[0]?.delta.content ?? "");
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  /** A question without an answer can be asked again. */
+  #keep(answer, said) {
+    if (answer) {
+      this.messages.push({ role: "assistant", content: answer });
+    } else {
+      this.messages.pop();
+      said.parentElement.classList.add("empty");
+    }
+  }
+
+  async *#told(signal) {
+    const body = {
+      model: this.model.value,
+      messages: this.messages,
+      max_completion_tokens: Number(this.tokens.value) || 200,
+      stream: true,
+      stream_options: { include_usage: true },
+    };
+    const response = await askJson("v1/chat/completions", body, { headers: { "x-request-id": newRequestId() }, signal });
+    for await (const told of eventsOf(response)) {
+      if (told.error) throw Object.assign(new Error(told.error.message), { name: "Told" });
+      yield told;
+    }
+  }
+
+  #say(role, text, images = []) {
+    const said = element("p", { className: "text" }, text);
+    const shown = images.map((address, index) => element("img", { src: address, alt: `Image ${index + 1}` }));
+    const who = element("b", {}, role === "user" ? "You" : this.model.value);
+    this.log.append(element("div", { className: `message ${role}` }, who, ...shown, said));
+    this.log.scrollTop = this.log.scrollHeight;
+    return said;
+  }
+}
+
+/** How fast an answer is written, as it is seen here. */
+class Pace {
+  constructor() {
+    this.asked = performance.now();
+    this.tokens = 0;
+  }
+
+  hear({ choices, usage }) {
+    if (choices[0]?.delta.content) this.first ??= performance.now();
+    if (usage) this.tokens = usage.completion_tokens;
+  }
+
+  words() {
+    const now = performance.now();
+    if (!this.first) return plural(this.tokens, "token");
+    const speed = rate((this.tokens - 1) / Math.max(0.001, (now - this.first) / 1000));
+    return `${plural(this.tokens, "token")}, the first after ${seconds((this.first - this.asked) / 1000)}, then ${speed} a second`;
+  }
+}
+
+function contentOf(text, images) {
+  if (!images.length) return text;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
+const addressOf = (file) =>
+  new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });

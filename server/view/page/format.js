@@ -1,0 +1,28 @@
+/** Numbers as people read them. */
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(count) {
+  let unit = 0;
+  while (count >= 1024 && unit < UNITS.length - 1) {
+    count /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 || count >= 100 ? Math.round(count) : count.toFixed(1)} ${UNITS[unit]}`;
+}
+
+export const whole = (count) => Math.round(count).toLocaleString("en");
+
+export function seconds(count) {
+  if (count < 1) return `${Math.max(0, Math.round(count * 1000))} ms`;
+  if (count < 60) return `${count.toFixed(1)} s`;
+  return `${Math.floor(count / 60)} min ${Math.floor(count % 60)} s`;
+}
+
+export function rate(count) {
+  return count >= 10 || count === 0 ? whole(count) : count.toFixed(1);
+}
+
+export const percent = (share) => `${Math.round(share * 100)} %`;
+
+export const plural = (count, word, one = "", many = "s") => `${whole(count)} ${word}${count === 1 ? one : many}`;

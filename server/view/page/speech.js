@@ -1,0 +1,148 @@
+/** The box for speech: files that are dropped, and the microphone. */
+
+import { ask, newRequestId, reasonOf } from "./api.js";
+import { byId, element, tellProblem, write } from "./dom.js";
+import { eventsOf } from "./event_reader.js";
+import { plural, seconds } from "./format.js";
+import { Microphone } from "./microphone.js";
+import { offer } from "./models.js";
+
+const MOST_TRANSCRIPTS = 50;
+
+/** A line in the list of transcripts. */
+class Line {
+  constructor(list, name, stop) {
+    this.text = element("p", { className: "text" });
+    this.state = element("span", { className: "state" });
+    this.stop = element("button", { type: "button", className: "quiet", aria: { label: `Stop ${name}` } }, "Stop");
+    this.stop.hidden = !stop;
+    this.stop.addEventListener("click", stop ?? (() => {}));
+    this.head = element("p", { className: "of" }, element("b", {}, name), this.state, this.stop);
+    this.item = element("li", {}, this.head, this.text);
+    list.prepend(this.item);
+    while (list.children.length > MOST_TRANSCRIPTS) list.lastElementChild.remove();
+  }
+
+  end(state, fault = null) {
+    this.stop.hidden = true;
+    write(this.state, state);
+    this.item.classList.toggle("failed", fault !== null);
+    if (fault !== null) this.item.append(element("p", { className: "problem", role: "alert" }, fault));
+  }
+}
+
+export class Speech {
+  constructor(models) {
+    for (const name of ["drop", "file", "list", "model", "microphone", "level", "problem"]) this[name] = byId(`speech-${name}`);
+    models.listeners.push((all) => offer(this.model, all, "transcribe"));
+    this.file.addEventListener("change", () => this.#takeAll(this.file));
+    this.microphone.addEventListener("click", () => this.#toggle());
+    takeDrops(this.drop, (files) => this.#transcribeAll(files));
+  }
+
+  #takeAll(input) {
+    this.#transcribeAll([...input.files]);
+    input.value = "";
+  }
+
+  #transcribeAll(files) {
+    tellProblem(this.problem, this.model.value ? null : "No model that is served here transcribes speech.");
+    if (this.model.value) for (const file of files) this.#transcribe(file);
+  }
+
+  async #transcribe(file) {
+    const control = new AbortController();
+    const line = new Line(this.list, file.name, () => control.abort());
+    const begun = performance.now();
+    const spent = () => seconds((performance.now() - begun) / 1000);
+    write(line.state, "transcribing");
+    try {
+      const done = await this.#read(file, control.signal, line);
+      line.end(`${plural(done.usage?.seconds ?? 0, "second")} of audio in ${spent()}`);
+    } catch (error) {
+      const reason = reasonOf(error);
+      line.end(reason === null ? "stopped" : "failed", reason);
+    }
+  }
+
+  async #read(file, signal, line) {
+    const form = new FormData();
+    form.append("file", file);
+    form.append("model", this.model.value);
+    form.append("stream", "true");
+    const headers = { "x-request-id": newRequestId() };
+    const response = await ask("v1/audio/transcriptions", { method: "POST", body: form, headers, signal });
+    for await (const told of eventsOf(response)) {
+      if (told.type === "transcript.text.delta") line.text.append(told.delta);
+      if (told.type === "error") throw Object.assign(new Error(told.error.message), { name: "Told" });
+      if (told.type === "transcript.text.done") {
+        write(line.text, told.text || "(no speech)");
+        return told;
+      }
+    }
+    throw Object.assign(new Error("the answer ended before its end"), { name: "Told" });
+  }
+
+  // -- the microphone ------------------------------------------------------------------------------------------------
+
+  async #toggle() {
+    tellProblem(this.problem, null);
+    if (this.speaking) return this.#listenTo(null);
+    const line = new Line(this.list, "Microphone", null);
+    write(line.state, "listening");
+    const microphone = this.#microphoneFor(line);
+    this.#listenTo(microphone);
+    try {
+      await microphone.start();
+    } catch (error) {
+      tellProblem(this.problem, `The microphone cannot be used: ${error.message}`);
+      line.item.remove();
+      if (this.speaking === microphone) this.#listenTo(null);
+    }
+  }
+
+  #microphoneFor(line) {
+    const microphone = new Microphone({
+      model: this.model.value,
+      heard: (item, text, provisional) => hear(line.text, item, text, provisional),
+      level: (share) => (this.level.value = share),
+      failed: (reason) => tellProblem(this.problem, reason),
+      ended: () => {
+        line.end("");
+        if (this.speaking === microphone) this.#listenTo(null);
+      },
+    });
+    return microphone;
+  }
+
+  /** Listens to this microphone from now on; to none where it is null. */
+  #listenTo(microphone) {
+    this.speaking?.stop();
+    this.speaking = microphone;
+    this.microphone.setAttribute("aria-pressed", String(microphone !== null));
+    write(this.microphone, microphone ? "Stop" : "Speak");
+    this.level.hidden = !microphone;
+  }
+}
+
+/** Writes an utterance into the text: what is certain, and what may still change. */
+function hear(place, item, text, provisional) {
+  let part = place.querySelector(`[data-item="${CSS.escape(item)}"]`);
+  if (!part) place.append((part = element("span", { data: { item } })));
+  part.replaceChildren(text.trimStart(), element("span", { className: "running" }, provisional), " ");
+}
+
+/** Has `take` get the files that are dropped on `place`. */
+export function takeDrops(place, take) {
+  const over = (isOver) => place.classList.toggle("over", isOver);
+  place.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    over(true);
+  });
+  place.addEventListener("dragleave", () => over(false));
+  place.addEventListener("drop", (event) => {
+    event.preventDefault();
+    over(false);
+    take([...event.dataTransfer.files]);
+  });
+}

@@ -1,0 +1,236 @@
+"""``/events`` and ``/`` over HTTP: what a watcher gets, from whom it is kept, and that it holds nothing up."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+import trio
+
+from triolet import Engines
+from triolet.core import events as e
+from triolet.server.app import make_app
+from triolet.server.server import Server
+from triolet.server.settings import ServerSettings
+from triolet.server.view import told
+from triolet.server.view.page import SCRIPTS, plain, read_page
+from triolet.server.view.watchers import MOST_CHANGES
+
+from .served import Served, served
+
+Told = dict[str, Any]
+
+
+@contextmanager
+def asked(service: Served, path: str, key: str | None = None) -> Iterator[HTTPResponse]:
+    """The answer to a GET, while it comes."""
+    with closing(HTTPConnection(urlsplit(service.url).netloc, timeout=60)) as connection:
+        connection.request("GET", path, headers={} if key is None else {"authorization": f"Bearer {key}"})
+        yield connection.getresponse()
+
+
+@contextmanager
+def watching(service: Served, key: str = "none") -> Iterator[Iterator[Told]]:
+    """What a watcher is told."""
+    with asked(service, "/events", key) as answer:
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield (json.loads(line[6:]) for line in answer if line.startswith(b"data: "))
+
+
+def until(events: Iterator[Told], wanted: Any) -> list[Told]:
+    """The events up to the first that is ``wanted``."""
+    found = []
+    for event in events:
+        found.append(event)
+        if wanted(event):
+            return found
+    raise AssertionError(f"the stream ended after {found}")
+
+
+def until_all_ended(events: Iterator[Told], model: str) -> list[Told]:
+    """The events up to the figures that follow the last use; changes are told before figures."""
+
+    def idle(one: Told) -> bool:
+        told_of = one["models"][model] if one["type"] == "figures" else {}
+        return bool(told_of.get("ended")) and told_of["users"] == 0
+
+    return until(events, idle) + until(events, idle)
+
+
+def changes(events: list[Told]) -> list[Told]:
+    return [change for event in events for change in event.get("changes", ())]
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_comes_first_then_figures_and_changes(service: Served, speech: Path) -> None:
+    """Of a transcription: its stages, its encoder output, and the model, which is absent before its first use."""
+    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+    with watching(service) as events:
+        first, figures = next(events), next(events)
+        assert first["type"] == "state"
+        assert figures["type"] == "figures"
+        assert set(figures["models"]) == set(service.server.engines.models)
+        named = {"x-request-id": "mine"}
+        text = client.audio.transcriptions.create(model="whisper", file=speech, extra_headers=named).text
+        seen = until_all_ended(events, "whisper")
+    of_mine = [one for one in changes(seen) if one.get("request", "").startswith("mine#")]
+    assert {one["stage"] for one in of_mine} >= {"queued", "encoding", "writing", "finished"}
+    assert {one["state"] for one in changes(seen) if "entry" in one} >= {"reserved", "encoding", "held", "idle"}
+    whisper = seen[-1]["models"]["whisper"]
+    assert whisper["about"]["can"] == ["transcribe"]
+    assert whisper["engine"]["cache"]["by_state"]["idle"] == whisper["engine"]["cache"]["taken"] > 0
+    assert text.split()[0] not in json.dumps(seen)
+
+
+def test_what_others_say_is_not_told(service: Served) -> None:
+    """Neither what they ask, nor what they are answered, nor what a refused request quotes."""
+    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+    secret = "xylophone"
+    with watching(service) as events:
+        answer = client.chat.completions.create(
+            model="llama", messages=[{"role": "user", "content": secret}], max_tokens=8, seed=1
+        )
+        bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": secret}}}
+        with pytest.raises(openai.APIStatusError):
+            client.chat.completions.create(
+                model="llama", messages=[{"role": "user", "content": "hi"}], response_format=bad, max_tokens=8
+            )
+        seen = until_all_ended(events, "llama")
+    assert secret not in json.dumps(seen)
+    assert (answer.choices[0].message.content or "?") not in json.dumps(seen)
+    assert seen[-1]["models"]["llama"]["about"]["can"] == ["chat"]
+    assert seen[-1]["models"]["llama"]["engine"]["cache"]["capacity"] == 0
+
+
+def test_a_watcher_that_missed_changes_is_told_how_many_and_gets_the_state(service: Served) -> None:
+    more = 100
+    names = [f"many-{number}" for number in range(MOST_CHANGES + more)]
+
+    def tell(make: Any) -> None:
+        now = trio.current_time()
+        for name in names:
+            service.server.watchers.hear("bert", make(name, now))
+
+    with watching(service) as events:
+        next(events)
+        service.ask(lambda: tell(lambda name, now: e.RequestQueued(name, time=now)))
+        *_, lost = until(events, lambda one: one["type"] == "lost")
+        state = next(events)
+        service.ask(lambda: tell(lambda name, now: e.RequestEnded(name, "aborted", time=now)))
+    assert lost["count"] == more
+    assert state["type"] == "state"
+    assert [one["request"] for one in state["requests"]] == names
+
+
+# -- who is told, and what it costs ------------------------------------------------------------------------------------
+
+
+def test_with_a_key_only_who_has_it_watches_and_the_page_needs_none(models: dict[str, str]) -> None:
+    with served(models, api_keys=["sesame"]) as service:
+        for key in (None, "wrong"):
+            with asked(service, "/events", key) as refused:
+                assert refused.status == 401
+        with asked(service, "/") as page:
+            assert page.status == 200
+            assert b"sesame" not in page.read()
+        with watching(service, "sesame") as events:
+            assert next(events)["type"] == "state"
+
+
+def test_a_watcher_is_no_request_and_does_not_hold_up_the_end(models: dict[str, str]) -> None:
+    """It is told of the end. The server would wait for a request without limit."""
+    with served(models, drain_seconds=1e9, max_requests=1) as service:
+        with watching(service) as events:
+            next(events)
+            assert service.ask(lambda: len(service.server.exchanges)) == 0
+            with asked(service, "/health") as health:
+                assert json.load(health)["running"] == 0
+            service.ask(service.server.stop)
+            assert until(events, lambda one: one["type"] == "end")
+            assert list(events) == []
+
+
+async def test_a_watcher_that_reads_nothing_does_not_hold_up_the_end(models: dict[str, str]) -> None:
+    """What it is sent does not leave; nobody waits for that."""
+    async with Engines(models) as engines:
+        server = Server(ServerSettings(), engines)
+        stuck, gone = trio.Event(), trio.Event()
+
+        async def say(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                stuck.set()
+                await gone.wait()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make_app(server), _scope("/events"), _Quiet().hear, say)
+            await stuck.wait()
+            server.stop()
+            await server.all_ended()
+            gone.set()
+
+
+def _scope(path: str) -> dict[str, Any]:
+    return {
+        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1), "scheme": "http", "http_version": "1.1",
+    }  # fmt: skip
+
+
+class _Quiet:
+    """A client that sends its request and nothing more."""
+
+    def __init__(self) -> None:
+        self._sent = False
+
+    async def hear(self) -> dict[str, Any]:
+        if self._sent:
+            await trio.sleep_forever()
+        self._sent = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_allows_its_own_script_and_style_alone(service: Served) -> None:
+    with asked(service, "/") as answer:
+        html, policy = answer.read().decode(), answer.headers["content-security-policy"]
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "unsafe" not in policy
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        ((_, text),) = re.findall(rf"<{tag}( [^>]*)?>(.*?)</{tag}>", html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in rules[rule]
+    assert re.findall(r"""(?:src|href)=["'](?!data:|#)""", html) == []
+    assert re.findall(r" on\w+=", html.partition("<script")[0]) == []
+
+
+def test_a_script_imports_only_what_is_put_before_it_and_no_name_is_there_twice() -> None:
+    """All scripts become one module."""
+    folder = Path(told.__file__).parent / "page"
+    assert sorted(path.name for path in folder.glob("*.js")) == sorted(SCRIPTS)
+    names: list[str] = []
+    for index, script in enumerate(SCRIPTS):
+        text = (folder / script).read_text(encoding="utf-8")
+        imported = re.findall(r'^import .*? from "\./(.*?)";', text, re.MULTILINE | re.DOTALL)
+        assert set(imported) <= set(SCRIPTS[:index]), f"{script} imports {imported}"
+        assert "import" not in re.sub(r"/\*.*?\*/", "", plain(text), flags=re.DOTALL).split(), f"{script} imports in another form"
+        names += re.findall(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", plain(text), re.MULTILINE)
+    assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+    assert "</script" not in read_page().html.partition("<script")[2].rpartition("</script>")[0]

@@ -1,0 +1,195 @@
+"""The parts of the page that know no screen, run by a browser: what is known of the server, and who gets which lane."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triolet.api.command_line.watch_state import WatchState
+from triolet.core import events as e
+from triolet.server.view import told
+from triolet.server.view.page import plain
+from triolet.server.view.watchers import Watchers
+
+from .browsing import chromium
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.browser
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs code behind the scripts named: ``run("lanes.js", code, argument)``; ``code`` is a function of the argument."""
+    with chromium() as opened, opened("about:blank") as page:
+
+        def run(script: str, code: str, argument: Any) -> Any:
+            text = plain((files(told.__package__) / "page" / script).read_text(encoding="utf-8"))
+            return page.evaluate(f"(argument) => {{ {text}\nreturn ({code})(argument); }}", argument)
+
+        yield run
+
+
+# -- server-sent events ------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=5), max_size=2), max_size=4),
+    st.lists(st.integers(0, 200), max_size=6),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_events_are_found_however_the_answer_is_cut(run: Run, sent: list[Any], cuts: list[int], end: str) -> None:
+    text = "".join(f"event: x{end}data: {json.dumps(one)}{end}{end}" for one in sent)
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    parts = [text[begin:stop] for begin, stop in zip(places, places[1:], strict=False)]
+    code = "(parts) => { const cutter = new EventCutter(); return parts.flatMap((part) => cutter.cut(part)); }"
+    assert [json.loads(one) for one in run("event_reader.js", code, parts)] == sent
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
+
+_PLACE = """
+({ least, most, lives }) => {
+  const lanes = new Lanes(least, most);
+  const tracks = lives.map(([from, to]) => ({ from, end: to, to: null, get isActive() { return this.to === null; } }));
+  const told = [];
+  for (let now = 0; now < 40; now += 0.5) {
+    for (const track of tracks) if (track.end <= now) track.to = track.end;
+    const known = tracks.filter((track) => track.from <= now && (track.isActive || track.to > now - 10));
+    lanes.place(known);
+    told.push({
+      rows: lanes.rows.map((row) => row.map((track) => tracks.indexOf(track))),
+      active: known.filter((track) => track.isActive).map((track) => tracks.indexOf(track)),
+      hidden: lanes.hidden,
+    });
+  }
+  return told;
+}
+"""
+LIVES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=25).map(
+    lambda pairs: sorted((begin / 2, (begin + length) / 2) for begin, length in pairs)
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(LIVES, st.integers(1, 3), st.integers(0, 3))
+def test_a_track_keeps_its_lane_and_two_that_run_have_two(
+    run: Run, lives: list[tuple[float, float]], least: int, more: int
+) -> None:
+    lane_of: dict[int, int] = {}
+    for moment in run("lanes.js", _PLACE, {"least": least, "most": least + more, "lives": lives}):
+        rows, active = moment["rows"], set(moment["active"])
+        assert least <= len(rows) <= least + more
+        for number, row in enumerate(rows):
+            assert len(active & set(row)) <= 1
+            assert active & set(row[:-1]) == set(), "one that runs is the last of its lane"
+            for track in row:
+                assert lane_of.setdefault(track, number) == number
+        shown = {track for row in rows for track in row}
+        assert moment["hidden"] == len(active - shown)
+        assert not moment["hidden"] or all(row and row[-1] in active for row in rows), "a lane is free, and one waits"
+
+
+# -- the world ---------------------------------------------------------------------------------------------------------
+
+_TAKE = """
+(messages) => {
+  const world = new World();
+  for (const one of messages) world.take(one);
+  return {
+    works: world.works.map(({ id, model, stage, tokens, error, segments }) => ({ id, model, stage, tokens, error, segments })),
+    entries: world.entries.map(({ id, stage, to }) => ({ id, stage, to })),
+    failures: world.failures,
+    lost: world.lost,
+  };
+}
+"""
+
+
+def messages(*told_events: e.Event, model: str = "m") -> list[told.Told]:
+    """What a watcher from the beginning on is told of ``told_events``."""
+    watchers = Watchers()
+    first = told.state_told({}, 1, 0.0)
+    with watchers.joined() as watcher:
+        for event in told_events:
+            watchers.hear(model, event)
+        now = max((event.time for event in told_events), default=0.0)
+        return [first, told.changes_told(watcher.take()[1], now)]
+
+
+def test_the_windows_of_one_recording_are_one_piece_of_work(run: Run) -> None:
+    """Its stages follow each other, its tokens are added up."""
+    life: list[e.Event] = []
+    for window, begin in enumerate((1.0, 2.0)):
+        name = f"r#0/{window}"
+        life += [e.RequestQueued(name, time=begin), e.RequestStarted(name, time=begin + 0.1)]
+        for step in range(3):
+            life += [e.StepBegun(step, (name,), (), (), 1, (name,)), e.StepEnded(step, ok=True, time=begin + 0.2)]
+        life.append(e.RequestEnded(name, "finished", time=begin + 0.9))
+    (work,) = run("world.js", _TAKE, messages(*life))["works"]
+    assert (work["id"], work["stage"], work["tokens"]) == ("r#0", "finished", 6)
+    assert [(one["stage"], one["from"], one["to"]) for one in work["segments"]] == [
+        ("queued", 1.0, 1.1), ("reading", 1.1, 1.2), ("writing", 1.2, 1.9),
+        ("queued", 2.0, 2.1), ("reading", 2.1, 2.2), ("writing", 2.2, 2.9),
+    ]  # fmt: skip
+
+
+def test_requests_of_one_work_at_the_same_time_are_two_lanes(run: Run) -> None:
+    works = run("world.js", _TAKE, messages(e.RequestQueued("r#0/1", time=1.0), e.RequestQueued("r#0/2", time=1.0)))["works"]
+    assert [work["stage"] for work in works] == ["queued", "queued"]
+
+
+def test_figures_tell_the_tokens_of_those_that_run(run: Run) -> None:
+    figures = told.figures_told({"m": {"engine": {"written": {"r#0/1": 17}}, "error": None}}, 2.0)
+    (work,) = run("world.js", _TAKE, [*messages(e.RequestQueued("r#0/1", time=1.0)), figures])["works"]
+    assert work["tokens"] == 17
+
+
+def test_what_failed_is_kept_with_its_text(run: Run) -> None:
+    broken = [e.RequestQueued("r", time=1.0), e.RequestEnded("r", "failed", "PoisonRequest: boom", time=2.0)]
+    known = run("world.js", _TAKE, messages(*broken, e.RunnerRestarting(1, "OSError: gone", time=3.0)))
+    assert [one["text"] for one in known["failures"]] == ["restart 1: OSError: gone", "PoisonRequest: boom"]
+    assert known["works"][0]["error"] == "PoisonRequest: boom"
+
+
+def test_after_a_loss_the_state_counts(run: Run) -> None:
+    """What ended in between is over, what is new is there with its beginning, and the rest goes on."""
+    before = messages(e.RequestQueued("a", time=1.0), e.RequestQueued("b", time=1.0), e.EntryReserved("k", 3, time=1.0))
+    state = WatchState()
+    for event in (e.RequestQueued("b", time=1.0), e.RequestQueued("c", time=2.0), e.RequestStarted("c", time=3.0)):
+        state(event)
+    after = [told.lost_told(5, 4.0), told.state_told({"m": state}, 1, 4.0)]
+    known = run("world.js", _TAKE, [*before, *after])
+    assert {work["id"]: work["stage"] for work in known["works"]} == {"a": "unknown", "b": "queued", "c": "reading"}
+    (new,) = [work for work in known["works"] if work["id"] == "c"]
+    assert [(one["stage"], one["from"]) for one in new["segments"]] == [("queued", 2.0), ("reading", 3.0)]
+    assert known["entries"] == [{"id": "k", "stage": "absent", "to": 4.0}]
+    assert known["lost"] == 5
+
+
+def test_of_another_server_nothing_is_kept(run: Run) -> None:
+    known = run("world.js", _TAKE, [*messages(e.RequestQueued("a", time=1.0)), told.state_told({}, 2, 9.0)])
+    assert (known["works"], known["entries"]) == ([], [])
+
+
+_RATES = """
+({ counts, span }) => {
+  const samples = counts.map((tokens, index) => ({ now: index / 4, models: { m: { engine: tokens === null ? null : { tokens } } } }));
+  return samples.map((_, index) => growth(samples, index, () => true, (engine) => engine.tokens, span));
+}
+"""
+
+
+def test_a_rate_is_that_of_the_last_seconds_and_never_negative(run: Run) -> None:
+    """A model that was loaded again counts from 0."""
+    counts = [None, 0, 10, 20, 30, 30, 30, 30, 5, 5]
+    rates = run("world.js", _RATES, {"counts": counts, "span": 1})
+    assert rates == [0, 0, 20, 80 / 3, 30, 30, 20, 10, 0, 0]

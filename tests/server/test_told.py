@@ -1,0 +1,207 @@
+"""What watchers are told, as values: nothing of what was said, nothing lost without a word, and always the truth."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triolet.api.command_line.watch_state import WatchState
+from triolet.core import events as e
+from triolet.core.config import EngineConfig
+from triolet.server.problems import Refusal
+from triolet.server.view import told
+from triolet.server.view.told import Told
+from triolet.server.view.watchers import MOST_WATCHERS, Watcher, Watchers
+from triolet.testing.sim import sim_engine
+
+from ..actors.shared import ask
+
+OUTCOMES = ("finished", "failed", "aborted")
+
+
+def heard(*told_events: e.Event) -> tuple[Watchers, list[Told]]:
+    """What a watcher is told of ``told_events``."""
+    watchers = Watchers()
+    with watchers.joined() as watcher:
+        for event in told_events:
+            watchers.hear("m", event)
+        return watchers, watcher.take()[1]
+
+
+# -- the words ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "public"),
+    [
+        ("PoisonRequest: it crashed twice", "PoisonRequest: it crashed twice"),
+        ("EncodeFailed: the encoder\nfailed", "EncodeFailed: the encoder failed"),
+        ("InvalidRequest: the prompt 'my secret' is too long", "InvalidRequest"),
+        ("KeyError: 'my secret'", "KeyError"),
+        ("TypeError", "TypeError"),
+    ],
+)
+def test_a_callers_error_is_told_without_its_text_which_may_quote_the_caller(error: str, public: str) -> None:
+    assert told.public_error(error) == public
+
+
+def test_a_request_is_told_stage_by_stage_to_its_end() -> None:
+    _, changes = heard(
+        e.RequestQueued("r", time=1.0),
+        e.RequestStarted("r", time=2.0),
+        e.StepBegun(0, ("r",), (), (), 1, ("r",)),
+        e.StepEnded(0, ok=True, time=3.0),
+        e.RequestEnded("r", "failed", "PoisonRequest: boom", time=4.0),
+    )
+    assert [(one["stage"], one["at"], one["tokens"]) for one in changes] == [
+        ("queued", 1.0, 0),
+        ("reading", 2.0, 0),
+        ("writing", 3.0, 1),
+        ("failed", 4.0, 1),
+    ]
+    assert changes[-1] == {
+        "request": "r", "model": "m", "stage": "failed", "at": 4.0, "tokens": 1, "error": "PoisonRequest: boom",
+    }  # fmt: skip
+
+
+def test_an_encoder_output_is_told_state_by_state_to_its_end() -> None:
+    _, changes = heard(
+        e.EntryReserved("k", 3, time=1.0),
+        e.EncodeDispatched(("k",), 1, time=2.0),
+        e.EncodeDone(("k",), time=3.0),
+        e.EntryHeld("k", "r/0", time=3.0),
+        e.EntryReleased("k", "r/0", time=4.0),
+        e.FreeSent(("k",), time=5.0),
+        e.EntryFreed(("k",), time=6.0),
+    )
+    assert [one["state"] for one in changes] == ["reserved", "encoding", "idle", "held", "idle", "freeing", "absent"]
+    assert changes[0] == {"entry": "k", "model": "m", "state": "reserved", "at": 1.0, "bytes": 3}
+
+
+def test_a_step_that_fails_is_told_with_its_error() -> None:
+    _, changes = heard(e.StepEnded(7, ok=False, error="RuntimeError: boom", time=2.0))
+    assert changes == [{"failure": "step 7: RuntimeError: boom", "model": "m", "at": 2.0}]
+
+
+def test_an_engine_that_is_gone_leaves_no_encoder_output_behind() -> None:
+    """One that failed may not have freed them."""
+    watchers, changes = heard(e.EntryReserved("k", 3, time=1.0), e.StageReached("channels closed", time=2.0))
+    assert changes[-1]["state"] == "absent"
+    assert told.state_told(watchers.states, 1, 3.0)["entries"] == []
+
+
+# -- the queue of a watcher --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=60), st.integers(1, 8))
+def test_a_slow_watcher_loses_the_oldest_and_is_told_how_many(moves: list[int | None], most: int) -> None:
+    """``None``: the watcher takes what there is. All that was put is taken or counted as lost, in order."""
+    watcher, put, seen, lost = Watcher(most), 0, [], 0
+    for move in [*moves, None]:
+        if move is None:
+            missing, changes = watcher.take()
+            assert missing == 0 or len(changes) == most
+            assert [one["number"] for one in changes] == list(range(put - len(changes), put))
+            seen += changes
+            lost += missing
+            assert len(seen) + lost == put
+        for _ in range(move or 0):
+            watcher.put({"number": put})
+            put += 1
+
+
+def test_while_nobody_watches_no_change_is_made() -> None:
+    """The state is kept, so that the next watcher gets it."""
+    watchers = Watchers()
+    watchers.hear("m", e.RequestQueued("r", time=1.0))
+    assert watchers.states["m"].changed is None
+    with watchers.joined() as watcher:
+        watchers.hear("other", e.RequestQueued("s", time=1.0))
+        watchers.hear("m", e.RequestStarted("r", time=2.0))
+        assert [one["request"] for one in watcher.take()[1]] == ["s", "r"]
+    assert all(state.changed is None for state in watchers.states.values())
+
+
+def test_too_many_watchers_are_refused() -> None:
+    watchers = Watchers()
+    with watchers.joined():
+        joined = [watchers.joined() for _ in range(MOST_WATCHERS - 1)]
+        for one in joined:
+            one.__enter__()
+        with pytest.raises(Refusal, match="watch already"), watchers.joined():
+            pass
+        joined.pop().__exit__(None, None, None)
+        with watchers.joined():
+            pass
+
+
+# -- the truth ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.3, 0.7, 1.5])
+async def test_the_state_and_the_changes_since_make_the_state_of_later(moment: float, autojump_clock: Any) -> None:
+    """Whenever one joins, under pressure and with withdrawals: requests and encoder outputs are those of the engine."""
+    watchers = Watchers()
+    config = EngineConfig(observer=lambda event: watchers.hear("m", event), encoder_cache_bytes=200, verify=True)
+    async with sim_engine(config=config) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(leave_early if number % 3 == 2 else ask, engine, number % 5)
+            await trio.sleep(moment)
+            with watchers.joined() as watcher:
+                picture = Picture(told.state_told(watchers.states, 1, trio.current_time()))
+                for _ in range(40):
+                    await trio.sleep(0.07)
+                    picture.take(watcher.take()[1])
+                    now = Picture(told.state_told(watchers.states, 1, trio.current_time()))
+                    assert (picture.requests, picture.entries) == (now.requests, now.entries)
+                    assert sum(one["bytes"] for one in picture.entries.values()) == engine.statistics().encoder_cache.taken
+                await trio.sleep(20.0)
+                picture.take(watcher.take()[1])
+    assert (picture.requests, [one["state"] for one in picture.entries.values() if one["state"] != "idle"]) == ({}, [])
+
+
+async def leave_early(engine: Any, number: int) -> None:
+    with trio.move_on_after(0.4):
+        await ask(engine, number)
+
+
+class Picture:
+    """What a page knows."""
+
+    def __init__(self, state: Told) -> None:
+        self.requests: dict[str, Told] = {one["request"]: _plain(one) for one in state["requests"]}
+        self.entries: dict[str, Told] = {one["entry"]: one for one in state["entries"]}
+
+    def take(self, changes: list[Told]) -> None:
+        for change in changes:
+            if "request" in change:
+                self.requests[change["request"]] = _plain(change)
+                if change["stage"] in OUTCOMES:
+                    del self.requests[change["request"]]
+            else:
+                self.entries[change["entry"]] = change
+                if change["state"] == "absent":
+                    del self.entries[change["entry"]]
+
+
+def _plain(request: Told) -> Told:
+    """Without what is not told with each change: tokens are told with the figures."""
+    return {name: request[name] for name in ("request", "model", "stage", "at")}
+
+
+async def test_all_that_is_told_is_json_and_compact(autojump_clock: Any) -> None:
+    state = WatchState()
+    async with sim_engine(config=EngineConfig(observer=state)) as engine:
+        await ask(engine, 1)
+        figures = told.engine_told(engine.statistics(), state, encodes=True)
+    text = told.compact(told.figures_told({"m": {"engine": figures}}, 1.00006))
+    assert json.loads(text)["now"] == 1.0001
+    assert ": " not in text
+    assert not any(isinstance(one, float) and not math.isfinite(one) for one in figures.values())
