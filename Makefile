@@ -5,12 +5,12 @@ BIN = $(VENV)/bin
 SEED ?= 1
 WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
-SOURCES = core models actors api bench testing src demo tests benchmarks examples docs/site
+SOURCES = core models actors api bench testing src demo tests benchmarks examples docs/site .ci
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py \
 	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js examples/*.md examples/*.py demo/*.md demo/training/*.py)
 
-.PHONY: demo test lint types docs soak bench load memory clean
+.PHONY: demo test lint types docs dist soak bench load memory clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
@@ -51,6 +51,14 @@ docs: $(STAMP)  ## the site, in site/: open site/index.html
 	$(BIN)/zensical build --strict --clean 2>build/docs.stderr || (cat build/docs.stderr; exit 1)
 	@! grep -i 'warning\|griffe:' build/docs.stderr  # griffe's, which --strict does not count
 	$(BIN)/python -m pytest docs/site -q
+
+dist: $(STAMP)  ## wheel and sdist, in dist/: checked, and each tried in an environment of its own
+	@PYTHONWARNINGS="ignore:Editable installation" \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dist]'
+	rm -rf dist
+	$(BIN)/python -m build >build/dist.log 2>&1 || (cat build/dist.log; exit 1)
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m pytest .ci/test_dist.py
 
 soak: $(STAMP)  ## new random examples and a million faults; what fails prints how to run it again
 	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
