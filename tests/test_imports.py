@@ -82,7 +82,6 @@ FOREIGN = {  # what a folder must not know of the outside
 }
 ASYNCIO = {"portal", "asyncio_host"}  # of api/: the only modules that know asyncio
 ACTORS = {"scheduler", "encoder_cache", "gpu_runner"}
-SCRIPTS = {"train", "evaluate", "make_samples", "speech", "grammar"}  # of demo/: run by hand, not imported
 
 
 def modules(room: str) -> list[Path]:
@@ -112,8 +111,6 @@ def room_of(target: tuple[str, ...]) -> str:
 @pytest.mark.parametrize("room", ALLOWED)
 def test_no_arrow_points_back(room: str) -> None:
     for path in modules(room):
-        if room == "demo" and path.stem in SCRIPTS:
-            continue
         for target in imports(path):
             if target[0] != "triolet" or len(target) == 1:
                 continue

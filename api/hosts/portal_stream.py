@@ -142,24 +142,30 @@ class PortalStream(Generic[T, View]):
             pass
 
     async def _on_trio_next(self) -> bool:
-        """Takes the next outcome and those at hand behind it, and sends them in one step, so that none overtakes
-        another. True if there may be more."""
+        """Takes the next outcome and sends it. True if there may be more."""
         source = self._on_trio_source
         assert source is not None, "read before it is open"
         self._on_trio_readers += 1
         try:
-            answer: outcome.Outcome[T] | None = await captured(partial(anext, source))
+            return self._on_trio_send(source, await captured(partial(anext, source)))
         finally:
             self._on_trio_readers -= 1
             self._on_trio_quiet.set()
-        last = answer
+
+    def _on_trio_send(self, source: AsyncIterator[T], answer: outcome.Outcome[T] | None) -> bool:
+        """Sends ``answer`` and those at hand behind it in one step, so that none overtakes another. True if there may
+        be more."""
         batch: list[tuple[outcome.Outcome[T], View]] = []
-        while answer is not None:
-            last = answer
-            batch.append((answer, self._look(source)))
-            answer = self._on_trio_at_hand(source) if isinstance(answer, outcome.Value) else None
-        self._portal.call_back(partial(self._kept.extend, batch))
-        return isinstance(last, outcome.Value)
+        more = False
+        try:
+            while answer is not None:
+                more = isinstance(answer, outcome.Value)
+                batch.append((answer, self._look(source)))
+                answer = self._on_trio_at_hand(source) if more else None
+            self._portal.call_back(partial(self._kept.extend, batch))
+            return more
+        finally:
+            del answer, batch  # the frame of `_on_trio_at_hand`, in its error's traceback, refers to this one
 
     def _on_trio_at_hand(self, source: AsyncIterator[T]) -> outcome.Outcome[T] | None:
         try:

@@ -309,7 +309,7 @@ class TrioThread(ABC):
                 answer = None
         finally:
             self.tell(call.answer, answer)
-            del answer
+            del answer, call  # the frame of `captured`, in the error's traceback, refers to this one since Python 3.12
 
     def tell(self, answer: Answer[Any], value: object) -> None:
         """Gives ``answer``, unless it is there."""
