@@ -61,7 +61,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "server/endpoints": {"schemas", "server", "view"},
     "server/manners": set(),
     "server/schemas": set(),
-    "server/view": set(),
+    "server/view": {"server"},
 }
 FOREIGN = {  # what a folder must not know of the outside
     "core": {
