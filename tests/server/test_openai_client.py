@@ -118,6 +118,7 @@ def test_a_stream_has_the_same_text_and_its_usage_at_the_end(service, client):
     assert "".join(part.choices[0].delta.content or "" for part in parts) == expected.text
     assert [part.choices[0].finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
     assert {part.usage for part in parts} == {None}
+    assert all("finish_reason" in part.choices[0].model_fields_set for part in parts)  # null is said, as OpenAI says it
     assert (last.choices, last.usage.completion_tokens) == ([], 8)
     assert len({part.id for part in (*parts, last)}) == 1
 
@@ -133,7 +134,8 @@ def test_n_streams_come_together_and_are_told_apart(service, client):
 
 def test_logprobs_of_a_stream_are_those_of_the_whole_answer(client):
     whole = talk(client, logprobs=True, top_logprobs=1, **GREEDY).choices[0].logprobs.content
-    parts = talk(client, logprobs=True, top_logprobs=1, stream=True, **GREEDY)
+    parts = list(talk(client, logprobs=True, top_logprobs=1, stream=True, **GREEDY))
+    assert any(part.choices[0].logprobs for part in parts if part.choices[0].delta.content)
     told = [one for part in parts if part.choices[0].logprobs for one in part.choices[0].logprobs.content]
     assert [(one.token, one.logprob) for one in told] == [(one.token, pytest.approx(one.logprob)) for one in whole]
 
