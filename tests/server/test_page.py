@@ -103,7 +103,13 @@ def test_what_began_before_the_page_was_opened_is_there(opened: Opened, service:
 
 def test_a_failure_is_shown_with_its_text(service: Served, page: Any) -> None:
     fault = "PoisonRequest: it crashes its step every time, <b>even</b> alone"
-    tell(service, "llama", e.RequestQueued("bad#0/1"), e.RequestStarted("bad#0/1"), e.RequestEnded("bad#0/1", "failed", fault))
+    tell(
+        service,
+        "llama",
+        e.RequestQueued("bad#0/1"),
+        e.RequestStarted("bad#0/1"),
+        e.RequestEnded("bad#0/1", "failed", fault),
+    )
     row = page.locator("#requests-lanes .row", has_text="bad")
     expect(row.locator(".state")).to_contain_text("failed")
     expect(page.locator("#failures-list")).to_contain_text(fault)

@@ -143,7 +143,9 @@ def test_the_windows_of_one_recording_are_one_piece_of_work(run: Run) -> None:
 
 
 def test_requests_of_one_work_at_the_same_time_are_two_lanes(run: Run) -> None:
-    works = run("world.js", _TAKE, messages(e.RequestQueued("r#0/1", time=1.0), e.RequestQueued("r#0/2", time=1.0)))["works"]
+    works = run("world.js", _TAKE, messages(e.RequestQueued("r#0/1", time=1.0), e.RequestQueued("r#0/2", time=1.0)))[
+        "works"
+    ]
     assert [work["stage"] for work in works] == ["queued", "queued"]
 
 
