@@ -29,7 +29,8 @@ export class Lanes {
   #try(track) {
     const row = this.#free();
     const since = row ? freeSince(row) : Infinity;
-    const found = since < track.from - REST_SECONDS ? row : (this.#added() ?? (since <= track.from || track.isActive ? row : null));
+    const found =
+      since < track.from - REST_SECONDS ? row : (this.#added() ?? (since <= track.from || track.isActive ? row : null));
     if (found) {
       found.push(track);
       this.placed.add(track);

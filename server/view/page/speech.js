@@ -33,7 +33,8 @@ class Line {
 
 export class Speech {
   constructor(models) {
-    for (const name of ["drop", "file", "list", "model", "microphone", "level", "problem"]) this[name] = byId(`speech-${name}`);
+    for (const name of ["drop", "file", "list", "model", "microphone", "level", "problem"])
+      this[name] = byId(`speech-${name}`);
     models.listeners.push((all) => offer(this.model, all, "transcribe"));
     this.file.addEventListener("change", () => this.#takeAll(this.file));
     this.microphone.addEventListener("click", () => this.#toggle());

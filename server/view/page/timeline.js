@@ -78,7 +78,9 @@ export class Timeline {
     const box = this.canvas.getBoundingClientRect();
     const at = this.timeAt?.(event.clientX - box.left);
     const tracks = this.lanes.rows[this.rows.indexOf(row)] ?? [];
-    const hit = tracks.findLast((track) => track.from <= at + NEAR_SECONDS && (track.to ?? Infinity) >= at - NEAR_SECONDS);
+    const hit = tracks.findLast(
+      (track) => track.from <= at + NEAR_SECONDS && (track.to ?? Infinity) >= at - NEAR_SECONDS,
+    );
     this.#show(hit ?? tracks.at(-1) ?? null);
   }
 
@@ -99,7 +101,9 @@ export class Timeline {
     this.timeAt = (x) => now - (width - x) / scale;
     const measures = this.#measures();
     this.#drawGrid(view, span, measures);
-    this.lanes.rows.forEach((tracks, index) => this.#drawLane(view, tracks, index * measures.row + measures["bar-top"], measures["bar-high"]));
+    this.lanes.rows.forEach((tracks, index) =>
+      this.#drawLane(view, tracks, index * measures.row + measures["bar-top"], measures["bar-high"]),
+    );
   }
 
   /** A track that had to wait for its lane begins where the one before it has ended. */
