@@ -5,9 +5,12 @@ BIN = $(VENV)/bin
 SEED ?= 1
 WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
-SOURCES = core models actors api bench testing src demo tests benchmarks examples
+SOURCES = core models actors api server bench testing src demo tests benchmarks examples docs/site .ci
 
-.PHONY: demo test lint types soak bench load memory clean
+PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py \
+	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js examples/*.md examples/*.py demo/*.md demo/training/*.py)
+
+.PHONY: demo test lint types docs dist soak bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
@@ -36,6 +39,27 @@ types: $(STAMP)  ## strict, of the package as it is installed
 	$(BIN)/python -m pip install --quiet --no-deps --target build/types .
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet
 
+# pages lie as in the repository, so that each link is the same there and here; the package as it is installed, since
+# its folders are mapped
+docs: $(STAMP)  ## the site, in site/: open site/index.html
+	@PYTHONWARNINGS="ignore:Editable installation" \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	rm -rf build/pages build/package site
+	mkdir -p build/pages
+	cp --parents $(PAGES) build/pages
+	$(BIN)/python -m pip install --quiet --no-deps --target build/package .
+	$(BIN)/zensical build --strict --clean 2>build/docs.stderr || (cat build/docs.stderr; exit 1)
+	@! grep -i 'warning\|griffe:' build/docs.stderr  # griffe's, which --strict does not count
+	$(BIN)/python -m pytest docs/site -q
+
+dist: $(STAMP)  ## wheel and sdist, in dist/: checked, and each tried in an environment of its own
+	@PYTHONWARNINGS="ignore:Editable installation" \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dist]'
+	rm -rf dist
+	$(BIN)/python -m build >build/dist.log 2>&1 || (cat build/dist.log; exit 1)
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m pytest .ci/test_dist.py
+
 soak: $(STAMP)  ## new random examples and a million faults; what fails prints how to run it again
 	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
@@ -59,5 +83,9 @@ memory: $(STAMP)  ## memory round by round under large requests, and how long an
 	$(BIN)/python benchmarks/teardown.py
 	$(BIN)/python benchmarks/open_close.py
 
+clients:  ## OpenAI's client for Node.js, for the tests marked node
+	npm ci --prefix tests/server/node
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .cache *.egg-info src/*.egg-info tests/server/node/node_modules \
+		.pytest_cache .mypy_cache .ruff_cache .hypothesis

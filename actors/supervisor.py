@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 from attrs import define, field, frozen
 
-from ..core import events, frames, log_lines
+from ..core import events, frames, html, log_lines
 from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
@@ -92,6 +92,14 @@ class EngineStatistics:
     encoder_cache: LedgerStatistics
     device: DeviceMemory
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return html.table("statistics", self.rows())
+
+    def rows(self) -> tuple[html.Row, ...]:
+        """The figures by name, for people."""
+        return html.statistics_rows(self.power, self.requests, self.encoder_cache, self.device)
+
 
 @define(eq=False)
 class _Reply:
@@ -122,6 +130,8 @@ class Supervisor:
     _runner: GpuRunner = field(init=False)
     _children: dict[str, _Child] = field(factory=dict, init=False)  # in the order of their starts
     _fault: BaseException | None = field(default=None, init=False)
+    failure: str | None = field(default=None, init=False)
+    """The type and text of what ended the engine unasked."""
     _teardown_errors: list[Exception] = field(factory=list, init=False)
     _drain_seconds: float = field(default=0.0, init=False)
     _hurried: bool = field(default=False, init=False)  # the surroundings were cancelled
@@ -326,7 +336,7 @@ class Supervisor:
         cause = error or RuntimeError(f"the {child.name} ended, though nobody had asked it to")
         self._emit(events.ActorFailed(child.name, events.error_text(cause)))
         if self._fault is None:
-            self._fault = cause
+            self._fault, self.failure = cause, events.error_text(cause)
         if child.name == "runner":
             crash = RunnerCrashed(
                 f"the runner stopped ({type(cause).__name__}: {cause}); requests that were running cannot go on; "
@@ -362,6 +372,8 @@ class Supervisor:
         """Waits for the order to stop, then runs the teardown's stages. Shielded: no cancellation ends it half-way."""
         with trio.CancelScope(shield=True):
             await self._stop.wait()
+            if isinstance(self._emit.error, InvariantViolation) and self.failure is None:
+                self.failure = events.error_text(self._emit.error)
             self._emit(events.StageReached("intake closed"))
             self._held = self._runner.memory.total
             self._drain_within(self._drain_seconds)

@@ -33,6 +33,7 @@ class SamplingArguments(TypedDict, total=False):
     beam_size: int
     length_penalty: float
     patience: float | None
+    skip_special_tokens: bool | None
 
 
 class _SpeechArguments(TypedDict, total=False):

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import trio
 
 from ..actors.gpu_runner import torch_executor
 from ..actors.supervisor import EngineStatistics
 from ..actors.worker import ThreadWorker, Worker
+from ..core import html
 from ..core.checks import number
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.executor import Executor
 from ..core.model import ModelDescription
 from ..core.request import SamplingParams
+from ..core.tools import read_tools
 from ..models.memory.allocator import trim
 from .arguments import LiveArguments, SamplingArguments, TranscribeArguments
-from .hosts.current import current_host
+from .hosts.current import current_host, lasting_host
 from .hosts.host import Host
-from .hosts.trio_engine import State, TrioEngine
+from .hosts.state import State
+from .hosts.trio_engine import TrioEngine
 from .inputs.audio import AudioSource
 from .inputs.images import ImageSource
 from .inputs.prompts import Message, Query
@@ -57,6 +60,8 @@ class Engine:
     however it ends, the engine drains or aborts running requests, gives every page and cache entry back and releases
     the device, in that order. A drain lasts for requests: a transcription makes a new request for each of its windows,
     which is refused once the block has ended.
+
+    In a notebook `open` and `aclose` stand for the block. `triolet.SyncEngine` is for programs without an event loop.
 
     Args:
         model: a folder with a transformers checkpoint, or a hub id.
@@ -113,21 +118,40 @@ class Engine:
     def __repr__(self) -> str:
         return f"<Engine of {self._name} on {self.inside.device}: {self.inside.state.value}>"
 
+    def _repr_html_(self) -> str | None:
+        return shown(self, self.statistics)
+
     # -- the block ---------------------------------------------------------------------------------------------------
 
     @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> Self:
+        await self._enter(current_host)
+        return self
+
+    async def open(self) -> None:
+        """Opens the engine without a block, for notebooks on asyncio: the engine is opened in one cell, used in others,
+        and ends with `aclose`. An engine that fails meanwhile cancels nobody: calls raise what ended it, and so does
+        `aclose`. An engine that is thrown away, and the interpreter's exit, end in order.
+
+        Raises:
+            CheckpointError: no checkpoint there, or one that cannot be loaded.
+            EngineStateError: opened twice, in no task of asyncio, or on trio.
+        """
+        await self._enter(lasting_host)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _enter(self, make_host: Callable[[TrioEngine], Host]) -> None:
+        """Opens the engine on the host that ``make_host`` makes. `SyncEngine` calls it, too."""
         if self._host is not None:
             state = State.OPENING if self.inside.state is State.NEW else self.inside.state
-            raise EngineStateError(f"this engine is {state.value}; an engine is entered once: make a new Engine(...)")
-        self._host = current_host(self.inside)
+            raise EngineStateError(f"this engine is {state.value}; an engine is entered once: make a new one")
+        self._host = make_host(self.inside)
         try:
             await self._host.__aenter__()
         except BaseException:
             if self.inside.state is State.NEW:  # cancelled before it began
                 self._host = None
             raise
-        return self
 
     @trio.lowlevel.enable_ki_protection
     async def __aexit__(
@@ -141,10 +165,21 @@ class Engine:
 
     async def aclose(self, drain: float | None = None) -> None:
         """Stops the engine before its block ends; returns when the device is released. Running requests have ``drain``
-        seconds (default: ``EngineConfig.drain_seconds``; 0 aborts at once)."""
+        seconds (default: ``EngineConfig.drain_seconds``; 0 aborts at once).
+
+        Raises (where `open` has opened the engine; else the block raises it):
+            RunnerCrashed, EngineTeardownError, InvariantViolation: what ended the engine, told once; see `Engine`.
+        """
         seconds = self.inside.config.drain_seconds if drain is None else _DRAIN.of("drain", drain)
-        if self.inside.state is not State.CLOSED:
-            await self._reached().call(partial(self.inside.aclose, seconds))
+        async with AsyncExitStack() as stack:
+            if self._host is not None and self._host.lasting and self.inside.state is not State.OPENING:
+                stack.push_async_exit(self._host.__aexit__)
+            try:
+                if self.inside.state is not State.CLOSED:
+                    await self._reached().call(partial(self.inside.aclose, seconds))
+            except EngineStateError:
+                if self.inside.state is not State.CLOSED:  # else it has ended meanwhile
+                    raise
 
     async def sleep(self) -> None:
         """Gives the device back, until `wake`; returns when that is done. The weights are parked in the host's memory
@@ -193,6 +228,8 @@ class Engine:
         *,
         prompt_token_ids: Sequence[int] | None = None,
         messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_options: Mapping[str, Any] | None = None,
         images: Sequence[ImageSource] = (),
         audio: AudioSource | Sequence[AudioSource] | None = None,
         sampling: SamplingParams | None = None,
@@ -209,7 +246,12 @@ class Engine:
             prompt_token_ids: the prompt as tokens, instead of ``prompt``.
             messages: a conversation, instead of ``prompt``: ``{"role": ..., "content": text or list of parts}``,
                 rendered by the checkpoint's chat template. Parts ``{"type": "image", "image": ...}`` hold images, and
-                ``{"type": "audio", "audio": ...}`` audio.
+                ``{"type": "audio", "audio": ...}`` audio. Messages of the assistant may have ``tool_calls`` in the
+                shape of OpenAI's, their arguments as JSON text or as mappings, and the role ``"tool"`` has results.
+            tools: functions that the model may call, in the shape of OpenAI's: ``{"type": "function", "function":
+                {"name": ..., "description": ..., "parameters": JSON schema}}``. The chat template tells the model; the
+                calls are in the text, where `ToolFormat` finds them.
+            template_options: further variables of the chat template, as ``{"enable_thinking": False}``.
             images: path, bytes, binary file, PIL image or uint8 array (height, width, 3) each, in the order of their
                 placeholders.
             audio: path, bytes, binary file or mono float array at the model's rate. Whisper reads one, of at most one
@@ -236,6 +278,8 @@ class Engine:
             prompt=prompt,
             prompt_token_ids=prompt_token_ids,
             messages=messages,
+            tools=read_tools(tools),
+            template_options=template_options,
             images=images,
             audio=audio,
             sampling=read_sampling(sampling, options),
@@ -250,6 +294,8 @@ class Engine:
         *,
         prompt_token_ids: Sequence[int] | None = None,
         messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_options: Mapping[str, Any] | None = None,
         images: Sequence[ImageSource] = (),
         audio: AudioSource | Sequence[AudioSource] | None = None,
         sampling: SamplingParams | None = None,
@@ -266,6 +312,8 @@ class Engine:
             prompt=prompt,
             prompt_token_ids=prompt_token_ids,
             messages=messages,
+            tools=read_tools(tools),
+            template_options=template_options,
             images=images,
             audio=audio,
             sampling=read_sampling(sampling, options),
@@ -407,6 +455,14 @@ class Engine:
         resolved = read_live_options({"rate": rate, **options})
         live = partial(self.inside.live, resolved, priority, request_id, wait=wait)
         return StreamBlock(self._reached().live(live), "live")
+
+
+def shown(engine: object, statistics: Callable[[], EngineStatistics]) -> str | None:
+    """What a notebook shows of an engine that can be asked for its statistics. Of others it shows the repr."""
+    try:
+        return html.table(repr(engine), statistics().rows())
+    except EngineStateError:
+        return None
 
 
 def _settings(config: object) -> EngineConfig:

@@ -125,9 +125,10 @@ class Engines:
             raise EngineStateError("these engines were entered before, and are entered once; make new Engines(...)")
         loop = _current_loop()
         await anyio.lowlevel.checkpoint_if_cancelled()
-        self._entered, self._loop = True, loop
+        self._entered = True
         self._block = self._residents.running()
         await self._block.__aenter__()
+        self._loop = loop
         return self
 
     @trio.lowlevel.enable_ki_protection
@@ -142,6 +143,7 @@ class Engines:
             self._loop = None
             del error, traceback
 
+    @trio.lowlevel.enable_ki_protection
     async def aclose(self, drain: float | None = None) -> None:
         """Ends all engines before the block ends; returns when every device is released. Running requests have
         ``drain`` seconds (``None``: each engine's ``EngineConfig.drain_seconds``; 0 aborts at once)."""
@@ -188,12 +190,14 @@ class Engines:
         """
         return self._opened().use(self._found(name))
 
+    @trio.lowlevel.enable_ki_protection
     async def load(self, name: str) -> None:
         """Loads a model if need be, as a use does; returns when it is ready. A model that has just failed is tried
         again at once. Errors are those of `use`."""
         async with self._opened().use(self._found(name), at_once=True):
             pass
 
+    @trio.lowlevel.enable_ki_protection
     async def unload(self, name: str) -> None:
         """Unloads a model when the uses that came before have ended; returns when it is gone. Later uses wait, and have
         it loaded anew. A caller that is cancelled before the uses have ended withdraws the order.
@@ -206,29 +210,8 @@ class Engines:
 
     def statistics(self) -> Mapping[str, ModelStatistics]:
         """A frozen snapshot of each model, by name."""
-        if self._loop is not None:
-            self._opened()
-            now = anyio.current_time()
-        else:
-            now = math.nan
-        return MappingProxyType({name: self._statistics(name, now) for name in self._models})
-
-    def _statistics(self, name: str, now: float) -> ModelStatistics:
-        figures, resident = self._residents.figures(name), self._residents.resident(name)
-        last_used = 0.0 if figures.users else None
-        if figures.idle_since is not None:
-            last_used = now - figures.idle_since
-        return ModelStatistics(
-            state=figures.state,
-            users=figures.users,
-            waiting=figures.waiting,
-            bytes=figures.bytes,
-            loads=figures.loads,
-            last_used=last_used,
-            last_error=resident.last_error,
-            engine=None if resident.engine is None else _engine_statistics(resident.engine),
-            description=None if resident.engine is None else resident.engine.model,
-        )
+        residents, now = self._opened(), anyio.current_time()
+        return MappingProxyType({name: _statistics(residents, name, now) for name in self._models})
 
     def _found(self, name: str) -> str:
         if not isinstance(name, str) or name not in self._names:
@@ -246,6 +229,24 @@ class Engines:
                 "loop. From another thread ask it by anyio.from_thread.run(...)"
             )
         return self._residents
+
+
+def _statistics(residents: Residents, name: str, now: float) -> ModelStatistics:
+    figures, resident = residents.figures(name), residents.resident(name)
+    last_used = 0.0 if figures.users else None
+    if figures.idle_since is not None:
+        last_used = now - figures.idle_since
+    return ModelStatistics(
+        state=figures.state,
+        users=figures.users,
+        waiting=figures.waiting,
+        bytes=figures.bytes,
+        loads=figures.loads,
+        last_used=last_used,
+        last_error=resident.last_error,
+        engine=None if resident.engine is None else _engine_statistics(resident.engine),
+        description=None if resident.engine is None else resident.engine.model,
+    )
 
 
 def _engine_statistics(engine: Engine) -> EngineStatistics | None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from attrs import evolve, field, frozen
 
-from ..core.checks import Check, Refused, flag, instance, settle
+from ..core.checks import Check, Refused, flag, instance, settle, several
 from ..core.config import EngineConfig
 from ..core.plan import DeviceMemory
 from .engine import Engine
@@ -20,16 +20,16 @@ def _model(value: Any) -> str | Path:
     return value
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not all(isinstance(name, str) and name.strip() for name in value):
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
         raise Refused
-    return tuple(value)
+    return value
 
 
 _SPEC = {
     "model": Check(_model, "a folder with a checkpoint, or a hub id, as a text or a Path"),
     "config": instance(EngineConfig, "EngineConfig(...), or leave it out"),
-    "aliases": Check(_names, "a tuple of names"),
+    "aliases": several(_name, 1_000, "a tuple of names"),
     "preload": flag(),
 }
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from attrs import evolve, field, frozen
 
 from .request import EncoderItem, LogitRules, Pooling, Structure
+from .tools import Tool
 
 
 @frozen(kw_only=True)
@@ -103,11 +104,24 @@ class Preparer(Protocol):
             InvalidRequest: the tokenizer joins no texts.
         """
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    @property
+    def tool_template(self) -> str:
+        """The text of the chat template that renders conversations with tools; empty where there is none."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt of a conversation, by the checkpoint's own chat template.
 
+        Args:
+            options: further variables of the template.
+
         Raises:
-            InvalidRequest: there is no template, or it refuses the messages.
+            InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
         """
 
 

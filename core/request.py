@@ -187,6 +187,9 @@ class SamplingParams:
         patience: a beam search ends with ``round(beam_size * patience)`` hypotheses (Kasai et al. 2022), up to 1,000
             times ``beam_size``; 1 is transformers' ``early_stopping=True``. ``None``: with ``beam_size`` hypotheses,
             when the best beam, ended now, would not be among them: ``early_stopping=False``.
+        skip_special_tokens: the text is without special tokens. With False they are written as the vocabulary spells
+            them, but the one that ends the text. ``None``: False for a request with tools, since they mark the calls of
+            some models; else True.
 
     Raises:
         InvalidRequest: a value out of its range.
@@ -212,6 +215,7 @@ class SamplingParams:
     beam_size: int = 1
     length_penalty: float = 1.0
     patience: float | None = None
+    skip_special_tokens: bool | None = None
 
     def __attrs_post_init__(self) -> None:
         settle(self, _SAMPLING)
@@ -277,6 +281,7 @@ _SAMPLING = {
     ),
     "beam_size": integer(1, MOST_BEAMS, "; 1: no beam search"),
     "length_penalty": number(-10, 10),
+    "skip_special_tokens": flag().or_none("True, and False for a request with tools"),
     "patience": number(0, 1000, above=True).or_none("until no beam can do better"),
 }
 

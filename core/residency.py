@@ -119,6 +119,16 @@ class _Model:
         return next(iter(self.waiting), math.inf)
 
 
+@frozen(kw_only=True)
+class _Head:
+    """Who comes first of those that wait for room; no later one is loaded before."""
+
+    ticket: int
+    needs: int
+    name: str
+    model: _Model | None
+
+
 @define(eq=False)
 class Residency:
     """Facts come in; `decide` says what follows. Whoever carries decisions out calls it after every fact, and when
@@ -218,8 +228,7 @@ class Residency:
         """The engine of ``name`` ends, asked to or not. If it was not, its users have its errors and are users no
         more."""
         model = self._models[name]
-        if model.state is not ModelState.UNLOADING:
-            model.state = ModelState.UNLOADING
+        model.state = ModelState.UNLOADING
         for ticket in model.users:
             del self._tickets[ticket]
         model.users.clear()
@@ -279,61 +288,64 @@ class Residency:
         return ticket
 
     def _answer_absent(self, model: _Model, now: float) -> None:
-        """Refuses the uses of a model that has just failed, and sizes one that is wanted."""
-        if model.state is ModelState.ABSENT:
-            for ticket in list(model.orders):
-                self._take(ticket)
-                self._decisions.append(Grant(ticket))
+        """Answers orders to unload what is not there, refuses uses of what has just failed, and has a model sized."""
+        absent = model.state is ModelState.ABSENT
         failed = model.failed_at is not None and now < model.failed_at + self.retry_seconds
-        if self._closing or (failed and model.state is ModelState.ABSENT):
-            for ticket in list(model.waiting):
-                self._take(ticket)
-                self._decisions.append(Refuse(ticket))
-        unknown = self.budget is not None and model.needs is None and not model.sizing
-        if model.waiting and model.state is ModelState.ABSENT and unknown:
+        if absent:
+            self._answer(model.orders, Grant)
+        if self._closing or (absent and failed):
+            self._answer(model.waiting, Refuse)
+        if absent and model.waiting and not model.sizing and not self._is_sized(model):
             model.sizing, model.failed_at = True, None
             self._decisions.append(Size(model.name))
 
-    def _take(self, ticket: int) -> None:
-        """The ticket is answered, and counts no more."""
-        model = self._tickets.pop(ticket)
-        model.waiting.pop(ticket, None)
-        model.orders.pop(ticket, None)
+    def _answer(self, tickets: dict[int, None], answer: type[Grant | Refuse]) -> None:
+        """Answers tickets, which count no more."""
+        for ticket in tickets:
+            del self._tickets[ticket]
+            self._decisions.append(answer(ticket))
+        tickets.clear()
 
     def _serve(self) -> None:
-        """Grants and loads, in order; the first that finds no room chooses who gives way."""
+        """Grants and loads in order. The first that finds no room chooses who gives way."""
         limits = {model.name: next(iter(model.orders), math.inf) for model in self._models.values()}
+        head = self._load_in_order(limits)
         victims: list[_Model] = []
-        while (head := self._head()) is not None:
-            ticket, model, needs = head
-            self._grant(limits, ticket)
-            lacking = needs - self._free
-            if lacking <= 0 and model is not None:
-                self._load(model, needs)
-                continue
-            victims = self._victims(lacking - _held(self._in(ModelState.UNLOADING)))
-            limits.update((victim.name, min(limits[victim.name], ticket)) for victim in victims)
-            break
+        if head is not None:
+            lacking = head.needs - self._free - _held(self._in(ModelState.UNLOADING))
+            victims = self._victims(lacking)
+            limits.update((victim.name, min(limits[victim.name], head.ticket)) for victim in victims)
         self._grant(limits, math.inf)
-        if all(victim.is_idle for victim in victims):
+        if head is not None and all(victim.is_idle for victim in victims):
             for victim in victims:
-                self._unload(victim, f"{model.name} needs the room" if model else "more is held than the budget")
+                self._unload(victim, f"{head.name} needs the room")
 
-    def _head(self) -> tuple[int, _Model | None, int] | None:
-        """The ticket, the model and the bytes of what waits for room and comes first. No model: what is loaded holds
-        more than was thought, and more than the budget."""
-        absent = [model for model in self._in(ModelState.ABSENT) if model.waiting and not model.sizing]
-        if self.budget is not None:
-            absent = [model for model in absent if model.needs is not None]
-        if absent:
-            model = min(absent, key=lambda one: one.first)
-            return int(model.first), model, model.needs or 0
+    def _load_in_order(self, limits: dict[str, float]) -> _Head | None:
+        """Loads what has room; returns the first that has none. Uses before it are granted: they are older."""
+        while (head := self._head()) is not None:
+            self._grant(limits, head.ticket)
+            if head.model is None or head.needs > self._free:
+                return head
+            self._load(head.model, head.needs)
+        return None
+
+    def _head(self) -> _Head | None:
+        """The first of the absent models that wait for room. Where none does, and models hold more than was thought and
+        more than the budget: these."""
+        waiting = [model for model in self._in(ModelState.ABSENT) if model.waiting and self._is_sized(model)]
+        if waiting:
+            model = min(waiting, key=lambda one: one.first)
+            return _Head(ticket=int(model.first), needs=model.needs or 0, name=model.name, model=model)
         if self._free >= 0:
             self._overdrawn = None
             return None
         if self._overdrawn is None:
             self._overdrawn = next(self._arrivals)
-        return self._overdrawn, None, 0
+        return _Head(ticket=self._overdrawn, needs=0, name="what was loaded", model=None)
+
+    def _is_sized(self, model: _Model) -> bool:
+        """Whether it is known what the model needs, or need not be."""
+        return self.budget is None or model.needs is not None
 
     @property
     def _free(self) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
 import trio
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -22,6 +24,7 @@ Read = TypeVar("Read", bound=BaseModel)
 _INLINE = 64 * 1024  # bytes: reading more JSON takes longer than a thread costs
 _MOST_JSON = 64 * 2**20
 _MOST_FIELD = 4 * 2**20
+_NEAR = 0.75  # so like another name is one that is mistyped
 _PART = re.compile(r"\[(\w*)\]")
 
 
@@ -36,33 +39,44 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     if _media_type(request) not in ("application/json", ""):
         raise Refusal(Problem(415, f"a body of the type {_media_type(request)}; allowed: application/json"))
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > _MOST_JSON:
-            raise RequestTooLarge(f"JSON of more than {_MOST_JSON:,} bytes; send large files as a form, or an address")
-        parts.append(part)
+    async with aclosing(request.stream()) as stream:
+        async for part in stream:
+            size += len(part)
+            if size > _MOST_JSON:
+                raise RequestTooLarge(
+                    f"JSON of more than {_MOST_JSON:,} bytes; send large files as a form, or an address"
+                )
+            parts.append(part)
     read = partial(_parse, kind, b"".join(parts))
     return read() if size <= _INLINE else await trio.to_thread.run_sync(read)
 
 
 def _parse(kind: type[Read], body: bytes) -> Read:
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate_json(body, strict=True)
     except ValidationError as error:
-        raise _explained(error, kind) from None
+        raise _explained(error, kind, parsed(body)) from None
+
+
+def parsed(body: bytes | str) -> object:
+    """``body`` as JSON; ``None`` where it is none."""
+    try:
+        return from_json(body)
+    except ValueError:
+        return None
 
 
 def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _explained(error: ValidationError, kind: type[BaseModel]) -> BadBody:
+def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> BadBody:
     """In words. A member that does not exist is told before all else, with the nearest one that does."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     unknown = [str(one["loc"][0]) for one in faults if one["type"] == "extra_forbidden" and len(one["loc"]) == 1]
     if not unknown:
-        return BadBody.of(error)
-    near = difflib.get_close_matches(unknown[0], kind.model_fields, 1, 0.6)
+        return BadBody.of(error, body)
+    near = difflib.get_close_matches(unknown[0], kind.model_fields, 1, _NEAR)
     hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(kind.model_fields)}"
     return BadBody(f"{unknown[0]} is no member of this request; {hint}", unknown[0])
 
@@ -87,19 +101,19 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
     named = [value for name, value in form.multi_items() if name == "file" and isinstance(value, UploadFile)]
     if len(named) != 1:
         raise BadBody(f"{len(named)} files with the name file; allowed: one", "file")
+    members = _members(form)
     try:
-        return kind.model_validate(_members(form)), named[0]
+        return kind.model_validate(members), named[0]
     except ValidationError as error:
-        raise _explained(error, kind) from None
+        raise _explained(error, kind, members) from None
 
 
 async def _parsed(request: Request, spool_bytes: int) -> FormData:
     try:
-        parser = MultiPartParser(
-            request.headers, request.stream(), max_files=1, max_fields=100, max_part_size=_MOST_FIELD
-        )
-        parser.spool_max_size = spool_bytes
-        return await parser.parse()
+        async with aclosing(request.stream()) as stream:
+            parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=100, max_part_size=_MOST_FIELD)
+            parser.spool_max_size = spool_bytes
+            return await parser.parse()
     except (MultiPartException, KeyError, UnicodeDecodeError) as error:
         told = getattr(error, "message", None) or "its boundary or a header of a part is missing or damaged"
         raise BadBody(f"the form cannot be read: {told}") from None

@@ -63,6 +63,7 @@ class _Bytes(click.ParamType[int]):
 @click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Its pages may use the server.")
 @click.option("--certfile", type=click.Path(exists=True, dir_okay=False), help="The TLS certificate, PEM.")
 @click.option("--keyfile", type=click.Path(exists=True, dir_okay=False), help="Its key, PEM.")
+@click.option("--tool-format", help="How models write calls of tools: hermes, say. Default: as they say.")
 @click.option("--no-access-log", is_flag=True, help="No line for each request.")
 @click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights.")
@@ -126,6 +127,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
         "max_requests": given["max_requests"],
         "requests_per_minute": given["rate_limit"],
         "drain_seconds": given["drain_seconds"],
+        "tool_format": given["tool_format"],
         "certfile": given["certfile"],
         "keyfile": given["keyfile"],
     }
@@ -186,11 +188,12 @@ def _run(models: dict[str, str], config: EngineConfig, settings: ServerSettings,
 
 async def _serve(models: dict[str, str], config: EngineConfig, settings: ServerSettings, given: dict[str, Any]) -> int:
     from ..api.engines import Engines
+    from .heap import Heap
     from .observers import Observers
     from .server import Server
     from .serving import until_told
 
-    observers = Observers()
+    observers = Observers([Heap().heard])
     specs = {name: _spec(name, path, config, observers) for name, path in models.items()}
     async with Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"]) as engines:
         if given["preload"] or len(models) == 1:

@@ -30,6 +30,12 @@ class Events:
             await self.begin()
         await self._send({"type": "http.response.body", "body": self.encode(event), "more_body": True})
 
+    async def end(self, event: BaseModel | Mapping[str, Any] | str) -> None:
+        """Sends the last event, and with it the end: clients who know that it is the last one go at once."""
+        if not self.begun:
+            await self.begin()
+        await self._send({"type": "http.response.body", "body": self.encode(event), "more_body": False})
+
     async def begin(self) -> None:
         """Sends what comes before the first event."""
         self.begun = True
@@ -50,8 +56,8 @@ class Events:
 
 
 class EventStream(Response):
-    """Runs ``work`` while the answer is sent. Where it fails after the first event, the last event tells why; hooks of
-    the exchange do the same where the work is cut off."""
+    """Runs ``work``, which ends the events, while the answer is sent. Where it fails after the first event, the last
+    event tells why; hooks of the exchange do the same where the work is cut off."""
 
     def __init__(self, work: Callable[[Events], Awaitable[None]], *, named: bool = False) -> None:
         super().__init__()
@@ -73,7 +79,4 @@ class EventStream(Response):
             if not events.begun:
                 await problem_answer(problem)(scope, receive, send)
                 return
-            await send({"type": "http.response.body", "body": last_words(problem), "more_body": True})
-        if not events.begun:
-            await events.begin()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": last_words(problem), "more_body": False})

@@ -28,6 +28,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _LINGER_SECONDS = 10.0
+_AHEAD = 16  # parts of a request that wait for the work: to hear that a client has gone, what it sent must be read
 
 
 class Cut(enum.Enum):
@@ -79,7 +80,7 @@ class Exchange:
     _take: trio.MemoryReceiveChannel[Message] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._give, self._take = trio.open_memory_channel(0)
+        self._give, self._take = trio.open_memory_channel(_AHEAD)
 
     async def run(self, work: Application) -> None:
         """Has ``work`` answer the request. Where the work is cut short, the exchange itself answers, if it can."""

@@ -12,6 +12,7 @@ import binascii
 import ipaddress
 import socket
 from collections.abc import Iterable
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
@@ -77,12 +78,19 @@ class Media:
     async def _read(self, answer: httpcore.Response, where: str) -> bytes:
         if answer.status != 200:
             raise _refused(where, f"the answer's status was {answer.status}")
-        data, most = bytearray(), self.settings.max_body_bytes
-        async for part in answer.aiter_stream():
-            data += part
-            if len(data) > most:
-                raise RequestTooLarge(f"{where}: more than {most:,} bytes lie there; allowed: up to {most:,}")
+        data = bytearray()
+        told = _header(answer, b"content-length")
+        self._check_size(int(told) if told.isdigit() else 0, where)
+        async with aclosing(answer.aiter_stream()) as parts:
+            async for part in parts:
+                data += part
+                self._check_size(len(data), where)
         return bytes(data)
+
+    def _check_size(self, size: int, where: str) -> None:
+        most = self.settings.max_body_bytes
+        if size > most:
+            raise RequestTooLarge(f"{where}: {size:,} bytes or more lie there; allowed: up to {most:,}")
 
 
 def _header(answer: httpcore.Response, wanted: bytes) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ..core.errors import InvalidRequest, TrioletError, UnknownModel
+from .faults import faults_of, in_words
 
 _log = logging.getLogger("triolet.server")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
@@ -63,17 +63,10 @@ class BadBody(InvalidRequest):
         self.param = param
 
     @classmethod
-    def of(cls, error: ValidationError) -> BadBody:
-        """The first faults of a body, in words."""
-        faults = error.errors(include_url=False, include_context=False)
-        told = [_fault(fault) for fault in faults[:3]]
-        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
-        return cls("; ".join(told) + more, ".".join(map(str, faults[0]["loc"])) or None)
-
-
-def _fault(fault: Mapping[str, Any]) -> str:
-    where = ".".join(map(str, fault["loc"]))
-    return f"{where}: {fault['msg']}" if where else str(fault["msg"])
+    def of(cls, error: ValidationError, body: object) -> BadBody:
+        """The first faults of ``body``, in words."""
+        faults = faults_of(error, body)
+        return cls(in_words(faults), faults[0].name or None)
 
 
 _CODES = {BadBody: "invalid_request", UnknownModel: "model_not_found"}
@@ -86,8 +79,6 @@ def problem_of(error: Exception) -> Problem:
         return problem_of(error.exceptions[0])
     if isinstance(error, Refusal):
         return error.problem
-    if isinstance(error, HTTPException):
-        return Problem(error.status_code, str(error.detail))
     if isinstance(error, TrioletError):
         code = _CODES.get(type(error)) or _WORD.sub("_", type(error).__name__).lower()
         param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
@@ -112,9 +103,18 @@ def report(name: str, told: dict[str, object], error: Exception, problem: Proble
         _log.error("%s failed: %s: %s", name, type(error).__name__, error, exc_info=None if expected else error)
 
 
+def _nothing_there(request: Request, error: HTTPException) -> Problem:
+    """What Starlette refuses: a path that is none, or a method that a path does not have."""
+    asked = f"{request.method} {request.url.path}"
+    methods = (error.headers or {}).get("allow")
+    if methods:
+        return Problem(error.status_code, f"{asked} is no endpoint; allowed: {methods}")
+    return Problem(error.status_code, f"{asked} is no endpoint; GET /openapi.json lists those that are there")
+
+
 async def explain(request: Request, error: Exception) -> JSONResponse:
     """Answers ``error``, for Starlette."""
-    problem = problem_of(error)
+    problem = _nothing_there(request, error) if isinstance(error, HTTPException) else problem_of(error)
     exchange: Any = request.scope["exchange"]
     report(exchange.id, exchange.told, error, problem)
     answer = problem_answer(problem)

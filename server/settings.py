@@ -8,7 +8,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ..core.checks import Check, Refused, flag, integer, number, settle, several
+from ..api.tools.formats import SYNTAXES
+from ..core.checks import Check, Refused, flag, integer, number, one_of, settle, several
 from ..core.errors import InvalidRequest
 
 _MUCH = 2**50
@@ -46,6 +47,7 @@ _CHECKS = {
     "certfile": Check(_text, "a file").or_none("no TLS"),
     "keyfile": Check(_text, "a file").or_none("no TLS"),
     "access_log": flag(),
+    "tool_format": one_of(*SYNTAXES).or_none("as each checkpoint says"),
 }
 
 
@@ -74,6 +76,7 @@ class ServerSettings:
         cors_origins: pages of these origins may use the server from a browser.
         certfile: the TLS certificate, PEM; with ``keyfile``.
         keyfile: its key, PEM.
+        tool_format: how the models write calls of tools, see `ToolFormat`; ``None``: each checkpoint says so.
         access_log: a line for each request, as JSON, under ``triolet.access``.
 
     Raises:
@@ -100,6 +103,7 @@ class ServerSettings:
     certfile: str | None = None
     keyfile: str | None = None
     access_log: bool = True
+    tool_format: str | None = None
 
     def __attrs_post_init__(self) -> None:
         settle(self, _CHECKS)

@@ -12,6 +12,7 @@ from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription, Prepared, WhisperTokens
 from ..core.plan import AlignedTokens
 from ..core.request import Alignment, EncoderItem, Placeholder, Pooling
+from ..core.tools import Tool
 
 EOS, START = 0, 1
 
@@ -91,7 +92,18 @@ class SimPreparer:
             spans=((start, start + count),),
         )
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    @property
+    def tool_template(self) -> str:
+        """See `triolet.core.model.Preparer`."""
+        return ""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),  # noqa: ARG002  (see `triolet.core.model.Preparer`)
+        options: Mapping[str, Any] | None = None,  # noqa: ARG002
+    ) -> str:
         """See `triolet.core.model.Preparer`.
 
         Raises:

@@ -14,8 +14,18 @@ _PARTS = (  # of a message: text as it is, and the placeholder of an image or au
     "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
     "{% else %}MEDIA{% endif %}{% endfor %}{% endif %}"
 )
+_TOOLS = (  # as Hermes and Qwen write them
+    "{% if tools %}<|im_start|>system\n<tools>{% for tool in tools %}\n{{ tool['function'] | tojson }}{% endfor %}\n"
+    "</tools><|im_end|>\n{% endif %}"
+)
+_CALLS = (
+    "{% for call in message['tool_calls'] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}"
+)
 _CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n" + _PARTS + "<|im_end|>\n{% endfor %}"
+    _TOOLS + "{% for message in messages %}<|im_start|>{{ message['role'] }}\n" + _PARTS + _CALLS + "<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _LLAMA_CHAT = (

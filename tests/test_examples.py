@@ -88,6 +88,12 @@ def test_stream_tokens_writes_the_text_and_what_was_held(run):
     assert float(counts[2]) > 1
 
 
+def test_script_gives_a_line_for_each_sample_in_their_order(run):
+    lines, errors = run("script.py")
+    assert not errors
+    assert [line.split(" ")[0] for line in lines] == [sample.path.name for sample in demo.samples()]
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_anyio_group_gives_a_line_for_each_file_on_either_backend(run, backend):
     samples = demo.samples()[:3]

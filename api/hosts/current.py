@@ -11,22 +11,43 @@ from .trio_host import TrioHost
 
 
 def current_host(engine: TrioEngine) -> Host:
-    """A host for ``engine`` in the running event loop.
+    """A host for the block of ``engine`` in the running event loop.
 
     Raises:
         EngineStateError: no loop is running, or a loop of another library is.
     """
+    if _library() == "trio":
+        return TrioHost(engine)
+    from .asyncio_host import AsyncioHost
+
+    return AsyncioHost(engine)
+
+
+def lasting_host(engine: TrioEngine) -> Host:
+    """A host for ``engine`` in the running event loop, without a block.
+
+    Raises:
+        EngineStateError: as `current_host`; or the loop is trio's.
+    """
+    if _library() == "trio":
+        raise EngineStateError(
+            "open() was called under trio, where no task outlives the block that started it, and so no engine the task "
+            "that opened it; allowed: async with Engine(...) as engine, or SyncEngine(...), which open() holds in a "
+            "thread of its own"
+        )
+    from .asyncio_host import AsyncioHost
+
+    return AsyncioHost(engine, lasting=True)
+
+
+def _library() -> str:
     try:
         library = sniffio.current_async_library()
     except sniffio.AsyncLibraryNotFoundError:
         library = "no event loop"
-    if library == "trio":
-        return TrioHost(engine)
-    if library == "asyncio":
-        from .asyncio_host import AsyncioHost
-
-        return AsyncioHost(engine)
+    if library in ("trio", "asyncio"):
+        return library
     raise EngineStateError(
         f"the engine was entered under {library}; allowed: a task of trio or asyncio, and anyio on either "
-        f"(trio.run(...), asyncio.run(...), anyio.run(...))"
+        f"(trio.run(...), asyncio.run(...), anyio.run(...)); or SyncEngine(...), which needs no event loop"
     )

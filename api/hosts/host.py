@@ -21,6 +21,10 @@ class Host(Protocol):
     Every method raises `EngineStateError` outside of the event loop that the engine was entered in.
     """
 
+    @property
+    def lasting(self) -> bool:
+        """True if no block ends the engine, but `Engine.aclose`, which then leaves this host."""
+
     async def __aenter__(self) -> object:
         """Opens the engine. Its errors come out unchanged."""
 

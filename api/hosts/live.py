@@ -57,7 +57,7 @@ def _session(
     ]
     if description.alignment_fault is not None:
         raise InvalidRequest(
-            f"a live session of {description.name}, which cannot tell when words are spoken: "
+            f"a live session of {description.architecture}, which cannot tell when words are spoken: "
             f"{description.alignment_fault}. Allowed: engine.transcribe(...) of whole utterances"
         )
     endpointer = Endpointer(

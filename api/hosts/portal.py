@@ -1,44 +1,19 @@
-"""A portal from one asyncio loop to a trio loop in a thread of its own.
-
-::
-
-    asyncio side, the user's thread                       trio side, the thread "triolet-loop"
-    -------------------------------                       ------------------------------------
-    Portal.open                        starts  --------->  enters the resource
-    await portal.call(operation)       submits --------->  a task of its own runs it in a scope of its own
-      cancelled? cancels the scope, and waits on
-      future <------------------------ tells ------------  its outcome
-    await portal.close(...)            leaves  --------->  leaves the resource, lets the calls end
-
-Calls cross by ``TrioToken.run_sync_soon``, answers by ``loop.call_soon_threadsafe``, each in order. There are no locks:
-a name that begins with ``_on_trio`` belongs to the trio side, every other name to the asyncio side.
-
-Calls run outside of the resource's block, like tasks of other nurseries on trio, so that a drain can wait for them.
-"""
+"""`Portal`: the tasks of an asyncio loop as callers of a `TrioThread`. Answers cross by
+``loop.call_soon_threadsafe``, in order."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import inspect
-import queue
-import threading
-import time
-import traceback
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import anyio
-import outcome
 import sniffio
-import trio
 from attrs import define, field
 
-T = TypeVar("T")
-View = TypeVar("View")
-Presented = TypeVar("Presented")
+from .trio_thread import TrioThread, was_thrown_into
 
 
 async def outlast(hurry: Callable[[], object], *futures: asyncio.Future[Any]) -> asyncio.CancelledError | None:
@@ -81,115 +56,30 @@ def may_wait(error: BaseException | None) -> bool:
         sniffio.current_async_library()
     except sniffio.AsyncLibraryNotFoundError:
         return False
-    flags = [frame.f_code.co_flags for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(flags and flags[-1] & inspect.CO_ASYNC_GENERATOR)
+    return bool(was_thrown_into(error) & inspect.CO_ASYNC_GENERATOR)
 
 
-def unwrapped(answer: outcome.Outcome[T]) -> T:
-    """The answer's value, or raises its error. Callers must not keep ``answer``: the traceback would refer to it."""
-    try:
-        return answer.unwrap()
-    finally:
-        del answer
+@define(eq=False, repr=False)
+class Portal(TrioThread):
+    """A `TrioThread` for the tasks of the asyncio loop that makes it. In another loop or thread its futures would never
+    wake anybody, so there it raises the error that ``foreign`` makes."""
 
-
-async def captured(operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
-    """Runs ``operation`` on the trio side; a cancellation is no outcome."""
-    try:
-        return outcome.Value(await operation())
-    except trio.Cancelled:
-        raise
-    except BaseException as error:  # noqa: BLE001  (raised on the other side)
-        return outcome.Error(error)
-
-
-def nothing() -> None:
-    """For closing that is under way already and cannot be hurried."""
-
-
-@define(eq=False)
-class Call(Generic[T]):
-    """One operation on its way. The answer is ``None`` where ``scope`` cancelled the operation, or it never began.
-
-    A call does not refer to its operation, which may refer to the call's owner.
-    """
-
-    answer: asyncio.Future[outcome.Outcome[T] | None]
-    scope: trio.CancelScope = field(factory=trio.CancelScope)
-
-
-@define(eq=False, repr=False)  # the resource's repr would put kilobytes into the first line of a traceback
-class Portal:
-    """Holds ``resource`` open in a trio loop of its own, and runs operations there.
-
-    Args:
-        resource: entered and left on the trio side.
-        refuse: makes the error of calls that come when the resource is not open; called on the asyncio side.
-        foreign: makes the error of callers in another loop or thread; called there.
-        cut_off: makes the error of calls that do not end with the resource; called on the trio side.
-        failed: called on the asyncio side where the resource ends unasked. ``failed`` must not keep its owner alive,
-            since the running thread keeps ``failed``.
-        end_seconds: how long calls may run on after the resource has ended.
-        exit_seconds: how long the interpreter's exit waits for the thread.
-    """
-
-    resource: AbstractAsyncContextManager[object]
-    refuse: Callable[[], Exception]
-    foreign: Callable[[], Exception]
-    cut_off: Callable[[], Exception]
-    failed: Callable[[], None]
-    end_seconds: float
-    exit_seconds: float
     _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop, init=False)
-    _opened: asyncio.Future[None] = field(init=False)
-    _ended: asyncio.Future[outcome.Outcome[None]] = field(init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-    _over: threading.Event = field(factory=threading.Event, init=False)  # the thread has nothing left to do
-    _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
-    # of the trio side
-    _on_trio_calls: trio.Nursery | None = field(default=None, init=False)  # None: calls are refused
-    _on_trio_leave: trio.Event = field(factory=trio.Event, init=False)
-    _on_trio_surroundings: trio.CancelScope = field(factory=trio.CancelScope, init=False)
-    on_trio_ending: trio.Event = field(factory=trio.Event, init=False)
-    """The resource has been left: streams hand over the items that they still hold."""
 
-    def __attrs_post_init__(self) -> None:
-        self._opened, self._ended = self._loop.create_future(), self._loop.create_future()
+    def new_answer(self) -> asyncio.Future[Any]:
+        """See `TrioThread.new_answer`."""
+        return self._loop.create_future()
 
-    # -- the asyncio side --------------------------------------------------------------------------------------------
+    async def outlast(self, hurry: Callable[[], object], *answers: Any) -> asyncio.CancelledError | None:
+        """See `TrioThread.outlast`."""
+        return await outlast(hurry, *answers)
 
-    async def open(self) -> tuple[bool, asyncio.CancelledError | None]:
-        """Enters the resource. Returns True if it is open (else `close` tells why), and the cancellation that came
-        meanwhile, with which it is not open."""
-        tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, args=(tokens,), name="triolet-loop", daemon=True)
-        self._thread.start()
-        self._token = tokens.get()  # takes as long as an empty trio.run
-        atexit.register(self._finish)
-        cancelled = await outlast(self.stop, self._opened, self._ended)
-        return cancelled is None and not self._ended.done(), cancelled
-
-    async def close(self, *, drain: bool) -> tuple[BaseException | None, asyncio.CancelledError | None]:
-        """Leaves the resource (without ``drain`` as if its surroundings were cancelled), and waits until the thread has
-        ended. Returns the resource's error, and the cancellation that came meanwhile: it ends the drain, not the wait.
-        """
-        if drain:
-            self._post(self._on_trio_leave.set)
-        else:
-            self.stop()
-        cancelled = await outlast(self.stop, self._ended)
-        assert self._thread is not None, "closed before opened"
-        self._thread.join()  # it has nothing left to do
-        ended = self._ended.result()
-        return ended.error if isinstance(ended, outcome.Error) else None, cancelled
-
-    def stop(self) -> None:
-        """Ends the resource as if its surroundings were cancelled. Never waits; may be called from any thread."""
-        self._post(self._on_trio_surroundings.cancel)
+    def may_wait(self, error: BaseException | None) -> bool:
+        """See `TrioThread.may_wait`."""
+        return may_wait(error)
 
     def check(self) -> None:
-        """Raises the error that ``foreign`` makes, outside of the loop that the portal was made in: the portal's
-        futures would never wake a task of another loop."""
+        """See `TrioThread.check`."""
         here: asyncio.AbstractEventLoop | None
         try:
             here = asyncio.get_running_loop()
@@ -198,148 +88,9 @@ class Portal:
         if here is not self._loop:
             raise self.foreign()
 
-    async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Runs ``operation`` on the trio side. Where the calling task is cancelled, so is the operation; the
-        cancellation is raised when the operation has ended."""
-        call = self.submit(operation)
+    def _to_callers(self, function: Callable[[], object]) -> bool:
         try:
-            cancelled = await outlast(partial(self.cancel, call), call.answer)
-            answer = call.answer.result()
-        finally:
-            del call
-        try:
-            if cancelled is not None:
-                raise cancelled
-            if answer is None:
-                raise self.refuse()
-            return unwrapped(answer)
-        finally:
-            del answer, cancelled
-
-    def submit(self, operation: Callable[[], Awaitable[T]]) -> Call[T]:
-        """Begins a call."""
-        self.check()
-        call: Call[T] = Call(self._loop.create_future())
-        if not self._post(partial(self._on_trio_begin, operation, call)):
-            call.answer.set_result(None)
-        return call
-
-    def cancel(self, call: Call[Any]) -> None:
-        """Cancels a call. Its answer tells how the call ended."""
-        self._post(call.scope.cancel)
-
-    def read(self, function: Callable[[], T]) -> T:
-        """The result of ``function``, which the trio side calls while this thread waits: it must be quick. A caller on
-        the trio side, as an observer is, calls it there."""
-        if threading.current_thread() is self._thread:
-            return function()
-        self.check()
-        answers: queue.SimpleQueue[outcome.Outcome[T]] = queue.SimpleQueue()
-        if not self._post(lambda: answers.put(outcome.capture(function))):
-            raise self.refuse()
-        return unwrapped(answers.get())
-
-    def new_future(self) -> asyncio.Future[Any]:
-        """A future for the trio side to resolve by `tell`."""
-        return self._loop.create_future()
-
-    def _post(self, function: Callable[[], object]) -> bool:
-        """Has ``function`` called on the trio side. False: the trio side has ended, or never began."""
-        try:
-            if self._token is not None:
-                self._token.run_sync_soon(function)
-        except trio.RunFinishedError:
-            return False
-        return self._token is not None
-
-    def _finish(self) -> None:
-        """Runs at the interpreter's exit, where the block was never left."""
-        assert self._thread is not None, "registered before opened"
-        deadline = time.monotonic() + min(self.exit_seconds, threading.TIMEOUT_MAX)
-        while True:
-            try:
-                self.stop()
-                self._over.wait(max(0.0, deadline - time.monotonic()))
-                self._thread.join(max(0.0, deadline - time.monotonic()))
-            except KeyboardInterrupt:
-                # The process ends already. Returning now would finalize the interpreter under a call of the device,
-                # which may abort the process (SIGABRT); the deadline bounds the wait. The wait is for an event, since
-                # Python 3.11 takes a thread for ended when its join was interrupted
-                continue
-            break
-
-    # -- the trio side -----------------------------------------------------------------------------------------------
-
-    def _run(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> None:
-        """Runs the thread."""
-        try:
-            ended = trio.run(self._on_trio_main, tokens)
-        except BaseException as error:  # noqa: BLE001  (ours or trio's bug: raised where the block is left)
-            ended = outcome.Error(error)
-            tokens.put(None)  # in case the trio run never put its token
-            self._to_loop(self.failed)
-        atexit.unregister(self._finish)
-        self._over.set()
-        if not self._to_loop(_resolve, self._ended, ended):
-            unwrapped(ended)  # the asyncio loop is closed: an error goes to the thread's hook
-
-    async def _on_trio_main(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> outcome.Outcome[None]:
-        tokens.put(trio.lowlevel.current_trio_token())
-        async with trio.open_nursery() as calls:
-            ended = await captured(partial(self._on_trio_hold, calls))
-            self._on_trio_calls = None
-            self.on_trio_ending.set()
-            calls.cancel_scope.deadline = trio.current_time() + self.end_seconds
-        return ended
-
-    async def _on_trio_hold(self, calls: trio.Nursery) -> None:
-        """Holds the resource open."""
-        with self._on_trio_surroundings:
-            async with self.resource:
-                self._on_trio_calls = calls
-                self.tell(self._opened, None)
-                try:
-                    await self._on_trio_leave.wait()
-                except trio.Cancelled:
-                    if not self._on_trio_surroundings.cancel_called:  # the resource cancelled it
-                        self.call_back(self.failed)
-                    raise
-
-    def _on_trio_begin(self, operation: Callable[[], Awaitable[Any]], call: Call[Any]) -> None:
-        if self._on_trio_calls is None:
-            self.tell(call.answer, None)
-        else:
-            self._on_trio_calls.start_soon(self._on_trio_serve, operation, call, name="triolet call")
-
-    async def _on_trio_serve(self, operation: Callable[[], Awaitable[Any]], call: Call[Any]) -> None:
-        answer: outcome.Outcome[Any] | None = outcome.Error(self.cut_off())
-        try:
-            with call.scope:
-                answer = await captured(operation)
-            if call.scope.cancelled_caught:
-                answer = None
-        finally:
-            self.tell(call.answer, answer)
-            del answer
-
-    def tell(self, future: asyncio.Future[Any], value: object) -> None:
-        """Resolves ``future``, unless it is done."""
-        self.call_back(partial(_resolve, future, value))
-
-    def call_back(self, function: Callable[[], object]) -> None:
-        """Has ``function`` called on the asyncio side. Where that loop is closed, no task can leave the resource, so
-        the portal ends it."""
-        if not self._to_loop(function):
-            self._on_trio_surroundings.cancel()
-
-    def _to_loop(self, function: Callable[..., object], *arguments: object) -> bool:
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
+            self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # the loop is closed
             return False
         return True
-
-
-def _resolve(future: asyncio.Future[Any], value: object) -> None:
-    if not future.done():
-        future.set_result(value)

@@ -1,8 +1,7 @@
-"""`PortalStream`: a block that is open in the trio loop, and its stream, for a task of the asyncio loop."""
+"""`PortalStream`: a block that is open in a `TrioThread`, and its stream, for its callers."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -13,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 import outcome
 import trio
 
-from .portal import Call, Portal, captured, may_wait, nothing, outlast, unwrapped
+from .trio_thread import Answer, Call, TrioThread, captured, nothing, unwrapped
 
 T = TypeVar("T")
 View = TypeVar("View")
@@ -25,11 +24,11 @@ class PortalStream(Generic[T, View]):
     and after each item, the end included. Items that are ``at_hand`` behind an item (``None``: there is none) cross
     together with it.
 
-    An item that was taken when the waiting task was cancelled is kept for the next turn. When the engine ends, the
+    An item that was taken when the waiting caller was cancelled is kept for the next turn. When the engine ends, the
     trio side hands the remaining items over, so that they can still be read.
     """
 
-    def __init__(self, portal: Portal, look: Callable[[Any], View], at_hand: Callable[[Any], T | None]) -> None:
+    def __init__(self, portal: TrioThread, look: Callable[[Any], View], at_hand: Callable[[Any], T | None]) -> None:
         self._portal = portal
         self._look = look
         self._at_hand = at_hand
@@ -45,16 +44,16 @@ class PortalStream(Generic[T, View]):
         assert self._view, "a stream is looked at before it is open"
         return self._view[0]
 
-    # -- the asyncio side --------------------------------------------------------------------------------------------
+    # -- the callers' side -------------------------------------------------------------------------------------------
 
     async def open(self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]) -> None:
         """Enters the block that ``open_block`` makes; a task of the trio side stays in the block."""
-        opened = self._portal.new_future()
+        opened = self._portal.new_answer()
         self._holder = holder = self._portal.submit(partial(self._on_trio_hold, open_block, opened))
-        cancelled = await outlast(partial(self._portal.cancel, holder), opened, holder.answer)
+        cancelled = await self._portal.outlast(partial(self._portal.cancel, holder), opened, holder.answer)
         try:
             if cancelled is not None:
-                await outlast(nothing, holder.answer)
+                await self._portal.outlast(nothing, holder.answer)
                 raise cancelled
             if opened.done():
                 self._view = (opened.result(),)
@@ -74,10 +73,10 @@ class PortalStream(Generic[T, View]):
         """Leaves the block, which ended with ``error``."""
         assert self._holder is not None, "left before entered"
         self._portal.cancel(self._holder)
-        if not may_wait(error):
+        if not self._portal.may_wait(error):
             return
         self._portal.check()
-        cancelled = await outlast(nothing, self._holder.answer)
+        cancelled = await self._portal.outlast(nothing, self._holder.answer)
         try:
             if cancelled is not None:
                 raise cancelled
@@ -105,11 +104,13 @@ class PortalStream(Generic[T, View]):
     async def _fetch(self) -> None:
         """Waits until the trio side has put an item into ``_kept``."""
         call = self._portal.submit(self._on_trio_next)
-        cancelled = await outlast(partial(self._portal.cancel, call), call.answer)
+        cancelled = await self._portal.outlast(partial(self._portal.cancel, call), call.answer)
         answer = call.answer.result()
         try:
             if answer is None and cancelled is None and self._holder is not None:
-                cancelled = await outlast(nothing, self._holder.answer)  # the engine has ended: the rest is on its way
+                cancelled = await self._portal.outlast(
+                    nothing, self._holder.answer
+                )  # the engine has ended: the rest is on its way
             if cancelled is not None:
                 raise cancelled
             if isinstance(answer, outcome.Error):
@@ -122,7 +123,7 @@ class PortalStream(Generic[T, View]):
     # -- the trio side -----------------------------------------------------------------------------------------------
 
     async def _on_trio_hold(
-        self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]], opened: asyncio.Future[View]
+        self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]], opened: Answer[View]
     ) -> None:
         async with open_block() as self._on_trio_source:
             self._portal.tell(opened, self._look(self._on_trio_source))
@@ -141,24 +142,30 @@ class PortalStream(Generic[T, View]):
             pass
 
     async def _on_trio_next(self) -> bool:
-        """Takes the next outcome and those at hand behind it, and sends them in one step, so that none overtakes
-        another. True if there may be more."""
+        """Takes the next outcome and sends it. True if there may be more."""
         source = self._on_trio_source
         assert source is not None, "read before it is open"
         self._on_trio_readers += 1
         try:
-            answer: outcome.Outcome[T] | None = await captured(partial(anext, source))
+            return self._on_trio_send(source, await captured(partial(anext, source)))
         finally:
             self._on_trio_readers -= 1
             self._on_trio_quiet.set()
-        last = answer
+
+    def _on_trio_send(self, source: AsyncIterator[T], answer: outcome.Outcome[T] | None) -> bool:
+        """Sends ``answer`` and those at hand behind it in one step, so that none overtakes another. True if there may
+        be more."""
         batch: list[tuple[outcome.Outcome[T], View]] = []
-        while answer is not None:
-            last = answer
-            batch.append((answer, self._look(source)))
-            answer = self._on_trio_at_hand(source) if isinstance(answer, outcome.Value) else None
-        self._portal.call_back(partial(self._kept.extend, batch))
-        return isinstance(last, outcome.Value)
+        more = False
+        try:
+            while answer is not None:
+                more = isinstance(answer, outcome.Value)
+                batch.append((answer, self._look(source)))
+                answer = self._on_trio_at_hand(source) if more else None
+            self._portal.call_back(partial(self._kept.extend, batch))
+            return more
+        finally:
+            del answer, batch  # the frame of `_on_trio_at_hand`, in its error's traceback, refers to this one
 
     def _on_trio_at_hand(self, source: AsyncIterator[T]) -> outcome.Outcome[T] | None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,6 +19,7 @@ from ...actors.worker import Worker
 from ...core.checks import flag
 from ...core.config import EngineConfig
 from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
+from ...core.events import error_text
 from ...core.executor import Executor
 from ...core.model import ModelDescription
 from ...core.order import check_priority
@@ -50,16 +50,8 @@ from ..speech.windows import Generated
 from .alternatives import run_together
 from .door import Door
 from .live import open_live
+from .state import Spelling, State
 from .transcriptions import open_transcription
-
-
-class State(enum.Enum):
-    """Where an engine is in its life."""
-
-    NEW = "not entered yet"
-    OPENING = "still opening"
-    OPEN = "open"
-    CLOSED = "closed"
 
 
 class TrioEngine:
@@ -82,12 +74,14 @@ class TrioEngine:
         self._trim = trim
         self._description: ModelDescription | None = None
         self._device: str | None = None  # once it is closed
+        self._failure: str | None = None  # once it is closed
+        self.spelling = Spelling()
         self._block: AbstractAsyncContextManager[ModelDescription] | None = None
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
         self._special: frozenset[int] | None = None  # once it is needed
         self._live: set[LiveTranscription] = set()
-        self._token_texts: dict[int, str] = {}  # of tokens decoded alone
+        self._token_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})  # by `TextDeltas.skip`
         self._compiling = trio.CapacityLimiter(1)  # a compilation that waits for it takes no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------
@@ -101,7 +95,8 @@ class TrioEngine:
         self._block = self.supervisor.running()
         try:
             self._description = await self._block.__aenter__()
-        except BaseException:
+        except BaseException as error:
+            self._note_failure(error)
             self.state = State.CLOSED
             raise
         self.state = State.OPEN
@@ -115,10 +110,18 @@ class TrioEngine:
         block, self._block = self._block, None
         try:
             return await block.__aexit__(kind, error, traceback)
+        except BaseException as left:
+            if left is not error:
+                self._note_failure(left)
+            raise
         finally:
             self.state = State.CLOSED
             self._let_go()
             del error, traceback
+
+    def _note_failure(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            self._failure = error_text(error)
 
     def _let_go(self) -> None:
         """Drops what the release of the device has left, above all the tokenizer."""
@@ -157,8 +160,9 @@ class TrioEngine:
     @property
     def device(self) -> str:
         """What the engine runs on, or will."""
-        if self._description is not None:
-            return self._description.device
+        description = self._description  # another thread may ask while the engine closes
+        if description is not None:
+            return description.device
         if self._device is not None:
             return self._device
         return self.config.device if not self.config.devices else ", ".join(self.config.devices)
@@ -173,20 +177,18 @@ class TrioEngine:
         """Requests that wait for a permit of ``max_pending``."""
         return self._door.waiting
 
+    @property
+    def crash(self) -> str | None:
+        """The type and text of what ended the engine unasked, if anything did."""
+        return None if self.supervisor is None else self.supervisor.failure
+
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`."""
         return self._opened()[0].statistics()
 
     def not_open(self) -> EngineStateError:
         """The error of callers while the engine is not open."""
-        if self.state in (State.NEW, State.OPENING):
-            return EngineStateError(
-                f"this engine is {self.state.value}; use it inside its block: async with Engine(...) as engine"
-            )
-        return EngineStateError(
-            "this engine is closed: its block has ended, aclose() was called or it failed; open a new one: "
-            "async with Engine(...) as engine"
-        )
+        return self.spelling.not_open(self.state, self._failure or self.crash)
 
     def _opened(self) -> tuple[Supervisor, ModelDescription]:
         if self.state is not State.OPEN or self.supervisor is None or self._description is None:
@@ -217,7 +219,7 @@ class TrioEngine:
         request = await self._build(query)
         if request.sampling.n > 1:
             raise InvalidRequest(f"n={request.sampling.n} of a stream; allowed: 1, or engine.generate(...) for several")
-        async with self._deltas(request, asked, wait=wait, texts=self._text_deltas()) as deltas:
+        async with self._deltas(request, asked, wait=wait, texts=self._text_deltas(request)) as deltas:
             yield deltas
 
     # -- vectors -----------------------------------------------------------------------------------------------------
@@ -428,44 +430,52 @@ class TrioEngine:
         self, request: Request, asked: float, begun: Callable[[], object] | None = None, *, wait: bool
     ) -> Completion:
         """Runs ``request`` to its end. Tokens wake no task, but with ``begun`` the first one does."""
-        output = self._output(request, self._text_deltas() if request.sampling.stop else None)
+        output = self._output(request, self._text_deltas(request) if request.sampling.stop else None)
         on_token = output.take if output.eager else None
         async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
             if begun is not None:
                 await mailbox.wait()
                 begun()
             await mailbox.wait_end()
-        return evolve(self._completion(mailbox, output), timings=mailbox.timings)
+        return evolve(self._completion(request, mailbox, output), timings=mailbox.timings)
 
-    def _completion(self, mailbox: Mailbox, output: Output) -> Completion:
+    def _completion(self, request: Request, mailbox: Mailbox, output: Output) -> Completion:
         if not output.eager:
-            return output.completion(mailbox.unread, mailbox.take_end(), self._decode)
+            return output.completion(mailbox.unread, mailbox.take_end(), partial(self._decode, request))
         output.raise_fault()
         if not output.ended:
             output.end(mailbox.take_end())
         return completion_of(output.ready)
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        special = self._special_ids()
-        text_ids = [token for token in token_ids if token not in special]
-        return str(self.model.tokenizer.decode(text_ids, skip_special_tokens=True))
+    def _decode(self, request: Request, token_ids: Sequence[int]) -> str:
+        silent = self._silent_ids(request)
+        text_ids = [token for token in token_ids if token not in silent]
+        return str(self.model.tokenizer.decode(text_ids, skip_special_tokens=_skips(request)))
 
-    def _text_deltas(self) -> TextDeltas:
-        return TextDeltas(self.model.tokenizer, self._special_ids(), self._token_texts)
+    def _text_deltas(self, request: Request) -> TextDeltas:
+        skip = _skips(request)
+        return TextDeltas(self.model.tokenizer, self._silent_ids(request), self._token_texts[skip], skip)
 
     def _stop_ids(self, request: Request) -> frozenset[int]:
         """Tokens that end the request and are no part of its output."""
         stops = frozenset(request.sampling.stop_token_ids)
         return stops if request.sampling.ignore_eos else stops | {*self.model.eos_token_ids}
 
-    def _special_ids(self) -> frozenset[int]:
-        """Timestamps and special tokens: part of the tokens, not of the text."""
+    def _silent_ids(self, request: Request) -> frozenset[int]:
+        """Timestamps and special tokens: part of the tokens, not of the text, unless it is asked for them."""
+        if not _skips(request):
+            return frozenset()
         if self._special is None:
             description = self.model
             whisper = description.whisper
             first = description.vocabulary_size if whisper is None else whisper.start_id
             self._special = frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
         return self._special
+
+
+def _skips(request: Request) -> bool:
+    """Whether the text of ``request`` is without special tokens."""
+    return request.sampling.skip_special_tokens is not False
 
 
 async def _at_once(run: Callable[[], Awaitable[Generated]], begun: Callable[[], object]) -> Generated:

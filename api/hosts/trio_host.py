@@ -14,13 +14,16 @@ from ..live.session import LiveSession
 from ..outputs.streams import DeltaStream
 from ..speech.segments import SegmentStream
 from .host import foreign
-from .trio_engine import State, TrioEngine
+from .state import State
+from .trio_engine import TrioEngine
 
 T = TypeVar("T")
 
 
 class TrioHost:
     """The caller's own trio loop: every call is direct."""
+
+    lasting = False
 
     def __init__(self, engine: TrioEngine) -> None:
         self._engine = engine

@@ -19,10 +19,11 @@ from ...core.model import Kind, ModelDescription, Prepared, Preparer
 from ...core.order import check_priority
 from ...core.planning.prefix import prompt_keys
 from ...core.request import EncoderItem, LogitRules, Request, SamplingParams
+from ...core.tools import Tool
 from ...models.sampling.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
-from .sampling import with_seed
+from .sampling import resolved
 from .sources import is_pair
 from .threads import run_in_thread
 
@@ -42,6 +43,8 @@ class Query:
     prompt: str | None = None
     prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Message] | None = None
+    tools: tuple[Tool, ...] = ()
+    template_options: Mapping[str, Any] | None = None
     images: Sequence[ImageSource] = field(default=(), repr=False)
     audio: AudioSource | Sequence[AudioSource] | None = field(default=None, repr=False)
     sampling: SamplingParams = field(factory=SamplingParams)
@@ -61,7 +64,7 @@ async def build_request(
         raise InvalidRequest(
             f"{description.architecture} gives vectors, not text; ask engine.embed(...) or engine.score(...)"
         )
-    sampling = with_seed(query.sampling)
+    sampling = resolved(query.sampling, tools=bool(query.tools))
     check_priority(query.priority)
     prepared = await _prepare(description, query)
     _check_token_ids(description, "the prompt", prepared.token_ids)
@@ -144,6 +147,9 @@ def _check_query(description: ModelDescription, query: Query) -> None:
     if isinstance(query.prompt_token_ids, set | frozenset | Mapping | bytes):
         raise InvalidRequest(f"prompt_token_ids of a {type(query.prompt_token_ids).__name__}; allowed: a sequence")
     check_kind("messages", query.messages, Sequence, "a list of {'role': ..., 'content': ...}")
+    check_kind("template_options", query.template_options, Mapping, "a mapping of the chat template's variables")
+    if query.messages is None and (query.tools or query.template_options):
+        raise InvalidRequest("tools or template_options without messages; allowed: beside messages, for their template")
     check_kind("images", query.images, list | tuple, "a list of images")
     for message in query.messages or ():
         check_kind("a message", message, Mapping, "{'role': ..., 'content': ...}")
@@ -214,7 +220,7 @@ def _read(
 ) -> Prepared:
     prompt: str | Sequence[int]
     if query.messages is not None:
-        prompt = preparer.render(messages)
+        prompt = preparer.render(messages, tools=query.tools, options=query.template_options)
     elif query.prompt is not None:
         prompt = query.prompt
     else:

@@ -14,6 +14,7 @@ from ...core.request import SamplingParams
 
 _ELSEWHERE = {
     "do_sample": "temperature",
+    "chat_template_kwargs": "template_options",
     "eos_token_id": "stop_token_ids",
     "grammar": "structure",
     "max_completion_tokens": "max_tokens",
@@ -25,12 +26,25 @@ _ELSEWHERE = {
     "response_format": "structure",
     "sampling_params": "sampling",
     "stop_strings": "stop",
+    "tool_choice": "structure",
     "top_logprobs": "logprobs",
 }
 """Names that other programs have for what an option does here."""
 
 _FIELDS = tuple(fields_dict(SamplingParams))
-_BESIDE = ("prompt", "prompt_token_ids", "messages", "images", "audio", "sampling", "priority", "request_id", "wait")
+_BESIDE = (
+    "prompt",
+    "prompt_token_ids",
+    "messages",
+    "tools",
+    "template_options",
+    "images",
+    "audio",
+    "sampling",
+    "priority",
+    "request_id",
+    "wait",
+)
 """The other keywords of `Engine.generate`, one of which may have been meant by an unknown name."""
 
 
@@ -57,6 +71,11 @@ def read_sampling(sampling: object, given: Mapping[str, Any]) -> SamplingParams:
     return sampling
 
 
-def with_seed(sampling: SamplingParams) -> SamplingParams:
-    """``sampling`` with a fresh seed where it has none."""
-    return sampling if sampling.seed is not None else evolve(sampling, seed=secrets.randbits(63))
+def resolved(sampling: SamplingParams, *, tools: bool) -> SamplingParams:
+    """``sampling`` with a fresh seed where it has none, and with special tokens in the text of a request with tools,
+    unless it says otherwise."""
+    if sampling.seed is None:
+        sampling = evolve(sampling, seed=secrets.randbits(63))
+    if tools and sampling.skip_special_tokens is None:
+        sampling = evolve(sampling, skip_special_tokens=False)
+    return sampling

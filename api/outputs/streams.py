@@ -255,8 +255,12 @@ class StreamBlock(AbstractAsyncContextManager[Opened_co]):
         raise self._unopened()
 
     def _unopened(self) -> EngineStateError:
-        return EngineStateError(
-            f"engine.{self._method}(...) was read before it was opened; allowed: async with "
-            f"engine.{self._method}(...) as parts: async for part in parts: ... (leaving the block early withdraws "
-            "what still runs)"
-        )
+        return unopened(self._method, "async ")
+
+
+def unopened(method: str, prefix: str) -> EngineStateError:
+    """The error of who reads a stream without its block. ``prefix`` stands before ``with`` and ``for``."""
+    return EngineStateError(
+        f"engine.{method}(...) was read before it was opened; allowed: {prefix}with engine.{method}(...) as parts: "
+        f"{prefix}for part in parts: ... (leaving the block early withdraws what still runs)"
+    )

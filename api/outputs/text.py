@@ -31,12 +31,14 @@ class TextDeltas:
     Args:
         tokenizer: of the model.
         special_ids: tokens that give no text.
-        alone: the text of each token that was decoded alone, which is the same for every request.
+        alone: the text of each token that was decoded alone, which is the same for every request with this ``skip``.
+        skip: false where the text has special tokens, too.
     """
 
     tokenizer: Any
     special_ids: frozenset[int]
     alone: dict[int, str] = field(factory=dict)
+    skip: bool = True
     _window: list[int] = field(factory=list, init=False)  # the tokens that gave text last, and those since
     _given: int = field(default=0, init=False)  # how many tokens of the window have given their text
     _before: str = field(default="", init=False)  # the text of those tokens alone
@@ -70,7 +72,7 @@ class TextDeltas:
         return self.alone[token_id]
 
     def _decode(self, token_ids: list[int]) -> str:
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True)) if token_ids else ""
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=self.skip)) if token_ids else ""
 
 
 def _behind(before: str, text: str) -> str:

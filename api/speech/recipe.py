@@ -33,7 +33,7 @@ def whisper_tokens(description: ModelDescription) -> WhisperTokens:
     """
     if description.whisper is None:
         raise InvalidRequest(
-            f"{description.name} ({description.architecture}) cannot transcribe; allowed: Whisper models. "
+            f"{description.architecture} cannot transcribe; allowed: Whisper models. "
             "engine.generate asks models that read audio among their tokens"
         )
     return description.whisper
@@ -89,7 +89,8 @@ class Recipe:
             check_alignment(self.description)
         if self.options.task not in tasks:
             raise InvalidRequest(
-                f"task={self.options.task!r}, but {self.description.name} knows only: {', '.join(map(repr, tasks))}"
+                f"task={self.options.task!r}, but {self.description.architecture} knows only: "
+                f"{', '.join(map(repr, tasks))}"
             )
         return resolve_language(self.options.language, self.tokens)
 
@@ -109,8 +110,8 @@ class Recipe:
             return ()
         if self.tokens.previous_id is None:
             raise InvalidRequest(
-                f"initial_prompt={self.options.initial_prompt!r}, but {self.description.name} has no <|startofprev|> "
-                "token; allowed: None"
+                f"initial_prompt={self.options.initial_prompt!r}, but {self.description.architecture} has no "
+                "<|startofprev|> token; allowed: None"
             )
         return self._encoded("initial_prompt", self.options.initial_prompt)
 

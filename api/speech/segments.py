@@ -43,11 +43,11 @@ class Segments:
         return self._pending.pop(0)
 
 
-class SegmentStream:
-    """Async iterator of `Segment`. ``language``, ``language_probability`` and ``duration`` are known from the start."""
+class ReadSoFar:
+    """What a stream of segments tells beside its segments. ``language``, ``language_probability`` and ``duration`` are
+    known from the start."""
 
-    def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[], Progress]) -> None:
-        self._segments = segments
+    def __init__(self, progress: Callable[[], Progress]) -> None:
         self._found: list[Segment] = []
         self.progress = progress
 
@@ -90,6 +90,14 @@ class SegmentStream:
     def timings(self) -> Timings | None:
         """How long the transcription took, by stages; ``None`` before the last window is done."""
         return self.progress().timings
+
+
+class SegmentStream(ReadSoFar):
+    """Async iterator of `Segment`."""
+
+    def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[], Progress]) -> None:
+        super().__init__(progress)
+        self._segments = segments
 
     def __aiter__(self) -> AsyncIterator[Segment]:
         return self

@@ -47,7 +47,7 @@ def check_alignment(description: ModelDescription) -> None:
     """Raises `InvalidRequest` where the model cannot tell the times of words."""
     if description.alignment_fault is not None:
         raise InvalidRequest(
-            f"timestamps='word', but {description.name} cannot tell when words are spoken: "
+            f"timestamps='word', but {description.architecture} cannot tell when words are spoken: "
             f"{description.alignment_fault}. Without it allowed: timestamps='segment', 'none'"
         )
 

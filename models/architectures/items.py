@@ -15,7 +15,9 @@ from torch import Tensor
 from ...core.errors import InvalidRequest, RequestTooLarge
 from ...core.model import Prepared
 from ...core.request import EncoderItem
-from .prompts import Rendered, TextPreparer, payload_key, tokenize
+from ...core.tools import Tool
+from .conversations import Rendered
+from .prompts import TextPreparer, payload_key, tokenize
 
 
 @frozen(kw_only=True)
@@ -82,13 +84,24 @@ class TextItems:
         """Tokens of two texts, as ``tokenizer(first, second)`` gives them."""
         return self._text.prepare_pair(first, second)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    @property
+    def tool_template(self) -> str:
+        """The chat template that renders conversations with tools."""
+        return self._text.tool_template
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt of a conversation, by the tokenizer's chat template.
 
         Raises:
-            InvalidRequest: there is no template, or it refuses the messages.
+            InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
         """
-        return self._text.render(messages)
+        return self._text.render(messages, tools=tools, options=options)
 
 
 @frozen(kw_only=True)
@@ -187,7 +200,18 @@ class AudioItems:
         """Tokens of two texts, as ``tokenizer(first, second)`` gives them."""
         return self._text.prepare_pair(first, second)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> Rendered:
+    @property
+    def tool_template(self) -> str:
+        """None: there are no conversations."""
+        return ""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),  # noqa: ARG002  (see `Preparer`)
+        options: Mapping[str, Any] | None = None,  # noqa: ARG002
+    ) -> Rendered:
         """Raises `InvalidRequest`: audio is one piece, and no part of a conversation."""
         raise InvalidRequest(
             f"{len(messages)} messages, but the model reads one piece of audio; give audio=..., and prompt=... for how "

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from attrs import field, frozen
@@ -15,15 +16,8 @@ from ...core.checks import check_characters
 from ...core.errors import CheckpointError, InvalidRequest
 from ...core.model import Prepared
 from ...core.request import EncoderItem
-
-
-class Rendered(str):
-    """A prompt that a chat template wrote. Its special tokens are in it already, and `TextPreparer` adds none.
-
-    Changing it gives a plain `str`, to which the tokenizer's own special tokens are added.
-    """
-
-    __slots__ = ()
+from ...core.tools import Tool
+from .conversations import Rendered, render, template_of
 
 
 @frozen(kw_only=True)
@@ -67,13 +61,24 @@ class TextPreparer:
         """Tokens of two texts, as ``tokenizer(first, second)`` gives them, and where the token types become 1."""
         return pair(self.tokenizer, first, second)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    @property
+    def tool_template(self) -> str:
+        """The chat template that renders conversations with tools."""
+        return template_of(self.tokenizer, tools=True)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt of a conversation, by the tokenizer's chat template, up to where the assistant's turn begins.
 
         Raises:
-            InvalidRequest: there is no template, or it refuses the messages.
+            InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
         """
-        return render(self.tokenizer, messages)
+        return render(self.tokenizer, messages, tools=tools, options=options)
 
 
 @frozen(kw_only=True)
@@ -195,24 +200,36 @@ class MediaPreparer:
         """See `TextPreparer.prepare_pair`."""
         return pair(self.tokenizer, first, second)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    @property
+    def tool_template(self) -> str:
+        """The chat template that renders conversations with tools."""
+        return template_of(self.tokenizer, self.chat_template, tools=True)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt of a conversation, by the checkpoint's chat template, up to where the assistant's turn begins.
 
         Templates of these models may read a content that is plain text, or lists of parts alone, and leave out the
         rest without a word: where a text is missing, it is given as a list with one part.
 
         Raises:
-            InvalidRequest: there is no template, or it refuses the messages.
+            InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
         """
         in_parts = list(map(_in_parts, messages))
+        write = partial(render, self.tokenizer, template=self.chat_template, tools=tools, options=options)
         try:
-            rendered = render(self.tokenizer, messages, template=self.chat_template)
+            rendered = write(messages)
         except InvalidRequest:
-            return render(self.tokenizer, in_parts, template=self.chat_template)
+            return write(in_parts)
         texts = [message["content"].strip() for message in messages if isinstance(message.get("content"), str)]
         if all(text in rendered for text in texts):
             return rendered
-        return render(self.tokenizer, in_parts, template=self.chat_template)
+        return write(in_parts)
 
     def _prepare_tokens(self, token_ids: tuple[int, ...], given: Sequence[Any]) -> Prepared:
         self._check_unread([text for text, token in self.unread if token in token_ids])
@@ -309,27 +326,6 @@ def pair(tokenizer: Any, first: str, second: str) -> tuple[tuple[int, ...], int 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content = message.get("content")
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
-
-
-def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, template: str | None = None) -> Rendered:
-    """What ``template``, or else the tokenizer's own chat template, makes of ``messages``.
-
-    Raises:
-        InvalidRequest: there is no template, or it refuses the messages.
-    """
-    if not (template or tokenizer.chat_template):
-        raise InvalidRequest("the checkpoint has no chat template; write the prompt as text")
-    if not messages:
-        raise InvalidRequest("no messages; a conversation has one or more")
-    try:
-        text = tokenizer.apply_chat_template(
-            list(messages), chat_template=template, tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:  # templates are programs of others, and raise what they like
-        raise InvalidRequest(
-            f"the checkpoint's chat template refuses the messages: {type(error).__name__}: {error}"
-        ) from error
-    return Rendered(text)
 
 
 def payload_key(identity: str, payload: Mapping[str, Tensor]) -> str:

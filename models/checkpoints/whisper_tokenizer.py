@@ -84,6 +84,10 @@ class WhisperTokenizer:
         text = self._backend.decode(self._without_prompt(list(token_ids)), skip_special_tokens=True)
         return _TIMESTAMP.sub("", text)
 
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        """The name of ``token`` in the vocabulary."""
+        return self._backend.id_to_token(token)
+
     def _without_prompt(self, token_ids: list[int]) -> list[int]:
         """A text given before is no part of what was said."""
         previous, start = map(self._backend.token_to_id, ("<|startofprev|>", "<|startoftranscript|>"))

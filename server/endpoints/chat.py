@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ...api.engine import Engine
 from ...api.outputs.results import Completion, Delta, Usage
-from ...core.request import FinishReason, SamplingParams
+from ...core.request import FinishReason
 from ..body import read_json
 from ..event_stream import DONE, Events, EventStream
 from ..schemas.chat import (
@@ -22,10 +22,11 @@ from ..schemas.chat import (
     ChunkChoice,
     MessageDelta,
 )
-from .common import answered, engine_of, exchange_of, new_id, now
+from .common import answered, engine_of, exchange_of, new_id, now, server_of
 from .conversations import messages_of
 from .sampling import chat_logprobs, sampling_of, siblings_of, structure_of, usage_of
 from .together import streams_together
+from .tool_calls import CallReader, Tools
 
 
 async def converse(request: Request) -> Response:
@@ -34,13 +35,11 @@ async def converse(request: Request) -> Response:
     if body.stream:
         return EventStream(partial(_streamed, request, body))
     async with engine_of(request, body.model) as engine:
-        query = await _query(request, body)
-        completion = await engine.generate(**query)
+        tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
+        completion = await engine.generate(**await _query(request, body, tools))
         exchange_of(request).ended(completion.timings, tokens=completion.usage.completion_tokens)
-        choices = [
-            _choice(engine, body, index, one) for index, one in enumerate((completion, *completion.alternatives))
-        ]
-    usage = usage_of([one.usage for one in (completion, *completion.alternatives)])
+        found = (completion, *completion.alternatives)
+        choices = [_choice(engine, body, tools, index, one) for index, one in enumerate(found)]
     return answered(
         ChatAnswer(
             id=new_id("chatcmpl"),
@@ -48,47 +47,52 @@ async def converse(request: Request) -> Response:
             created=now(),
             model=body.model,
             choices=choices,
-            usage=usage,
+            usage=usage_of([one.usage for one in found]),
         )
     )
 
 
-async def _query(request: Request, body: ChatRequest) -> dict[str, Any]:
+async def _query(request: Request, body: ChatRequest, tools: Tools | None) -> dict[str, Any]:
     """The arguments of `Engine.generate`."""
+    sampling = sampling_of(
+        body,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        structure=structure_of(body.response_format) if tools is None else tools.structure(),
+    )
     return {
         "messages": await messages_of(request, body),
-        "sampling": _sampling(body),
+        "tools": () if tools is None else tools.given,
+        "template_options": body.chat_template_kwargs or {},
+        "sampling": sampling,
         "priority": body.priority or 0,
         "request_id": exchange_of(request).id,
     }
 
 
-def _sampling(body: ChatRequest) -> SamplingParams:
-    return sampling_of(
-        body,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        structure=structure_of(body.response_format),
-    )
-
-
-def _choice(engine: Engine, body: ChatRequest, index: int, completion: Completion) -> ChatChoice:
+def _choice(engine: Engine, body: ChatRequest, tools: Tools | None, index: int, completion: Completion) -> ChatChoice:
+    message = AnswerMessage(role="assistant", content=completion.text, refusal=None)
+    if tools is not None:
+        message = tools.message(completion.text)
     return ChatChoice(
         index=index,
-        message=AnswerMessage(role="assistant", content=completion.text, refusal=None),
+        message=message,
         logprobs=chat_logprobs(engine.model.tokenizer, completion) if body.logprobs else None,
-        finish_reason=_reason(completion.finish_reason),
+        finish_reason=_reason(completion.finish_reason, called=message.tool_calls is not None),
     )
 
 
-def _reason(reason: FinishReason) -> Any:
-    return "length" if reason is FinishReason.LENGTH else "stop"
+def _reason(reason: FinishReason, *, called: bool) -> Any:
+    if reason is FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if called else "stop"
 
 
 async def _streamed(request: Request, body: ChatRequest, events: Events) -> None:
-    answer = _Answer(body, events)
     async with engine_of(request, body.model) as engine:
-        query = await _query(request, body)
+        tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
+        answer = _Answer(body, events, tools)
+        query = await _query(request, body, tools)
         queries = [{**query, "sampling": one} for one in siblings_of(query["sampling"])]
         usages, timings = await streams_together(engine, queries, partial(answer.add, engine))
     exchange_of(request).ended(timings, tokens=sum(usage.completion_tokens for usage in usages))
@@ -98,25 +102,29 @@ async def _streamed(request: Request, body: ChatRequest, events: Events) -> None
 class _Answer:
     """The events of one answer."""
 
-    def __init__(self, body: ChatRequest, events: Events) -> None:
+    def __init__(self, body: ChatRequest, events: Events, tools: Tools | None) -> None:
         self._body = body
         self._events = events
+        self._tools = tools
+        self._readers: dict[int, CallReader | None] = {}
         self._id, self._created = new_id("chatcmpl"), now()
-        self._begun: set[int] = set()
         self._tells_usage = bool(body.stream_options and body.stream_options.include_usage)
 
     async def add(self, engine: Engine, index: int, delta: Delta) -> None:
         """Tells what ``delta`` adds to the answer ``index``."""
-        if index not in self._begun:
-            self._begun.add(index)
-            await self.tell(ChunkChoice(index=index, delta=MessageDelta(role="assistant", content="")))
-        choice = ChunkChoice(index=index, delta=MessageDelta(content=delta.text) if delta.text else MessageDelta())
+        if index not in self._readers:
+            self._readers[index] = None if self._tools is None else self._tools.reader()
+            await self._tell(ChunkChoice(index=index, delta=MessageDelta(role="assistant", content="")))
+        last = delta.finish_reason is not None
+        reader = self._readers[index]
+        for part in _parts(reader, delta.text, last=last):
+            await self._tell(ChunkChoice(index=index, delta=part))
         if self._body.logprobs and delta.token_ids:
-            choice.logprobs = chat_logprobs(engine.model.tokenizer, delta)
+            told = chat_logprobs(engine.model.tokenizer, delta)
+            await self._tell(ChunkChoice(index=index, delta=MessageDelta(), logprobs=told))
         if delta.finish_reason is not None:
-            choice.finish_reason = _reason(delta.finish_reason)
-        if delta.text or delta.finish_reason or choice.logprobs:
-            await self.tell(choice)
+            reason = _reason(delta.finish_reason, called=reader is not None and reader.called)
+            await self._tell(ChunkChoice(index=index, delta=MessageDelta(), finish_reason=reason))
 
     async def end(self, usages: list[Usage]) -> None:
         """Tells the usage, where it is wanted, and that the stream is over."""
@@ -124,10 +132,9 @@ class _Answer:
             chunk = self._chunk([])
             chunk.usage = usage_of(usages)
             await self._events.write(chunk)
-        await self._events.write(DONE)
+        await self._events.end(DONE)
 
-    async def tell(self, choice: ChunkChoice) -> None:
-        """Tells one part of an answer."""
+    async def _tell(self, choice: ChunkChoice) -> None:
         chunk = self._chunk([choice])
         if self._tells_usage:
             chunk.usage = None
@@ -141,3 +148,9 @@ class _Answer:
             model=self._body.model,
             choices=choices,
         )
+
+
+def _parts(reader: CallReader | None, text: str, *, last: bool) -> list[MessageDelta]:
+    if reader is not None:
+        return reader.feed(text, last=last)
+    return [MessageDelta(content=text)] if text else []

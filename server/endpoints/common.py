@@ -57,12 +57,6 @@ def answered(body: BaseModel, *, unset: bool = False) -> JSONResponse:
     return JSONResponse(body.model_dump(mode="json", by_alias=True, exclude_unset=not unset))
 
 
-def token_text(tokenizer: Any, token: int) -> tuple[str, list[int] | None]:
-    """A token as text and as UTF-8; ``None`` where it is a part of a character."""
-    text = tokenizer.decode([token])
-    return text, None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-
-
 def first_of(values: list[Any], what: str) -> Any:
     """The only one of ``values``."""
     if len(values) != 1:

@@ -112,4 +112,4 @@ async def _streamed(request: Request, body: CompletionRequest, events: Events) -
     if body.stream_options and body.stream_options.include_usage:
         usage = _total([usage_of(usages[start : start + count]) for start in range(0, len(usages), count)])
         await events.write(_answer(body, [], usage).model_copy(update={"id": first.id}))
-    await events.write(DONE)
+    await events.end(DONE)

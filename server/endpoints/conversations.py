@@ -12,6 +12,8 @@ from ..problems import BadBody
 from ..schemas import chat
 from .common import server_of
 
+_UNUSED: Any = {"index": True, "function": {"parsed_arguments"}}
+
 
 async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str, Any]]:
     """The conversation of ``body``.
@@ -34,7 +36,7 @@ async def _message(request: Request, message: chat.ChatMessage, where: str) -> d
         if getattr(message, name) is not None:
             told[name] = getattr(message, name)
     if message.tool_calls is not None:
-        told["tool_calls"] = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
+        told["tool_calls"] = [call.model_dump(exclude=_UNUSED) for call in message.tool_calls]
     return told
 
 

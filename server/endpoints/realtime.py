@@ -27,6 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ...api.engine import Engine
 from ...api.outputs.results import LiveText
+from ..body import parsed
 from ..problems import BadBody, problem_of
 from ..schemas import realtime as bodies
 from ..server import Server
@@ -196,7 +197,7 @@ def _event_of(text: str) -> Any:
     try:
         return _EVENTS.validate_json(text)
     except ValidationError as error:
-        raise BadBody.of(error) from None
+        raise BadBody.of(error, parsed(text)) from None
 
 
 async def _obey(
@@ -345,6 +346,7 @@ class _Hearing:
         return command
 
     async def _add(self, text: str) -> None:
+        text = text if self._text else text.lstrip()  # joined they are the transcript
         self._text += text
         await self.client.tell(
             "conversation.item.input_audio_transcription.delta", item_id=self._item, content_index=0, delta=text

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...api.inputs.sampling import with_seed
+from ...api.inputs.sampling import resolved
 from ...api.outputs.results import Completion, Delta, Usage
 from ...core.request import SamplingParams, Structure
 from ..schemas import chat, completions
 from ..schemas.base import SamplingBody
 from ..schemas.base import Usage as UsageObject
-from .common import token_text
+from .tokens import token_name, token_text
 
 _SAME_NAME = (
     "top_p",
@@ -48,7 +48,7 @@ def sampling_of(
 
 def siblings_of(sampling: SamplingParams) -> list[SamplingParams]:
     """The parameters of each of ``n`` answers that are streamed, with a seed for each."""
-    seeded = with_seed(sampling)
+    seeded = resolved(sampling, tools=False)  # `Engine.stream` knows of tools
     return [seeded.sibling(index) for index in range(seeded.n)]
 
 
@@ -87,12 +87,11 @@ def completion_logprobs(tokenizer: Any, part: Completion | Delta, *, offset: int
     """The tokens of ``part`` with their log-probabilities, as completions tell them."""
     tokens, values, tops, offsets = [], [], [], []
     for token, logprob, likeliest in _tokens(part):
-        text, _ = token_text(tokenizer, token)
-        tokens.append(text)
+        tokens.append(token_name(tokenizer, token))
         values.append(logprob)
-        tops.append({token_text(tokenizer, one)[0]: value for one, value in likeliest})
+        tops.append({token_name(tokenizer, one): value for one, value in (*likeliest, (token, logprob))})
         offsets.append(offset)
-        offset += len(text)
+        offset += len(token_text(tokenizer, token)[0])
     told = tops if part.top_logprobs is not None else None
     return completions.CompletionLogprobs(tokens=tokens, token_logprobs=values, top_logprobs=told, text_offset=offsets)
 

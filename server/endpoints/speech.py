@@ -20,13 +20,15 @@ from ..schemas.speech import (
     DurationUsage,
     SpeechForm,
     SpeechLogprob,
+    SpokenLanguage,
     TextDelta,
     TextDone,
     TranscriptionAnswer,
     TranscriptionForm,
     TranslationForm,
 )
-from .common import answered, engine_of, exchange_of, server_of, token_text
+from .common import answered, engine_of, exchange_of, server_of
+from .tokens import token_text
 
 _SUBTITLES = {"srt": SRT, "vtt": VTT}
 
@@ -77,6 +79,8 @@ async def _whole(request: Request, form: SpeechForm, audio: bytes | str, options
     if form.response_format == "verbose_json":
         return Response(as_line(_verbose(transcript, form)), media_type="application/json")
     answer = TranscriptionAnswer(text=transcript.text, usage=_usage(transcript))
+    if transcript.task == "transcribe":
+        answer.languages = _languages(transcript)
     if logprobs is not None:
         answer.logprobs = logprobs
     return answered(answer)
@@ -88,16 +92,17 @@ async def _streamed(
     async with engine_of(request, form.model) as engine:
 
         async def tell(segment: Segment, logprobs: list[SpeechLogprob] | None) -> None:
-            delta = TextDelta(type="transcript.text.delta", delta=segment.text)
+            text = segment.text if segment.id else segment.text.lstrip()  # joined they are the whole text
+            delta = TextDelta(type="transcript.text.delta", delta=text)
             if logprobs is not None:
                 delta.logprobs = logprobs
             await events.write(delta)
 
         transcript, logprobs = await _read(request, engine, form, audio, options, tell)
-    done = TextDone(type="transcript.text.done", text=transcript.text, usage=_usage(transcript))
+    done = TextDone(type="transcript.text.done", text=transcript.text, languages=_languages(transcript))
     if logprobs is not None:
         done.logprobs = logprobs
-    await events.write(done)
+    await events.end(done)
 
 
 async def _read(
@@ -147,6 +152,10 @@ def _usage(transcript: Transcript) -> DurationUsage:
     return DurationUsage(type="duration", seconds=math.ceil(transcript.duration))
 
 
+def _languages(transcript: Transcript) -> list[SpokenLanguage]:
+    return [] if transcript.language is None else [SpokenLanguage(code=transcript.language)]
+
+
 def _verbose(transcript: Transcript, form: SpeechForm) -> dict[str, Any]:
     told = as_verbose_object(transcript)
     wanted = getattr(form, "timestamp_granularities", ())
@@ -154,4 +163,5 @@ def _verbose(transcript: Transcript, form: SpeechForm) -> dict[str, Any]:
         del told["segments"]
     if "word" in wanted:
         told.setdefault("words", [])
-    return {**told, "usage": _usage(transcript).model_dump()}
+    language = "english" if transcript.task == "translate" else told["language"] or ""  # OpenAI's is always a text
+    return {**told, "language": language, "usage": _usage(transcript).model_dump()}

@@ -96,6 +96,13 @@ ENDPOINTS = (
         tag="vectors",
     ),
     Endpoint(
+        path="/v2/rerank",
+        handle=vectors.rerank_by_cohere,
+        body=vector_bodies.RerankRequest,
+        answers={JSON: (vector_bodies.RerankAnswer,)},
+        tag="vectors",
+    ),
+    Endpoint(
         path="/v1/classify",
         handle=vectors.classify,
         body=vector_bodies.ClassifyRequest,

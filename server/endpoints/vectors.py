@@ -82,6 +82,11 @@ async def rerank(request: Request) -> Response:
     return answered(RerankAnswer(id=new_id("rerank"), model=body.model, results=results, usage=usage))
 
 
+async def rerank_by_cohere(request: Request) -> Response:
+    """The same, where Cohere's clients ask for it."""
+    return await rerank(request)
+
+
 def _logistic(score: float) -> float:
     return 1.0 / (1.0 + math.exp(-score)) if score >= 0.0 else math.exp(score) / (1.0 + math.exp(score))
 

@@ -8,6 +8,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Usage
 
+_READ_BY_THE_CLIENT = "Accepted and not used: what OpenAI's client has read in an answer that it sends back."
+
 
 class TextPart(Body):
     """A part of a message: text."""
@@ -65,6 +67,9 @@ class FunctionCall(Body):
 
     name: Name
     arguments: Text
+    parsed_arguments: Annotated[Any, Field(description="Accepted and not used: clients add what they have read.")] = (
+        None
+    )
 
 
 class ToolCall(Body):
@@ -88,6 +93,8 @@ class ChatMessage(Body):
     tool_call_id: Name | None = None
     reasoning_content: Annotated[Text | None, Field(description="Given to the chat template.")] = None
     refusal: Annotated[None, Field(description="Accepted and not used.")] = None
+    parsed: Annotated[Any, Field(description=_READ_BY_THE_CLIENT)] = None
+    provider_specific_fields: Annotated[Any, Field(description="Accepted and not used: LiteLLM's.")] = None
     annotations: Annotated[list[Any] | None, Field(description="Accepted and not used.")] = None
     audio: Annotated[None, Field(description="Accepted and not used.")] = None
     function_call: Annotated[None, Field(description="Accepted and not used.")] = None

@@ -77,10 +77,18 @@ class SpeechLogprob(Answer):
     bytes: list[int] | None = None
 
 
+class SpokenLanguage(Answer):
+    """A language by its code."""
+
+    code: str
+
+
 class TranscriptionAnswer(Answer):
-    """The format json."""
+    """The format json. ``languages`` has the language that is spoken, or none where nobody speaks; translations have no
+    such member."""
 
     text: str
+    languages: list[SpokenLanguage] | None = None
     logprobs: list[SpeechLogprob] | None = None
     usage: DurationUsage | None = None
 
@@ -109,10 +117,11 @@ class VerboseWord(Answer):
 
 
 class VerboseAnswer(Answer):
-    """The format verbose_json. ``language`` is its English name, ``null`` where nobody speaks."""
+    """The format verbose_json. ``language`` is the English name of that of the transcription, empty where nobody
+    speaks, or of the translation, which is english."""
 
     task: Literal["transcribe", "translate"]
-    language: str | None
+    language: str
     duration: float
     text: str
     segments: list[VerboseSegment] | None = None
@@ -129,9 +138,10 @@ class TextDelta(Answer):
 
 
 class TextDone(Answer):
-    """The last event of a stream: the whole text."""
+    """The last event of a stream: the whole text. It has no usage: OpenAI's counts tokens of audio, which there are
+    none of here."""
 
     type: Literal["transcript.text.done"]
     text: str
+    languages: list[SpokenLanguage]
     logprobs: list[SpeechLogprob] | None = None
-    usage: DurationUsage | None = None

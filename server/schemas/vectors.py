@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .base import Answer, Body, Ignored, Name, Text
 
@@ -23,6 +23,16 @@ class EmbeddingRequest(Ignored):
         Field(ge=1, le=1_000_000, description="Keep so many numbers of each vector, and make it of length 1."),
     ] = None
     priority: Level = 0
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _is_no_tokens(cls, given: Any) -> Any:
+        if isinstance(given, list) and given and isinstance(given[0], int | list):
+            raise ValueError(
+                "token ids, which mostly are of another model's vocabulary; allowed: texts "
+                "(LangChain sends them with OpenAIEmbeddings(check_embedding_ctx_length=False))"
+            )
+        return given
 
 
 class Embedding(Answer):

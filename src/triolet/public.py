@@ -11,6 +11,11 @@ from .api.outputs.streams import DeltaStream
 from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
 from .api.speech.voice import VoiceActivity
+from .api.sync_engine import SyncEngine
+from .api.sync_streams import SyncDeltaStream, SyncLiveSession, SyncSegmentStream
+from .api.tools.calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
+from .api.tools.formats import ToolFormat
+from .api.tools.reader import ToolReader
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,
@@ -41,9 +46,12 @@ from .core.request import FinishReason, SamplingParams, Structure
 from .core.timings import Timings
 
 __all__ = [
+    "ArgumentsPiece",
+    "CallBegin",
     "CallerError",
     "CheckpointError",
     "Completion",
+    "ContentPiece",
     "Delta",
     "DeltaStream",
     "DeviceLost",
@@ -78,7 +86,14 @@ __all__ = [
     "Speculation",
     "Stretch",
     "Structure",
+    "SyncDeltaStream",
+    "SyncEngine",
+    "SyncLiveSession",
+    "SyncSegmentStream",
     "Timings",
+    "ToolCall",
+    "ToolFormat",
+    "ToolReader",
     "TranscribeOptions",
     "Transcript",
     "TrioletError",

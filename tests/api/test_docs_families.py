@@ -22,7 +22,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 README = DOCS.parent / "README.md"
 README_MODELS = {"Qwen/Qwen3-0.6B": "qwen3", "Qwen/Qwen2-VL-2B-Instruct": "qwen2_vl", "BAAI/bge-small-en-v1.5": "bert"}
 PAGES = {  # the engines that each page names, and how many pieces of code it has
-    "text": ({"engine": "qwen3"}, 3),
+    "text": ({"engine": "qwen3"}, 5),
     "vision": ({"engine": "qwen2_vl"}, 4),
     "audio-language": ({"engine": "qwen2_audio"}, 3),
     "encoder-decoders": ({"writer": "bart", "listener": "moonshine"}, 3),

@@ -109,6 +109,16 @@ def test_special_tokens_are_no_text():
     assert [texts.add(token) for token in (97, 260, 98)] == ["a", "", "b"]
 
 
+@settings(max_examples=150)
+@given(st.lists(st.integers(0, 261), max_size=16))
+def test_special_tokens_that_are_wanted_come_piece_by_piece_as_they_do_at_once(token_ids):
+    """Here ids from 256 on; the text of the others is what it is without them."""
+    texts = TextDeltas(BYTES, frozenset(), skip=False)
+    text = "".join([*(texts.add(token) for token in token_ids), texts.rest()])
+    assert text == (BYTES.decode(token_ids, skip_special_tokens=False) if token_ids else "")
+    assert text.count("|>") >= sum(token >= 256 for token in token_ids)
+
+
 # -- outputs ---------------------------------------------------------------------------------------------------------
 
 

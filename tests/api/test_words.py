@@ -303,7 +303,7 @@ def test_text_that_is_in_no_segment_is_passed_over():
 
 def test_a_model_that_cannot_align_says_so():
     check_alignment(SimModel().describe())
-    with pytest.raises(InvalidRequest, match=r"timestamps='word', but sim cannot tell .*: no heads\. Without it"):
+    with pytest.raises(InvalidRequest, match=r"'word', but SimForConditionalGeneration cannot tell .*: no heads\. Wi"):
         check_alignment(evolve(SimModel().describe(), alignment_fault="no heads"))
 
 

@@ -19,6 +19,7 @@ from . import (
     mutants_of_searches,
     mutants_of_sharing,
     mutants_of_speech,
+    mutants_of_tools,
     mutants_of_walks,
 )
 from .machines import Machine
@@ -35,6 +36,7 @@ MUTANTS = (
     *mutants_of_live.MUTANTS,
     *mutants_of_alignment.MUTANTS,
     *mutants_of_searches.MUTANTS,
+    *mutants_of_tools.MUTANTS,
 )
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
@@ -56,6 +58,8 @@ LEAST = {
     "api.live.agreement": 5,
     "api.live.endpoints": 6,
     "api.live.words": 3,
+    "api.tools.reader": 3,
+    "api.tools.scanner": 5,
 }
 
 

@@ -1,4 +1,4 @@
-"""Train the demo checkpoint from nothing but espeak-ng: `python demo/train.py --work build/demo`.
+"""Train the demo checkpoint from nothing but espeak-ng: `python demo/training/train.py --work build/demo`.
 
 The clips are spoken once (about two minutes); the windows are composed and augmented anew in every step, from a
 generator seeded with (seed, step), so that a stopped run resumes as if it had not been stopped. Shapes: B windows,
@@ -33,7 +33,7 @@ from transformers import (
     WhisperTokenizer,
 )
 
-HERE = Path(__file__).resolve().parent
+DEMO = Path(__file__).resolve().parents[1]
 STAMPS = round(WINDOW / TICK) + 1
 MERGES = 256
 # <|earlier|> stands where Whisper has <|startofprev|>. Decoders give up to 223 tokens of text behind that one; four
@@ -612,7 +612,7 @@ def ctc_weight(step: int, steps: int) -> float:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="clips and training state")
-    parser.add_argument("--out", type=Path, default=HERE / "checkpoint")
+    parser.add_argument("--out", type=Path, default=DEMO / "checkpoint")
     parser.add_argument("--steps", type=int, default=9000)
     parser.add_argument("--clips", type=int, default=15_000)
     parser.add_argument("--seed", type=int, default=0)

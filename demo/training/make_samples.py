@@ -1,7 +1,7 @@
-"""Make the sample recordings of demo/samples: `python demo/make_samples.py`, then `--check` to decode them.
+"""Make the sample recordings of demo/samples: `python demo/training/make_samples.py`, then `--check` to decode them.
 
 Voices, speeds and sentences are held out of training. The seeds below were chosen (`--search`) as ones that the
-checkpoint decodes right: the samples show what works; how often it works is what demo/evaluate.py measures.
+checkpoint decodes right: the samples show what works; how often it works is what demo/training/evaluate.py measures.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from evaluate import Recogniser, error_rate, plain
 from grammar import sentences
 from speech import RATE, Clip, compose, noise, speak
 
-HERE = Path(__file__).resolve().parent
+DEMO = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def search(checkpoint: Path, tries: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "samples")
-    parser.add_argument("--checkpoint", type=Path, default=HERE / "checkpoint")
+    parser.add_argument("--out", type=Path, default=DEMO / "samples")
+    parser.add_argument("--checkpoint", type=Path, default=DEMO / "checkpoint")
     parser.add_argument("--check", action="store_true", help="decode the samples that are there; make none")
     parser.add_argument("--search", type=int, metavar="TRIES", help="look for seeds that are decoded right")
     args = parser.parse_args()

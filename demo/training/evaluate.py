@@ -1,4 +1,4 @@
-"""Measure the demo checkpoint: `python demo/evaluate.py` prints the table of demo/README.md (markdown).
+"""Measure the demo checkpoint: `python demo/training/evaluate.py` prints the table of demo/README.md (markdown).
 
 Everything heard here is held out of training in all three respects at once: voices, speeds and sentences. Decoding is
 transformers' own `generate`, greedy, on whole 30 s windows, with the float16 weights loaded as float32.
@@ -18,7 +18,7 @@ from grammar import LANGUAGES
 from speech import RATE, WINDOW, Clip, Store, Window, compose, noise, quiet
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-HERE = Path(__file__).resolve().parent
+DEMO = Path(__file__).resolve().parents[1]
 TOLERANCE = 0.2
 """Seconds by which a segment's end may be off."""
 SURE = 0.6
@@ -243,7 +243,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, default=HERE / "checkpoint")
+    parser.add_argument("--checkpoint", type=Path, default=DEMO / "checkpoint")
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="where the clips are kept")
     parser.add_argument("--clips", type=int, default=1800, help="held-out clips to speak")
     parser.add_argument("--singles", type=int, default=300, help="single sentences per language")

@@ -1,0 +1,58 @@
+"""A short trial of an installed Triolet, by the interpreter that has it, in a folder outside of the tree:
+
+    python smoke.py TREE
+
+TREE is where the sources lie, from which nothing may be imported.
+"""
+
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import trio
+
+import triolet
+from triolet import demo, testing
+
+
+async def transcribe() -> None:
+    sample = next(one for one in demo.samples() if one.path.stem == "en-command")
+    async with triolet.Engine(demo.checkpoint(), config=triolet.EngineConfig(verify=True)) as engine:
+        transcript = await engine.transcribe(sample.path)
+    assert transcript.text == sample.text, transcript
+
+
+def command(*arguments: str) -> str:
+    """The installed command, as a shell finds it."""
+    script = Path(sysconfig.get_path("scripts")) / "triolet"
+    return subprocess.run([script, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def conformance_kit() -> str:
+    """What is missing for it: nothing, or Hypothesis, which it asks for."""
+    try:
+        return "" if callable(testing.check_encoder_cache) else "a function"
+    except ImportError as error:
+        return str(error)
+
+
+def main() -> None:
+    tree = Path(sys.argv[1]).resolve()
+    for module in (triolet, demo, testing):
+        assert not Path(str(module.__file__)).resolve().is_relative_to(tree), module
+    version = importlib.metadata.version("triolet")
+    assert triolet.__version__ == version
+    assert version in command("--version")
+    assert (Path(str(triolet.__file__)).parent / "py.typed").is_file()
+    assert ("triolet[test]" in conformance_kit()) is (importlib.util.find_spec("hypothesis") is None)
+    trio.run(transcribe)
+    said = command("transcribe", str(demo.samples()[0].path), "--model", "demo")
+    assert said.strip() == demo.samples()[0].text, said
+    print(f"triolet {version} on Python {sys.version.split()[0]}: imported, transcribed")
+
+
+if __name__ == "__main__":
+    main()

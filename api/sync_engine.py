@@ -1,0 +1,192 @@
+"""`SyncEngine`: the users' class for programs without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial, wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from ..actors.supervisor import EngineStatistics
+from ..actors.worker import Worker
+from ..core.config import EngineConfig
+from ..core.errors import EngineClosed, RunnerCrashed
+from ..core.executor import Executor
+from ..core.log_lines import one_line
+from ..core.model import ModelDescription
+from .engine import Engine, shown
+from .hosts.state import Spelling, State
+from .hosts.thread_host import ThreadHost
+from .hosts.thread_portal import run
+from .hosts.trio_engine import TrioEngine
+from .sync_streams import Runner, SyncBlock, SyncDeltaStream, SyncLiveSession, SyncSegmentStream
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Opened = TypeVar("Opened")
+Presented = TypeVar("Presented")
+
+
+def _plain(
+    method: Callable[Concatenate[Engine, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncEngine, P], T]:
+    """``method`` for a thread, which sleeps until it is done."""
+
+    @wraps(method)
+    def call(self: SyncEngine, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(partial(method, self._engine, *args, **kwargs))
+
+    return _named(call, method)
+
+
+def _block(
+    method: Callable[Concatenate[Engine, P], AbstractAsyncContextManager[Opened]],
+    present: Callable[[Runner, Opened], Presented],
+) -> Callable[Concatenate[SyncEngine, P], AbstractContextManager[Presented]]:
+    """``method``, whose block is a plain one."""
+
+    @wraps(method)
+    def call(self: SyncEngine, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[Presented]:
+        return SyncBlock(self._run, method(self._engine, *args, **kwargs), present, method.__name__)
+
+    return _named(call, method)
+
+
+def _named(call: Callable[P, T], method: Callable[..., object]) -> Callable[P, T]:
+    """``call`` with the name and docstring that ``method`` has in `Engine`."""
+    call.__qualname__ = f"SyncEngine.{method.__name__}"
+    call.__doc__ = (method.__doc__ or "").replace("async ", "").replace("await ", "")
+    return call
+
+
+class SyncEngine:
+    """An `Engine` for programs without an event loop: scripts, notebooks, thread pools.
+
+    ::
+
+        with SyncEngine("path-or-hub-id") as engine:
+            transcript = engine.transcribe("speech.wav")
+
+    Methods, arguments and errors are those of `Engine`; what is awaited there returns here when it is done, and each
+    ``async with`` and ``async for`` is a plain one. This differs:
+
+    - Any thread may call, many at once. Each sleeps until its own call is done; their requests are batched. The engine
+      runs in a thread of its own, which ends with the block.
+    - ^C while the main thread waits in a call withdraws that call. `KeyboardInterrupt` is raised when the call has
+      ended; the block then ends in order. Pressing it again changes nothing.
+    - Threads cannot be cancelled. Where the engine fails, the calls that wait raise `RunnerCrashed`, later ones an
+      `EngineStateError` that says what happened, and leaving the block raises what ended the engine.
+    - `open` and `close` stand for the block where an engine outlives a block of code, as in a notebook's cells. `close`
+      raises what the end of the block would.
+    - An `EngineConfig.observer` is called in the engine's thread, where of the engine only `statistics` may be called.
+    """
+
+    def __init__(self, model: str | Path, *, config: EngineConfig | None = None) -> None:
+        self._adopt(Engine(model, config=config))
+
+    @classmethod
+    def from_parts(
+        cls,
+        make_executor: Callable[[], Executor],
+        make_worker: Callable[[], Worker],
+        *,
+        config: EngineConfig | None = None,
+    ) -> Self:
+        """See `Engine.from_parts`."""
+        engine = cls.__new__(cls)
+        engine._adopt(Engine.from_parts(make_executor, make_worker, config=config))
+        return engine
+
+    def _adopt(self, engine: Engine) -> None:
+        self._engine = engine
+        engine.inside.spelling = Spelling("with SyncEngine(...) as engine", "close()")
+
+    def __repr__(self) -> str:
+        return repr(self._engine).replace("<Engine", "<SyncEngine", 1)
+
+    def _repr_html_(self) -> str | None:
+        return shown(self, self.statistics)
+
+    @property
+    def inside(self) -> TrioEngine:
+        """See `Engine`."""
+        return self._engine.inside
+
+    # -- the block ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self._run(self._enter, self._undo)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            return self._run(partial(self._engine.__aexit__, kind, error, traceback))
+        except KeyboardInterrupt as interrupt:
+            if self.inside.state is State.OPEN:  # it came before the end began
+                self._run(partial(self._undo, interrupt))
+            raise
+        finally:
+            del error, traceback
+
+    def open(self) -> None:
+        """Opens the engine without a block; `close` ends it. An engine that is thrown away, and the interpreter's exit,
+        end in order."""
+        self._run(self._enter, self._undo)
+
+    async def _enter(self) -> Self:
+        await self._engine._enter(ThreadHost)
+        return self
+
+    def _undo(self, error: BaseException) -> Coroutine[Any, Any, object]:
+        return self._engine.__aexit__(type(error), error, error.__traceback__)
+
+    def close(self, drain: float | None = None) -> None:
+        """Ends the engine, before its block ends if it has one; returns when the device is released and the engine's
+        thread has ended. Running requests have ``drain`` seconds (default: ``EngineConfig.drain_seconds``; 0 aborts at
+        once). Any thread may close the engine, again and again.
+
+        Raises:
+            RunnerCrashed, EngineTeardownError, InvariantViolation: what ended the engine, told once; see `Engine`.
+        """
+        self._run(partial(self._engine.aclose, drain))
+
+    def _run(
+        self,
+        begin: Callable[[], Coroutine[Any, Any, T]],
+        undo: Callable[[BaseException], Coroutine[Any, Any, object]] | None = None,
+    ) -> T:
+        """`run`, which tells what ended the engine."""
+        try:
+            return run(begin, undo)
+        except EngineClosed as closed:
+            crash = self.inside.crash
+            if crash is None:
+                raise
+            raise RunnerCrashed(
+                f"the engine failed before the call was done ({one_line(crash)}); open a new one and retry"
+            ) from closed
+
+    # -- what an engine does -----------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelDescription:
+        """See `Engine.model`."""
+        return self._engine.model
+
+    def statistics(self) -> EngineStatistics:
+        """See `Engine.statistics`."""
+        return self._engine.statistics()
+
+    sleep = _plain(Engine.sleep)
+    wake = _plain(Engine.wake)
+    generate = _plain(Engine.generate)
+    stream = _block(Engine.stream, SyncDeltaStream)
+    embed = _plain(Engine.embed)
+    score = _plain(Engine.score)
+    classify = _plain(Engine.classify)
+    transcribe = _plain(Engine.transcribe)
+    stream_transcription = _block(Engine.stream_transcription, SyncSegmentStream)
+    live = _block(Engine.live, SyncLiveSession)

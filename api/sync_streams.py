@@ -1,0 +1,150 @@
+"""What `triolet.SyncEngine` streams: plain ``with`` blocks, and plain iterators in them.
+
+One thread at a time reads a stream. While it waits for the next item, it sleeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+
+from ..core.errors import EngineStateError
+from ..core.timings import Timings
+from .live.session import LiveSession
+from .outputs.results import Delta, LiveText, Segment
+from .outputs.streams import DeltaStream, unopened
+from .speech.segments import ReadSoFar, SegmentStream
+
+T = TypeVar("T")
+Opened = TypeVar("Opened")
+Presented_co = TypeVar("Presented_co", covariant=True)
+
+
+class Runner(Protocol):
+    """As `triolet.api.hosts.thread_portal.run`."""
+
+    def __call__(
+        self,
+        begin: Callable[[], Coroutine[Any, Any, T]],
+        undo: Callable[[BaseException], Coroutine[Any, Any, object]] | None = None,
+    ) -> T: ...
+
+
+class SyncBlock(AbstractContextManager[Presented_co]):
+    """The block of a stream; ``present`` makes of what it opens what users get. Reading it unopened raises an error
+    that says how to open it."""
+
+    def __init__(
+        self,
+        run: Runner,
+        block: AbstractAsyncContextManager[Opened],
+        present: Callable[[Runner, Opened], Presented_co],
+        method: str,
+    ) -> None:
+        self._run = run
+        self._open = partial(_open, run, block, present)
+        self._close = block.__aexit__
+        self._method = method
+
+    def __enter__(self) -> Presented_co:
+        return self._run(self._open, self._undo)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            return self._run(partial(self._close, kind, error, traceback))
+        finally:
+            del error, traceback
+
+    def _undo(self, error: BaseException) -> Coroutine[Any, Any, object]:
+        return self._close(type(error), error, error.__traceback__)
+
+    def __iter__(self) -> NoReturn:
+        raise self._unopened()
+
+    def __next__(self) -> NoReturn:
+        raise self._unopened()
+
+    def _unopened(self) -> EngineStateError:
+        return unopened(self._method, "")
+
+
+async def _open(
+    run: Runner, block: AbstractAsyncContextManager[Opened], present: Callable[[Runner, Opened], Presented_co]
+) -> Presented_co:
+    return present(run, await block.__aenter__())
+
+
+class SyncStream(Generic[T]):
+    """Iterator over an open stream."""
+
+    def __init__(self, run: Runner, stream: AsyncIterator[T]) -> None:
+        self._run = run
+        self._stream = stream
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            return self._run(partial(_next, self._stream))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+async def _next(stream: AsyncIterator[T]) -> T:
+    return await anext(stream)
+
+
+class SyncDeltaStream(SyncStream[Delta]):
+    """Iterator of `Delta`, as ``with engine.stream(...) as deltas`` gives it."""
+
+    def __init__(self, run: Runner, stream: DeltaStream) -> None:
+        super().__init__(run, stream)
+        self._deltas = stream
+
+    @property
+    def timings(self) -> Timings | None:
+        """See `DeltaStream.timings`."""
+        return self._deltas.timings
+
+
+class SyncSegmentStream(SyncStream[Segment], ReadSoFar):
+    """Iterator of `Segment`, as ``with engine.stream_transcription(...) as segments`` gives it."""
+
+    def __init__(self, run: Runner, stream: SegmentStream) -> None:
+        SyncStream.__init__(self, run, stream)
+        ReadSoFar.__init__(self, stream.progress)
+
+    def __next__(self) -> Segment:
+        segment = super().__next__()
+        self._found.append(segment)
+        return segment
+
+
+class SyncLiveSession(SyncStream[LiveText]):
+    """One live audio on its way to text, as `triolet.LiveSession`: one thread feeds it, another one iterates."""
+
+    def __init__(self, run: Runner, session: LiveSession) -> None:
+        super().__init__(run, session)
+        self._session = session
+
+    def feed(self, chunk: Any) -> None:
+        """See `LiveSession.feed`."""
+        self._run(partial(_feed, self._session, chunk))
+
+    def finish(self) -> None:
+        """See `LiveSession.finish`."""
+        self._run(partial(_finish, self._session))
+
+
+async def _feed(session: LiveSession, chunk: Any) -> None:
+    await session.feed(chunk)
+
+
+async def _finish(session: LiveSession) -> None:
+    await session.finish()

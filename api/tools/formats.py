@@ -1,0 +1,178 @@
+"""Which syntax a checkpoint's calls have, and what a caller does with it: `ToolFormat`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from attrs import field, frozen
+
+from ...core.checks import shown
+from ...core.errors import InvalidRequest
+from ...core.model import ModelDescription
+from ...core.request import Structure
+from ...core.tools import read_tools
+from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
+from .json_calls import JsonCalls
+from .named_calls import NamedCalls
+from .reader import ToolReader
+from .syntax import Literals, Syntax
+from .templated import TemplatedCalls
+from .xml_calls import XmlCalls
+
+SYNTAXES: Mapping[str, Syntax] = {
+    "hermes": JsonCalls(begin="<tool_call>\n", end="\n</tool_call>"),
+    "qwen3_coder": XmlCalls(),
+    "llama3_json": JsonCalls(begin="<|python_tag|>", bare=True, between="; ", arguments="parameters"),
+    "mistral": JsonCalls(begin="[TOOL_CALLS] ", between=", ", array=True),
+    "mistral_v11": NamedCalls(begin="[TOOL_CALLS]", middle="[ARGS]", ignored="[CALL_ID]"),
+    "granite": JsonCalls(begin="<|tool_call|>", between=", ", array=True),
+    "deepseek_v31": NamedCalls(
+        before="<｜tool▁calls▁begin｜>",
+        begin="<｜tool▁call▁begin｜>",
+        middle="<｜tool▁sep｜>",
+        end="<｜tool▁call▁end｜>",
+        after="<｜tool▁calls▁end｜>",
+    ),
+}
+"""By the names that other servers have for them."""
+
+_SIGNS = (  # of a chat template: the texts in it, the texts not in it
+    ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]"), ()),
+    ("mistral", ("[TOOL_CALLS]",), ()),
+    ("qwen3_coder", ("<function=", "<parameter="), ()),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",), ("```json",)),  # an earlier version has the arguments in a fence
+    ("granite", ("<|tool_call|>",), ()),
+    ("hermes", ("<tool_call>", "arguments"), ("<arg_key>",)),  # another family has the same tag, and no JSON in it
+    ("llama3_json", ("<|python_tag|>",), ()),
+    ("llama3_json", ('"parameters": dictionary of argument name',), ()),
+)
+_NAMES = ", ".join(SYNTAXES)
+
+
+def find_format(template: str) -> str | None:
+    """The name of the format in which a chat template writes calls, by the markers in its text; ``None``: none that is
+    known."""
+    for name, there, absent in _SIGNS:
+        if all(sign in template for sign in there) and not any(sign in template for sign in absent):
+            return name
+    return None
+
+
+@frozen(kw_only=True)
+class ToolFormat:
+    """How a checkpoint writes tool calls: finds them in its text, and forces them.
+
+    ::
+
+        form = ToolFormat.of(engine.model)
+        completion = await engine.generate(messages=messages, tools=tools)
+        content, calls = form.parse(completion.text, tools)
+
+    Attributes:
+        name: ``"hermes"``, ``"qwen3_coder"``, ``"llama3_json"``, ``"mistral"``, ``"mistral_v11"``, ``"granite"`` or
+            ``"deepseek_v31"``; ``"response_template"`` where the checkpoint says itself how its text is read.
+        special: the id of each marker that is a special token of the checkpoint.
+    """
+
+    name: str
+    special: Mapping[str, int] = field(factory=dict)
+    _syntax: Syntax = field(repr=False)
+
+    @classmethod
+    def of(cls, model: ModelDescription, name: str | None = None) -> Self:
+        """The format of a loaded model: by the response template of its tokenizer, or else by its chat template.
+
+        Args:
+            name: chosen by the caller, ``"hermes"`` say, instead.
+
+        Raises:
+            InvalidRequest: there is no format of this name, the template writes calls in none that is known, or the
+                response template cannot be read.
+        """
+        if name is not None:
+            return cls.named(name, model.tokenizer)
+        found = find_format("" if model.preparer is None else model.preparer.tool_template)
+        spec = getattr(model.tokenizer, "response_template", None)
+        own = None if spec is None else TemplatedCalls.of(spec, SYNTAXES.get(found or ""))
+        if own is not None:
+            return cls(name="response_template", syntax=own, special=_special(model.tokenizer, own))
+        if found is None:
+            raise InvalidRequest(
+                f"the chat template of {model.name} writes tool calls in no known format; name one: {_NAMES}"
+            )
+        return cls.named(found, model.tokenizer)
+
+    @classmethod
+    def named(cls, name: str, tokenizer: Any = None) -> Self:
+        """The format of this name.
+
+        Args:
+            tokenizer: of the checkpoint, as `ModelDescription` has it; without one no marker is a special token, which
+                matters to `structure` alone.
+
+        Raises:
+            InvalidRequest: there is no such format.
+        """
+        if name not in SYNTAXES:
+            raise InvalidRequest(f"the tool format {shown(name)}; allowed: {_NAMES}")
+        return cls(name=name, syntax=SYNTAXES[name], special=_special(tokenizer, SYNTAXES[name]))
+
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str | None, tuple[ToolCall, ...]]:
+        """The content and the calls of a whole text: what `reader` gives, joined. The content is ``None`` where there
+        is nothing but calls.
+
+        Raises:
+            InvalidRequest: ``tools`` that are none, see `Engine.generate`.
+        """
+        reader = self.reader(tools)
+        content: list[str] = []
+        calls: list[ToolCall] = []
+        for part in (*reader.feed(text), *reader.end()):
+            match part:
+                case ContentPiece(piece):
+                    content.append(piece)
+                case CallBegin(_, name):
+                    calls.append(ToolCall(name, ""))
+                case ArgumentsPiece(index, piece):
+                    calls[index] = ToolCall(calls[index].name, calls[index].arguments + piece)
+        return "".join(content) if content or not calls else None, tuple(calls)
+
+    def reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        """Reads the text of one completion piece by piece.
+
+        Raises:
+            InvalidRequest: ``tools`` that are none, see `Engine.generate`.
+        """
+        return ToolReader(self._syntax, {tool.name: tool for tool in read_tools(tools)})
+
+    def structure(
+        self, tools: Sequence[Mapping[str, Any]], choice: str = "auto", *, parallel: bool = False
+    ) -> Structure | None:
+        """What the whole output must be, for `SamplingParams`; ``None``: any text.
+
+        Args:
+            choice: ``"required"``: a call of any tool; the name of a tool: a call of it; ``"auto"`` and ``"none"``: any
+                text.
+            parallel: true if there may be several calls.
+
+        Raises:
+            InvalidRequest: there is no such tool, or ``tools`` that are none.
+        """
+        found = read_tools(tools)
+        if choice in ("auto", "none"):
+            return None
+        chosen = [tool for tool in found if choice in ("required", tool.name)]
+        if not chosen:
+            names = ", ".join(repr(tool.name) for tool in found) or "none is given"
+            raise InvalidRequest(
+                f"choice={shown(choice)}; allowed: 'none', 'auto', 'required' or the name of a tool: {names}"
+            )
+        return Structure(kind="lark", text=self._syntax.grammar(chosen, Literals(self.special), several=parallel))
+
+
+def _special(tokenizer: Any, syntax: Syntax) -> dict[str, int]:
+    """The markers of ``syntax`` that are special tokens: no text becomes them, and no text comes of them."""
+    known = getattr(tokenizer, "added_tokens_decoder", {})
+    added = {token.content: token_id for token_id, token in known.items() if token.special}
+    return {marker: added[marker] for marker in syntax.markers if marker in added}

@@ -1,0 +1,114 @@
+"""Calls that are JSON objects with a name and arguments, alone or in an array, between markers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ...core.tools import Tool
+from .calls import ToolCall
+from .scanner import NoCall, Scanner, Steps, is_value
+from .syntax import Calls, Literals, Tools, alternatives, first_of, json_rule, schema_of
+
+_KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
+_NONE = "{}"
+
+
+@frozen(kw_only=True)
+class JsonCalls:
+    """``{"name": ..., "arguments": {...}}`` between ``begin`` and ``end``.
+
+    Args:
+        begin: before the calls.
+        end: after them; models leave it out now and then.
+        bare: true if calls may come without ``begin``, where nothing stands before them. It is how they are forced.
+        between: what stands between calls that share a ``begin``; empty: each call has its own.
+        array: true if the calls are written as a JSON array. Arrays are read in any case.
+        arguments: the key of the arguments, as it is written. Both keys are read.
+    """
+
+    begin: str
+    end: str = ""
+    bare: bool = False
+    between: str = ""
+    array: bool = False
+    arguments: str = "arguments"
+
+    def first(self, text: str, start: int, *, ended: bool) -> int:
+        """See `Syntax`."""
+        return first_of((self.begin.strip(),), text, start, ended=ended)
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """See `Syntax`."""
+        return ("{",) if self.bare else ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """See `Syntax`."""
+        return tuple(filter(None, (self.begin.strip(), self.end.strip())))
+
+    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+        """See `Syntax`."""
+        begun = yield from scanner.maybe(self.begin.strip())
+        if not begun and not self.bare:
+            raise NoCall
+        yield from scanner.blank()
+        if (yield from scanner.peek()) == "[":
+            yield from _array(scanner, tools)
+        else:
+            yield (yield from _call(scanner, tools))
+            while not self.array and (yield from scanner.tail(self.between.strip())):
+                yield from scanner.blank()
+                yield (yield from _call(scanner, tools))
+        yield from scanner.tail(self.end.strip())
+
+    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+        """See `Syntax`."""
+        rules, calls = [], []
+        for index, tool in enumerate(tools):
+            head = f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": '
+            rules.append(f"call_{index}: {write(head)} arguments_{index} {write('}')}")
+            rules.append(json_rule(f"arguments_{index}", schema_of(tool)))
+            calls.append(f"call_{index}")
+        opened, closed = ("[", "]") if self.array else ("", "")
+        begin, end = write("" if self.bare else self.begin + opened), write(closed + self.end)
+        if self.between:
+            more = f"({write(self.between)} call)*" if several else ""
+            start = f"start: {begin} call {more} {end}"
+        else:
+            start = f"start: {begin} call {end} " + (f'("\\n" {begin} call {end})*' if several else "")
+        return "\n".join((start, alternatives("call", calls), *rules))
+
+
+def _array(scanner: Scanner, tools: Tools) -> Calls:
+    yield from scanner.literal("[")
+    while True:
+        yield from scanner.blank()
+        yield (yield from _call(scanner, tools))
+        yield from scanner.blank()
+        if (yield from scanner.maybe("]")):
+            return
+        yield from scanner.literal(",")
+
+
+def _call(scanner: Scanner, tools: Tools) -> Steps[ToolCall]:
+    members = yield from scanner.members(_KEYS)
+    name = members.get("name", "")
+    if not name.startswith('"') or json.loads(name) not in tools or {"arguments", "parameters"} <= members.keys():
+        raise NoCall
+    return ToolCall(json.loads(name), _arguments(members.get("arguments", members.get("parameters", _NONE))))
+
+
+def _arguments(text: str) -> str:
+    """The text of an object. Some models write that text as a JSON string, and some write null for no arguments."""
+    if text.startswith("{"):
+        return text
+    if text == "null":
+        return _NONE
+    inner: str = json.loads(text) if text.startswith('"') else ""
+    if not (inner.lstrip().startswith("{") and is_value(inner)):
+        raise NoCall
+    return inner

@@ -1,0 +1,83 @@
+"""Calls with the name before the JSON of the arguments, and markers around both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ...core.tools import Tool
+from .calls import ToolCall
+from .scanner import NoCall, Scanner, Steps
+from .syntax import Calls, Literals, Tools, alternatives, first_of, json_rule, schema_of
+
+_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
+
+
+@frozen(kw_only=True)
+class NamedCalls:
+    """``begin``, the name, ``middle``, the arguments, ``end``.
+
+    Args:
+        before, after: around all calls; empty: nothing.
+        ignored: a marker that may stand behind the name, with an id that means nothing to us.
+    """
+
+    begin: str
+    middle: str
+    end: str = ""
+    before: str = ""
+    after: str = ""
+    ignored: str = ""
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """See `Syntax`."""
+        return ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """See `Syntax`."""
+        return tuple(filter(None, (self.before, self.begin, self.middle, self.end, self.after)))
+
+    def first(self, text: str, start: int, *, ended: bool) -> int:
+        """See `Syntax`."""
+        return first_of((self.before or self.begin,), text, start, ended=ended)
+
+    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+        """See `Syntax`."""
+        yield from scanner.literal(self.before)
+        yield from scanner.blank()
+        yield from scanner.literal(self.begin)
+        yield (yield from self._call(scanner, tools))
+        yield from scanner.tail(self.end)
+        while self.before and (yield from scanner.tail(self.begin)):
+            yield (yield from self._call(scanner, tools))
+            yield from scanner.tail(self.end)
+        yield from scanner.tail(self.after)
+
+    def _call(self, scanner: Scanner, tools: Tools) -> Steps[ToolCall]:
+        """Reads a call behind ``begin``. Models leave out markers now and then, ``begin`` excepted."""
+        yield from scanner.blank()
+        name = yield from scanner.run(_NAME)
+        if name not in tools:
+            raise NoCall
+        if self.ignored and (yield from scanner.maybe(self.ignored)):
+            yield from scanner.run(_NAME)
+        yield from scanner.maybe(self.middle)
+        yield from scanner.blank()
+        start = scanner.place
+        yield from scanner.members(frozenset())
+        return ToolCall(name, scanner.text[start : scanner.place])
+
+    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+        """See `Syntax`."""
+        rules, calls = [], []
+        for index, tool in enumerate(tools):
+            head, end = write(self.begin + tool.name + self.middle), write(self.end)
+            rules.append(f"call_{index}: {head} arguments_{index} {end}")
+            rules.append(json_rule(f"arguments_{index}", schema_of(tool)))
+            calls.append(f"call_{index}")
+        start = f"start: {write(self.before)} call{'+' if several else ''} {write(self.after)}"
+        return "\n".join((start, alternatives("call", calls), *rules))

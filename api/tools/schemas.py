@@ -1,0 +1,95 @@
+"""JSON schemas, as far as one must know them to read a text as a value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .scanner import is_value
+
+Schema = Any  # a mapping, or true or false
+
+_MOST_REFERENCES = 32  # one may refer to itself
+_KINDS = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
+_SPELLED = {"true": "true", "false": "false", "null": "null", "none": "null"}  # models write Python's words, too
+
+
+def resolved(schema: Schema, root: Schema) -> Mapping[str, Any]:
+    """``schema``, or what its ``$ref`` into ``root`` refers to; nothing where that is not there."""
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        schema = _at(root, reference)
+    return {}
+
+
+def _at(root: Schema, reference: str) -> Schema:
+    found = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def types_of(schema: Schema, root: Schema, seen: set[int] | None = None) -> tuple[str, ...]:
+    """The types that ``schema`` allows, in its order; empty where it does not say. ``seen``: the schemas that it is
+    part of or stands beside, each of which is read once."""
+    described = resolved(schema, root)
+    seen = set() if seen is None else seen
+    if id(described) in seen:
+        return ()
+    seen.add(id(described))
+    if "type" in described:
+        named = described["type"]
+        return tuple(one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str))
+    if "enum" in described or "const" in described:
+        values = _list(described.get("enum", [described.get("const")]))
+        return tuple(dict.fromkeys(_KINDS[type(value)] for value in values))
+    several = [one for key in ("anyOf", "oneOf", "allOf") for one in _list(described.get(key))]
+    return tuple(dict.fromkeys(kind for one in several for kind in types_of(one, root, seen)))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def as_json(text: str, types: tuple[str, ...]) -> str:
+    """The JSON of what ``text`` means as the first of ``types`` that it can be; else of the text itself."""
+    bare = text.strip()
+    for kind in types:
+        if kind == "string":
+            break
+        spelled = _SPELLED.get(bare.lower(), bare)
+        if is_value(spelled) and _is_a(spelled, kind):
+            return spelled
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_a(text: str, kind: str) -> bool:
+    """Whether ``text``, a JSON value, is a ``kind``."""
+    match kind:
+        case "object":
+            return text.startswith("{")
+        case "array":
+            return text.startswith("[")
+        case "boolean":
+            return text in ("true", "false")
+        case "null":
+            return text == "null"
+        case "integer":
+            return text.lstrip("-").isdecimal()
+        case "number":
+            return text.lstrip("-")[:1].isdecimal()
+        case _:
+            return False

@@ -1,0 +1,90 @@
+"""What every syntax of tool calls can do, and what the syntaxes share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Protocol
+
+from ...core.tools import Tool
+from .calls import ToolCall
+from .scanner import Scanner
+
+Tools = Mapping[str, Tool]  # by name
+Calls = Generator[ToolCall | None, None, None]
+"""Gives calls. ``None`` between them: more text is needed."""
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
+
+
+class Syntax(Protocol):
+    """How a model writes its calls."""
+
+    def first(self, text: str, start: int, *, ended: bool) -> int:
+        """The first place in ``text``, from ``start`` on, where a call may begin; else its end.
+
+        Args:
+            ended: nothing follows ``text``; else what its end may become counts, too.
+        """
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """Characters with which a call may begin, too, where nothing but blanks and calls stands before it."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts of this syntax that are special tokens in some checkpoints."""
+
+    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+        """Reads a call, or several that belong together, from where one may begin. Gives each as soon as all of it is
+        read. Raises `NoCall`; what was read since the last call is content then."""
+
+    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+        """The rules of a text that is one call of one of ``tools``, or several calls; the first rule is ``start``. In
+        llguidance's dialect of Lark."""
+
+
+class Literals:
+    """Writes literal text as Lark reads it, with the special tokens in it as tokens."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        """``special``: the id of each text that is a special token."""
+        self._special = special
+
+    def __call__(self, text: str) -> str:
+        """``text`` as a sequence of Lark's strings and tokens."""
+        for marker, token in self._special.items():
+            before, found, after = text.partition(marker)
+            if found:
+                return " ".join(filter(None, (self(before), f"<[{token}]>", self(after))))
+        return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def first_of(begins: Sequence[str], text: str, start: int, *, ended: bool) -> int:
+    """See `Syntax.first`, for calls that begin with one of ``begins``."""
+    return min(_first(begin, text, start, ended=ended) for begin in begins)
+
+
+def _first(begin: str, text: str, start: int, *, ended: bool) -> int:
+    found = text.find(begin, start)
+    if found >= 0:
+        return found
+    longest = 0 if ended else min(len(text) - start, len(begin) - 1)
+    return len(text) - next((length for length in range(longest, 0, -1) if text.endswith(begin[:length])), 0)
+
+
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """The JSON schema of the arguments of ``tool``."""
+    if tool.parameters is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {**tool.parameters, "type": "object"}
+
+
+def json_rule(name: str, schema: Mapping[str, Any]) -> str:
+    """The rule ``name`` of JSON that follows ``schema``."""
+    return f"{name}: %json {json.dumps({'x-guidance': _COMPACT, **schema})}"
+
+
+def alternatives(name: str, rules: Sequence[str]) -> str:
+    """The rule ``name`` of one of ``rules``."""
+    return f"{name}: {' | '.join(rules)}"

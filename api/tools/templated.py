@@ -1,0 +1,139 @@
+"""Calls as the checkpoint's own response template describes them: transformers' declarative parser reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from attrs import field, frozen
+
+from ...core.errors import InvalidRequest
+from ...core.tools import Tool
+from .calls import ToolCall
+from .scanner import NoCall, Scanner, Steps
+from .syntax import Calls, Literals, Syntax, Tools
+
+_FIELD = "tool_calls"  # of the assistant's message
+
+
+@frozen(kw_only=True)
+class TemplatedCalls:
+    """The regions that the response template calls ``tool_calls``. Each is found by the template's patterns, and read
+    by transformers alone: so what it cannot read is content, and nothing between the regions is lost."""
+
+    _spec: dict[str, Any] = field(repr=False)  # with the region of calls alone
+    _open: Any = field(repr=False)  # patterns of the package `regex`, which can match a part
+    _close: Any = field(repr=False)
+    _forced: Syntax | None = None
+
+    @classmethod
+    def of(cls, spec: dict[str, Any], forced: Syntax | None) -> Self | None:
+        """For the ``response_template`` of a tokenizer; ``None``: it says nothing of calls.
+
+        Args:
+            forced: the syntax of the chat template, which can be forced: no grammar is made of a response template.
+
+        Raises:
+            InvalidRequest: transformers cannot read the template.
+        """
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        try:
+            region = load_response_template(spec).fields.get(_FIELD)
+            alone = {**spec, "fields": {_FIELD: {**spec["fields"].get(_FIELD, {}), "optional": True}}}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidRequest(
+                f"the checkpoint's response_template cannot be read: {error}; name a tool format"
+            ) from error
+        if region is None or region.open_re is None:
+            return None
+        return cls(spec=alone, open=region.open_re, close=region.close_re, forced=forced)
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """See `Syntax`."""
+        return ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """See `Syntax`."""
+        return () if self._forced is None else self._forced.markers
+
+    def first(self, text: str, start: int, *, ended: bool) -> int:
+        """See `Syntax`."""
+        found = self._open.search(text, start, partial=not ended)
+        return len(text) if found is None else int(found.start())
+
+    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+        """See `Syntax`."""
+        start = scanner.place
+        yield from self._opened(scanner)
+        yield from self._closed(scanner)
+        yield from self._calls(scanner.text[start : scanner.place], tools)
+
+    def _opened(self, scanner: Scanner) -> Steps[None]:
+        while True:
+            found = self._open.match(scanner.text, scanner.place, partial=not scanner.ended)
+            if found is None:
+                raise NoCall
+            if scanner.ended or not (found.partial or found.end() == len(scanner.text)):  # else it may grow
+                scanner.place = found.end()
+                return
+            yield
+
+    def _closed(self, scanner: Scanner) -> Steps[None]:
+        """Reads up to the end of the region and over it; without an end, to the end of the text."""
+        seen = scanner.place
+        while not scanner.ended:
+            found = None if self._close is None else self._close.search(scanner.text, seen, partial=True)
+            if found is not None and not found.partial and found.end() < len(scanner.text):
+                scanner.place = found.end()
+                return
+            seen = len(scanner.text) if found is None else found.start()
+            yield
+        found = None if self._close is None else self._close.search(scanner.text, seen)
+        scanner.place = len(scanner.text) if found is None else found.end()
+
+    def _calls(self, region: str, tools: Tools) -> list[ToolCall]:
+        from transformers.utils.chat_parsing import parse_response
+
+        given: list[Any] = [dict(tool.given) for tool in tools.values()]
+        try:
+            message = parse_response(region, self._spec, prefix="", tools=given)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise NoCall from None
+        calls = [_call(one, tools) for one in _flat(message.get(_FIELD))]
+        if not calls:
+            raise NoCall
+        return calls
+
+    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+        """See `Syntax`.
+
+        Raises:
+            InvalidRequest: the chat template has none of the known syntaxes.
+        """
+        if self._forced is None:
+            raise InvalidRequest("no call can be forced by this checkpoint's response template; name a tool format")
+        return self._forced.grammar(tools, write, several=several)
+
+
+def _flat(found: Any) -> Iterator[Any]:
+    """A call, or calls in lists."""
+    if isinstance(found, list):
+        for one in found:
+            yield from _flat(one)
+    elif found is not None:
+        yield found
+
+
+def _call(found: Any, tools: Tools) -> ToolCall:
+    function: Any = found.get("function") if isinstance(found, dict) else None
+    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, None)
+    if not isinstance(name, str) or name not in tools or not isinstance(arguments, dict):
+        raise NoCall
+    try:
+        return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    except (ValueError, TypeError):
+        raise NoCall from None

@@ -1,0 +1,150 @@
+"""Calls as tags: ``<function=name>``, and a ``<parameter=key>`` with plain text for each argument (Qwen3-Coder)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from ...core.errors import InvalidRequest
+from ...core.tools import Tool
+from .calls import ToolCall
+from .scanner import NoCall, Scanner, Steps
+from .schemas import as_json, resolved, types_of
+from .syntax import Calls, Literals, Tools, alternatives, first_of, json_rule
+
+_KEY = re.compile(r"[^<>\n]+")
+_BEGIN, _FUNCTION, _PARAMETER = "<tool_call>", "<function=", "<parameter="
+_END, _FUNCTION_END, _PARAMETER_END = "</tool_call>", "</function>", "</parameter>"
+_SAID = frozenset({"type", "properties", "required", "additionalProperties"})
+"""What a grammar can say of the parameters."""
+_SILENT = frozenset({"title", "description", "$defs", "definitions", "$schema", "x-guidance"})
+"""What says nothing of them."""
+_NEEDED = frozenset({"pattern", "anyOf", "oneOf", "allOf", "not", "contentEncoding"})
+"""What a grammar cannot say of a text."""
+
+
+@frozen
+class XmlCalls:
+    """The one syntax of this kind. What an argument is, a number say, its schema tells."""
+
+    opens: tuple[str, ...] = ()
+    markers: tuple[str, ...] = (_BEGIN, _END)
+
+    def first(self, text: str, start: int, *, ended: bool) -> int:
+        """See `Syntax`."""
+        return first_of((_BEGIN, _FUNCTION), text, start, ended=ended)
+
+    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+        """See `Syntax`. Models leave out the outer tags now and then."""
+        yield from scanner.maybe(_BEGIN)
+        yield from scanner.blank()
+        yield from scanner.literal(_FUNCTION)
+        name = yield from scanner.run(_KEY)
+        if name not in tools:
+            raise NoCall
+        yield from scanner.literal(">")
+        yield ToolCall(name, (yield from _arguments(scanner, tools[name].parameters or {})))
+        yield from scanner.tail(_END)
+
+    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+        """See `Syntax`.
+
+        Raises:
+            InvalidRequest: the arguments of a tool are not described one by one.
+        """
+        begin, end = write(_BEGIN + "\n"), write("\n" + _END)
+        call = f"{begin} call {end}"
+        rules = [f"start: {call} " + (f'("\\n" {call})*' if several else "")]
+        rules.append(alternatives("call", [f"call_{index}" for index in range(len(tools))]))
+        for index, tool in enumerate(tools):
+            rules += _rules(tool, index)
+        return "\n".join(rules)
+
+
+def _arguments(scanner: Scanner, schema: Mapping[str, Any]) -> Steps[str]:
+    """Reads parameters up to the end of the function; returns the JSON of them all."""
+    found: dict[str, str] = {}
+    properties = resolved(schema, schema).get("properties", {})
+    while not (yield from scanner.tail(_FUNCTION_END)):
+        yield from scanner.blank()
+        yield from scanner.literal(_PARAMETER)
+        key = yield from scanner.run(_KEY)
+        yield from scanner.literal(">")
+        if key in found:
+            raise NoCall
+        value = yield from _value(scanner)
+        found[key] = as_json(value, types_of(properties.get(key, {}), schema))
+    return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in found.items()) + "}"
+
+
+def _value(scanner: Scanner) -> Steps[str]:
+    """Reads a parameter's text and its end. Where the text is JSON, the tag may stand in its strings."""
+    start = scanner.place
+    yield from scanner.maybe("\n")
+    text = scanner.place
+    if (yield from scanner.peek()) in ("{", "["):
+        try:
+            yield from scanner.value()
+            if (yield from scanner.tail(_PARAMETER_END)):
+                return _trimmed(scanner.text[text : scanner.place - len(_PARAMETER_END)])
+        except NoCall:
+            pass  # it is text that begins with a bracket
+    scanner.place = start
+    return _trimmed((yield from scanner.until(_PARAMETER_END)).removeprefix("\n"))
+
+
+def _trimmed(text: str) -> str:
+    return text.removesuffix("\n")
+
+
+# -- grammar ---------------------------------------------------------------------------------------------------------
+
+
+def _rules(tool: Tool, index: int) -> list[str]:
+    schema = tool.parameters or {}
+    described = resolved(schema, schema)
+    properties, required = described.get("properties", {}), described.get("required", [])
+    _check(tool.name, "its parameters have", described.keys() - _SAID - _SILENT)
+    _check(tool.name, "it requires, and does not describe,", set(required) - properties.keys())
+    _check(tool.name, "a parameter has the name", {key for key in properties if not _KEY.fullmatch(key)})
+    parts, rules = [], []
+    for number, (key, value) in enumerate(properties.items()):
+        name = f"value_{index}_{number}"
+        part = f"{_quoted(_PARAMETER + key + '>')} {name}"
+        parts.append(part if key in required else f"({part})?")
+        rules.append(_value_rule(tool.name, name, value, schema))
+    head, end = _quoted(f"{_FUNCTION}{tool.name}>\n"), _quoted(_FUNCTION_END)
+    return [f"call_{index}: {head} {' '.join(parts)} {end}", *rules]
+
+
+def _value_rule(tool: str, name: str, value: Any, schema: Mapping[str, Any]) -> str:
+    """The rule of a parameter's text and its end."""
+    types, end = types_of(value, schema), _quoted(_PARAMETER_END)
+    if types and "string" not in types:
+        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        rule = json_rule(f"{name}_json", {**definitions, **value})
+        return f'{name}: "\\n" {name}_json "\\n" {end} "\\n"\n{rule}'
+    described = resolved(value, schema)
+    texts = [text for text in described.get("enum", [described.get("const")]) if isinstance(text, str)]
+    if texts:
+        return f'{name}: "\\n" ({" | ".join(map(_quoted, texts))}) "\\n" {end} "\\n"'
+    _check(tool, "the text of a parameter has", described.keys() & _NEEDED)
+    least, most = described.get("minLength", 0), described.get("maxLength", "")
+    return f'{name}: {name}_text "\\n"\n{name}_text[suffix={end}]: /(?s:\\n.{{{least},{most}}}\\n)/'
+
+
+def _check(tool: str, what: str, names: Collection[str]) -> None:
+    """Raises `InvalidRequest` where there are ``names`` of what a rule cannot say."""
+    if names:
+        raise InvalidRequest(
+            f"a call of {tool!r} cannot be forced in this format: {what} {', '.join(sorted(map(repr, names)))}; "
+            "change its parameters, or leave the choice to the model"
+        )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

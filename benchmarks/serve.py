@@ -1,0 +1,383 @@
+"""The server under load, beside the engine in process; many streams; SIGTERM under load; kill -9 and a new start.
+
+::
+
+    python benchmarks/serve.py load [--seconds 60] [--clients 64] [--rounds 3]
+    python benchmarks/serve.py streams [--streams 500]
+    python benchmarks/serve.py sigterm [--times 50]
+    python benchmarks/serve.py kill [--times 5]
+
+``load``: clients that each ask again as soon as they have an answer, for the text of one short recording after another,
+on the demo checkpoint: over HTTP on the loopback, and by `Engine.transcribe` in a process, in turns. The claims:
+nothing is lost, and HTTP takes less than a tenth of the requests a second. The clients of HTTP are a process of their
+own, which takes its part of the machine, too; they read no more of an answer than they must.
+
+``streams``: so many completions are streamed at once; the longest time for which the server's event loop did not
+turn is at most 50 ms.
+
+``sigterm``: requests run when the server is told to stop; each is answered, and the server leaves with 0 in time.
+
+``kill``: a server that was killed leaves no process, and a new one answers within 5 s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import trio
+import trio.abc
+
+from triolet import Engine, EngineConfig, Engines, ModelSpec, demo
+from triolet.server.heap import Heap
+from triolet.server.observers import Observers
+from triolet.server.server import Server
+from triolet.server.serving import serving
+from triolet.server.settings import ServerSettings
+from triolet.testing.families import make_checkpoint
+
+SHORT = ("en-command", "de-command", "es-command")
+EDGE = "edge-of-a-part"
+SHARE, BLOCKED, START = 0.10, 0.050, 5.0
+
+
+def recordings() -> list[Path]:
+    """The shipped recordings of a few seconds."""
+    return [Path(sample.path) for sample in demo.samples() if Path(sample.path).stem in SHORT]
+
+
+def claim(holds: bool, told: str) -> None:
+    """Prints whether a claim holds."""
+    print(f"{'holds' if holds else 'FAILS'}: {told}", flush=True)
+
+
+# -- the server ------------------------------------------------------------------------------------------------------
+
+
+def start(*options: str) -> tuple[subprocess.Popen[str], int]:
+    """``triolet serve`` of the demo checkpoint, and its port."""
+    command = [sys.executable, "-m", "triolet", "serve", "demo", "--port", "0", "--no-access-log", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if " serving demo at " in line:
+            return process, int(line.rpartition(":")[2])
+    raise SystemExit(f"the server ended with {process.wait()}")
+
+
+# -- clients ---------------------------------------------------------------------------------------------------------
+
+
+def request_of(path: Path) -> bytes:
+    """A whole request for the text of a file."""
+    head = f'--{EDGE}\r\ncontent-disposition: form-data; name="model"\r\n\r\ndemo\r\n--{EDGE}\r\n'
+    file = f'content-disposition: form-data; name="file"; filename="{path.name}"\r\n\r\n'
+    body = (head + file).encode() + path.read_bytes() + f"\r\n--{EDGE}--\r\n".encode()
+    return post("/v1/audio/transcriptions", body, f"multipart/form-data; boundary={EDGE}")
+
+
+def post(path: str, body: bytes, kind: str) -> bytes:
+    """A request over HTTP/1.1."""
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def answer_to(stream: trio.abc.Stream, request: bytes) -> tuple[int, bytes]:
+    """The status and body of an answer with a known length."""
+    await stream.send_all(request)
+    got = bytearray()
+    while (end := got.find(b"\r\n\r\n")) < 0:
+        got += await some_of(stream)
+    head = bytes(got[:end]).lower()
+    length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+    while len(got) < end + 4 + length:
+        got += await some_of(stream)
+    return int(head.split()[1]), bytes(got[end + 4 :])
+
+
+async def some_of(stream: trio.abc.Stream) -> bytes:
+    """The next bytes.
+
+    Raises:
+        trio.BrokenResourceError: there are none.
+    """
+    data = await stream.receive_some()
+    if not data:
+        raise trio.BrokenResourceError("the server closed the connection")
+    return bytes(data)
+
+
+async def in_a_row(
+    clients: int, seconds: float, ask: Callable[[int, int], Awaitable[bool]]
+) -> tuple[list[float], int, float]:
+    """Each client asks again as soon as it has an answer. Returns the seconds of each answer, how many were none, and
+    the seconds of all together."""
+    times: list[float] = []
+    lost = 0
+    begun = time.perf_counter()
+
+    async def client(number: int) -> None:
+        nonlocal lost
+        turn = 0
+        while time.perf_counter() - begun < seconds:
+            asked = time.perf_counter()
+            if await ask(number, turn):
+                times.append(time.perf_counter() - asked)
+            else:
+                lost += 1
+            turn += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(clients):
+            nursery.start_soon(client, number)
+    return times, lost, time.perf_counter() - begun
+
+
+async def over_http(port: int, clients: int, seconds: float) -> dict[str, Any]:
+    """Clients of a server."""
+    requests = [request_of(path) for path in recordings()]
+    streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(clients)]
+
+    async def ask(number: int, turn: int) -> bool:
+        status, body = await answer_to(streams[number], requests[(number + turn) % len(requests)])
+        return status == 200 and b'"text"' in body
+
+    return figures(*await in_a_row(clients, seconds, ask))
+
+
+async def in_process(clients: int, seconds: float) -> dict[str, Any]:
+    """The same without a server."""
+    files = [path.read_bytes() for path in recordings()]
+    async with Engine(demo.checkpoint()) as engine:
+
+        async def ask(number: int, turn: int) -> bool:
+            transcript = await engine.transcribe(files[(number + turn) % len(files)], seed=None)
+            return bool(transcript.text)
+
+        return figures(*await in_a_row(clients, seconds, ask))
+
+
+def figures(times: list[float], lost: int, seconds: float) -> dict[str, Any]:
+    """What is printed of one run."""
+    cuts = quantiles(times, n=100)
+    told = {"p50": cuts[49], "p95": cuts[94], "p99": cuts[98]}
+    return {"answers": len(times), "lost": lost, "a second": len(times) / seconds, **told}
+
+
+# -- the benchmarks --------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def cli() -> None:
+    """See the module."""
+
+
+@cli.command()
+@click.option("--seconds", default=60.0)
+@click.option("--clients", default=64)
+@click.option("--rounds", default=3)
+def load(seconds: float, clients: int, rounds: int) -> None:
+    """The server beside the engine in process."""
+    print(f"load {os.getloadavg()}")
+    print("| round | how | answers | lost | a second | p50 s | p95 s | p99 s |\n|---|---|---|---|---|---|---|---|")
+    shares, lost = [], 0
+    for number in range(1, rounds + 1):
+        alone = worker("alone", str(clients), str(seconds))
+        process, port = start()
+        served = worker("served", str(clients), str(seconds), str(port))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        for name, one in (("in process", alone), ("HTTP", served)):
+            row = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in one.values()]
+            print(f"| {number} | {name} | {' | '.join(row)} |", flush=True)
+        shares.append(1.0 - served["a second"] / alone["a second"])
+        lost += alone["lost"] + served["lost"]
+    claim(not lost, f"{lost} requests were lost")
+    claim(median(shares) < SHARE, f"HTTP takes {median(shares):.1%} of the requests a second, median of {rounds}")
+
+
+def worker(*arguments: str) -> dict[str, Any]:
+    """One run, in a process of its own."""
+    found = subprocess.run([sys.executable, __file__, "worker", *arguments], capture_output=True, text=True, check=True)
+    told: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    return told
+
+
+@cli.command("worker", hidden=True)
+@click.argument("how")
+@click.argument("clients", type=int)
+@click.argument("seconds", type=float)
+@click.argument("port", type=int, default=0)
+def run_worker(how: str, clients: int, seconds: float, port: int) -> None:
+    """One run, told as JSON."""
+    work = partial(over_http, port) if how == "served" else in_process
+    print(json.dumps(trio.run(work, clients, seconds)))
+
+
+class Longest(trio.abc.Instrument):
+    """The longest step of a task: so long nobody else has a turn."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._begun = math.inf
+
+    def before_task_step(self, task: Any) -> None:  # noqa: ARG002
+        """See trio."""
+        self._begun = time.perf_counter()
+
+    def after_task_step(self, task: Any) -> None:  # noqa: ARG002
+        """See trio."""
+        self.seconds = max(self.seconds, time.perf_counter() - self._begun)
+
+
+@cli.command()
+@click.option("--streams", "count", default=500)
+@click.option("--tokens", default=100)
+def streams(count: int, tokens: int) -> None:
+    """Many streams at once, and how long the event loop stands still."""
+    print(f"load {os.getloadavg()}")
+    longest = Longest()
+    with TemporaryDirectory() as folder:
+        make_checkpoint("llama", folder)
+        ended, seconds = trio.run(_streams, folder, count, tokens, longest)
+    print(f"{count} streams of {tokens} tokens in {seconds:.1f} s, {count * tokens / seconds:.0f} tokens a second")
+    claim(ended == count, f"{ended} of {count} streams came to their end")
+    claim(longest.seconds <= BLOCKED, f"the event loop stood still for at most {1_000 * longest.seconds:.0f} ms")
+
+
+async def _streams(folder: str, count: int, tokens: int, longest: Longest) -> tuple[int, float]:
+    observers = Observers([Heap().heard])
+    config = EngineConfig(device="cpu", max_pending=max(count, 256), observer=observers.of("lm"))
+    async with Engines({"lm": ModelSpec(folder, config=config)}) as engines:
+        await engines.load("lm")
+        server = Server(ServerSettings(port=0, max_requests=count, access_log=False), engines, observers)
+        async with serving(server) as addresses:
+            port = addresses[0].rpartition(":")[2]
+            trio.lowlevel.add_instrument(longest)
+            command = [sys.executable, __file__, "readers", port, str(count), str(tokens)]
+            found = await trio.run_process(command, capture_stdout=True)
+            trio.lowlevel.remove_instrument(longest)
+    ended, seconds = json.loads(found.stdout)
+    return ended, seconds
+
+
+@cli.command("readers", hidden=True)
+@click.argument("port", type=int)
+@click.argument("count", type=int)
+@click.argument("tokens", type=int)
+def readers(port: int, count: int, tokens: int) -> None:
+    """The clients of ``streams``."""
+    print(json.dumps(trio.run(_readers, port, count, tokens)))
+
+
+async def _readers(port: int, count: int, tokens: int) -> tuple[int, float]:
+    ended = 0
+    begun = time.perf_counter()
+
+    async def read(number: int) -> None:
+        nonlocal ended
+        asked = {"model": "lm", "prompt": f"stream {number}", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(post("/v1/completions", json.dumps(asked).encode(), "application/json"))
+            last = b""
+            while b"[DONE]" not in last:
+                last = last[-10:] + await some_of(stream)
+        ended += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(read, number)
+    return ended, time.perf_counter() - begun
+
+
+@cli.command()
+@click.option("--times", default=50)
+@click.option("--clients", default=8)
+@click.option("--drain", default=20.0)
+def sigterm(times: int, clients: int, drain: float) -> None:
+    """Requests run when the server is told to stop."""
+    good, slowest, answered = 0, 0.0, {}
+    for number in range(times):
+        process, port = start("--drain-seconds", str(drain))
+        delay = 0.02 + 0.5 * number / times  # another moment of the requests each time
+        statuses = trio.run(_interrupted, process, port, clients, delay)
+        begun = time.perf_counter()
+        process.communicate(timeout=drain + 30)
+        slowest = max(slowest, time.perf_counter() - begun)
+        for status in statuses:
+            answered[status] = answered.get(status, 0) + 1
+        good += process.returncode == 0 and all(status in (200, 503) for status in statuses)
+        print(f"{number + 1}: exit {process.returncode}, answers {statuses}", flush=True)
+    print(f"answers by status: {answered}; the slowest end took {slowest:.1f} s")
+    claim(good == times, f"{good} of {times} times each request was answered, and the server left with 0 in time")
+
+
+async def _interrupted(process: subprocess.Popen[str], port: int, clients: int, delay: float) -> list[int]:
+    """The status of each request; 0: the connection was made, and no answer came."""
+    statuses: list[int] = []
+    requests = [request_of(path) for path in recordings()]
+
+    async def client(number: int) -> None:
+        for request in islice(cycle(requests), number, number + 50):
+            try:
+                stream = await trio.open_tcp_stream("127.0.0.1", port)
+            except OSError:  # the server listens no more
+                return
+            async with stream:
+                try:
+                    status, _ = await answer_to(stream, request)
+                except trio.BrokenResourceError:
+                    status = 0
+            statuses.append(status)
+            if status != 200:
+                return
+
+    async with trio.open_nursery() as nursery:
+        for number in range(clients):
+            nursery.start_soon(client, number)
+        await trio.sleep(delay)
+        process.send_signal(signal.SIGTERM)
+    return statuses
+
+
+@cli.command()
+@click.option("--times", default=5)
+def kill(times: int) -> None:
+    """A server that was killed, and a new one."""
+    starts = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        process, port = start()
+        status, _ = trio.run(_once, port)
+        starts.append(time.perf_counter() - begun)
+        assert status == 200, status
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+        process.communicate()
+        orphans = [child for child in children if Path(f"/proc/{child}").exists()]
+        claim(not orphans, f"a killed server left {len(orphans)} processes")
+    told = ", ".join(f"{one:.1f}" for one in starts)
+    claim(median(starts) < START, f"from the start to the first answer: {told} s, median {median(starts):.1f} s")
+
+
+async def _once(port: int) -> tuple[int, bytes]:
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    async with stream:
+        return await answer_to(stream, request_of(recordings()[0]))
+
+
+if __name__ == "__main__":
+    cli()

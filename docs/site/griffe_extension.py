@@ -1,0 +1,62 @@
+"""What the API reference needs beside griffe: attrs classes, and the docstrings of Triolet as Markdown.
+
+Docstrings are Google's style, with two habits of Sphinx: ``::`` before a literal block, and names of the package in
+single backticks. "Raises (on entering):" says when an error comes, which Google's style has no section for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, cast
+
+from griffe import Attribute, Class, Expr, ExprCall, ExprName, Extension, Function, Module, Object
+
+_LITERAL = re.compile(r"^::\n|:(?=: *$)", re.MULTILINE)
+_NAME = re.compile(r"(?<!`)`([A-Z]\w+)((?:\.\w+)?)`(?!`)")
+_RAISES = re.compile(r"^Raises \((.+)\):\n((?:^ {4}.*\n?)+)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(?=\S)(\w+):", re.MULTILINE)
+
+
+class Triolet(Extension):
+    """The package as mkdocstrings should show it."""
+
+    def on_class_instance(self, *, cls: Class, **_: Any) -> None:
+        """attrs' decorators become the standard library's, out of which griffe makes the parameters."""
+        for decorator in cls.decorators:
+            if isinstance(decorator.value, Expr) and decorator.value.canonical_path in ("attrs.frozen", "attrs.define"):
+                arguments = decorator.value.arguments if isinstance(decorator.value, ExprCall) else []
+                decorator.value = ExprCall(ExprName("dataclasses.dataclass"), arguments)
+
+    def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
+        """attrs' ``field`` likewise, whose default is shown, and whether it is for keywords alone."""
+        if isinstance(attr.value, ExprCall) and attr.value.canonical_path == "attrs.field":
+            attr.value.function = ExprName("dataclasses.field")
+
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        """All docstrings become Markdown. Names that are public are linked with their place in the reference."""
+        public = cast(Module, pkg["public"]).members
+        for found in _objects(pkg):
+            if found.docstring is not None:
+                text = _RAISES.sub(_listed, _LITERAL.sub("", found.docstring.value))
+                found.docstring.value = _NAME.sub(lambda match: _linked(match, public), text)
+
+
+def _objects(parent: Object) -> Iterator[Object]:
+    yield parent
+    for member in parent.members.values():
+        if isinstance(member, Module | Class):
+            yield from _objects(member)
+        elif isinstance(member, Function | Attribute):
+            yield member
+
+
+def _listed(match: re.Match[str]) -> str:
+    entries = _ENTRY.sub(r"- `\1`:", match[2])
+    return f"**Raises** {match[1]}:\n\n{entries}\n"
+
+
+def _linked(match: re.Match[str], public: Any) -> str:
+    name, member = match.groups()
+    known = name in public and (not member or public[name].final_target[member[1:]].has_docstring)
+    return f"[`{name}{member}`][triolet.{name}{member}]" if known else match[0]

@@ -1,0 +1,177 @@
+"""Conversations as prompts, by the chat template of the checkpoint: messages, tools and tool calls become text."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError
+
+from ...core.checks import shown
+from ...core.errors import InvalidRequest
+from ...core.tools import Tool
+
+_OPEN = frozenset({"documents"})  # an argument of transformers' that goes into the template and means nothing to us
+
+
+class Rendered(str):
+    """A prompt that a chat template wrote. Its special tokens are in it already, and `TextPreparer` adds none.
+
+    Changing it gives a plain `str`, to which the tokenizer's own special tokens are added.
+    """
+
+    __slots__ = ()
+
+
+def template_of(tokenizer: Any, own: str | None = None, *, tools: bool) -> str:
+    """The text of the chat template: ``own``, or else the tokenizer's, which may have one for ``tools`` alone; empty
+    where there is none."""
+    if not (own or tokenizer.chat_template):
+        return ""
+    try:
+        return str(tokenizer.get_chat_template(own, tools=[] if tools else None))
+    except ValueError:  # several templates, and none of them is the one to take
+        return ""
+
+
+def render(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    template: str | None = None,
+    tools: Sequence[Tool] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Rendered:
+    """What ``template``, or else the tokenizer's own chat template, makes of ``messages``.
+
+    Args:
+        options: further variables of the template.
+
+    Raises:
+        InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
+    """
+    if not (template or tokenizer.chat_template):
+        raise InvalidRequest("the checkpoint has no chat template; write the prompt as text")
+    if not messages:
+        raise InvalidRequest("no messages; a conversation has one or more")
+    options = {} if options is None else options
+    calls = any(message.get("tool_calls") for message in messages)
+    if tools or options or calls:
+        text = template_of(tokenizer, template, tools=bool(tools))
+        _check_is_read(text, _ours(tokenizer), tools=bool(tools), calls=calls, options=options)
+    if tools:
+        options = {**options, "tools": [dict(tool.given) for tool in tools]}
+    if not calls:
+        return _write(tokenizer, messages, template, options)
+    read = [_with_read_calls(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    try:
+        return _write(tokenizer, read, template, options)
+    except InvalidRequest:  # some templates join the arguments to a text
+        return _write(tokenizer, list(map(_with_texts, read)), template, options)
+
+
+def _write(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], template: str | None, options: Mapping[str, Any]
+) -> Rendered:
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages), chat_template=template, tokenize=False, add_generation_prompt=True, **options
+        )
+    except Exception as error:  # templates are programs of others, and raise what they like
+        raise InvalidRequest(
+            f"the checkpoint's chat template refuses the messages: {type(error).__name__}: {error}"
+        ) from error
+    return Rendered(text)
+
+
+def _ours(tokenizer: Any) -> frozenset[str]:
+    """What `render` itself gives to the template or to transformers, and what transformers keeps for itself."""
+    theirs = inspect.signature(tokenizer.apply_chat_template).parameters
+    return frozenset({"messages", "conversations", *theirs}) - _OPEN
+
+
+def _check_is_read(
+    template: str, ours: frozenset[str], *, tools: bool, calls: bool, options: Mapping[str, Any]
+) -> None:
+    """Raises `InvalidRequest` where a template would pass over what is given."""
+    try:
+        variables, members = _names(template)
+    except TemplateSyntaxError:  # which rendering tells
+        return
+    if tools and "tools" not in variables:
+        raise InvalidRequest(
+            "tools, but the checkpoint's chat template does not read them; leave them out, or open a model that was "
+            "trained to call tools"
+        )
+    if calls and "tool_calls" not in members:
+        raise InvalidRequest(
+            "messages with tool_calls, but the checkpoint's chat template does not read them; write them into the "
+            "content, or open a model that was trained to call tools"
+        )
+    for name in options:
+        if name in ours:
+            raise InvalidRequest(f"template_options has {name!r}, which the engine sets itself; leave it out")
+        if name not in variables:
+            raise InvalidRequest(
+                f"template_options has {shown(name)}, which the checkpoint's chat template does not read; leave it out"
+            )
+
+
+def _names(template: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The variables that a template names, and the members of them, as ``a.member`` or ``a["member"]``."""
+    tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
+    named = [(before == ".", text) for (_, before), (kind, text) in pairwise([("", ""), *tokens]) if kind == "name"]
+    quoted = {text[1:-1] for kind, text in tokens if kind == "string"}
+    return (
+        frozenset(text for is_member, text in named if not is_member),
+        frozenset(text for is_member, text in named if is_member) | quoted,
+    )
+
+
+# -- tool calls of messages ------------------------------------------------------------------------------------------
+
+
+def _with_read_calls(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """``message`` with the arguments of its tool calls as mappings, as most templates read them: OpenAI has their JSON
+    text. A content of ``None`` beside calls is left out, as transformers does."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Sequence):
+        raise InvalidRequest(f"{where} has tool_calls={shown(calls)}; allowed: a list of calls")
+    given = {name: value for name, value in message.items() if value is not None}
+    return {**given, "tool_calls": [_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]}
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(
+            f'{where}={shown(call)}; allowed: {{"type": "function", "function": {{"name": ..., "arguments": ...}}}}'
+        )
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), where)}}
+
+
+def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``message`` as `_with_read_calls` gives it, with the arguments as JSON text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        for call in message.get("tool_calls") or ()
+        for arguments in [call["function"]["arguments"]]
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _arguments(arguments: Any, where: str) -> dict[str, Any]:
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    try:
+        found = json.loads(arguments) if isinstance(arguments, str) else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{where} has the arguments {shown(arguments)}; allowed: the JSON text of an object")
+    return found

@@ -1,0 +1,103 @@
+"""Tools of a conversation: what the engine is told of them, and the calls in its text as answers tell them."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import define, field, frozen
+
+from ...api.tools.calls import ArgumentsPiece, CallBegin, ContentPiece, ToolPart
+from ...api.tools.formats import ToolFormat
+from ...api.tools.reader import ToolReader
+from ...core.model import ModelDescription
+from ...core.request import Structure
+from ..problems import BadBody
+from ..schemas import chat
+
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+@frozen
+class Tools:
+    """The tools that one request may call."""
+
+    format: ToolFormat
+    given: Sequence[Mapping[str, Any]]
+    choice: str
+    parallel: bool
+
+    @classmethod
+    def of(cls, body: chat.ChatRequest, model: ModelDescription, name: str | None) -> Tools | None:
+        """Those of ``body``; ``None``: none, or none that may be called. ``name`` is a tool format that the server's
+        user chose.
+
+        Raises:
+            InvalidRequest: the checkpoint's template writes calls in no known format.
+            BadBody: a response format, which leaves no room for calls.
+        """
+        if not body.tools or body.tool_choice == "none":
+            return None
+        if body.response_format is not None and body.response_format.type != "text":
+            raise BadBody("response_format beside tools; allowed: one of them, or tool_choice none", "response_format")
+        given = [tool.model_dump(exclude_none=True) for tool in body.tools]
+        choice = body.tool_choice or "auto"
+        named = choice.function.name if isinstance(choice, chat.NamedTool) else choice
+        return cls(ToolFormat.of(model, name), given, named, body.parallel_tool_calls is not False)
+
+    def structure(self) -> Structure | None:
+        """What the output must be."""
+        parallel = self.parallel and self.choice == "required"
+        return self.format.structure(self.given, self.choice, parallel=parallel)
+
+    def message(self, text: str) -> chat.AnswerMessage:
+        """A whole answer."""
+        content, calls = self.format.parse(text, self.given)
+        message = chat.AnswerMessage(role="assistant", content=content, refusal=None)
+        if calls:
+            message.tool_calls = [
+                chat.AnsweredCall(
+                    id=_new_id(),
+                    type="function",
+                    function=chat.CalledFunction(name=call.name, arguments=call.arguments),
+                )
+                for call in calls
+            ]
+        return message
+
+    def reader(self) -> CallReader:
+        """Reads one answer piece by piece."""
+        return CallReader(self.format.reader(self.given))
+
+
+@define(eq=False)
+class CallReader:
+    """The pieces of one answer, as the deltas of its stream. ``called``: there was a call."""
+
+    _reader: ToolReader
+    called: bool = field(default=False, init=False)
+
+    def feed(self, text: str, *, last: bool) -> list[chat.MessageDelta]:
+        """What ``text`` adds to the message."""
+        parts = [*self._reader.feed(text), *(self._reader.end() if last else ())]
+        return [self._delta(part) for part in parts]
+
+    def _delta(self, part: ToolPart) -> chat.MessageDelta:
+        match part:
+            case ContentPiece(text):
+                return chat.MessageDelta(content=text)
+            case CallBegin(index, name):
+                self.called = True
+                begun = chat.FunctionDelta(name=name, arguments="")
+                call = chat.CallDelta(index=index, id=_new_id(), type="function", function=begun)
+            case ArgumentsPiece(index, text):
+                call = chat.CallDelta(index=index, function=chat.FunctionDelta(arguments=text))
+        return chat.MessageDelta(tool_calls=[call])
+
+
+def _new_id() -> str:
+    """Templates of Mistral's want nine letters and digits."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(9))

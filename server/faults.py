@@ -1,0 +1,65 @@
+"""What is wrong with a body, in words and by its place, from what pydantic says of it.
+
+Where a member may be of several kinds, pydantic tells a fault for each kind, and names the kind in the place. Here a
+place is where it is in the body, and of several faults that lie within one another the innermost is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+from pydantic import ValidationError
+
+_MOST = 3
+Place = tuple[str | int, ...]
+
+
+@frozen
+class Fault:
+    """``place``: the steps to the member that is wrong; ``said``: why it is, for each kind that it may be of."""
+
+    place: Place
+    said: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The place in words."""
+        return ".".join(map(str, self.place))
+
+    def __str__(self) -> str:
+        told = "; or ".join(self.said)
+        return f"{self.name}: {told}" if self.place else told
+
+
+def faults_of(error: ValidationError, body: object) -> list[Fault]:
+    """The faults of ``body``, which has at least one."""
+    found: dict[Place, list[str]] = {}
+    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+        said = found.setdefault(_place(fault, body), [])
+        told = fault["msg"].removeprefix("Value error, ")
+        if told not in said:
+            said.append(told)
+    return [Fault(place, tuple(said)) for place, said in found.items() if not _holds_another(place, found)]
+
+
+def in_words(faults: Sequence[Fault]) -> str:
+    """The first of ``faults``."""
+    more = f" (and {len(faults) - _MOST} more)" if len(faults) > _MOST else ""
+    return "; ".join(map(str, faults[:_MOST])) + more
+
+
+def _place(fault: Mapping[str, Any], body: Any) -> Place:
+    """The steps of pydantic's location that are steps in ``body``, too."""
+    place = []
+    for step in fault["loc"]:
+        within = isinstance(step, int) and 0 <= step < len(body) if isinstance(body, list) else False
+        if within or (isinstance(body, dict) and step in body):
+            body = body[step]
+            place.append(step)
+    return (*place, fault["loc"][-1]) if fault["type"] == "missing" else tuple(place)
+
+
+def _holds_another(place: Place, found: Mapping[Place, object]) -> bool:
+    return any(len(other) > len(place) and other[: len(place)] == place for other in found) and place != ()

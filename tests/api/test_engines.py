@@ -1,0 +1,866 @@
+"""Several models under one budget: which are loaded, who waits for whom, what an end leaves.
+
+On virtual time, with simulated devices. What holds on every host is in test_engines_hosts.py, real checkpoints are in
+test_engines_real.py.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import math
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from triolet import (
+    CheckpointError,
+    DeviceOutOfMemory,
+    Engine,
+    EngineClosed,
+    EngineConfig,
+    EngineError,
+    Engines,
+    EngineStateError,
+    EngineTeardownError,
+    InvalidRequest,
+    InvariantViolation,
+    ModelSpec,
+    ModelTooLarge,
+    RunnerCrashed,
+    UnknownModel,
+)
+from triolet.actors.worker import Job
+from triolet.api.residents import RETRY_SECONDS
+from triolet.core.errors import TrioletError
+from triolet.testing.sim import SimWorker
+
+from ..actors.shared import ask
+from .fleet import CLOSE, OPEN, Fleet, crowd, later, settle, states
+
+TWO = {"a": 2000, "b": 2000}
+THREE = {"a": 2000, "b": 2000, "c": 2000}
+
+
+def fails(job: Job, *errors: BaseException | None) -> Any:
+    """A fault of the calls of ``job``, one after another; then there is none. The list tells how many are left."""
+    left = list(errors)
+    return lambda called, _: left.pop(0) if called is job and left else None
+
+
+# -- loading ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_use_loads_a_model_and_the_next_ones_find_it(autojump_clock):
+    fleet = Fleet(TWO)
+    async with fleet.engines() as engines:
+        assert states(engines) == "aa"
+        async with engines.use("a") as engine:
+            assert trio.current_time() == pytest.approx(OPEN)
+            assert isinstance(engine, Engine)
+            await ask(engine, 1)
+            assert states(engines) == "ra"
+        async with engines.use("a") as again:
+            assert again is engine
+        found = engines.statistics()["a"]
+        assert (found.loads, found.users, found.waiting, found.bytes) == (1, 0, 0, 2000)
+        assert found.engine is not None
+        assert found.engine.device.total >= 1000
+    fleet.check()
+
+
+async def test_uses_that_come_while_a_model_loads_wait_for_the_one_load(autojump_clock):
+    fleet = Fleet(TWO)
+    async with crowd(fleet) as (engines, users):
+        for who in ("a1", "a2", "a3"):
+            await users.come(who)
+        assert states(engines) == "la"
+        assert engines.statistics()["a"].waiting == 3
+        await later(OPEN)
+        assert sorted(users.order) == ["a1", "a2", "a3"]
+        assert engines.statistics()["a"].users == 3
+        assert fleet.loads == "a"
+
+
+async def test_uses_of_a_ready_model_take_no_time_while_another_one_loads(autojump_clock):
+    fleet = Fleet(TWO)
+    async with crowd(fleet, memory_budget=4000) as (engines, users):
+        await engines.load("a")
+        await users.come("b1")
+        before = trio.current_time()
+        async with engines.use("a"):
+            assert states(engines) == "rl"
+            assert trio.current_time() == before
+
+
+async def test_two_models_that_both_fit_are_loaded_at_the_same_time(autojump_clock):
+    async with crowd(Fleet(TWO), memory_budget=4000) as (_, users):
+        await users.come("a1")
+        await users.come("b1")
+        await later(OPEN)
+        assert sorted(users.order) == ["a1", "b1"]
+
+
+async def test_preloading_begins_with_the_block_and_is_not_waited_for(autojump_clock):
+    fleet = Fleet(THREE)
+    async with fleet.engines(specs={"a": {"preload": True}, "c": {"preload": True}}) as engines:
+        assert trio.current_time() == 0
+        await settle()
+        assert states(engines) == "lal"
+        await later(OPEN)
+        assert states(engines) == "rar"
+        assert engines.statistics()["a"].last_used == pytest.approx(0, abs=0.01)
+    fleet.check()
+
+
+async def test_preloading_that_fails_ends_nothing(autojump_clock):
+    fleet = Fleet(TWO, faults={"a": fails(Job.OPEN, CheckpointError("gone"))})
+    async with fleet.engines(specs={"a": {"preload": True}}) as engines:
+        await later(2 * OPEN)
+        assert states(engines) == "fa"
+        assert engines.statistics()["a"].last_error == "CheckpointError: gone"
+        async with engines.use("b"):
+            pass
+    fleet.check()
+
+
+async def test_load_and_unload_do_what_they_say_and_return_when_it_is_done(autojump_clock):
+    fleet = Fleet(TWO)
+    async with fleet.engines() as engines:
+        await engines.load("a")
+        await engines.load("a")
+        assert (states(engines), fleet.loads) == ("ra", "a")
+        await engines.unload("a")
+        assert (states(engines), fleet.open) == ("aa", "")
+        assert trio.current_time() == pytest.approx(OPEN + CLOSE)
+        await engines.unload("a")
+        assert trio.current_time() == pytest.approx(OPEN + CLOSE)
+
+
+async def test_a_model_answers_to_its_aliases(autojump_clock):
+    fleet = Fleet(TWO)
+    async with fleet.engines(specs={"a": {"aliases": ("whisper-1", "speech")}}) as engines:
+        async with engines.use("speech") as one, engines.use("a") as other:
+            assert one is other
+        assert list(engines.models) == ["a", "b"]
+        assert engines.models["a"].aliases == ("whisper-1", "speech")
+    fleet.check()
+
+
+async def test_the_engine_does_not_live_in_the_context_of_the_use_that_loads_it(autojump_clock):
+    """Else what a request keeps in its context would live as long as the engine."""
+    request = contextvars.ContextVar[str]("request", default="none")
+    seen: list[str] = []
+    fleet = Fleet(TWO, settings={"observer": lambda _: seen.append(request.get())})
+    async with fleet.engines() as engines:
+        request.set("mine")
+        await engines.load("a")
+    assert set(seen) == {"none"}
+
+
+# -- room ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_least_recently_used_model_gives_way_and_no_other(autojump_clock):
+    fleet = Fleet({**THREE, "d": 2000})
+    async with fleet.engines(memory_budget=6000) as engines:
+        for name in ("a", "b", "c", "a"):
+            async with engines.use(name):
+                pass
+        await engines.load("d")
+        assert states(engines) == "rarr"
+        assert fleet.open == "acd"
+    fleet.check()
+
+
+async def test_memory_is_given_back_before_the_next_model_is_loaded(autojump_clock):
+    fleet = Fleet(TWO)
+    async with fleet.engines(memory_budget=3000) as engines:
+        await engines.load("a")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engines.load, "b")
+            await settle()
+            assert states(engines) == "ua"
+            assert sum(one.bytes for one in engines.statistics().values()) == 2000
+            await later(CLOSE)
+            assert states(engines) == "al"
+        assert fleet.open == "b"
+    fleet.check()
+
+
+async def test_a_model_in_use_is_not_unloaded_and_later_uses_of_it_wait_behind_who_needs_its_room(autojump_clock):
+    fleet = Fleet(TWO)
+    async with crowd(fleet, memory_budget=3000) as (engines, users):
+        await users.come("a1")
+        await later(OPEN)
+        await users.come("b1")
+        await users.come("a2")
+        await later(100)
+        assert users.order == ["a1"]
+        assert states(engines) == "ra"
+        await users.go("a1")
+        await later(CLOSE + OPEN)
+        assert users.order == ["a1", "b1"]
+        await users.come("b2")
+        await users.go("b1")
+        await later(CLOSE + OPEN)
+        assert users.order == ["a1", "b1", "a2"]
+        await users.go("a2")
+        await later(CLOSE + OPEN)
+        assert users.order == ["a1", "b1", "a2", "b2"]
+        assert fleet.loads == "abab"
+
+
+async def test_uses_of_a_model_whose_room_nobody_needs_go_on(autojump_clock):
+    """d needs the room of one: that of c, which was not used for longest."""
+    async with crowd(Fleet({**THREE, "d": 2000}), memory_budget=6000) as (_, users):
+        for who in ("c1", "b1", "a1"):
+            await users.come(who)
+            await later(OPEN)
+        for who in ("d1", "a2", "b2", "c2"):
+            await users.come(who)
+        assert users.order == ["c1", "b1", "a1", "a2", "b2"]
+        await users.go("b1")
+        await users.go("b2")  # b is idle first, so c need not give way
+        assert users.order[5:] == ["c2"]
+        await later(CLOSE + OPEN)
+        assert users.order[6:] == ["d1"]
+
+
+async def test_a_waiting_use_that_is_cancelled_lets_those_behind_it_go_on(autojump_clock):
+    async with crowd(Fleet(TWO), memory_budget=3000) as (engines, users):
+        await users.come("a1")
+        await later(OPEN)
+        await users.come("b1")
+        await users.come("a2")
+        await users.cancel("b1")
+        assert users.order == ["a1", "a2"]
+        assert states(engines) == "ra"
+
+
+async def test_a_model_larger_than_the_budget_is_refused_with_the_figures(autojump_clock):
+    fleet = Fleet({"a": 2000, "b": 9000})
+    async with fleet.engines(memory_budget=4000) as engines:
+        with pytest.raises(
+            ModelTooLarge, match=r"'b' is estimated to need .*memory_budget=4000.*self_kv_bytes"
+        ) as caught:
+            await engines.load("b")
+        assert caught.value.http_status == 507
+        assert states(engines) == "af"
+        await engines.load("a")
+    assert fleet.loads == "a"
+
+
+async def test_a_model_that_turns_out_larger_than_the_budget_is_given_back_and_refused(autojump_clock):
+    fleet = Fleet({"a": 2000, "b": 9000})
+    async with fleet.engines(memory_budget=4000, thought={"b": 1000}) as engines:
+        with pytest.raises(ModelTooLarge, match="'b' was loaded and needs"):
+            await engines.load("b")
+        assert fleet.open == ""
+        await engines.load("a")
+    fleet.check()
+
+
+async def test_what_a_model_was_found_to_hold_takes_the_place_of_the_estimate(autojump_clock):
+    """Thought to need much, a has others give way once, and not again."""
+    fleet = Fleet(TWO)
+    async with fleet.engines(memory_budget=4000, thought={"a": 4000}) as engines:
+        await engines.load("b")
+        await engines.load("a")
+        assert states(engines) == "ra"
+        assert engines.statistics()["a"].bytes == 2000
+        await engines.load("b")
+        assert states(engines) == "rr"
+        await engines.unload("a")
+        await engines.load("a")
+        assert states(engines) == "rr"
+    assert fleet.loads == "baba"
+
+
+async def test_a_model_that_holds_more_than_was_thought_has_idle_ones_give_way(autojump_clock):
+    fleet = Fleet({"a": 3000, "b": 2000})
+    async with crowd(fleet, memory_budget=4000, thought={"a": 1000}) as (engines, users):
+        await engines.load("b")
+        await users.come("a1")
+        await later(OPEN)
+        assert users.order == ["a1"]
+        await later(CLOSE)
+        assert states(engines) == "ra"
+
+
+# -- idle models -----------------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_model_is_unloaded_after_its_time_and_a_use_begins_it_anew(autojump_clock):
+    fleet = Fleet(TWO)
+    async with fleet.engines(idle_seconds=60) as engines:
+        await engines.load("a")
+        await later(59)
+        async with engines.use("a"):
+            await later(1000)
+        await later(59)
+        assert states(engines) == "ra"
+        assert engines.statistics()["a"].last_used == pytest.approx(59, abs=0.1)
+        await later(1 + 2 * CLOSE)
+        assert states(engines) == "aa"
+        assert engines.statistics()["a"].last_used == pytest.approx(60 + 2 * CLOSE, abs=0.1)
+        async with engines.use("a"):
+            assert engines.statistics()["a"].last_used == 0
+    assert fleet.loads == "aa"
+    fleet.check()
+
+
+@pytest.mark.parametrize("never", [None, math.inf])
+async def test_without_a_time_an_idle_model_stays(never, autojump_clock):
+    fleet = Fleet(TWO)
+    async with fleet.engines(idle_seconds=never) as engines:
+        await engines.load("a")
+        await trio.sleep(80_000)
+        assert states(engines) == "ra"
+
+
+async def test_models_become_idle_each_in_its_own_time(autojump_clock):
+    fleet = Fleet(THREE)
+    async with fleet.engines(idle_seconds=10) as engines:
+        for name in ("a", "b", "c"):
+            await engines.load(name)
+        await later(8 + 2 * CLOSE)
+        assert states(engines) == "arr"
+        await later(1)
+        assert states(engines) == "aar"
+        await later(1)
+        assert states(engines) == "aaa"
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_load_that_fails_is_told_to_all_who_wait_each_by_an_error_of_its_own(autojump_clock):
+    fleet = Fleet(TWO, faults={"a": fails(Job.OPEN, CheckpointError("no weights"))})
+    async with crowd(fleet) as (engines, users):
+        for who in ("a1", "a2", "b1"):
+            await users.come(who)
+        await later(OPEN + CLOSE)
+        one, other = users.errors["a1"], users.errors["a2"]
+        assert type(one) is type(other) is CheckpointError
+        assert str(one) == str(other) == "no weights"
+        assert one is not other
+        assert users.order == ["b1"]
+        assert states(engines) == "fr"
+
+
+async def test_a_use_soon_after_a_failed_load_gets_the_same_error_and_a_later_one_tries_again(autojump_clock):
+    fleet = Fleet(TWO, faults={"a": fails(Job.OPEN, DeviceOutOfMemory("full"), DeviceOutOfMemory("full still"))})
+    async with fleet.engines() as engines:
+        with pytest.raises(DeviceOutOfMemory, match=r"^full$"):
+            await engines.load("a")
+        await later(RETRY_SECONDS / 2)
+        with pytest.raises(
+            DeviceOutOfMemory, match=r"^full; this was \d\.\d s ago, and is tried again from \d\.\d s on$"
+        ):
+            async with engines.use("a"):
+                pass
+        assert fleet.loads == "a"
+        await later(RETRY_SECONDS / 2)
+        with pytest.raises(DeviceOutOfMemory, match=r"^full still$"):
+            async with engines.use("a"):
+                pass
+        await later(RETRY_SECONDS)
+        async with engines.use("a"):
+            pass
+        assert engines.statistics()["a"].last_error == "DeviceOutOfMemory: full still"
+    assert fleet.loads == "aaa"
+    fleet.check()
+
+
+async def test_an_operators_load_tries_at_once(autojump_clock):
+    fleet = Fleet(TWO, faults={"a": fails(Job.OPEN, DeviceOutOfMemory("full"))})
+    async with fleet.engines() as engines:
+        with pytest.raises(DeviceOutOfMemory):
+            await engines.load("a")
+        await engines.load("a")
+        assert states(engines) == "ra"
+
+
+async def test_an_error_that_is_not_ours_is_told_as_one_of_ours_with_its_cause(autojump_clock):
+    fleet = Fleet(TWO, faults={"a": fails(Job.OPEN, LookupError("a bug"))})
+    async with fleet.engines() as engines:
+        with pytest.raises(EngineError, match="LookupError: a bug") as caught:
+            await engines.load("a")
+        assert isinstance(caught.value.__cause__, LookupError)
+
+
+async def test_what_ends_the_worker_while_it_loads_ends_the_block(autojump_clock):
+    fleet = Fleet(TWO, faults={"a": fails(Job.OPEN, SystemExit("dead"))})
+    with pytest.raises(SystemExit, match="dead"):
+        async with fleet.engines() as engines:
+            await engines.load("b")
+            await engines.load("a")
+    fleet.check()
+
+
+async def test_an_engine_that_fails_tells_its_users_and_the_next_use_loads_the_model_anew(autojump_clock):
+    fleet = Fleet(TWO, faults={"a": fails(Job.STEP, SystemExit("dead"))}, settings={"verify": False})
+    async with fleet.engines() as engines:
+        await engines.load("b")
+        async with engines.use("a") as engine:
+            with pytest.raises(RunnerCrashed):
+                await ask(engine, 1)
+            assert "RunnerCrashed" not in str(engines.statistics()["b"].last_error)
+            async with engines.use("a") as other:  # while the first user is still there
+                assert other is not engine
+                await ask(other, 1)
+            assert engines.statistics()["a"].users == 0
+        assert states(engines) == "rr"
+        assert "RunnerCrashed" in str(engines.statistics()["a"].last_error)
+    assert fleet.loads == "baa"
+    fleet.check()
+
+
+async def test_an_engine_that_fails_before_its_user_hears_of_it_is_not_handed_out(autojump_clock):
+    fleet = Fleet(TWO)
+    async with crowd(fleet) as (engines, users):
+        await engines.load("a")
+        engine = engines._residents.resident("a").engine
+        assert engine is not None
+        users.begin("a1")
+        engine.inside.supervisor._body.cancel()  # type: ignore[union-attr]
+        await settle()
+        await later(3)
+        assert users.order == ["a1"]
+
+
+async def test_a_broken_promise_leaves_the_block(autojump_clock):
+    fleet = Fleet(TWO)
+    with pytest.raises(InvariantViolation):
+        async with fleet.engines() as engines:
+            async with engines.use("a") as engine:
+                violation = InvariantViolation("books balance", "they do not")
+                emit = engine.inside.supervisor._emit  # type: ignore[union-attr]
+
+                def checker(_: object) -> None:
+                    raise violation
+
+                emit.checker = checker  # type: ignore[assignment]
+                with pytest.raises(TrioletError):
+                    await ask(engine, 1)
+            await later(1)
+    fleet.check()
+
+
+async def test_an_unload_that_goes_wrong_is_told_to_who_ordered_it(autojump_clock):
+    fleet = Fleet(TWO, faults={"a": fails(Job.CLOSE, RuntimeError("stuck"))})
+    async with fleet.engines() as engines:
+        await engines.load("a")
+        with pytest.raises(EngineTeardownError, match="stuck"):
+            await engines.unload("a")
+        assert states(engines) == "aa"
+        await engines.load("a")
+    fleet.check()
+
+
+async def test_an_engine_that_ends_badly_with_the_block_is_told_and_the_others_end_well(autojump_clock):
+    stuck = fails(Job.CLOSE, RuntimeError("stuck"))
+    fleet = Fleet(THREE, faults={"a": stuck, "c": fails(Job.CLOSE, RuntimeError("so am I"))})
+    with pytest.raises(EngineTeardownError) as caught:
+        async with fleet.engines() as engines:
+            for name in ("a", "b", "c"):
+                await engines.load(name)
+    told = " ".join([str(caught.value), *caught.value.__notes__])
+    assert "stuck" in told
+    assert "so am I" in told
+    fleet.check()
+
+
+# -- cancellation ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_load_goes_on_for_the_others_when_one_use_is_cancelled(autojump_clock):
+    fleet = Fleet(TWO)
+    async with crowd(fleet) as (_, users):
+        await users.come("a1")
+        await users.come("a2")
+        await users.cancel("a1")
+        await later(OPEN)
+        assert users.order == ["a2"]
+        assert fleet.loads == "a"
+
+
+async def test_a_load_that_nobody_waits_for_any_more_is_given_back(autojump_clock):
+    """A call on the device cannot be stopped: what it has loaded is given back when it returns."""
+    fleet = Fleet(TWO)
+    async with crowd(fleet) as (engines, users):
+        await users.come("a1")
+        await users.cancel("a1")
+        assert engines.statistics()["a"].waiting == 0
+        await later(OPEN + 2 * CLOSE)
+        assert states(engines) == "aa"
+        assert fleet.open == ""
+
+
+async def test_a_use_takes_over_a_load_that_was_given_up(autojump_clock):
+    fleet = Fleet(TWO)
+    async with crowd(fleet) as (_, users):
+        await users.come("a1")
+        await users.cancel("a1")
+        await users.come("a2")
+        await later(OPEN)
+        assert users.order == ["a2"]
+        assert fleet.loads == "a"
+
+
+async def test_a_use_that_is_cancelled_already_loads_nothing(autojump_clock):
+    fleet = Fleet(TWO)
+    async with fleet.engines() as engines:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with engines.use("a"):
+                raise AssertionError("it began")
+        await settle()
+        assert states(engines) == "aa"
+    assert not fleet.devices
+
+
+async def test_an_order_to_unload_waits_for_users_and_later_uses_wait_for_it(autojump_clock):
+    fleet = Fleet(TWO)
+    async with crowd(fleet) as (engines, users):
+        await users.come("a1")
+        await later(OPEN)
+        users.nursery.start_soon(engines.unload, "a")
+        await settle()
+        await users.come("a2")
+        assert users.order == ["a1"]
+        await users.go("a1")
+        await later(CLOSE + OPEN)
+        assert users.order == ["a1", "a2"]
+        assert fleet.loads == "aa"
+
+
+async def test_an_order_to_unload_that_is_cancelled_is_withdrawn(autojump_clock):
+    async with crowd(Fleet(TWO)) as (engines, users):
+        await users.come("a1")
+        await later(OPEN)
+        with trio.move_on_after(1):
+            await engines.unload("a")
+        await users.come("a2")
+        assert users.order == ["a1", "a2"]
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_end_drains_all_engines_at_the_same_time(autojump_clock):
+    fleet = Fleet(THREE)
+    ended: dict[str, float] = {}
+
+    async def client(engines: Engines, name: str) -> None:
+        async with engines.use(name) as engine:
+            await ask(engine, 1)
+            ended[name] = trio.current_time()
+
+    async with trio.open_nursery() as nursery:
+        async with fleet.engines() as engines:
+            for name in ("a", "b", "c"):
+                await engines.load(name)
+                nursery.start_soon(client, engines, name)
+            await settle()
+            began = trio.current_time()
+    assert set(ended) == {"a", "b", "c"}
+    assert trio.current_time() - began < 2 * (max(ended.values()) - began) + CLOSE
+    fleet.check()
+
+
+@pytest.mark.parametrize("how", ["raises", "is cancelled"])
+async def test_a_body_that_does_not_end_well_has_requests_aborted_at_once(how, autojump_clock):
+    fleet = Fleet(TWO)
+    told: list[type[BaseException]] = []
+
+    async def client(engines: Engines) -> None:
+        try:
+            async with engines.use("a") as engine:
+                await ask(engine, 1)
+        except EngineError as error:
+            told.append(type(error))
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            try:
+                async with fleet.engines() as engines:
+                    await engines.load("a")
+                    nursery.start_soon(client, engines)
+                    await settle()
+                    if how == "raises":
+                        raise KeyError("mine")
+                    scope.cancel()
+                    await later(1)
+            except KeyError:
+                assert how == "raises"
+        assert scope.cancelled_caught == (how == "is cancelled")
+    assert told == [EngineClosed]
+    fleet.check()
+
+
+async def test_uses_that_wait_at_the_end_are_told_and_loads_are_given_up(autojump_clock):
+    fleet = Fleet(TWO)
+    async with trio.open_nursery() as nursery:
+        async with fleet.engines(memory_budget=3000) as engines:
+            told: list[str] = []
+
+            async def client(name: str) -> None:
+                with pytest.raises(EngineClosed, match="the block of these engines ends"):
+                    async with engines.use(name):
+                        raise AssertionError("it began")
+                told.append(name)
+
+            for name in ("a", "b"):
+                nursery.start_soon(client, name)
+                await settle()
+            assert states(engines) == "la"
+    assert sorted(told) == ["a", "b"]
+    assert trio.current_time() == pytest.approx(OPEN + CLOSE), "the load was waited for, and given back"
+    fleet.check()
+
+
+async def test_a_load_that_hangs_does_not_hold_up_the_end(autojump_clock):
+    fleet = Fleet(
+        TWO, make_worker=lambda: SimWorker(hangs=lambda job: job is Job.OPEN), settings={"stage_seconds": 5.0}
+    )
+    async with trio.open_nursery() as nursery:
+        async with fleet.engines() as engines:
+            nursery.start_soon(expect_closed, engines, "a")
+            await later(100)
+        assert trio.current_time() == pytest.approx(105, abs=0.1)
+
+
+async def expect_closed(engines: Engines, name: str) -> None:
+    with pytest.raises(EngineClosed):
+        await engines.load(name)
+
+
+async def test_aclose_ends_all_engines_within_its_drain_and_the_body_goes_on(autojump_clock):
+    fleet = Fleet(TWO)
+    told: list[type[BaseException]] = []
+
+    async def client(engines: Engines) -> None:
+        try:
+            async with engines.use("a") as engine:
+                await ask(engine, 1)
+        except EngineError as error:
+            told.append(type(error))
+
+    async with trio.open_nursery() as nursery:
+        async with fleet.engines() as engines:
+            await engines.load("b")
+            await engines.load("a")
+            nursery.start_soon(client, engines)
+            await settle()
+            await engines.aclose(drain=0)
+            assert states(engines) == "aa"
+            assert fleet.open == ""
+            with pytest.raises(EngineClosed):
+                await engines.load("a")
+            await engines.aclose()
+    assert told == [EngineClosed]
+    fleet.check()
+
+
+@pytest.mark.parametrize(("drain", "ends"), [(0.1, "cut off"), (60.0, "drained")])
+async def test_aclose_gives_requests_so_many_seconds(drain, ends, autojump_clock):
+    fleet = Fleet(TWO, settings={"drain_seconds": 0.0})
+    told: list[str] = []
+
+    async def client(engines: Engines) -> None:
+        try:
+            async with engines.use("a") as engine:
+                await ask(engine, 1)
+                told.append("drained")
+        except EngineClosed:
+            told.append("cut off")
+
+    async with trio.open_nursery() as nursery:
+        async with fleet.engines() as engines:
+            await engines.load("a")
+            nursery.start_soon(client, engines)
+            await settle()
+            await engines.aclose(drain=drain)
+    assert told == [ends]
+
+
+async def test_cancelling_the_surroundings_ends_the_drain(autojump_clock):
+    fleet = Fleet(
+        TWO,
+        settings={"drain_seconds": math.inf},
+        make_worker=lambda: SimWorker(duration=lambda job, _: 1000.0 if job is Job.STEP else 1.0),
+    )
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(20) as scope:
+            async with fleet.engines() as engines:
+                await engines.load("a")
+
+                async def client() -> None:
+                    with pytest.raises(EngineClosed):
+                        async with engines.use("a") as engine:
+                            await ask(engine, 1)
+
+                nursery.start_soon(client)
+                await settle()
+        assert scope.cancelled_caught
+    fleet.check()
+
+
+async def test_a_body_that_is_cancelled_can_use_its_engine_in_its_clean_up(autojump_clock):
+    fleet = Fleet(TWO)
+    with trio.move_on_after(5) as scope:
+        async with fleet.engines() as engines, engines.use("a") as engine:
+            try:
+                await trio.sleep(math.inf)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await ask(engine, 1)
+    assert scope.cancelled_caught
+    fleet.check()
+
+
+async def test_a_use_may_outlast_the_block(autojump_clock):
+    fleet = Fleet(TWO)
+    async with trio.open_nursery() as nursery:
+        async with fleet.engines() as engines:
+
+            async def client() -> None:
+                async with engines.use("a"):
+                    await later(100)
+
+            nursery.start_soon(client)
+            await later(2)
+        assert trio.current_time() < 10
+        fleet.check()
+
+
+# -- misuse ----------------------------------------------------------------------------------------------------------
+
+
+async def test_engines_are_used_inside_their_block_and_entered_once(autojump_clock):
+    engines = Fleet(TWO).engines()
+    for use in (lambda: engines.use("a"), engines.statistics):
+        with pytest.raises(EngineStateError, match="not entered yet"):
+            use()
+    async with engines:
+        with pytest.raises(EngineStateError, match="entered once"):
+            async with engines:
+                pass
+    for use in (lambda: engines.use("a"), engines.statistics):
+        with pytest.raises(EngineStateError, match="closed"):
+            use()
+    with pytest.raises(EngineStateError, match="entered once"):
+        async with engines:
+            pass
+
+
+async def test_engines_belong_to_the_loop_that_entered_them(autojump_clock):
+    async with Fleet(TWO).engines() as engines:
+
+        def elsewhere() -> None:
+            with pytest.raises(EngineStateError, match="no event loop"):
+                engines.statistics()
+
+        await trio.to_thread.run_sync(elsewhere)
+
+
+async def test_a_name_that_no_model_has_is_refused_with_those_there_are(autojump_clock):
+    async with Fleet(TWO).engines() as engines:
+        for wrong in ("c", 3):
+            with pytest.raises(UnknownModel, match=r"allowed: a, b") as caught:
+                engines.use(wrong)  # type: ignore[arg-type]
+            assert caught.value.http_status == 404
+
+
+def test_values_that_cannot_work_are_refused_with_what_is_allowed():
+    for wrong in ({}, ["a"], None):
+        with pytest.raises(InvalidRequest, match="a mapping of names"):
+            Engines(wrong)  # type: ignore[arg-type]
+    for models in ({"": "x"}, {3: "x"}):
+        with pytest.raises(InvalidRequest, match="not blank"):
+            Engines(models)  # type: ignore[arg-type]
+    for models in ({"a": ""}, {"a": 3}):
+        with pytest.raises(InvalidRequest, match="model="):
+            Engines(models)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="names 'a' and 'b'"):
+        Engines({"a": "x", "b": ModelSpec("y", aliases=("a",))})
+    with pytest.raises(InvalidRequest, match="memory_budget=0"):
+        Engines({"a": "x"}, memory_budget=0)
+    with pytest.raises(InvalidRequest, match="idle_seconds=-1"):
+        Engines({"a": "x"}, idle_seconds=-1)
+    for changes in ({"config": 3}, {"aliases": "name"}, {"aliases": 3}, {"preload": 1}):
+        with pytest.raises(InvalidRequest, match=next(iter(changes))):
+            ModelSpec("x", **changes)
+    assert repr(Engines({"a": "x", "b": "y"})) == "<Engines of a, b>"
+    assert ModelSpec("x", config=EngineConfig(dtype="bfloat16")).config.dtype == "bfloat16"
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Any:
+    caplog.set_level(logging.INFO, logger="triolet.engines")
+    return lambda: [
+        (record.levelname, record.getMessage()) for record in caplog.records if record.name == "triolet.engines"
+    ]
+
+
+async def test_the_log_tells_of_loads_and_why_models_go(log, autojump_clock):
+    fleet = Fleet({"a": 1001 << 20, "b": 1001 << 20}, faults={"b": fails(Job.OPEN, CheckpointError("torn"))})
+    async with fleet.engines(memory_budget=1500 << 20, idle_seconds=50) as engines:
+        await engines.load("a")
+        with pytest.raises(CheckpointError):
+            await engines.load("b")
+        await engines.load("b")
+        await later(100)
+        await engines.load("a")
+    levels, lines = zip(*log(), strict=True)
+    assert levels == ("INFO", "INFO", "WARNING", "INFO", "INFO", "INFO", "INFO")
+    assert lines[0].startswith("a: loaded in 1.0 s: 1001.0 MiB: ")
+    assert lines[0].endswith("all models count 1001.0 MiB of 1500.0 MiB")
+    assert lines[1] == "a: unloaded, 1001.0 MiB given back: b needs the room"
+    assert lines[2] == "b: not loaded: CheckpointError: torn"
+    assert lines[4] == "b: unloaded, 1001.0 MiB given back: idle for 50 s"
+    assert lines[6] == "a: unloaded, 1001.0 MiB given back: the block ends"
+
+
+async def test_the_log_tells_of_a_crash_and_of_an_end_that_went_wrong(log, autojump_clock):
+    fleet = Fleet(
+        TWO,
+        faults={"a": fails(Job.STEP, SystemExit("dead")), "b": fails(Job.CLOSE, RuntimeError("stuck"))},
+        settings={"verify": False},
+    )
+    async with fleet.engines() as engines:
+        async with engines.use("a") as engine:
+            with pytest.raises(RunnerCrashed):
+                await ask(engine, 1)
+        await engines.load("b")
+        with pytest.raises(EngineTeardownError):
+            await engines.unload("b")
+    warnings = [line for level, line in log() if level == "WARNING"]
+    assert warnings[0].startswith("a: failed while it was open: RunnerCrashed: ")
+    assert warnings[1].startswith("b: unloaded (as ordered), but not well: EngineTeardownError: ")
+
+
+async def test_a_handler_of_the_log_that_raises_ends_no_engine_and_leaves_the_block(caplog, autojump_clock):
+    caplog.set_level(logging.INFO, logger="triolet.engines")
+
+    def refuse(_: logging.LogRecord) -> bool:
+        raise ValueError("no line for me")
+
+    logger = logging.getLogger("triolet.engines")
+    logger.addFilter(refuse)
+    fleet = Fleet(TWO)
+    try:
+        with pytest.raises(ValueError, match="no line for me"):
+            async with fleet.engines() as engines:
+                async with engines.use("a") as engine:
+                    await ask(engine, 1)
+    finally:
+        logger.removeFilter(refuse)
+    fleet.check()

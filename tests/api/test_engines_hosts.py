@@ -1,0 +1,329 @@
+"""Several models on every host: trio, asyncio, and anyio on both."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from triolet import (
+    CheckpointError,
+    Engine,
+    EngineClosed,
+    EngineConfig,
+    EngineError,
+    Engines,
+    EngineStateError,
+    ModelSpec,
+    RunnerCrashed,
+)
+from triolet.actors.worker import Job
+from triolet.core import events
+from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
+
+from .hosts import HOSTS, GatedWorker, Handle, Hold, Host, ask
+
+SIZE = 5000
+ONE, TWO = SIZE, 2 * SIZE  # budgets
+
+
+@define(eq=False)
+class Gates:
+    """Models over gated devices, and the checks that everything came back."""
+
+    host: Host
+    faults: dict[str, DeviceFault] = field(factory=dict)
+    holds: dict[str, list[Hold]] = field(factory=dict)
+    devices: list[tuple[str, SimExecutor]] = field(factory=list)
+    workers: dict[str, GatedWorker] = field(factory=dict)  # the last of each model
+
+    def engines(self, *names: str, settings: dict[str, Any] | None = None, **options: Any) -> Engines:
+        return Engines(
+            {name: ModelSpec.from_parts(partial(self._make, name, settings or {}), SIZE) for name in names}, **options
+        )
+
+    def _make(self, name: str, settings: dict[str, Any]) -> Engine:
+        device, worker = SimExecutor(fault=self.faults.get(name)), GatedWorker(self.holds.get(name, []))
+        self.devices.append((name, device))
+        self.workers[name] = worker
+
+        def observe(event: events.Event) -> None:
+            if event == events.StageReached("intake closed"):
+                worker.teardown_begins()
+
+        config = EngineConfig(
+            **{"verify": True, "observer": observe, "encoder_cache_bytes": SIZE - WEIGHTS, **settings}
+        )
+        return Engine.from_parts(lambda: device, lambda: worker, config=config)
+
+    def hold(self, name: str, job: Job, *, until_teardown: bool = True) -> Hold:
+        """Call it in the host's loop, before the model is loaded."""
+        hold = Hold(job, self.host.signal(), 0, until_teardown)
+        self.holds.setdefault(name, []).append(hold)
+        return hold
+
+    def end_hold(self, name: str, hold: Hold) -> None:
+        self.workers[name].end_hold(hold)
+
+    def run(self, main: Callable[[], Awaitable[Any]]) -> None:
+        before = _threads()
+        self.host.run(main)
+        assert _threads() == before, "a thread of ours is left"
+        for _, device in self.devices:
+            assert not device.is_open
+            assert not device.outputs
+            assert not device.misuses
+
+    @property
+    def loads(self) -> str:
+        return "".join(name for name, _ in self.devices)
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name in {"triolet-loop", "triolet-runner"}}
+
+
+@pytest.fixture(params=HOSTS, ids=lambda host: host.name)
+def gates(request: pytest.FixtureRequest) -> Gates:
+    return Gates(request.param)
+
+
+async def use(engines: Engines, name: str, number: int = 1) -> None:
+    async with engines.use(name) as engine:
+        await ask(engine, number)
+
+
+def state(engines: Engines, name: str) -> str:
+    return engines.statistics()[name].state.value
+
+
+# -- loading ---------------------------------------------------------------------------------------------------------
+
+
+def test_models_take_turns_under_a_budget_that_holds_one(gates: Gates) -> None:
+    async def main() -> None:
+        async with gates.engines("a", "b", memory_budget=ONE) as engines:
+            for name in "abab":
+                await use(engines, name)
+            assert state(engines, "a") == "absent"
+            assert engines.statistics()["b"].bytes == SIZE
+            await engines.unload("b")
+            assert state(engines, "b") == "absent"
+
+    gates.run(main)
+    assert gates.loads == "abab"
+
+
+def test_many_users_of_many_models_are_all_served(gates: Gates) -> None:
+    async def main() -> None:
+        async with gates.engines("a", "b", "c", memory_budget=TWO) as engines, gates.host.group() as group:
+            for number in range(12):
+                group.start(use, engines, "abc"[number % 3], number)
+
+    gates.run(main)
+
+
+def test_uses_wait_for_the_one_load_and_those_of_ready_models_go_on(gates: Gates) -> None:
+    async def main() -> None:
+        held = gates.hold("b", Job.OPEN)
+        async with gates.engines("a", "b", memory_budget=TWO) as engines:
+            await engines.load("a")
+            async with gates.host.group() as group:
+                for number in range(3):
+                    group.start(use, engines, "b", number)
+                await held.reached.wait()
+                await use(engines, "a")
+                assert state(engines, "b") == "loading"
+                gates.end_hold("b", held)
+
+    gates.run(main)
+    assert gates.loads == "ab"
+
+
+def test_an_idle_model_is_unloaded(gates: Gates) -> None:
+    async def main() -> None:
+        async with gates.engines("a", idle_seconds=0) as engines:
+            await use(engines, "a")
+            while state(engines, "a") != "absent":
+                await gates.host.within(0.001, gates.host.signal().wait)
+
+    gates.run(main)
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_load_that_fails_is_told_and_the_others_go_on(gates: Gates) -> None:
+    gates.faults["a"] = lambda job, _: CheckpointError("torn") if job is Job.OPEN else None
+
+    async def refused(engines: Engines) -> None:
+        with pytest.raises(CheckpointError, match="torn"):
+            await use(engines, "a")
+
+    async def main() -> None:
+        async with gates.engines("a", "b") as engines:
+            async with gates.host.group() as group:
+                group.start(refused, engines)
+                group.start(refused, engines)
+            await use(engines, "b")
+            assert state(engines, "a") == "failed"
+
+    gates.run(main)
+
+
+def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_others(gates: Gates) -> None:
+    """On asyncio the engine cancels the task that entered it, which is its keeper."""
+    crashes = [SystemExit("dead")]
+    gates.faults["a"] = lambda job, _: crashes.pop() if job is Job.STEP and crashes else None
+
+    async def main() -> None:
+        async with gates.engines("a", "b", settings={"verify": False}) as engines:
+            await engines.load("b")
+            with pytest.raises(EngineError):
+                await use(engines, "a")
+            await use(engines, "b")
+            await use(engines, "a")
+            assert "RunnerCrashed" in str(engines.statistics()["a"].last_error)
+
+    gates.run(main)
+    assert gates.loads == "baa"
+
+
+def test_an_engine_that_fails_in_the_end_is_told_by_the_block(gates: Gates) -> None:
+    gates.faults["a"] = lambda job, _: SystemExit("dead") if job is Job.STEP else None
+
+    async def main() -> None:
+        held = gates.hold("a", Job.STEP)
+
+        async def client(engines: Engines) -> None:
+            with pytest.raises(EngineError):
+                await use(engines, "a")
+
+        async with gates.host.group() as group:
+            with pytest.raises(RunnerCrashed, match="dead"):
+                async with gates.engines("a", "b", settings={"verify": False}) as engines:
+                    await engines.load("b")
+                    group.start(client, engines)
+                    await held.reached.wait()
+
+    gates.run(main)
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+class Mine(Exception):
+    """The body's own."""
+
+
+def test_an_error_of_the_body_leaves_the_block_unchanged(gates: Gates) -> None:
+    async def main() -> None:
+        mine = Mine()
+        with pytest.raises(Mine) as caught:
+            async with gates.engines("a", "b") as engines:
+                await engines.load("a")
+                await engines.load("b")
+                raise mine
+        assert caught.value is mine
+
+    gates.run(main)
+
+
+@pytest.mark.parametrize("where", ["in a use", "while it waits for a load", "beside one"])
+def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, where: str) -> None:
+    async def main() -> None:
+        held = gates.hold("b", Job.OPEN)
+        handles: list[Handle] = []
+        ready = gates.host.signal()
+
+        async def body() -> None:
+            async with gates.engines("a", "b", settings={"stage_seconds": 0.1}) as engines:
+                await engines.load("a")
+                if where == "in a use":
+                    async with engines.use("a"):
+                        ready.set()
+                        await gates.host.signal().wait()
+                elif where == "beside one":
+                    ready.set()
+                    await gates.host.signal().wait()
+                else:
+                    await use(engines, "b")
+
+        async with gates.host.group() as group:
+            handles.append(group.start(body))
+            await (held.reached if where == "while it waits for a load" else ready).wait()
+            handles[0].cancel()
+        assert handles[0].cancelled
+
+    gates.run(main)
+
+
+def test_a_use_that_is_cancelled_while_its_model_loads_gives_the_load_up(gates: Gates) -> None:
+    async def main() -> None:
+        held = gates.hold("a", Job.OPEN)
+        async with gates.engines("a", "b", memory_budget=ONE) as engines:
+            async with gates.host.group() as group:
+                handle = group.start(use, engines, "a")
+                await held.reached.wait()
+                handle.cancel()
+                await handle.ended()
+                assert handle.cancelled
+            gates.end_hold("a", held)
+            await use(engines, "b")
+            assert state(engines, "a") == "absent"
+
+    gates.run(main)
+    assert gates.loads == "ab"
+
+
+def test_requests_of_outside_tasks_are_drained_when_the_block_ends(gates: Gates) -> None:
+    async def main() -> None:
+        held = gates.hold("a", Job.STEP)
+        async with gates.host.group() as group:
+            async with gates.engines("a", "b") as engines:
+                await engines.load("b")
+                task = group.start(use, engines, "a")
+                await held.reached.wait()
+            await task.ended()
+            assert not task.cancelled
+
+    gates.run(main)
+
+
+def test_aclose_without_a_drain_aborts_requests_and_the_body_goes_on(gates: Gates) -> None:
+    async def main() -> None:
+        held = gates.hold("a", Job.STEP)
+
+        async def client(engines: Engines) -> None:
+            with pytest.raises(EngineClosed):
+                await use(engines, "a")
+
+        async with gates.host.group() as group:
+            async with gates.engines("a", settings={"drain_seconds": math.inf}) as engines:
+                group.start(client, engines)
+                await held.reached.wait()
+                await engines.aclose(drain=0)
+                with pytest.raises(EngineClosed):
+                    await use(engines, "a")
+
+    gates.run(main)
+
+
+def test_a_loop_of_another_thread_is_told_where_engines_belong(gates: Gates) -> None:
+    async def main() -> None:
+        async with gates.engines("a") as engines:
+
+            async def elsewhere() -> None:
+                with pytest.raises(EngineStateError, match="outside of the event loop"):
+                    engines.statistics()
+
+            thread = threading.Thread(target=gates.host.run, args=(elsewhere,))
+            thread.start()
+            thread.join()
+
+    gates.run(main)

@@ -1,0 +1,274 @@
+"""Engines across the cells of a notebook: each cell is a task of its own, in one loop of asyncio, as in Jupyter."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from triolet import EngineClosed, EngineStateError, RunnerCrashed, SyncEngine
+from triolet.actors.worker import Job
+from triolet.testing.sim import SimExecutor, SimWorker
+
+from .hosts import AsyncioHost, Bench, ask, expected, query, release_is_stuck
+from .threads import PATIENCE, SyncBench, loops
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    config = Config()
+    config.HistoryManager.enabled = False
+    shell = InteractiveShell(config=config, user_module=types.ModuleType("notebook"))
+    yield shell
+    shell.atexit_operations()
+    atexit.unregister(shell.atexit_operations)
+
+
+@pytest.fixture
+def asyncio_bench() -> Bench:
+    return Bench(AsyncioHost())
+
+
+def crash(job: Job, _: object) -> BaseException | None:
+    return SystemExit("dead") if job is Job.STEP else None
+
+
+async def cell(shell: InteractiveShell, code: str) -> Any:
+    """Runs a cell as Jupyter's kernel does. What it shows: its last value, formatted; or raises its error."""
+    running = shell.run_cell_async(code, transformed_cell=shell.transform_cell(code), store_history=False)
+    done = await asyncio.create_task(running)
+    done.raise_error()
+    return None if done.result is None else shell.display_formatter.format(done.result)[0]
+
+
+# -- in IPython ------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_of_one_cell_is_used_in_others_and_closed_in_the_last(
+    asyncio_bench: Bench, shell: InteractiveShell
+) -> None:
+    async def main() -> None:
+        shell.user_ns |= {"engine": asyncio_bench.engine(), "query": query}
+        await cell(shell, "await engine.open()")
+        await cell(shell, "whole = await engine.generate(**query(1))")
+        await cell(
+            shell, "async with engine.stream(**query(2)) as deltas:\n    parts = [delta async for delta in deltas]"
+        )
+        shown = await cell(shell, "engine.statistics()")
+        assert "<th" in shown["text/html"]
+        assert "EngineStatistics(" in shown["text/plain"]
+        shown = await cell(shell, "engine")
+        assert "&lt;Engine of parts of its maker&#x27;s on sim: open&gt;" in shown["text/html"]
+        await cell(shell, "await engine.aclose()")
+        shown = await cell(shell, "engine")
+        assert shown == {"text/plain": "<Engine of parts of its maker's on sim: closed>"}
+        assert shell.user_ns["whole"].token_ids == expected(1)
+        assert tuple(token for part in shell.user_ns["parts"] for token in part.token_ids) == expected(2)
+
+    asyncio_bench.run(main)
+
+
+def test_a_block_in_one_cell_is_a_block(asyncio_bench: Bench, shell: InteractiveShell) -> None:
+    async def main() -> None:
+        shell.user_ns |= {"engine": asyncio_bench.engine(), "query": query}
+        await cell(shell, "async with engine:\n    whole = await engine.generate(**query(1))")
+        assert shell.user_ns["whole"].token_ids == expected(1)
+
+    asyncio_bench.run(main)
+
+
+def test_an_engine_that_fails_between_cells_says_so_in_those_that_follow(
+    asyncio_bench: Bench, shell: InteractiveShell
+) -> None:
+    """It cancels none of them: the one that opened it is over."""
+    asyncio_bench.executor.fault = crash
+
+    async def main() -> None:
+        closed = asyncio_bench.stage("channels closed")
+        shell.user_ns |= {"engine": asyncio_bench.engine(), "query": query}
+        await cell(shell, "await engine.open()")
+        with pytest.raises(RunnerCrashed, match="dead"):
+            await cell(shell, "await engine.generate(**query(1))")
+        await closed.wait()
+        for thread in loops():
+            thread.join(PATIENCE)
+        with pytest.raises(EngineStateError, match=r"closed: it failed \(RunnerCrashed: .*dead"):
+            await cell(shell, "await engine.generate(**query(1))")
+        with pytest.raises(RunnerCrashed, match="dead"):
+            await cell(shell, "await engine.aclose()")
+        await cell(shell, "await engine.aclose()")
+
+    asyncio_bench.run(main)
+
+
+def test_an_engine_of_threads_needs_no_await(shell: InteractiveShell) -> None:
+    bench = SyncBench()
+
+    async def main() -> None:
+        shell.user_ns |= {"engine": bench.engine(), "query": query}
+        await cell(shell, "engine.open()")
+        await cell(shell, "whole = engine.generate(**query(1))")
+        shown = await cell(shell, "engine")
+        assert "&lt;SyncEngine of " in shown["text/html"]
+        await cell(shell, "engine.close()")
+        shown = await cell(shell, "engine")
+        assert shown == {"text/plain": "<SyncEngine of parts of its maker's on sim: closed>"}
+        assert shell.user_ns["whole"].token_ids == expected(1)
+
+    bench.run(lambda: asyncio.run(main()))
+
+
+def test_the_table_tells_the_figures_that_the_model_has() -> None:
+    with SyncEngine.from_parts(SimExecutor, lambda: SimWorker(dict.fromkeys(Job, 0.0))) as engine:
+        before = dict(engine.statistics().rows())
+        engine.generate(**query(1))
+        after = dict(engine.statistics().rows())
+    assert before["power"] == "awake"
+    assert before["requests"] == "0 waiting, 0 running, 0 leaving"
+    assert "encoder cache" not in before
+    assert after["encoder cache"].endswith("1 entries, 0 held; 0 of 1 acquires hit")
+    assert after["tokens"] == f"{len(expected(1))} sampled; prompts: 0 cached"
+    assert after["pages"].endswith("cached")
+
+
+# -- on all hosts ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_block_it_lives_on_asyncio_and_is_refused_on_trio(bench: Bench) -> None:
+    async def main() -> None:
+        engine = bench.engine()
+        if bench.host.name.endswith("trio"):
+            with pytest.raises(
+                EngineStateError, match=r"open\(\) was called under trio.*: async with Engine.*SyncEngine"
+            ):
+                await engine.open()
+            async with engine:
+                await ask(engine, 1)
+            return
+        await engine.open()
+        with pytest.raises(EngineStateError, match="open; an engine is entered once"):
+            await engine.open()
+        with pytest.raises(EngineStateError, match="open; an engine is entered once"):
+            async with engine:
+                raise AssertionError("entered")
+        await ask(engine, 1)
+        await engine.aclose()
+        await engine.aclose()
+        with pytest.raises(EngineStateError, match=r"closed: its block has ended or aclose\(\) was called; open a new"):
+            await ask(engine, 1)
+
+    bench.run(main)
+
+
+def test_it_is_opened_in_one_task_and_closed_in_another(asyncio_bench: Bench) -> None:
+    async def main() -> None:
+        engine = asyncio_bench.engine()
+        await asyncio.create_task(engine.open())
+        await asyncio.create_task(ask(engine, 1))
+        await asyncio.create_task(engine.aclose())
+
+    asyncio_bench.run(main)
+
+
+def test_a_cancelled_open_closes_what_was_opened(asyncio_bench: Bench) -> None:
+    async def main() -> None:
+        loading = asyncio_bench.hold(Job.OPEN, until_teardown=False)
+        engine = asyncio_bench.engine()
+        opening = asyncio.create_task(engine.open())
+        await loading.reached.wait()
+        opening.cancel()
+        asyncio_bench.worker.end_hold(loading)
+        await asyncio.wait([opening])
+        assert opening.cancelled()
+        assert not loops()
+
+    asyncio_bench.run(main)
+    assert asyncio_bench.executor.calls == [Job.OPEN, Job.CLOSE]
+
+
+def test_what_is_closed_may_be_closed_in_another_loop(asyncio_bench: Bench) -> None:
+    async def main() -> None:
+        await engine.open()
+        await engine.aclose()
+
+    engine = asyncio_bench.engine()
+    asyncio_bench.run(main)
+    asyncio.run(engine.aclose())
+
+
+def test_a_cancelled_aclose_ends_the_drain_and_not_the_order(asyncio_bench: Bench) -> None:
+    async def main() -> None:
+        held = asyncio_bench.hold(until_teardown=False)
+        closing, hurried = asyncio_bench.stage("intake closed"), asyncio_bench.stage("drain deadline")
+        engine = asyncio_bench.engine(drain_seconds=1e6)
+
+        async def refused() -> None:
+            with pytest.raises(EngineClosed):
+                await ask(engine, 1)
+
+        await engine.open()
+        call = asyncio.create_task(refused())
+        await held.reached.wait()
+        ending = asyncio.create_task(engine.aclose())
+        await closing.wait()
+        ending.cancel()
+        await hurried.wait()
+        asyncio_bench.worker.end_hold(held)
+        await asyncio.wait([ending, call])
+        assert ending.cancelled()
+        assert not loops()
+
+    asyncio_bench.run(main)
+    assert asyncio_bench.outcomes() == ["aborted"]
+
+
+def test_aclose_gives_requests_the_time_that_it_is_told(asyncio_bench: Bench) -> None:
+    async def main() -> None:
+        held = asyncio_bench.hold(until_teardown=False)
+        hurried = asyncio_bench.stage("drain deadline")
+        engine = asyncio_bench.engine(drain_seconds=1e6)
+        await engine.open()
+        call = asyncio.create_task(engine.generate(**query(1)))
+        await held.reached.wait()
+        ending = asyncio.create_task(engine.aclose(drain=0))
+        await hurried.wait()
+        asyncio_bench.worker.end_hold(held)
+        await ending
+        with pytest.raises(EngineClosed):
+            await call
+
+    asyncio_bench.run(main)
+
+
+def test_aclose_raises_what_the_end_of_a_block_would(asyncio_bench: Bench) -> None:
+    async def main() -> None:
+        engine = asyncio_bench.engine()
+        await engine.open()
+        with pytest.raises(Exception, match="stuck"):
+            await engine.aclose()
+
+    release_is_stuck(asyncio_bench)
+    asyncio_bench.run(main)
+
+
+def test_a_crash_cancels_nobody(asyncio_bench: Bench) -> None:
+    """Not even the task that opened the engine, though it still runs."""
+    asyncio_bench.executor.fault = crash
+
+    async def main() -> None:
+        closed = asyncio_bench.stage("channels closed")
+        engine = asyncio_bench.engine()
+        await engine.open()
+        with pytest.raises(RunnerCrashed):
+            await ask(engine, 1)
+        await closed.wait()
+        with pytest.raises(RunnerCrashed):
+            await engine.aclose()
+
+    asyncio_bench.run(main)

@@ -1,0 +1,704 @@
+"""The engine for threads without an event loop: calls, streams, ends and failures. ^C is in test_sync_interrupts.py.
+
+After each test, `SyncBench.run` checks that the device is released, that no thread is left, that every admission permit
+came back and every request heard its one end.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from triolet import (
+    CheckpointError,
+    Delta,
+    Engine,
+    EngineClosed,
+    EngineConfig,
+    EngineError,
+    EngineStateError,
+    EngineTeardownError,
+    InvalidRequest,
+    Overloaded,
+    RunnerCrashed,
+    SyncEngine,
+    Transcript,
+    demo,
+)
+from triolet.actors.scheduler import Scheduler
+from triolet.actors.worker import Job
+from triolet.api.hosts.trio_thread import TrioThread
+from triolet.api.inputs.audio import load_audio
+from triolet.core import events
+from triolet.core.power import Power
+from triolet.testing import make_checkpoint
+from triolet.testing.sim import SimExecutor
+
+from ..heap import assert_none, garbage
+from .hosts import AsyncioHost, Bench, SpeakingModel, audio, expected, query, release_is_stuck
+from .threads import PATIENCE, SyncBench, ask, loops, ours, read, until
+
+
+@pytest.fixture
+def bench() -> SyncBench:
+    return SyncBench()
+
+
+def crash(job: Job, _: object) -> BaseException | None:
+    return SystemExit("dead") if job is Job.STEP else None
+
+
+# -- what is asked is answered ---------------------------------------------------------------------------------------
+
+
+def test_it_has_the_names_and_arguments_of_the_engine() -> None:
+    """And no docstring speaks of what only event loops have."""
+    names = {name for name in vars(Engine) if not name.startswith("_")} - {"aclose"}
+    assert names <= {name for name in vars(SyncEngine) if not name.startswith("_")}
+    for name in ("generate", "stream", "embed", "score", "classify", "transcribe", "stream_transcription", "live"):
+        plain = getattr(SyncEngine, name)
+        assert inspect.signature(plain) == inspect.signature(getattr(Engine, name))
+        assert plain.__qualname__ == f"SyncEngine.{name}"
+        assert plain.__doc__
+        assert "await " not in plain.__doc__
+        assert "async " not in plain.__doc__
+
+
+def test_many_threads_at_once_each_get_their_own_tokens(bench: SyncBench) -> None:
+    def main() -> None:
+        with bench.engine() as engine, ThreadPoolExecutor(24) as pool:
+            list(pool.map(lambda number: ask(engine, number, 1 + number % 17), range(24)))
+
+    bench.run(main)
+    assert bench.outcomes() == ["finished"] * 24
+
+
+def test_thirty_two_threads_make_a_thousand_requests(bench: SyncBench) -> None:
+    def main() -> None:
+        with ThreadPoolExecutor(32) as pool, bench.engine(verify=False) as engine:
+            list(pool.map(lambda number: ask(engine, number % 50, 3), range(1000)))
+            told = engine.statistics().requests
+            assert (told.waiting, told.running) == (0, 0)
+            assert engine.inside.pending == 0
+
+    bench.run(main)
+    assert len(bench.outcomes()) == 1000
+
+
+def test_a_stream_gives_the_tokens_of_generate(bench: SyncBench) -> None:
+    def main() -> None:
+        with bench.engine() as engine:
+            assert read(engine, 1) == expected(1)
+            with engine.stream(**query(2)) as deltas:
+                assert deltas.timings is None
+                assert tuple(token for delta in deltas for token in delta.token_ids) == expected(2)
+                assert deltas.timings is not None
+                assert list(deltas) == []
+
+    bench.run(main)
+
+
+def test_the_demo_checkpoint_says_what_it_says_on_asyncio() -> None:
+    sample = next(sample for sample in demo.samples() if sample.path.stem == "en-command")
+    prompt = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
+    config = EngineConfig(device="cpu", verify=True)
+
+    async def on_asyncio() -> tuple[Transcript, list[Delta]]:
+        async with Engine(demo.checkpoint(), config=config) as engine:
+            transcript = await engine.transcribe(sample.path)
+            async with engine.stream(prompt, audio=sample.path) as stream:
+                return transcript, [delta async for delta in stream]
+
+    transcript, deltas = Bench(AsyncioHost()).host.run(on_asyncio)
+    with SyncEngine(demo.checkpoint(), config=config) as engine:
+        assert engine.transcribe(sample.path) == transcript
+        with engine.stream_transcription(sample.path) as segments:
+            assert (segments.language, segments.position) == ("en", 0.0)
+            assert tuple(segments) == transcript.segments
+            assert segments.transcript() == transcript
+        with engine.stream(prompt, audio=sample.path) as stream:
+            assert list(stream) == deltas
+        with engine.live() as session:
+            session.feed(load_audio(sample.path))
+            session.finish()
+            assert "".join(update.stable for update in session).strip() == sample.text
+
+
+def test_a_live_session_is_fed_by_one_thread_and_read_by_another(bench: SyncBench) -> None:
+    samples = load_audio(next(sample for sample in demo.samples() if sample.path.stem == "en-many").path)[:128_000]
+
+    def feed(session: Any) -> None:
+        for start in range(0, len(samples), 8_000):
+            session.feed(samples[start : start + 8_000])
+        session.finish()
+
+    def main() -> None:
+        with bench.engine() as engine, ThreadPoolExecutor(1) as pool:
+            with engine.live(no_speech_threshold=None) as session:
+                fed = pool.submit(feed, session)
+                updates = list(session)
+                fed.result()
+            assert any(update.stable for update in updates)
+            assert updates[-1].ends_utterance
+
+    bench.executor = SimExecutor(SpeakingModel())
+    bench.run(main)
+
+
+@pytest.mark.parametrize(("family", "method"), [("bert", "embed"), ("bert_reranker", "score")])
+def test_vectors_and_scores_come_as_they_are(family: str, method: str, tmp_path: Path) -> None:
+    asked = ("a cat", ["a dog", "a hat"]) if method == "score" else (["a cat", "a dog"],)
+    config = EngineConfig(device="cpu", dtype="float32", threads=1)
+    folder = make_checkpoint(family, tmp_path / family)
+
+    async def on_asyncio() -> Any:
+        async with Engine(folder, config=config) as engine:
+            return await getattr(engine, method)(*asked)
+
+    with SyncEngine(folder, config=config) as engine:
+        np.testing.assert_allclose(
+            getattr(engine, method)(*asked), Bench(AsyncioHost()).host.run(on_asyncio), rtol=1e-4
+        )
+
+
+def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: SyncBench) -> None:
+    def main() -> None:
+        with bench.engine() as engine:
+            with pytest.raises(InvalidRequest, match="no tokens"):
+                engine.generate(prompt_token_ids=[], audio=audio(1))
+            with pytest.raises(InvalidRequest, match="exactly one"), engine.stream("a", prompt_token_ids=[1]):
+                raise AssertionError("entered")
+            with pytest.raises(InvalidRequest, match="did you mean max_tokens"):
+                engine.generate(**query(1), max_new_tokens=5)
+            with pytest.raises(InvalidRequest, match="drain=-1"):
+                engine.close(drain=-1)
+            ask(engine, 2)
+
+    bench.run(main)
+
+
+def test_a_full_queue_refuses_who_does_not_want_to_wait(bench: SyncBench) -> None:
+    def main() -> None:
+        held = bench.hold()
+        with bench.engine(max_pending=1) as engine, ThreadPoolExecutor(1) as pool:
+            first = pool.submit(ask, engine, 1)
+            held.reached.wait()
+            with pytest.raises(Overloaded, match="1 requests"):
+                ask(engine, 2, wait=False)
+            assert engine.statistics().requests.running == 1
+            bench.worker.end_hold(held)
+            first.result()
+
+    bench.run(main)
+
+
+def test_it_sleeps_and_wakes(bench: SyncBench) -> None:
+    def main() -> None:
+        with bench.engine() as engine, ThreadPoolExecutor(1) as pool:
+            engine.sleep()
+            assert bench.executor.is_asleep
+            assert engine.statistics().power is Power.ASLEEP
+            waiting = pool.submit(ask, engine, 1)
+            engine.wake()
+            waiting.result()
+
+    bench.run(main)
+
+
+def test_a_stream_that_is_read_without_its_block_says_how(bench: SyncBench) -> None:
+    def main() -> None:
+        with bench.engine() as engine:
+            for make in (lambda: engine.stream(**query(1)), engine.live, lambda: engine.stream_transcription(audio(1))):
+                with pytest.raises(EngineStateError, match=r"allowed: with engine\.\w+\(\.\.\.\) as parts: for part"):
+                    list(make())
+                with pytest.raises(EngineStateError, match="read before it was opened"):
+                    next(make())
+
+    bench.run(main)
+
+
+# -- streams that end early ------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_left_early_withdraws_its_request(bench: SyncBench) -> None:
+    def main() -> None:
+        held = bench.hold(after=3)
+        with bench.engine() as engine:
+            with engine.stream(**query(1)) as deltas:
+                next(deltas)
+            bench.worker.end_hold(held)
+            ask(engine, 2)
+            assert engine.inside.pending == 0
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted", "finished"]
+
+
+def test_a_generator_around_a_stream_has_withdrawn_its_request_when_it_is_closed(bench: SyncBench) -> None:
+    def tokens(engine: SyncEngine) -> Iterator[Delta]:
+        with engine.stream(**query(1)) as deltas:
+            yield from deltas
+
+    def main() -> None:
+        held = bench.hold(after=3)
+        with bench.engine() as engine:
+            generator: Any = tokens(engine)
+            next(generator)
+            generator.close()
+            until(lambda: engine.statistics().requests.running == 0)
+            bench.worker.end_hold(held)
+            ask(engine, 2)
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted", "finished"]
+
+
+def test_a_generator_around_the_engine_has_released_the_device_when_it_is_closed(bench: SyncBench) -> None:
+    def session() -> Iterator[SyncEngine]:
+        with bench.engine() as engine:
+            yield engine
+
+    def main() -> None:
+        generator: Any = session()
+        ask(next(generator), 1)
+        generator.close()
+        bench.check()
+
+    bench.run(main)
+
+
+def test_an_error_in_a_streams_block_leaves_unchanged(bench: SyncBench) -> None:
+    def main() -> None:
+        error = KeyError("mine")
+        bench.hold(after=1)
+        with bench.engine() as engine:
+            with pytest.raises(KeyError) as caught, engine.stream(**query(1)) as deltas:
+                next(deltas)
+                raise error
+            assert caught.value is error
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted"]
+
+
+# -- how the block ends ----------------------------------------------------------------------------------------------
+
+
+def test_an_exception_in_the_body_leaves_unchanged_and_waits_for_no_drain(bench: SyncBench) -> None:
+    def refused(engine: SyncEngine) -> None:
+        with pytest.raises(EngineClosed):
+            ask(engine, 1)
+
+    def main() -> None:
+        error = KeyError("mine")
+        held = bench.hold()
+        with ThreadPoolExecutor(1) as pool:
+            with pytest.raises(KeyError) as caught, bench.engine(drain_seconds=1e6) as engine:
+                outside = pool.submit(refused, engine)
+                held.reached.wait()
+                raise error
+            outside.result()
+        assert caught.value is error
+        assert not hasattr(error, "__notes__")
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted"]
+
+
+def test_requests_of_other_threads_are_drained_when_the_block_ends(bench: SyncBench) -> None:
+    def main() -> None:
+        held = bench.hold()
+        with ThreadPoolExecutor(1) as pool:
+            with bench.engine() as engine:
+                outside = pool.submit(ask, engine, 1)
+                held.reached.wait()
+            outside.result()
+
+    bench.run(main)
+    assert bench.outcomes() == ["finished"]
+
+
+def test_a_stream_that_was_drained_can_be_read_to_its_end_after_the_block(bench: SyncBench) -> None:
+    def main() -> None:
+        held = bench.hold(after=2)
+        with bench.engine() as engine, engine.stream(**query(1)) as deltas:
+            found = list(next(deltas).token_ids)
+            held.reached.wait()
+            engine.close()
+            found += [token for delta in deltas for token in delta.token_ids]
+        assert tuple(found) == expected(1)
+
+    bench.run(main)
+
+
+def test_a_model_that_does_not_load_raises_its_own_error(bench: SyncBench) -> None:
+    error = CheckpointError("no weights")
+    bench.executor.fault = lambda job, _: error if job is Job.OPEN else None
+
+    def main() -> None:
+        engine = bench.engine()
+        with pytest.raises(CheckpointError) as caught:
+            engine.open()
+        assert caught.value is error
+        with pytest.raises(EngineStateError, match=r"closed: it failed \(CheckpointError: no weights\)"):
+            ask(engine, 1)
+        engine.close()
+
+    bench.run(main)
+
+
+def test_an_error_of_the_release_leaves_the_block(bench: SyncBench) -> None:
+    def main() -> None:
+        with pytest.raises(EngineTeardownError, match="stuck"), bench.engine():
+            pass
+
+    release_is_stuck(bench)
+    bench.run(main)
+
+
+def test_an_error_of_the_release_is_in_the_notes_of_the_bodys_own(bench: SyncBench) -> None:
+    def main() -> None:
+        with pytest.raises(KeyError) as caught, bench.engine():
+            raise KeyError("mine")
+        assert "stuck" in caught.value.__notes__[0]
+
+    release_is_stuck(bench)
+    bench.run(main)
+
+
+# -- open and close --------------------------------------------------------------------------------------------------
+
+
+def test_it_is_opened_once_used_while_it_is_open_and_closed_again_and_again(bench: SyncBench) -> None:
+    def main() -> None:
+        engine = bench.engine()
+        assert repr(engine) == "<SyncEngine of parts of its maker's on auto: not entered yet>"
+        for use in (lambda: ask(engine, 1), engine.close, engine.statistics):
+            with pytest.raises(EngineStateError, match=r"not entered yet.*: with SyncEngine\(\.\.\.\) as engine"):
+                use()
+        engine.open()
+        with pytest.raises(EngineStateError, match="open; an engine is entered once"):
+            engine.open()
+        with pytest.raises(EngineStateError, match="open; an engine is entered once"), engine:
+            raise AssertionError("entered")
+        ask(engine, 1)
+        engine.close()
+        engine.close()
+        assert "closed" in repr(engine)
+        for use in (lambda: ask(engine, 1), lambda: read(engine, 1), engine.statistics, lambda: engine.model):
+            with pytest.raises(
+                EngineStateError, match=r"closed: its block has ended or close\(\) was called; open a new"
+            ):
+                use()
+
+    bench.run(main)
+
+
+def test_any_thread_may_close_it_and_those_that_wait_are_told(bench: SyncBench) -> None:
+    def main() -> None:
+        held = bench.hold()
+        with bench.engine() as engine, ThreadPoolExecutor(3) as pool:
+
+            def close() -> None:
+                held.reached.wait()
+                engine.close(drain=0)
+
+            closing = [pool.submit(close) for _ in range(3)]
+            with pytest.raises(EngineClosed):
+                ask(engine, 1)
+            for one in closing:
+                one.result()
+            assert not loops()
+
+    bench.run(main)
+
+
+def test_it_may_be_closed_by_another_thread_the_moment_it_is_open(
+    bench: SyncBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the thread that opens it is awake."""
+    enter = TrioThread.open
+
+    async def slowly(portal: TrioThread) -> tuple[bool, BaseException | None]:
+        await enter(portal)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(engine.close).result()
+        return False, None
+
+    def main() -> None:
+        monkeypatch.setattr(TrioThread, "open", slowly)
+        with engine, pytest.raises(EngineStateError, match="closed"):
+            ask(engine, 1)
+
+    engine = bench.engine()
+    bench.run(main)
+
+
+def test_an_engine_that_is_thrown_away_ends(bench: SyncBench) -> None:
+    def main() -> None:
+        engine = bench.engine()
+        engine.open()
+        ask(engine, 1)
+        (thread,) = loops()
+        del engine
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+    bench.run(main)
+
+
+def test_an_error_that_nobody_is_left_to_hear_goes_to_the_hook_of_threads(
+    bench: SyncBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: heard.append(told.exc_value))
+    release_is_stuck(bench)
+    bench.engine().open()
+    for thread in loops():
+        thread.join(PATIENCE)
+    assert [type(error) for error in heard] == [EngineTeardownError]
+
+
+# -- the engine fails ------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_ends_every_call_that_waits_and_leaves_the_block(bench: SyncBench) -> None:
+    """Of the block whose body goes on all the same: a thread cannot be cancelled."""
+    bench.executor.fault = crash
+
+    def main() -> None:
+        def refused(number: int) -> None:
+            with pytest.raises(EngineError, match="dead"):
+                ask(engine, number)
+
+        with pytest.raises(RunnerCrashed, match="dead"), ThreadPoolExecutor(8) as pool:
+            held = bench.hold()
+            with bench.engine() as engine:
+                calls = [pool.submit(refused, number) for number in range(8)]
+                held.reached.wait()
+                until(lambda: engine.inside.pending == 8)
+                bench.worker.end_hold(held)
+                for call in calls:
+                    call.result()
+                until(lambda: not loops())
+                with pytest.raises(EngineStateError, match=r"closed: it failed \(RunnerCrashed: .*dead"):
+                    ask(engine, 1)
+
+    bench.run(main)
+
+
+def test_the_error_of_a_call_that_a_crash_ends_is_the_bodys_own(bench: SyncBench) -> None:
+    bench.executor.fault = crash
+
+    def main() -> None:
+        with pytest.raises(RunnerCrashed, match="cannot go on") as caught, bench.engine() as engine:
+            ask(engine, 1)
+        assert "the engine's end failed too: RunnerCrashed" in caught.value.__notes__[0]
+
+    bench.run(main)
+
+
+def test_whatever_part_fails_the_calls_that_wait_are_told_which(
+    bench: SyncBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(scheduler: Scheduler) -> None:
+        if scheduler._clients:
+            raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Scheduler, "_dispatch", broken)
+    engine = bench.engine(verify=False)
+    engine.open()
+    with pytest.raises(RunnerCrashed, match=r"failed before the call was done \(RuntimeError: a bug\)"):
+        ask(engine, 1)
+    with pytest.raises(RunnerCrashed, match="a bug"):
+        engine.close()
+    engine.close()
+
+
+def test_close_tells_once_what_ended_the_engine(bench: SyncBench) -> None:
+    bench.executor.fault = crash
+
+    def main() -> None:
+        engine = bench.engine()
+        engine.open()
+        with pytest.raises(EngineError):
+            ask(engine, 1)
+        with pytest.raises(RunnerCrashed, match="dead"):
+            engine.close()
+        engine.close()
+
+    bench.run(main)
+
+
+def test_a_trio_loop_that_crashes_is_told_to_the_block_and_to_every_caller(bench: SyncBench) -> None:
+    """It would be a bug of ours or of trio's, and nobody could give the device back. Nobody must hang either."""
+
+    def refused(engine: SyncEngine) -> None:
+        with pytest.raises(EngineClosed):
+            ask(engine, 1)
+
+    held = bench.hold()
+    with pytest.raises(BaseException, match="internal error in Trio"), ThreadPoolExecutor(1) as pool:
+        with bench.engine() as engine:
+            call = pool.submit(refused, engine)
+            held.reached.wait()
+            bench.worker.crash_loop()
+            call.result()
+    assert not loops()
+
+
+# -- where nobody can wait -------------------------------------------------------------------------------------------
+
+
+def test_an_observer_may_ask_for_statistics_and_for_nothing_that_waits(bench: SyncBench) -> None:
+    told: list[object] = []
+
+    def observe(event: events.Event) -> None:
+        bench._observe(event)
+        if isinstance(event, events.RequestEnded) and not told:
+            told.append(engine.statistics().requests.running)
+            for use in (lambda: ask(engine, 2), lambda: engine.stream(**query(2)), engine.sleep, engine.close):
+                with pytest.raises(EngineStateError, match="in its own thread"):
+                    use()
+
+    def main() -> None:
+        nonlocal engine
+        with bench.engine(observer=observe) as engine:
+            ask(engine, 1)
+
+    engine: SyncEngine
+    bench.run(main)
+    assert len(told) == 1
+
+
+def test_blocks_that_the_collector_leaves_in_the_engines_own_thread_do_not_wait(bench: SyncBench) -> None:
+    """It runs in any thread: generators that nobody closed end there."""
+    opened: list[Any] = []
+
+    def tokens(engine: SyncEngine) -> Iterator[Delta]:
+        with engine.stream(**query(1)) as deltas:
+            yield from deltas
+
+    def observe(event: events.Event) -> None:
+        bench._observe(event)
+        while opened and isinstance(event, events.RequestQueued):
+            opened.pop().close()
+            bench.worker.end_hold(held)
+
+    def main() -> None:
+        with bench.engine(observer=observe) as engine:
+            generator = tokens(engine)
+            next(generator)
+            opened.append(generator)
+            del generator
+            ask(engine, 2)
+            assert not opened
+
+    held = bench.hold(after=3)
+    bench.run(main)
+    assert sorted(bench.outcomes()) == ["aborted", "finished"]
+
+
+def test_an_engine_that_the_collector_ends_in_its_own_thread_ends(bench: SyncBench) -> None:
+    opened: list[Any] = []
+
+    def session() -> Iterator[SyncEngine]:
+        with bench.engine(observer=observe) as engine:
+            yield engine
+
+    def observe(event: events.Event) -> None:
+        bench._observe(event)
+        while opened and isinstance(event, events.RequestQueued):
+            opened.pop().close()
+
+    def main() -> None:
+        generator = session()
+        engine = next(generator)
+        opened.append(generator)
+        (thread,) = loops()
+        with pytest.raises(EngineError):
+            ask(engine, 1)
+        del generator, engine
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+    bench.run(main)
+
+
+def test_in_a_fork_it_says_so(bench: SyncBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call would wait there for a thread that the fork does not have."""
+
+    def main() -> None:
+        with bench.engine() as engine:
+            with monkeypatch.context() as forked:
+                forked.setattr(os, "getpid", lambda: -1)
+                for use in (lambda: ask(engine, 1), lambda: read(engine, 1), engine.statistics):
+                    with pytest.raises(EngineStateError, match="in a fork of the process"):
+                        use()
+            ask(engine, 1)
+
+    bench.run(main)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["finished", "failed", "left early"])
+def test_a_request_dies_with_its_last_user_and_no_collector(bench: SyncBench, ending: str, no_collector: None) -> None:
+    payloads: list[weakref.ref[Any]] = []
+
+    def watch(job: Job, argument: Any) -> Exception | None:
+        if job is not Job.ENCODE:
+            return None
+        payloads.extend(weakref.ref(encoding.payload) for encoding in argument)
+        return RuntimeError("boom") if ending == "failed" else None
+
+    def one(engine: SyncEngine) -> None:
+        arguments = query(1)
+        payloads.append(weakref.ref(arguments["audio"]))
+        try:
+            if ending == "left early":
+                with engine.stream(**arguments) as deltas:
+                    next(deltas)
+            else:
+                engine.generate(**arguments)
+        except EngineError:
+            assert ending == "failed"
+
+    def main() -> None:
+        with bench.engine() as engine:
+            one(engine)
+            bench.executor.fault = None
+            ask(engine, 2)  # until it has ended, the actors have forgotten the first one
+            engine.statistics()
+            alive = [number for number, payload in enumerate(payloads[:2]) if payload() is not None]
+            assert not alive, f"{alive} of the caller's audio and the engine's copy are alive"
+
+    bench.executor.fault = watch
+    bench.run(main)
+
+
+def test_engines_come_and_go_without_garbage() -> None:
+    """But for what a loop of trio leaves of itself."""
+
+    def one() -> None:
+        with SyncBench().engine() as engine:
+            ask(engine, 1)
+            read(engine, 2)
+            with pytest.raises(InvalidRequest):
+                engine.generate()
+
+    one()
+    with garbage() as found:
+        one()
+    assert found
+    assert_none(ours(found))

@@ -1,0 +1,509 @@
+"""^C in programs without an event loop: what waits in the main thread is withdrawn, and the block ends in order."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+import triolet
+from triolet import EngineClosed, EngineError, EngineStateError
+from triolet.actors.worker import Job
+from triolet.api.hosts.thread_portal import Interrupts, Wait
+
+from ..heap import assert_none, expected, garbage
+from .hosts import query
+from .threads import PATIENCE, SyncBench, ask, loops, ours, press_after, read, until
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handler() -> Iterator[None]:
+    """Shells have background jobs ignore ^C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "a handler of ours is left"
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def bench() -> SyncBench:
+    return SyncBench()
+
+
+def test_a_call_is_withdrawn_and_has_ended_when_the_interrupt_is_raised(
+    bench: SyncBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine goes on."""
+    ended: list[bool] = []
+
+    def main() -> None:
+        held = bench.hold()
+        with bench.engine() as engine:
+            generate = engine.inside.generate
+
+            async def watched(*arguments: Any, **more: Any) -> Any:
+                try:
+                    return await generate(*arguments, **more)
+                finally:
+                    ended.append(True)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(engine.inside, "generate", watched)
+                press_after(held.reached.wait)
+                with pytest.raises(KeyboardInterrupt):
+                    ask(engine, 1)
+                assert ended
+            bench.worker.end_hold(held)
+            ask(engine, 2)
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted", "finished"]
+
+
+def test_the_block_is_left_in_order_by_an_interrupt(bench: SyncBench) -> None:
+    def main() -> None:
+        held = bench.hold()
+        press_after(held.reached.wait)
+        with pytest.raises(KeyboardInterrupt) as caught, bench.engine(drain_seconds=1e6) as engine:
+            ask(engine, 1)
+        assert not hasattr(caught.value, "__notes__")
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted"]
+
+
+def test_interrupts_while_it_closes_end_the_drain_and_not_the_order(bench: SyncBench) -> None:
+    def main() -> None:
+        held = bench.hold(until_teardown=False)
+        closing, hurried = bench.stage("intake closed"), bench.stage("drain deadline")
+
+        def again() -> None:
+            for _ in range(3):
+                press_after(hurried.wait).join()
+            bench.worker.end_hold(held)
+
+        def refused() -> None:
+            with pytest.raises(EngineClosed):
+                ask(engine, 1)
+
+        with ThreadPoolExecutor(1) as pool:
+            with pytest.raises(KeyboardInterrupt), bench.engine(drain_seconds=1e6) as engine:
+                call = pool.submit(refused)
+                held.reached.wait()
+                pressing = press_after(closing.wait, again)
+            call.result()
+            pressing.join()
+        assert not bench.executor.is_open
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted"]
+
+
+def test_an_interrupt_while_it_loads_closes_what_was_opened(bench: SyncBench) -> None:
+    def main() -> None:
+        loading = bench.hold(Job.OPEN, until_teardown=False)
+        press_after(loading.reached.wait, lambda: bench.worker.end_hold(loading))
+        with pytest.raises(KeyboardInterrupt), bench.engine():
+            raise AssertionError("entered")
+
+    bench.run(main)
+    assert bench.executor.calls == [Job.OPEN, Job.CLOSE]
+
+
+def test_an_interrupt_in_a_stream_loses_none_of_it(bench: SyncBench) -> None:
+    def main() -> None:
+        held = bench.hold(after=3)
+        found: list[int] = []
+
+        def read_on() -> None:
+            for delta in deltas:
+                found.extend(delta.token_ids)
+
+        with bench.engine() as engine, engine.stream(**query(1)) as deltas:
+            press_after(lambda: until(lambda: len(found) == 3))
+            with pytest.raises(KeyboardInterrupt):
+                read_on()
+            bench.worker.end_hold(held)
+            read_on()
+        assert tuple(found) == query_tokens(1)
+
+    bench.run(main)
+
+
+def query_tokens(number: int) -> tuple[int, ...]:
+    other = SyncBench()
+    with other.engine() as engine:
+        return read(engine, number)
+
+
+def test_an_interrupt_while_a_stream_opens_takes_nothing_with_it(bench: SyncBench) -> None:
+    """It waits for a permit."""
+
+    def main() -> None:
+        held = bench.hold()
+        with bench.engine(max_pending=1) as engine, ThreadPoolExecutor(1) as pool:
+            first = pool.submit(ask, engine, 1)
+            held.reached.wait()
+            press_after(lambda: until(lambda: engine.inside.waiting == 1))
+            with pytest.raises(KeyboardInterrupt):
+                read(engine, 2)
+            assert engine.inside.waiting == 0
+            bench.worker.end_hold(held)
+            first.result()
+
+    bench.run(main)
+    assert bench.outcomes() == ["finished"]
+
+
+def test_threads_that_wait_hear_nothing_of_an_interrupt_in_the_main_thread(bench: SyncBench) -> None:
+    def main() -> None:
+        held = bench.hold()
+        with bench.engine() as engine, ThreadPoolExecutor(4) as pool:
+            others = [pool.submit(ask, engine, number) for number in range(4)]
+            press_after(lambda: until(lambda: engine.inside.pending == 5))
+            with pytest.raises(KeyboardInterrupt):
+                ask(engine, 9)
+            bench.worker.end_hold(held)
+            for other in others:
+                other.result()
+
+    bench.run(main)
+    assert sorted(bench.outcomes()) == ["aborted", *["finished"] * 4]
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["pool inside", "pool outside"])
+def test_an_interrupt_of_a_thousand_requests_gives_everything_back(bench: SyncBench, inside: bool) -> None:
+    """A pool inside of the block lets its running calls finish; one outside hears that the engine is closed."""
+    outcomes: Counter[str] = Counter()
+
+    def one(number: int) -> None:
+        try:
+            ask(engine, number % 50, 3)
+            outcomes["answered"] += 1
+        except (EngineError, EngineStateError) as error:
+            outcomes[type(error).__name__] += 1
+
+    def work(pool: ThreadPoolExecutor) -> None:
+        try:
+            for call in [pool.submit(one, number) for number in range(1000)]:
+                call.result()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=inside, cancel_futures=True)
+            if inside:
+                told = engine.statistics().requests
+                assert (told.waiting, told.running, engine.inside.pending) == (0, 0, 0)
+            raise
+
+    def main() -> None:
+        nonlocal engine
+        engine = bench.engine(verify=False)
+        held = bench.hold(after=100)
+        press_after(held.reached.wait, lambda: bench.worker.end_hold(held))
+        if inside:
+            with engine, ThreadPoolExecutor(32) as pool:
+                work(pool)
+        else:
+            with ThreadPoolExecutor(32) as pool, engine:
+                work(pool)
+
+    engine: Any = None
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(main)
+    until(lambda: not loops())
+    bench.check()
+    assert 0 < outcomes["answered"] < 1000
+    assert inside == (set(outcomes) == {"answered"})
+
+
+def test_another_handler_that_raises_is_treated_alike(bench: SyncBench) -> None:
+    """Such as one for an alarm, or that of another library's loop."""
+
+    class Alarm(Exception):
+        pass
+
+    def alarm(*_: object) -> None:
+        raise Alarm
+
+    def main() -> None:
+        held = bench.hold()
+        signal.signal(signal.SIGINT, alarm)
+        press_after(held.reached.wait)
+        with pytest.raises(Alarm), bench.engine(drain_seconds=1e6) as engine:
+            ask(engine, 1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    bench.run(main)
+    assert bench.outcomes() == ["aborted"]
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_what_another_handler_raises_between_two_waits_withdraws_the_call_or_ends_the_engine(
+    bench: SyncBench, monkeypatch: pytest.MonkeyPatch, closing: bool
+) -> None:
+    """Without waiting for it, since the coroutine is thrown away."""
+
+    def interrupted(self: Interrupts, _: Wait) -> None:
+        monkeypatch.undo()
+        raise KeyError("mine")
+
+    def main() -> None:
+        bench.hold()
+        engine = bench.engine()
+        engine.open()
+        monkeypatch.setattr(Interrupts, "wait", interrupted)
+        with pytest.raises(KeyError, match="mine"):
+            if closing:
+                engine.close()
+            else:
+                ask(engine, 1)
+        if not closing:
+            until(lambda: engine.inside.pending == 0)
+            engine.close()
+        until(lambda: not loops())
+
+    bench.run(main)
+    assert set(bench.outcomes()) <= {"aborted"}
+
+
+def test_an_interrupt_that_nothing_waits_for_is_raised_at_the_end() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught, Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        raise KeyError("mine")
+    assert isinstance(caught.value.__context__, KeyError)
+
+
+def test_an_interrupt_makes_no_garbage(bench: SyncBench) -> None:
+    def one() -> None:
+        bench = SyncBench()
+        held = bench.hold()
+        pressing = press_after(held.reached.wait)
+        with expected(KeyboardInterrupt), bench.engine() as engine:
+            ask(engine, 1)
+        pressing.join()
+
+    one()
+    with garbage() as found:
+        one()
+    assert_none(ours(found))
+
+
+# -- between any two lines -------------------------------------------------------------------------------------------
+
+OURS = str(Path(triolet.api.engine.__file__).parent)
+Line = tuple[str, str, int]  # file, function, line
+
+
+@define
+class Tracer:
+    """Follows the lines of our code, and presses ^C before one of them, the ``time``-th time it is reached."""
+
+    target: Line | None = None
+    time: int = 1
+    seen: dict[Line, int] = field(factory=dict)
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self.line if frame.f_code.co_filename.startswith(OURS) else None
+
+    def line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            code = frame.f_code
+            line = (code.co_filename, code.co_qualname, frame.f_lineno)
+            self.seen[line] = self.seen.get(line, 0) + 1
+            if line == self.target and self.seen[line] == self.time:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return self.line
+
+
+def session(bench: SyncBench) -> None:
+    """A request that is waited for, a stream that is read to its end, and one that is left early."""
+    with bench.engine() as engine:
+        engine.generate(**query(1, 1))
+        with engine.stream(**query(2, 2)) as deltas:
+            for _ in deltas:
+                pass
+        with engine.stream(**query(3)) as deltas:
+            next(deltas)
+
+
+def traced(tracer: Tracer, bench: SyncBench) -> BaseException | None:
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        session(bench)
+    except BaseException as error:  # noqa: BLE001  (judged by the test)
+        return error.with_traceback(None)
+    finally:
+        sys.settrace(before)
+    return None
+
+
+def test_an_interrupt_at_any_line_gives_everything_back() -> None:
+    """Between the last line of a user's block and the first one of its ``__exit__`` Python itself has a gap. There the
+    engine ends when it is thrown away."""
+    plain = Tracer()
+    assert traced(plain, SyncBench()) is None
+    assert len(plain.seen) > 200, "the lines are not followed"
+    first_of_exit = min(line for line in plain.seen if line[1] == "SyncEngine.__exit__")
+    broken: list[str] = []
+    for line, times in plain.seen.items():
+        for time in {1, times}:
+            bench = SyncBench()
+            tracer = Tracer(line, time)
+            error = traced(tracer, bench)
+            heard = tracer.seen.get(line, 0) >= time  # how often a thread sleeps is not the same each time
+            is_open = bool(loops())
+            for thread in loops():
+                thread.join(PATIENCE)
+            bench.check()
+            if type(error) is not (KeyboardInterrupt if heard else type(None)) or hasattr(error, "__notes__"):
+                broken.append(f"{line}, time {time}: {error!r}")
+            if is_open and line != first_of_exit:
+                broken.append(f"{line}, time {time}: the block left the engine open")
+    assert not broken, "\n".join(broken[:20])
+
+
+# -- programs of their own -------------------------------------------------------------------------------------------
+
+PROGRAM = """
+    import signal, sys, threading
+    from concurrent.futures import ThreadPoolExecutor
+    from triolet import EngineConfig, SyncEngine
+    from triolet.actors.worker import Job, ThreadWorker
+    from triolet.core.events import StageReached
+    from triolet.testing.sim import SimExecutor
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
+
+    def tell(event):
+        if isinstance(event, StageReached):
+            print(event.stage, flush=True)
+
+    def make(fault=lambda job, _: None, **settings):
+        config = EngineConfig(**{"observer": tell, **settings})
+        return SyncEngine.from_parts(lambda: SimExecutor(fault=fault), ThreadWorker, config=config)
+
+    def ask(engine, number):
+        return engine.generate(prompt_token_ids=[1, 2 + number % 40], audio=None or audio(number), max_tokens=5)
+
+    def audio(number):
+        import numpy
+        return numpy.full(1600, number % 40 / 100, numpy.float32)
+"""
+"""Its device takes no time."""
+
+END = ["device released", "runner stopped", "channels closed"]
+
+
+def start(code: str) -> subprocess.Popen[str]:
+    program = textwrap.dedent(PROGRAM) + textwrap.dedent(code)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+
+
+def run(code: str, at: str | None = None, then: Callable[[subprocess.Popen[str]], None] = lambda _: None) -> Any:
+    """Its lines, its status and its errors. Sends a ^C when the line ``at`` comes."""
+    with start(code) as process:
+        watchdog = threading.Timer(PATIENCE, process.kill)
+        watchdog.start()
+        lines: list[str] = []
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            lines.append(line.strip())
+            if lines[-1] == at:
+                process.send_signal(signal.SIGINT)
+                then(process)
+        errors = process.stderr.read()
+        status = process.wait()
+        watchdog.cancel()
+    return lines, status, errors
+
+
+def test_an_interrupt_of_a_pool_of_threads_ends_the_program_as_interrupts_do() -> None:
+    """32 threads, 1,000 requests, ^C in the middle."""
+    lines, status, errors = run(
+        """
+        def one(engine, number):
+            completion = ask(engine, number)
+            if number == 300:
+                print("the middle", flush=True)
+            return completion
+
+        with ThreadPoolExecutor(32) as pool, make() as engine:
+            try:
+                for completion in pool.map(lambda number: one(engine, number), range(1000)):
+                    pass
+                while True:  # in case the ^C comes late
+                    ask(engine, 1)
+            finally:
+                pool.shutdown(cancel_futures=True)
+                told = engine.statistics().requests
+                print(told.waiting, told.running, engine.inside.pending, flush=True)
+        """,
+        at="the middle",
+    )
+    assert status == -signal.SIGINT
+    assert lines[:2] == ["device taken", "accepting"]
+    assert "0 0 0" in lines
+    assert lines[-3:] == END
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_interrupts_from_outside_while_it_waits_and_while_it_closes_end_it_in_order() -> None:
+    lines, status, errors = run(
+        """
+        gate = threading.Event()
+
+        def hold(job, _):
+            if job is Job.STEP:
+                print("a step", flush=True)
+                gate.wait(0.2)  # as a slow device
+
+        with make(hold) as engine:
+            while True:
+                ask(engine, 1)
+        """,
+        at="a step",
+        then=lambda process: process.send_signal(signal.SIGINT),
+    )
+    assert status == -signal.SIGINT
+    assert lines[-3:] == END
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_process_that_ends_with_an_open_engine_releases_the_device_and_its_forks_do_not_wait() -> None:
+    lines, status, errors = run(
+        """
+        import os, warnings
+
+        warnings.simplefilter("ignore")  # from Python 3.12 on, of forks beside threads
+        engine = make(stage_seconds=86_400)
+        engine.open()
+        ask(engine, 1)
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+        print("the end", flush=True)
+        """
+    )
+    assert (status, errors) == (0, "")
+    assert lines == [
+        *("device taken", "accepting", "the end", "the end"),
+        *("intake closed", "scheduler stopped", "encoder cache stopped", *END),
+    ]

@@ -1,0 +1,366 @@
+"""Tool formats: which one a checkpoint has, what models really write, and what cannot be forced or read."""
+
+from __future__ import annotations
+
+import json
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triolet import ArgumentsPiece, CallBegin, ContentPiece, InvalidRequest, ToolCall, ToolFormat
+from triolet.api.tools.formats import SYNTAXES, find_format
+from triolet.core.model import ModelDescription
+from triolet.core.tools import read_tools
+from triolet.models.sampling.structure import fault_of
+from triolet.testing.sim_model import SimModel
+
+from ..properties.test_tool_calls import RESPONSE, WRITTEN
+from . import tool_templates
+from .tool_templates import TEMPLATES, tool
+
+NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
+GET = tool("get", n={"type": "integer"})
+GET_1 = ToolCall("get", '{"n": 1}')
+
+
+def model(template: str, **tokenizer: Any) -> ModelDescription:
+    """A model whose checkpoint has this chat template."""
+    described = SimpleNamespace(name="paper", tokenizer=SimpleNamespace(added_tokens_decoder={}, **tokenizer))
+    described.preparer = SimpleNamespace(tool_template=template)
+    found: Any = described
+    return found
+
+
+# -- which one -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_format_is_found_in_the_chat_template(name: str) -> None:
+    assert find_format(TEMPLATES[name][0]) == name
+    assert ToolFormat.of(model(TEMPLATES[name][0])).name == name
+
+
+def test_other_templates_that_look_alike_have_no_known_format() -> None:
+    """GLM 4 writes the tag of Hermes around tags of its own, DeepSeek R1 fences around the arguments."""
+    assert find_format(tool_templates.LLAMA3_2) == "llama3_json"
+    assert find_format(tool_templates.PLAIN) is None
+    assert find_format("<tool_call>name <arg_key>arguments") is None
+    assert find_format(tool_templates.DEEPSEEK_V31 + "```json") is None
+
+
+def test_a_caller_may_choose_and_must_where_nothing_is_known() -> None:
+    assert ToolFormat.of(model(""), "hermes").name == ToolFormat.named("hermes").name == "hermes"
+    with pytest.raises(
+        InvalidRequest, match="template of paper writes tool calls in no known format; name one: hermes,"
+    ):
+        ToolFormat.of(model(tool_templates.PLAIN))
+    with pytest.raises(InvalidRequest, match="the tool format 'herms'; allowed: hermes, qwen3_coder"):
+        ToolFormat.of(model(""), "herms")
+    with pytest.raises(InvalidRequest, match="no known format"):
+        ToolFormat.of(SimModel().describe())
+
+
+def test_a_response_template_of_the_checkpoint_goes_first() -> None:
+    text = (
+        'so<think>§</think>\n<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call><tool_call>{"name": "now"'
+    )
+    own = ToolFormat.of(model(tool_templates.HERMES, response_template=RESPONSE))
+    assert own.name == "response_template"
+    assert own.parse(text, [NOW]) == (text, ())
+    assert own.parse('a\n<tool_call>{"name": "now", "arguments": {}}', [NOW]) == ("a", (ToolCall("now", "{}"),))
+    forced = own.structure([NOW], "now")
+    assert forced == ToolFormat.named("hermes").structure([NOW], "now")
+    assert ToolFormat.of(model(tool_templates.HERMES, response_template=RESPONSE), "hermes").name == "hermes"
+    silent = {"start_anchor": "x", "fields": {"content": {"content": "text"}}}
+    assert ToolFormat.of(model(tool_templates.HERMES, response_template=silent)).name == "hermes"
+    with pytest.raises(InvalidRequest, match=r"response_template cannot be read: .*name a tool format"):
+        ToolFormat.of(model(tool_templates.HERMES, response_template={"fields": 3}))
+    with pytest.raises(InvalidRequest, match="no call can be forced by this checkpoint's response template"):
+        ToolFormat.of(model("", response_template=RESPONSE)).structure([NOW], "now")
+
+
+def test_a_response_template_may_cast_and_give_several_calls_at_once() -> None:
+    """As those of Qwen 3.5, whose arguments are tags, and of models that write an array."""
+    fields = {
+        "tool_calls": {
+            "open": "[CALLS]",
+            "content": "json",
+            "transform_each": True,
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{with}"}},
+        },
+        "content": {"content": "text"},
+    }
+    own = ToolFormat.of(model("", response_template={"start_anchor": "x", "fields": fields}))
+    text = '[CALLS][{"name": "get", "with": {"n": "1"}}, {"name": "now", "with": {}}]'
+    assert own.parse(text, [GET, NOW]) == (None, (GET_1, ToolCall("now", "{}")))
+    parts = {**fields, "content": {"content": "text", "optional": False}}  # which a message must have, a call not
+    strict = ToolFormat.of(model("", response_template={"start_anchor": "x", "fields": parts}))
+    assert strict.parse(f"a{text}", [GET, NOW]) == ("a", (GET_1, ToolCall("now", "{}")))
+    for broken in (text[:-1], text.replace("now", "later"), text.replace("{}", "3"), "[CALLS][]", "[CALLS]{}"):
+        assert own.parse(f"a{broken}", [GET, NOW]) == (f"a{broken}", ())
+
+
+# -- what models write -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("hermes", '<tool_call>{"name":"get","arguments":{"n": 1}}</tool_call>', None),
+        ("hermes", '<tool_call>\n{"arguments": {"n": 1}, "name": "get"}', None),  # the first Hermes, and no end
+        ("hermes", '<tool_call>\n{"name": "get", "arguments": "{\\"n\\": 1}"}\n</tool_call>', None),
+        ("hermes", 'Let me see.\n<tool_call>\n[{"name": "get", "arguments": {"n": 1}}]\n</tool_call>\n', "Let me see."),
+        ("hermes", '\n<tool_call>{"name": "get", "arguments": {"n": 1}}</tool_call>\n Done. ', "Done."),
+        ("llama3_json", '{"name": "get", "parameters": {"n": 1}}', None),
+        ("llama3_json", ' {"type": "function", "name": "get", "parameters": {"n": 1}}', None),
+        ("llama3_json", '<|python_tag|>{"name": "get", "arguments": {"n": 1}}', None),
+        ("llama3_json", 'I call <|python_tag|>{"name": "get", "parameters": {"n": 1}}', "I call"),
+        ("mistral", '[TOOL_CALLS][{"name": "get", "arguments": {"n": 1}, "id": "abc123456"}]', None),
+        ("mistral", '[TOOL_CALLS] [{"arguments": {"n": 1}, "name": "get"}', None),
+        ("mistral_v11", '[TOOL_CALLS]get[CALL_ID]abc123456[ARGS]{"n": 1}', None),
+        ("mistral_v11", '[TOOL_CALLS]get{"n": 1}', None),
+        ("granite", '<|tool_call|> [{"name": "get", "arguments": {"n": 1}}]', None),
+        (
+            "deepseek_v31",
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{"n": 1}<｜tool▁call▁end｜>',
+            None,
+        ),
+        ("qwen3_coder", "<function=get>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>", None),
+        ("qwen3_coder", "<tool_call><function=get><parameter=n>1</parameter></function>", None),
+    ],
+)
+def test_what_models_write_is_read(name: str, text: str, content: str | None) -> None:
+    assert ToolFormat.named(name).parse(text, [GET, NOW]) == (content, (GET_1,))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "get", "arguments": {"n": 1}'),
+        ("hermes", '<tool_call>\n{"name": "get", "arguments": {"n": 1,}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "got", "arguments": {"n": 1}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": 1e999, "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "get", "arguments": [1]}</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "get", "arguments": "n = 1"}</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "get", "arguments": {}, "parameters": {}}</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "get", "name": "get", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "get", "why": "§", "arguments": {}}</tool_call>'),
+        ("hermes", "<tool_call>" + '{"a":' * 200),
+        ("llama3_json", '{"answer": 42}'),
+        ("llama3_json", 'so {"name": "get", "parameters": {"n": 1}}'),
+        ("llama3_json", "<|python_tag|>get.call(n=1)"),
+        ("mistral_v11", "[TOOL_CALLS]get[ARGS]n=1"),
+        ("qwen3_coder", "<function=get>\n<parameter=n>\n1\n</parameter>"),
+        ("qwen3_coder", "<function=get><parameter=n>1</parameter><parameter=n>2</parameter></function>"),
+    ],
+)
+def test_what_only_looks_like_a_call_is_content(name: str, text: str) -> None:
+    assert ToolFormat.named(name).parse(text, [GET, NOW]) == (text, ())
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_blanks_beside_a_call_are_content_where_there_is_content(name: str) -> None:
+    call = WRITTEN[name]([GET_1])
+    form = ToolFormat.named(name)
+    for text, content in (
+        (f"a\n{call}\n b\n", "a\n\n b"),
+        (f"\n{call} b ", "b"),
+        (f" a {call} ", " a"),
+        (f" {call} ", None),
+    ):
+        assert form.parse(text, [GET]) == (content, (GET_1,))
+    for text in ("", " ", "\n a \n"):
+        assert form.parse(text, [GET]) == (text, ())
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_a_name_may_have_every_character_that_is_allowed(name: str) -> None:
+    call = ToolCall("My_tool-2.a:b", "{}")
+    assert ToolFormat.named(name).parse(WRITTEN[name]([call]), [tool(call.name)]) == (None, (call,))
+
+
+def test_what_was_read_before_a_broken_call_stays_read() -> None:
+    text = '[TOOL_CALLS] [{"name": "get", "arguments": {"n": 1}}, {"name": "get", "argum'
+    assert ToolFormat.named("mistral").parse(text, [GET]) == (', {"name": "get", "argum', (GET_1,))
+    inner = '<tool_call>{"name": <tool_call>{"name": "get", "arguments": {"n": 1}}</tool_call>'
+    assert ToolFormat.named("hermes").parse(inner, [GET]) == ('<tool_call>{"name":', (GET_1,))
+
+
+def test_content_comes_at_once_and_a_call_when_it_is_whole() -> None:
+    reader = ToolFormat.named("hermes").reader([GET])
+    assert reader.feed("Let me <b>see</b>") == (ContentPiece("Let me <b>see</b>"),)
+    assert reader.feed(".\n<to") == (ContentPiece("."),)
+    assert reader.feed('ol_call>{"name": "get", "argu') == ()
+    assert reader.feed('ments": {"n": 1}}') == (CallBegin(0, "get"), ArgumentsPiece(0, '{"n": 1}'))
+    assert reader.feed("</tool_call>") == ()
+    assert reader.end() == ()
+
+
+def test_text_that_cannot_become_a_call_any_more_is_told_at_once() -> None:
+    reader = ToolFormat.named("llama3_json").reader([GET])
+    assert reader.feed('{"answer') == ()
+    assert reader.feed('": ') == (ContentPiece('{"answer":'),)
+    assert reader.feed('{"name": "get", "parameters": {"n": 1}}}')[0] == ContentPiece(
+        ' {"name": "get", "parameters": {"n": 1}}}'
+    )
+
+
+# -- arguments that are tags -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "1", "1"),
+        ({"type": "string"}, "  two\nlines\n", "  two\nlines\n"),
+        ({"type": "string"}, '{"a": "</parameter>"}', '{"a": "</parameter>"}'),
+        ({"type": "string"}, "[not JSON", "[not JSON"),
+        ({"type": "integer"}, "-7", -7),
+        ({"type": "integer"}, "7.5", "7.5"),
+        ({"type": "integer"}, "007", "007"),
+        ({"type": "number"}, "7.5e1", 75.0),
+        ({"type": "number"}, "true", "true"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "null"}, "None", None),
+        ({"type": "object"}, ' {"a": [1]} ', {"a": [1]}),
+        ({"type": "object"}, "[1]", "[1]"),
+        ({"type": "array"}, '["</parameter>"]', ["</parameter>"]),
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "null", "null"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "x", "x"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "3", 3),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"const": {"a": 1}}, '{"a": 1}', {"a": 1}),
+        ({"$ref": "#/$defs/size"}, "12", 12),
+        ({"$ref": "#/$defs/loop"}, "12", "12"),
+        ({"$ref": "#/nowhere/else"}, "12", "12"),
+        ({"type": "rhyme"}, "12", "12"),
+        ({"anyOf": 3}, "12", "12"),
+        ({"anyOf": [{"type": [{"type": "integer"}]}, 7]}, "12", "12"),
+        ({"enum": [["a"], [1]]}, "[1]", [1]),
+        ({"$ref": "#/$defs/many"}, "12", 12),
+        (True, "12", "12"),
+    ],
+)
+def test_the_text_of_a_tag_is_what_its_schema_says(schema: Any, text: str, value: object) -> None:
+    one = tool("one", value=schema)
+    many = [*({"$ref": "#/$defs/many"} for _ in range(9)), {"type": "integer"}]  # which is not to be read 9^n times
+    definitions = {"size": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}, "many": {"anyOf": many}}
+    one["function"]["parameters"]["$defs"] = definitions
+    written = f"<function=one>\n<parameter=value>\n{text}\n</parameter>\n</function>"
+    content, calls = ToolFormat.named("qwen3_coder").parse(written, [one])
+    assert content is None
+    assert json.loads(calls[0].arguments) == {"value": value}
+    assert type(json.loads(calls[0].arguments)["value"]) is type(value)
+
+
+def test_tags_that_no_schema_describes_are_texts() -> None:
+    text = '<function=now><parameter=é">1</parameter></function>'
+    assert ToolFormat.named("qwen3_coder").parse(text, [NOW]) == (None, (ToolCall("now", '{"é\\"": "1"}'),))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"anyOf": [{"required": ["a"]}]}, "its parameters have 'anyOf'"),
+        ({"properties": {}, "required": ["a"]}, "it requires, and does not describe, 'a'"),
+        ({"properties": {"a>b": {}}}, "a parameter has the name 'a>b'"),
+        ({"properties": {"a": {"type": "string", "pattern": "^a"}}}, "the text of a parameter has 'pattern'"),
+    ],
+)
+def test_what_tags_cannot_force_is_told(parameters: dict[str, Any], message: str) -> None:
+    one = {"type": "function", "function": {"name": "one", "parameters": parameters}}
+    with pytest.raises(InvalidRequest, match=f"a call of 'one' cannot be forced in this format: {message}"):
+        ToolFormat.named("qwen3_coder").structure([one], "one")
+
+
+def test_what_tags_can_force_can_be_followed() -> None:
+    """Parameters of every kind, some of them optional; the schema's definitions are known in each."""
+    parameters = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$defs": {"size": {"type": "integer"}},
+        "properties": {
+            "a": {"$ref": "#/$defs/size"},
+            "b": {"type": "array", "items": {"$ref": "#/$defs/size"}},
+            "c": {"enum": ["x", 'y"']},
+            "d": True,
+            "e": {"type": "string", "minLength": 2},
+        },
+        "required": ["a"],
+    }
+    one = {"type": "function", "function": {"name": "one", "parameters": parameters}}
+    structure = ToolFormat.named("qwen3_coder").structure([one], "one", parallel=True)
+    assert structure is not None
+    assert fault_of(structure) == ""
+
+
+# -- force -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_a_choice_is_a_structure_or_free_text(name: str) -> None:
+    form = ToolFormat.named(name)
+    assert form.structure([GET], "auto") is form.structure([GET], "none") is form.structure([GET]) is None
+    for parallel in (False, True):
+        for choice in ("required", "now"):
+            structure = form.structure([GET, NOW], choice, parallel=parallel)
+            assert structure is not None
+            assert fault_of(structure) == ""
+            assert ("get" in structure.text) is (choice == "required")
+    with pytest.raises(InvalidRequest, match=r"choice='got'; allowed: 'none', .* or the name of a tool: 'get'"):
+        form.structure([GET], "got")
+    with pytest.raises(InvalidRequest, match=r"choice='required'; allowed: .*: none is given"):
+        form.structure([], "required")
+
+
+def test_a_marker_that_is_a_special_token_is_named_by_its_id() -> None:
+    token = SimpleNamespace(content="[TOOL_CALLS]", special=True)
+    plain = SimpleNamespace(content="[ARGS]", special=False)
+    tokenizer = SimpleNamespace(added_tokens_decoder={7: token, 8: plain})
+    structure = ToolFormat.named("mistral_v11", tokenizer).structure([NOW], "now")
+    assert structure is not None
+    assert '<[7]> "now[ARGS]"' in structure.text
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ("now", "tools='now'; allowed: a list of"),
+        (NOW, "tools={.*; allowed: a list of"),
+        (3, "tools=3; allowed: a list of"),
+        (["now"], 'tools\\[0\\]=\'now\'; allowed: {"type": "function"'),
+        ([NOW, {"type": "retrieval"}], "tools\\[1\\]={'type': 'retrieval'}; allowed"),
+        ([{"type": "function"}], "tools\\[0\\]={'type': 'function'}; allowed"),
+        ([{"type": "function", "function": {}}], "tools\\[0\\] has the name None; allowed: 1 to 128 of"),
+        ([{"type": "function", "function": {"name": "a b"}}], "has the name 'a b'"),
+        ([{"type": "function", "function": {"name": "a", "description": 3}}], "has the description 3; allowed: a text"),
+        ([{"type": "function", "function": {"name": "a", "strict": 1}}], "has strict=1; allowed: True or False"),
+        ([{"type": "function", "function": {"name": "a", "parameters": []}}], "has the parameters \\[\\]"),
+        ([{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}], "schema of an object"),
+        ([{"type": "function", "function": {"name": "a", "parameters": {"required": "a"}}}], "schema of an object"),
+        ([{"type": "function", "function": {"name": "a", "x": {1, 2}}}], "cannot be written as JSON: a set is no JSON"),
+        ([{"type": "function", "function": {"name": "a", "x": float("nan")}}], "cannot be written as JSON"),
+        ([{"type": "function", "function": {"name": "a", "description": "\udcff"}}], "half of a surrogate pair"),
+        ([NOW, NOW], "tools has 'now' more than once"),
+    ],
+    ids=str,
+)
+def test_tools_that_are_none_are_told(tools: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read_tools(tools)
+
+
+def test_tools_of_any_kind_of_mapping_are_read() -> None:
+    function = MappingProxyType({"name": "now", "parameters": MappingProxyType({"properties": {}}), "strict": None})
+    (found,) = read_tools(({"type": "function", "function": function},))
+    assert found.given == {
+        "type": "function",
+        "function": {"name": "now", "parameters": {"properties": {}}, "strict": None},
+    }
+    assert found.parameters == {"properties": {}}
+    assert read_tools([]) == ()

@@ -1,0 +1,106 @@
+"""Short chat templates that write tools and calls as the published ones of each format do; checkpoints with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from triolet.testing import make_checkpoint
+
+_LOOP = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+_END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+_JSON = '{"name": "{{ call.function.name }}", "KEY": {{ call.function.arguments | tojson }}}'
+
+HERMES = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+    + _LOOP
+    + "{% for call in message.tool_calls %}<tool_call>\n"
+    + _JSON.replace("KEY", "arguments")
+    + "\n</tool_call>{% endfor %}"
+    + _END
+    + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{% endif %}"
+)
+QWEN3_CODER = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    + _LOOP
+    + "{% for call in message.tool_calls %}<tool_call>\n<function={{ call.function.name }}>\n"
+    "{% for key, value in call.function.arguments | items %}<parameter={{ key }}>\n{{ value }}\n</parameter>\n"
+    "{% endfor %}</function>\n</tool_call>{% endfor %}" + _END
+)
+LLAMA3 = (
+    "{% if tools %}Environment: ipython <|python_tag|> {{ tools | tojson }}{% endif %}"
+    + _LOOP
+    + "{% for call in message.tool_calls %}"
+    + _JSON.replace("KEY", "parameters")
+    + "{% endfor %}"
+    + _END
+)
+LLAMA3_2 = LLAMA3.replace(
+    "Environment: ipython <|python_tag|>",
+    'Respond as {"name": function name, "parameters": dictionary of argument name and its value}.',
+)
+MISTRAL = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    + _LOOP
+    + "{% if message.tool_calls %}[TOOL_CALLS] [{% for call in message.tool_calls %}"
+    + _JSON.replace("KEY", "arguments")
+    + "{% endfor %}]{% endif %}"
+    + _END
+)
+MISTRAL_V11 = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    + _LOOP
+    + "{% for call in message.tool_calls %}[TOOL_CALLS]{{ call.function.name }}[ARGS]"
+    "{{ call.function.arguments | tojson }}{% endfor %}" + _END
+)
+GRANITE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    + _LOOP
+    + "{% if message.tool_calls %}<|tool_call|>{{ message.tool_calls | tojson }}{% endif %}"
+    + _END
+)
+DEEPSEEK_V31 = (  # it joins the arguments to a text
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    + _LOOP
+    + "{% for call in message.tool_calls %}{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name + "
+    "'<｜tool▁sep｜>' + call.function.arguments + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}{% endfor %}" + _END
+)
+PLAIN = _LOOP + _END + "{# tools and tool_calls are named here alone, where nobody reads them: tools #}"
+
+TEMPLATES = {  # of each format: the template, and which of its markers are special tokens there
+    "hermes": (HERMES, ()),
+    "qwen3_coder": (QWEN3_CODER, ("<tool_call>", "</tool_call>")),
+    "llama3_json": (LLAMA3, ("<|python_tag|>",)),
+    "mistral": (MISTRAL, ("[TOOL_CALLS]",)),
+    "mistral_v11": (MISTRAL_V11, ("[TOOL_CALLS]", "[ARGS]")),
+    "granite": (GRANITE, ("<|tool_call|>",)),
+    "deepseek_v31": (DEEPSEEK_V31, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
+}
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    """A function whose arguments all are required."""
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": f"does {name}", "parameters": schema}}
+
+
+def make_tool_checkpoint(folder: Path, template: str, special: Sequence[str]) -> Path:
+    """A tiny decoder with this chat template and these special tokens, saved in ``folder``."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    make_checkpoint("llama", folder)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+    torch.manual_seed(0)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder

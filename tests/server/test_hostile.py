@@ -1,0 +1,272 @@
+"""Clients that are broken, slow, greedy or gone: no answer of 500 and above, nothing left behind."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import socket
+import struct
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from .served import Served, served
+
+FORM = "multipart/form-data; boundary=edge"
+
+
+@pytest.fixture(scope="module")
+def patient(models: dict[str, str]) -> Iterator[Served]:
+    """A server with small limits, which loses its patience soon."""
+    with served(
+        {name: models[name] for name in ("whisper", "llama", "qwen2_vl")},
+        body_seconds=0.3,
+        send_seconds=1.0,
+        max_body_bytes=2**20,
+        spool_bytes=2**16,
+    ) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test the books are empty."""
+    yield
+    server: Served = request.getfixturevalue("patient")
+    wait_until(lambda: server.ask(lambda: rest(server)) == (0, 0, 0, 0))
+
+
+def rest(running: Served) -> tuple[int, int, int, int]:
+    """Exchanges, users of models, requests of engines, and bytes of encoder outputs that somebody holds."""
+    told = running.server.engines.statistics().values()
+    engines = [one.engine for one in told if one.engine is not None]
+    requests = sum(one.requests.waiting + one.requests.running + one.requests.leaving for one in engines)
+    held = sum(one.encoder_cache.held + one.encoder_cache.waiting for one in engines)
+    return len(running.server.exchanges), sum(one.users + one.waiting for one in told), requests, held
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """The server works in a thread, on real sockets: there is nothing to wait for but its state."""
+    for _ in range(500):
+        if true():
+            return
+        time.sleep(0.01)
+    pytest.fail("it never came true")
+
+
+def connect(running: Served) -> socket.socket:
+    host, port = running.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def talk(running: Served, data: bytes) -> bytes:
+    """All that the server answers to ``data``."""
+    with closing(connect(running)) as connection:
+        connection.sendall(data)
+        return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+def post(running: Served, path: str, body: bytes, kind: str = "application/json") -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(running.url + path, body, {"content-type": kind})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def head(path: str, length: int, kind: str = FORM) -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n".encode()
+    )
+
+
+def form(audio: bytes, **members: str) -> bytes:
+    parts = [
+        f'--edge\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in members.items()
+    ]
+    file = b'--edge\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n' + audio
+    return "".join(parts).encode() + file + b"\r\n--edge--\r\n"
+
+
+SPEECH = "/v1/audio/transcriptions"
+
+
+# -- forms and bodies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"", FORM, 400),
+        (b"--edge", FORM, 400),
+        (b"--edge\r\n\r\nno disposition\r\n--edge--", FORM, 400),
+        (form(b"", model="whisper")[:60], FORM, 400),
+        (form(b"noise", model="whisper"), "multipart/form-data", 400),
+        (form(b"noise", model="whisper"), "text/plain", 415),
+        (b"{}", "application/json", 415),
+        (form(b"noise", model="whisper"), FORM, 415),
+        (form(b"RIFF\xff\xff\xff\xffWAVEfmt ", model="whisper"), FORM, 415),
+        (form(b"", model="whisper"), FORM, 415),
+        (form(b"noise", model="nobody"), FORM, 404),
+        (form(b"noise"), FORM, 400),
+        (form(b"noise", model="whisper", temperature="warm"), FORM, 400),
+        (form(b"noise", model="whisper", **{"a[b": "c"}), FORM, 400),
+        (form(b"noise", model="whisper", tempreature="0"), FORM, 400),
+        (form(b"noise", model="whisper", language="xx"), FORM, 400),
+        (form(b"noise", model="\ud800".encode("utf-8", "surrogatepass").decode("latin-1")), FORM, 404),
+    ],
+)
+def test_a_broken_form_is_refused_in_words(patient: Served, body: bytes, kind: str, status: int) -> None:
+    found, told = post(patient, SPEECH, body, kind)
+    assert found == status
+    assert told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b'{"model": "llama"}',
+        b'{"model": "llama", "messages": []}',
+        b'{"model": "llama", "messages": [{"role": "user"}]}',
+        b'{"model": "llama", "messages": [{"role": "king", "content": "a"}]}',
+        b'{"model": "llama", "messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"model": "llama", "messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
+        b'{"model": "llama", "messages": [{"role": "user", "content": "a"}], "n": 1e400}',
+        b"[" * 100_000,
+    ],
+)
+def test_broken_json_is_refused_in_words(patient: Served, body: bytes) -> None:
+    status, told = post(patient, "/v1/chat/completions", body)
+    assert status == 400
+    assert told["error"]["type"] == "invalid_request_error"
+    assert told["error"]["message"]
+
+
+def test_a_name_that_is_nearly_right_is_told(patient: Served) -> None:
+    body = {"model": "llama", "messages": [{"role": "user", "content": "a"}], "max_token": 3}
+    status, told = post(patient, "/v1/chat/completions", json.dumps(body).encode())
+    assert status == 400
+    assert told["error"]["message"] == "max_token is no member of this request; did you mean max_tokens?"
+    assert told["error"]["param"] == "max_token"
+
+
+# -- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_of_a_gigabyte_is_refused_before_it_is_sent(patient: Served) -> None:
+    with closing(connect(patient)) as connection:
+        connection.sendall(head(SPEECH, 2**30) + form(b"", model="whisper"))
+        answer = connection.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in answer
+
+
+def test_who_sends_a_large_request_to_its_end_hears_the_answer(patient: Served) -> None:
+    """Most clients do not listen before."""
+    status, told = post(patient, SPEECH, form(b"x" * 3 * 2**20, model="whisper"), FORM)
+    assert status == 413
+    assert told["error"]["code"] == "request_too_large"
+
+
+def png(width: int, height: int) -> bytes:
+    """A picture of one colour: a megabyte of it is a kilobyte."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer = zlib.compressobj(9)
+    rows = io.BytesIO()
+    for _ in range(height):
+        rows.write(packer.compress(b"\0" + b"\0" * width))
+    rows.write(packer.flush())
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows.getvalue()) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("side", [9_000, 20_000])
+def test_a_small_file_that_is_a_huge_picture_is_refused(patient: Served, side: int) -> None:
+    url = "data:image/png;base64," + base64.b64encode(png(side, side)).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    body = {"model": "qwen2_vl", "messages": [{"role": "user", "content": content}]}
+    status, told = post(patient, "/v1/chat/completions", json.dumps(body).encode())
+    assert status == 415
+    assert "pixels" in told["error"]["message"]
+
+
+# -- connections -----------------------------------------------------------------------------------------------------
+
+
+def test_who_sends_a_head_letter_by_letter_is_given_up(patient: Served) -> None:
+    with closing(connect(patient)) as connection:
+        for letter in b"GET / HT":
+            connection.sendall(bytes([letter]))
+        wait_until(lambda: not patient.ask(lambda: patient.server.exchanges))
+    assert talk(patient, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").startswith(
+        b"HTTP/1.1 200"
+    )
+
+
+def test_who_sends_a_body_too_slowly_is_told(patient: Served) -> None:
+    answer = talk(patient, head(SPEECH, 500) + b"--edge")
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("cut", [0, 10, 80, 200, 100_000])
+def test_connections_that_close_half_way_leave_nothing(patient: Served, cut: int) -> None:
+    whole = head(SPEECH, 100_000) + form(b"x" * 99_800, model="whisper")
+    for _ in range(40):
+        with closing(connect(patient)) as connection:
+            connection.sendall(whole[:cut])
+
+
+def test_a_client_that_hangs_up_while_its_answer_is_made_withdraws_it(patient: Served) -> None:
+    """A long text, streamed and whole: both are withdrawn, as the engine's books show."""
+    for stream in (True, False):
+        message = {"role": "user", "content": "go on"}
+        asked = {"model": "llama", "messages": [message], "stream": stream, "ignore_eos": True, "n": 4}
+        body = json.dumps(asked).encode()
+        with closing(connect(patient)) as connection:
+            connection.sendall(head("/v1/chat/completions", len(body), "application/json") + body)
+            wait_until(lambda: patient.ask(lambda: rest(patient))[2] > 0)
+
+
+def test_protocol_nonsense_does_not_end_the_server(patient: Served) -> None:
+    for nonsense in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /health HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /%ff%fe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    ):
+        with closing(connect(patient)) as connection:
+            connection.sendall(nonsense)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65_536):
+                pass
+    assert talk(patient, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").startswith(
+        b"HTTP/1.1 200"
+    )
+
+
+# -- other pages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ["origin: http://evil.example", "host: evil.example"])
+def test_pages_and_names_of_others_are_refused(patient: Served, header: str) -> None:
+    host = "" if header.startswith("host") else "host: localhost\r\n"
+    answer = talk(patient, f"GET /v1/models HTTP/1.1\r\n{host}{header}\r\nconnection: close\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 403")

@@ -1,0 +1,125 @@
+"""Images and audio by their address, over a real server of files."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from triolet.core.errors import RequestTooLarge
+from triolet.server.media import Media
+from triolet.server.problems import BadBody, Refusal
+from triolet.server.settings import ServerSettings
+
+
+class Files(BaseHTTPRequestHandler):
+    """``/picture`` is there, ``/away?URL`` leads elsewhere, ``/round`` to itself."""
+
+    def do_GET(self) -> None:
+        path, _, there = self.path.partition("?")
+        if path == "/picture":
+            self._answer(200, b"pixels")
+        elif path in ("/away", "/round"):
+            self._answer(302, b"", location=there or "/round")
+        else:
+            self._answer(404, b"")
+
+    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"content-length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
+
+
+@pytest.fixture(scope="module")
+def files() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def media(files: str, **settings: Any) -> Media:
+    return Media(ServerSettings(**{"url_prefixes": (f"{files}/",), "private_urls": True, **settings}))
+
+
+async def test_an_address_with_an_allowed_prefix_is_fetched(files: str) -> None:
+    assert await media(files).fetch(f"{files}/picture", "here") == b"pixels"
+    assert await media(files).fetch(f"{files}/away?{files}/picture", "here") == b"pixels"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.org/picture",
+        "https://example.org/",
+        "http://user@127.0.0.1/picture",
+        "http://127.0.0.1\\@example.org/",
+        "HTTP://EXAMPLE.ORG/",
+    ],
+)
+async def test_other_addresses_are_refused(files: str, url: str) -> None:
+    with pytest.raises(Refusal, match="may not be fetched; allowed"):
+        await media(files).fetch(url, "here")
+
+
+async def test_nothing_is_fetched_by_default() -> None:
+    with pytest.raises(Refusal, match="allowed: data: alone"):
+        await Media(ServerSettings()).fetch("http://example.org/", "here")
+
+
+async def test_an_allowed_prefix_that_leads_to_a_private_address_is_refused(files: str) -> None:
+    """Whatever the name is: what it resolves to counts."""
+    with pytest.raises(Refusal, match=r"127\.0\.0\.1, which is no public address"):
+        await media(files, private_urls=False).fetch(f"{files}/picture", "here")
+    local = files.replace("127.0.0.1", "localhost")
+    with pytest.raises(Refusal, match="is no public address"):
+        await media(local, private_urls=False).fetch(f"{local}/picture", "here")
+
+
+async def test_a_redirection_is_checked_like_the_first_address(files: str) -> None:
+    with pytest.raises(Refusal, match=r"http://example\.org/x may not be fetched"):
+        await media(files).fetch(f"{files}/away?http://example.org/x", "here")
+    with pytest.raises(Refusal, match="more than 3 redirections"):
+        await media(files).fetch(f"{files}/round", "here")
+
+
+async def test_what_is_not_there_is_told(files: str) -> None:
+    with pytest.raises(Refusal, match="status was 404"):
+        await media(files).fetch(f"{files}/nothing", "here")
+    with pytest.raises(Refusal, match="here cannot be fetched"):
+        await media("http://127.0.0.1:9").fetch("http://127.0.0.1:9/", "here")
+
+
+async def test_what_is_too_large_is_not_read_to_its_end(files: str) -> None:
+    with pytest.raises(RequestTooLarge, match="6 bytes or more lie there; allowed: up to 3"):
+        await media(files, max_body_bytes=3).fetch(f"{files}/picture", "here")
+
+
+@pytest.mark.parametrize(
+    ("url", "data"),
+    [
+        (f"data:image/png;base64,{base64.b64encode(b'pixels').decode()}", b"pixels"),
+        ("data:text/plain,a%20b", b"a b"),
+        ("DATA:;BASE64,YQ==", b"a"),
+    ],
+)
+async def test_a_data_address_holds_what_it_names(url: str, data: bytes) -> None:
+    assert await Media(ServerSettings()).fetch(url, "here") == data
+
+
+@pytest.mark.parametrize("url", ["data:;base64,%%%", "data:image/png", "file:///etc/passwd", "ftp://x", "nonsense"])
+async def test_what_is_no_address_is_told_so(url: str) -> None:
+    with pytest.raises(BadBody, match="here"):
+        await Media(ServerSettings()).fetch(url, "here")

@@ -1,0 +1,353 @@
+"""OpenAI's own client, as it is published, over the server: conversations, prompts, vectors, models.
+
+Each answer is held to the client's types, and is what the same engine gives without a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import openai
+import pytest
+import soundfile
+from PIL import Image
+from pydantic import BaseModel, ConfigDict
+
+from triolet import Completion, SamplingParams
+
+from .openai_client import openai_client
+from .served import Served
+
+QUESTION = [{"role": "user", "content": "hi"}]
+GREEDY = {"temperature": 0.0, "max_tokens": 8}
+
+
+class Verdict(BaseModel):
+    """So narrow that a model of random weights gives it in a few tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+    colour: Literal["red", "green"]
+
+
+def completed(service: Served, model: str = "llama", **query: Any) -> Completion:
+    """What the engine gives without a server."""
+    return service.engine(model, lambda engine: engine.generate(**query))
+
+
+def talk(client: openai.OpenAI, **options: Any) -> Any:
+    return client.chat.completions.create(**{"model": "llama", "messages": QUESTION, **options})
+
+
+def within(text: str) -> str:
+    """A character of ``text`` that is not its first."""
+    return next(one for one in text if text.index(one))
+
+
+# -- conversations -----------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_gets_the_text_of_the_engine(service, client):
+    expected = completed(service, messages=QUESTION, **GREEDY)
+    answer = talk(client, **GREEDY)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", expected.text, "length")
+    assert answer.model == "llama"
+    told = answer.usage
+    assert (told.prompt_tokens, told.completion_tokens) == (expected.usage.prompt_tokens, 8)
+    assert told.total_tokens == told.prompt_tokens + 8
+
+
+def test_n_answers_are_the_completion_and_its_alternatives(service, client):
+    sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=7, n=3)
+    expected = completed(service, messages=QUESTION, sampling=sampling)
+    answer = talk(client, n=3, seed=7, max_tokens=8)
+    texts = [choice.message.content for choice in answer.choices]
+    assert texts == [expected.text, *(one.text for one in expected.alternatives)]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert answer.usage.completion_tokens == 24
+
+
+def test_equal_seeds_give_equal_texts_and_others_do_not(client):
+    first, again, other = (talk(client, seed=seed, max_tokens=12).choices[0].message.content for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+def test_a_stop_string_ends_the_text_before_it(service, client):
+    whole = completed(service, messages=QUESTION, **GREEDY).text
+    stop = within(whole)
+    choice = talk(client, stop=[stop], **GREEDY).choices[0]
+    assert choice.message.content == whole[: whole.index(stop)]
+    assert choice.finish_reason == "stop"
+
+
+def test_max_completion_tokens_is_max_tokens(client):
+    answer = talk(client, max_completion_tokens=3)
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (3, "length")
+
+
+def test_logprobs_are_those_of_the_engine(service, client):
+    expected = completed(service, messages=QUESTION, logprobs=2, **GREEDY)
+    told = talk(client, logprobs=True, top_logprobs=2, **GREEDY).choices[0].logprobs.content
+    assert [one.logprob for one in told] == pytest.approx(expected.logprobs)
+    found = [[other.logprob for other in one.top_logprobs] for one in told]
+    assert found == [pytest.approx([value for _, value in top]) for top in expected.top_logprobs]
+
+
+def test_the_bytes_of_all_tokens_are_the_text_even_where_characters_are_cut(service, client):
+    choice = talk(client, logprobs=True, seed=3, max_tokens=40).choices[0]
+    told = bytes(byte for one in choice.logprobs.content for byte in one.bytes or ())
+    assert told.decode("utf-8", "replace") == choice.message.content
+    assert any(bytes(one.bytes or ()) >= b"\x80" for one in choice.logprobs.content)
+
+
+def test_logprobs_alone_name_no_other_tokens(client):
+    told = talk(client, logprobs=True, **GREEDY).choices[0].logprobs.content
+    assert [one.top_logprobs for one in told] == [[]] * 8
+
+
+def test_a_stream_has_the_same_text_and_its_usage_at_the_end(service, client):
+    expected = completed(service, messages=QUESTION, **GREEDY)
+    *parts, last = talk(client, stream=True, stream_options={"include_usage": True}, **GREEDY)
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == expected.text
+    assert [part.choices[0].finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
+    assert {part.usage for part in parts} == {None}
+    assert (last.choices, last.usage.completion_tokens) == ([], 8)
+    assert len({part.id for part in (*parts, last)}) == 1
+
+
+def test_n_streams_come_together_and_are_told_apart(service, client):
+    sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=7, n=2)
+    expected = completed(service, messages=QUESTION, sampling=sampling)
+    texts = {0: "", 1: ""}
+    for part in talk(client, stream=True, n=2, seed=7, max_tokens=8):
+        texts[part.choices[0].index] += part.choices[0].delta.content or ""
+    assert texts == {0: expected.text, 1: expected.alternatives[0].text}
+
+
+def test_logprobs_of_a_stream_are_those_of_the_whole_answer(client):
+    whole = talk(client, logprobs=True, top_logprobs=1, **GREEDY).choices[0].logprobs.content
+    parts = talk(client, logprobs=True, top_logprobs=1, stream=True, **GREEDY)
+    told = [one for part in parts if part.choices[0].logprobs for one in part.choices[0].logprobs.content]
+    assert [(one.token, one.logprob) for one in told] == [(one.token, pytest.approx(one.logprob)) for one in whole]
+
+
+def test_the_streaming_helper_tells_its_events_and_the_whole(service, client):
+    whole = completed(service, messages=QUESTION, **GREEDY).text
+    stop = within(whole)
+    with client.chat.completions.stream(model="llama", messages=QUESTION, stop=stop, temperature=0.0) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert set(kinds) == {"chunk", "content.delta", "content.done"}
+    assert final.choices[0].message.content == whole[: whole.index(stop)]
+
+
+def test_a_json_object_is_one(client):
+    answer = talk(client, response_format={"type": "json_object"}, seed=1, max_tokens=200)
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+
+def test_a_json_schema_is_followed(client):
+    form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": Verdict.model_json_schema()}}
+    answer = talk(client, response_format=form, seed=1, max_tokens=200)
+    assert Verdict.model_validate_json(answer.choices[0].message.content)
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # the client's, where it sends its own answer back
+def test_parse_gives_the_object_of_a_pydantic_model(client):
+    ask = partial(client.chat.completions.parse, model="llama", seed=1, max_tokens=200, response_format=Verdict)
+    answer = ask(messages=QUESTION).choices[0].message
+    assert isinstance(answer.parsed, Verdict)
+    again = ask(messages=[*QUESTION, answer, *QUESTION])  # an answer goes back as it came
+    assert isinstance(again.choices[0].message.parsed, Verdict)
+
+
+def test_the_streaming_helper_parses_too(client):
+    ask = partial(client.chat.completions.stream, model="llama", seed=1, max_tokens=200, response_format=Verdict)
+    with ask(messages=QUESTION) as stream:
+        final = stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Verdict)
+
+
+def test_an_image_is_seen(service, client):
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 48, 3), dtype=np.uint8)).save(buffer, "PNG")
+    parts = [{"type": "image", "image": buffer.getvalue()}, {"type": "text", "text": "What is it?"}]
+    expected = completed(service, "qwen2_vl", messages=[{"role": "user", "content": parts}], **GREEDY)
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    told = [{"type": "image_url", "image_url": {"url": url, "detail": "high"}}, parts[1]]
+    answer = talk(client, model="qwen2_vl", messages=[{"role": "user", "content": told}], **GREEDY)
+    assert answer.choices[0].message.content == expected.text
+    assert answer.usage.prompt_tokens == expected.usage.prompt_tokens
+
+
+def test_audio_is_heard(service, client):
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.random.default_rng(0).normal(0, 0.1, 8_000), 16_000, format="WAV")
+    parts = [{"type": "audio", "audio": buffer.getvalue()}, {"type": "text", "text": "What is it?"}]
+    expected = completed(service, "qwen2_audio", messages=[{"role": "user", "content": parts}], **GREEDY)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    told = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}, parts[1]]
+    answer = talk(client, model="qwen2_audio", messages=[{"role": "user", "content": told}], **GREEDY)
+    assert answer.choices[0].message.content == expected.text
+
+
+def test_a_developer_is_the_system_and_parts_of_text_are_lines(service, client):
+    rendered = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one\ntwo"}]
+    expected = completed(service, messages=rendered, **GREEDY)
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "be brief"}, {"role": "user", "content": parts}]
+        assert talk(client, messages=messages, **GREEDY).choices[0].message.content == expected.text
+
+
+def test_members_of_openai_that_change_nothing_are_taken(client):
+    ignored = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "prompt_cache_key": "k"}
+    before = talk(client, **GREEDY).choices[0].message.content
+    assert talk(client, **ignored, safety_identifier="me", **GREEDY).choices[0].message.content == before
+
+
+def test_what_openai_does_not_have_goes_by_extra_body(service, client):
+    expected = completed(
+        service, messages=QUESTION, top_k=3, repetition_penalty=1.3, seed=5, temperature=1.0, max_tokens=8
+    )
+    answer = talk(client, seed=5, max_tokens=8, extra_body={"top_k": 3, "repetition_penalty": 1.3, "priority": -5})
+    assert answer.choices[0].message.content == expected.text
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_prompt_of_a_list_is_completed(service, client):
+    answer = client.completions.create(model="llama", prompt=["one", "two"], **GREEDY)
+    assert [choice.text for choice in answer.choices] == [
+        completed(service, prompt=prompt, **GREEDY).text for prompt in ("one", "two")
+    ]
+    assert answer.usage.completion_tokens == 16
+
+
+def test_prompts_of_tokens_are_completed(service, client):
+    expected = [completed(service, prompt_token_ids=tokens, **GREEDY).text for tokens in ([70, 71], [72])]
+    answer = client.completions.create(model="llama", prompt=[[70, 71], [72]], **GREEDY)
+    assert [choice.text for choice in answer.choices] == expected
+    assert client.completions.create(model="llama", prompt=[70, 71], **GREEDY).choices[0].text == expected[0]
+
+
+def test_an_echo_begins_with_the_prompt(service, client):
+    expected = completed(service, prompt="one", **GREEDY).text
+    assert client.completions.create(model="llama", prompt="one", echo=True, **GREEDY).choices[0].text == (
+        "one" + expected
+    )
+
+
+def test_a_prompt_gets_sixteen_tokens_by_default(client):
+    answer = client.completions.create(model="llama", prompt="one", temperature=0.0)
+    assert answer.usage.completion_tokens <= 16
+
+
+def test_n_completions_of_each_prompt_follow_one_another(service, client):
+    sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=7, n=2)
+    expected = [completed(service, prompt=prompt, sampling=sampling) for prompt in ("one", "two")]
+    answer = client.completions.create(model="llama", prompt=["one", "two"], n=2, seed=7, max_tokens=8)
+    assert [choice.text for choice in answer.choices] == [
+        text for one in expected for text in (one.text, one.alternatives[0].text)
+    ]
+
+
+def test_logprobs_of_a_completion_have_the_sampled_token_among_the_likeliest(service, client):
+    """OpenAI's have it, too: "there may be up to logprobs+1 elements"."""
+    ask = partial(client.completions.create, model="llama", prompt="one", max_tokens=8, seed=3)
+    expected = completed(service, prompt="one", logprobs=2, max_tokens=8, seed=3, temperature=1.0)
+    told = ask(logprobs=2).choices[0].logprobs
+    assert told.token_logprobs == pytest.approx(expected.logprobs)
+    for token, value, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert top[token] == value
+    assert told.text_offset[0] == 0
+    bare = ask(logprobs=0).choices[0].logprobs
+    assert [list(top) for top in bare.top_logprobs] == [[token] for token in bare.tokens]
+
+
+def test_completions_are_streamed(service):
+    with openai_client(service) as client:  # its types do not know that a reason comes last
+        ask = partial(client.completions.create, model="llama", prompt=["one", "two"], logprobs=1, **GREEDY)
+        whole = ask()
+        *parts, last = ask(stream=True, stream_options={"include_usage": True})
+    for index in (0, 1):
+        own = [part.choices[0] for part in parts if part.choices[0].index == index]
+        assert "".join(part.text for part in own) == whole.choices[index].text
+        told = whole.choices[index].logprobs
+        assert [value for part in own for value in part.logprobs.token_logprobs] == pytest.approx(told.token_logprobs)
+        assert own[-1].finish_reason == "length"
+    assert (last.choices, last.usage) == ([], whole.usage)
+
+
+# -- vectors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vectors(service: Served) -> Any:
+    return service.engine("bert", lambda engine: engine.embed(["one", "two"]))
+
+
+def test_vectors_are_those_of_the_engine(client, vectors):
+    answer = client.embeddings.create(model="bert", input=["one", "two"], encoding_format="float")
+    assert [one.index for one in answer.data] == [0, 1]
+    assert np.allclose([one.embedding for one in answer.data], vectors, atol=1e-6)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
+
+
+def test_vectors_come_as_base64_by_the_clients_default(service, vectors):
+    with openai_client(service) as client:  # a strict one does not know its own default
+        answer = client.embeddings.create(model="bert", input="one")
+    assert np.allclose(answer.data[0].embedding, vectors[0], atol=1e-6)
+
+
+def test_dimensions_are_the_first_ones_at_length_one(client, vectors):
+    answer = client.embeddings.create(model="bert", input=["one"], encoding_format="float", dimensions=8)
+    short = vectors[0][:8]
+    assert np.allclose(answer.data[0].embedding, short / np.linalg.norm(short), atol=1e-6)
+
+
+def test_tokens_of_another_vocabulary_are_no_input(client):
+    """LangChain sends those of OpenAI's models by default, which mean nothing to another one."""
+    with pytest.raises(openai.BadRequestError, match="token ids") as caught:
+        client.embeddings.create(model="bert", input=[[1, 2, 3]])
+    assert "check_embedding_ctx_length=False" in caught.value.message
+    assert caught.value.param == "input"
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_listed_and_found(service, client):
+    names = [model.id for model in client.models.list()]
+    assert names == list(service.server.engines.models)
+    assert client.models.retrieve("bert").id == "bert"
+
+
+# -- the asynchronous client -------------------------------------------------------------------------------------------
+
+
+def test_the_asynchronous_client_asks_and_streams_at_the_same_time(service):
+    expected = completed(service, messages=QUESTION, **GREEDY).text
+
+    async def main() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none") as client:
+            ask = partial(client.chat.completions.create, model="llama", messages=QUESTION, **GREEDY)
+
+            async def streamed() -> str:
+                return "".join([part.choices[0].delta.content or "" async for part in await ask(stream=True)])
+
+            answer, text = await asyncio.gather(ask(), streamed())
+            return [answer.choices[0].message.content, text]
+
+    assert asyncio.run(main()) == [expected, expected]

@@ -1,0 +1,170 @@
+"""OpenAI's own client, as it is published, over the server: transcriptions and translations."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import soundfile
+
+from triolet import Transcript, demo
+from triolet.api.formats.objects import as_verbose_object
+from triolet.api.formats.writers import SRT, VTT, written
+
+from .served import Served
+
+
+@pytest.fixture(scope="module")
+def transcript(service: Served, speech: Path) -> Transcript:
+    """What the engine makes of the sentence without a server."""
+    return transcribed(service, speech, timestamps="word")
+
+
+@pytest.fixture(scope="module")
+def german() -> Path:
+    return next(sample.path for sample in demo.samples() if "de-command" in str(sample.path))
+
+
+def transcribed(service: Served, audio: Path, model: str = "whisper", **options: Any) -> Transcript:
+    return service.engine(model, lambda engine: engine.transcribe(audio, **options))
+
+
+def transcribe(client: openai.OpenAI, file: Any, **options: Any) -> Any:
+    return client.audio.transcriptions.create(**{"model": "whisper", "file": file, **options})
+
+
+def translate(client: openai.OpenAI, file: Any, **options: Any) -> Any:
+    with pytest.warns(DeprecationWarning, match="deprecated"):  # so OpenAI's client says of this call
+        return client.audio.translations.create(model="whisper", file=file, **options)
+
+
+# -- the formats -------------------------------------------------------------------------------------------------------
+
+
+def test_json_has_text_language_and_duration(client, speech, transcript):
+    told = transcribe(client, speech)
+    assert told.text == transcript.text
+    assert [one.code for one in told.languages] == ["en"]
+    assert (told.usage.type, told.usage.seconds) == ("duration", 5)
+
+
+@pytest.mark.parametrize(("name", "format_"), [("srt", SRT), ("vtt", VTT)])
+def test_subtitles_are_those_of_the_command(client, service, speech, name, format_):
+    assert transcribe(client, speech, response_format=name) == written(transcribed(service, speech), format_)
+
+
+def test_text_is_the_text_with_a_line_end(client, speech, transcript):
+    assert transcribe(client, speech, response_format="text") == transcript.text + "\n"
+
+
+def test_verbose_json_has_the_segments(client, service, speech):
+    expected = as_verbose_object(transcribed(service, speech))
+    told = transcribe(client, speech, response_format="verbose_json", timestamp_granularities=["segment"])
+    assert (told.language, told.duration, told.text) == ("english", expected["duration"], expected["text"])
+    assert [one.model_dump() for one in told.segments] == expected["segments"]
+    assert told.words is None
+
+
+def test_verbose_json_has_the_words_if_they_are_asked_for(client, speech, transcript):
+    ask = partial(transcribe, client, speech, response_format="verbose_json")
+    expected = as_verbose_object(transcript)
+    told = ask(timestamp_granularities=["word"])
+    assert [one.model_dump() for one in told.words] == expected["words"]
+    assert told.segments is None
+    both = ask(timestamp_granularities=["word", "segment"])
+    assert (both.words, both.segments[0].text) == (told.words, expected["segments"][0]["text"])
+
+
+def test_where_nobody_speaks_there_is_no_language(client):
+    silence = next(sample.path for sample in demo.samples() if "silence" in str(sample.path))
+    assert transcribe(client, silence).languages == []
+    told = transcribe(client, silence, response_format="verbose_json")
+    assert (told.language, told.text, told.segments) == ("", "", [])
+
+
+# -- the options -------------------------------------------------------------------------------------------------------
+
+
+def test_a_language_is_not_detected_but_believed(client, service, german):
+    expected = transcribed(service, german, language="de")
+    told = transcribe(client, german, language="de", response_format="verbose_json")
+    assert (told.text, told.language) == (expected.text, "german")
+
+
+def test_a_prompt_is_the_text_before(client, service, speech):
+    ask = partial(transcribe, client, speech, model="whisper_random", temperature=0.2, extra_body={"seed": 1})
+    options = {"model": "whisper_random", "temperature": 0.2, "seed": 1}
+    plain, prompted = ask().text, ask(prompt="The cellar of Triolet").text
+    assert plain == transcribed(service, speech, **options).text
+    assert prompted == transcribed(service, speech, initial_prompt="The cellar of Triolet", **options).text
+    assert plain != prompted
+
+
+def test_a_prompt_that_the_model_cannot_have_is_refused_in_the_engines_words(client, speech):
+    with pytest.raises(openai.BadRequestError, match=r"has no <\|startofprev\|> token"):
+        transcribe(client, speech, prompt="names")
+
+
+@pytest.mark.parametrize("strategy", ["auto", {"type": "server_vad"}])
+def test_with_a_chunking_strategy_the_pieces_are_read_at_the_same_time(client, service, strategy):
+    recording = next(sample.path for sample in demo.samples() if "de-pause" in str(sample.path))
+    expected = transcribed(service, recording, parallel=True)
+    told = transcribe(client, recording, chunking_strategy=strategy, response_format="verbose_json")
+    assert [one.text for one in told.segments] == [one.text for one in expected.segments]
+
+
+def test_figures_of_a_chunking_strategy_are_refused_by_name(client, speech):
+    with pytest.raises(openai.BadRequestError, match=r"^Error code: 400 - chunking_strategy.threshold: ") as caught:
+        transcribe(client, speech, chunking_strategy={"type": "server_vad", "threshold": 0.5})
+    assert caught.value.param == "chunking_strategy.threshold"
+
+
+def test_logprobs_are_told_of_every_token(client, speech, transcript):
+    told = transcribe(client, speech, include=["logprobs"]).logprobs
+    expected = [value for segment in transcript.segments for value in segment.logprobs]
+    assert [one.logprob for one in told] == pytest.approx(expected, abs=1e-3)
+    assert bytes(int(byte) for one in told for byte in one.bytes).decode().strip() == transcript.text
+
+
+def test_audio_may_be_bytes_with_a_name_and_any_format(client, speech, transcript, tmp_path):
+    samples, rate = soundfile.read(speech)
+    soundfile.write(tmp_path / "speech.ogg", samples, rate)
+    assert transcribe(client, ("speech.ogg", (tmp_path / "speech.ogg").read_bytes(), "audio/ogg")).text
+    assert transcribe(client, speech.read_bytes()).text == transcript.text
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_tells_the_text_piece_by_piece_and_then_whole(client, service):
+    recording = next(sample.path for sample in demo.samples() if "de-pause" in str(sample.path))
+    expected = transcribed(service, recording)
+    *deltas, done = transcribe(client, recording, stream=True)
+    assert {one.type for one in deltas} == {"transcript.text.delta"}
+    assert len(deltas) == len(expected.segments) > 1
+    assert (done.type, done.text) == ("transcript.text.done", expected.text)
+    assert "".join(one.delta for one in deltas) == done.text
+    assert [one.code for one in done.languages] == ["de"]
+
+
+def test_a_stream_tells_logprobs_with_each_piece_and_all_at_the_end(client, speech):
+    *deltas, done = transcribe(client, speech, stream=True, include=["logprobs"])
+    told = [one.to_dict() for delta in deltas for one in delta.logprobs]
+    assert told == [one.to_dict() for one in done.logprobs] != []
+
+
+# -- translations ------------------------------------------------------------------------------------------------------
+
+
+def test_translations_are_in_english_in_every_format(client, service, german):
+    expected = transcribed(service, german, task="translate")
+    assert translate(client, german).text == expected.text
+    assert translate(client, german, response_format="text") == expected.text + "\n"
+    assert translate(client, german, response_format="srt") == written(expected, SRT)
+    assert translate(client, german, response_format="vtt") == written(expected, VTT)
+    told = translate(client, german, response_format="verbose_json")
+    assert (told.text, told.language) == (expected.text, "english")
+    assert [one.text for one in told.segments] == [one.text for one in expected.segments]

@@ -1,0 +1,105 @@
+"""Tools, by OpenAI's client: a tiny model with random weights is made to call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from triolet.testing.families import make_checkpoint
+
+from .openai_client import openai_client
+from .served import Served, served
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of the next days.",
+        "parameters": {
+            "type": "object",
+            "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["days"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+MESSAGES: Any = [{"role": "user", "content": "Will it rain?"}]
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder: Path = tmp_path_factory.mktemp("qwen") / "qwen3"
+    make_checkpoint("qwen3", folder)
+    with served({"qwen": str(folder)}) as running:
+        yield running
+
+
+def ask(calls: Served, **more: Any) -> Any:
+    given = {"model": "qwen", "messages": MESSAGES, "tools": [WEATHER, NOW], "seed": 5, **more}
+    return openai_client(calls).chat.completions.create(**given)
+
+
+def test_a_tool_that_must_be_called_is_called_by_its_schema(calls: Served) -> None:
+    choice = ask(calls, tool_choice={"type": "function", "function": {"name": "weather"}}).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert (call.type, call.function.name) == ("function", "weather")
+    assert 1 <= json.loads(call.function.arguments)["days"] <= 9
+    assert len(call.id) == 9
+
+
+def test_some_tool_must_be_called(calls: Served) -> None:
+    choice = ask(calls, tool_choice="required", parallel_tool_calls=False).choices[0]
+    (call,) = choice.message.tool_calls
+    assert call.function.name in ("weather", "now")
+
+
+def test_a_stream_tells_the_same_call(calls: Served) -> None:
+    forced = {"type": "function", "function": {"name": "weather"}}
+    whole = ask(calls, tool_choice=forced).choices[0].message.tool_calls[0].function
+    name, arguments, reasons = "", "", []
+    for chunk in ask(calls, tool_choice=forced, stream=True):
+        for choice in chunk.choices:
+            assert not choice.delta.content
+            reasons.append(choice.finish_reason)
+            for call in choice.delta.tool_calls or ():
+                assert call.index == 0
+                name += call.function.name or ""
+                arguments += call.function.arguments or ""
+    assert (name, arguments) == (whole.name, whole.arguments)
+    assert reasons[-1] == "tool_calls"
+
+
+def test_results_go_back_to_the_model(calls: Served) -> None:
+    call = {"id": "123456789", "type": "function", "function": {"name": "weather", "arguments": '{"days": 2}'}}
+    messages: Any = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "123456789", "content": "sunny"},
+    ]
+    answer = ask(calls, messages=messages, max_tokens=4)
+    assert answer.usage.prompt_tokens > ask(calls, max_tokens=4).usage.prompt_tokens
+
+
+def test_tools_that_may_not_be_called_are_not_told(calls: Served) -> None:
+    without = openai_client(calls).chat.completions.create(model="qwen", messages=MESSAGES, max_tokens=4)
+    answer = ask(calls, tool_choice="none", max_tokens=4)
+    assert answer.usage.prompt_tokens == without.usage.prompt_tokens
+    assert answer.choices[0].message.tool_calls is None
+
+
+def test_what_cannot_be_called_is_refused(calls: Served) -> None:
+    for more, told in (
+        ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "'rain', which is not among the tools"),
+        ({"tools": [WEATHER, WEATHER]}, "weather"),
+        ({"response_format": {"type": "json_object"}}, "response_format beside tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=told):
+            ask(calls, **more)

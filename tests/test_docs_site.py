@@ -1,0 +1,48 @@
+"""What `make docs` builds is complete: every page is in the navigation, and every public name in the reference."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import triolet
+from triolet import testing
+from triolet.core import errors, events
+
+ROOT = Path(__file__).resolve().parents[1]
+SAME = {"InvariantViolation", "Speculation"}  # of triolet.testing: the reference has them as triolet's
+
+
+def navigation() -> list[str]:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    return re.findall(r"^ +- [^#\n]+: (\S+\.md)$", text.partition("\nnav:\n")[2], re.MULTILINE)
+
+
+def referenced() -> list[str]:
+    pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
+    return re.findall(r"^::: ([\w.]+)$", "\n".join(page.read_text(encoding="utf-8") for page in pages), re.MULTILINE)
+
+
+def test_every_page_is_in_the_navigation_once_and_nothing_else_is():
+    """A page that is new: one line of `nav` in mkdocs.yml."""
+    pages = {
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
+        *(ROOT / "demo").glob("*.md"),
+    }
+    assert sorted(navigation()) == sorted(str(page.relative_to(ROOT)) for page in pages)
+
+
+def test_every_public_name_is_in_the_reference_once():
+    """A name that is new: a line ``::: triolet.Name`` on its page in docs/reference/."""
+    public = {f"triolet.{name}" for name in triolet.__all__}
+    public |= {f"triolet.testing.{name}" for name in testing.__all__ if name not in SAME}
+    found = [name for name in referenced() if not name.startswith("triolet.core.")]
+    assert sorted(found) == sorted(public)
+
+
+def test_every_error_and_event_is_in_the_reference():
+    own = {f"triolet.{name}" for name, value in vars(errors).items() if isinstance(value, type)}
+    own |= {f"triolet.core.events.{name}" for name, value in vars(events).items() if isinstance(value, type)}
+    assert own - {"triolet.core.events.Event"} <= set(referenced())
