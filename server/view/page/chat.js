@@ -171,7 +171,8 @@ class Pace {
     const now = performance.now();
     if (!this.first) return plural(this.tokens, "token");
     const speed = rate((this.tokens - 1) / Math.max(0.001, (now - this.first) / 1000));
-    return `${plural(this.tokens, "token")}, the first after ${seconds((this.first - this.asked) / 1000)}, then ${speed} a second`;
+    const wait = seconds((this.first - this.asked) / 1000);
+    return `${plural(this.tokens, "token")}, the first after ${wait}, then ${speed} a second`;
   }
 }
 

@@ -62,8 +62,10 @@ function describeEntry(track) {
   return [track.id, track.model, bytes(track.bytes), track.isActive ? track.stage : "freed"];
 }
 
-const explainEntry = (track, now) =>
-  `${track.id} (${track.model}) · ${bytes(track.bytes)} · ${stageList(track, now, ENTRY_STATES)}${track.isActive ? "" : " · freed"}`;
+function explainEntry(track, now) {
+  const parts = [`${track.id} (${track.model})`, bytes(track.bytes), stageList(track, now, ENTRY_STATES)];
+  return [...parts, ...(track.isActive ? [] : ["freed"])].join(" · ");
+}
 
 class Page {
   constructor() {

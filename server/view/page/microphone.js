@@ -46,8 +46,8 @@ function recorder() {
   registerProcessor("recorder", Recorder);
 }
 
-/** One time of speaking. `heard(item, text, provisional)`: what is known of an utterance; `level(share)`: how loud it is;
- * `failed(reason)`; `ended()`: the last word was heard. */
+/** One time of speaking. `heard(item, text, provisional)`: what is known of an utterance; `level(share)`: how loud it
+ * is; `failed(reason)`; `ended()`: the last word was heard. */
 export class Microphone {
   constructor({ model, heard, level, failed, ended }) {
     Object.assign(this, { model, heard, level, failed, ended });

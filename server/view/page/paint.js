@@ -98,8 +98,8 @@ function stripes(colour) {
   return tile;
 }
 
-/** Makes the canvas as sharp as the screen is; gives its context and its size in pixels of the page. A canvas that is not
- * shown has no height. */
+/** Makes the canvas as sharp as the screen is; gives its context and its size in pixels of the page. A canvas that is
+ * not shown has no height. */
 export function prepared(canvas) {
   const { clientWidth: width, clientHeight: height } = canvas;
   const [wide, high] = [Math.round(width * devicePixelRatio), Math.round(height * devicePixelRatio)];

@@ -8,7 +8,7 @@ const LEAST_WIDTH = 1.5; // pixels of a bar
 const NEAR_SECONDS = 0.3; // of the pointer to a bar
 
 export class Timeline {
-  /** `stages`: how each looks; `describe(track, now)`: the texts of a lane; `explain(track, now)`: all about a track. */
+  /** `stages`: how each looks; `describe(track, now)`: the texts of a lane; `explain(track, now)`: all of a track. */
   constructor({ place, detail, palette, stages, describe, explain, least, most, title, hint, isOwn }) {
     Object.assign(this, { detail, palette, stages, describe, explain, title, hint, isOwn });
     this.lanes = new Lanes(least, most);
@@ -53,10 +53,15 @@ export class Timeline {
 
   #write(row, track, now) {
     row.track = track ?? null;
-    row.line.className = `row ${track ? (track.isActive ? "active" : "over") : "empty"}${track && this.isOwn?.(track) ? " own" : ""}`;
+    row.line.className = `row ${this.#kind(track)}`;
     row.line.dataset.outcome = track?.outcome ?? "";
     const texts = track ? this.describe(track, now) : [];
     row.parts.forEach((part, index) => write(part, texts[index] ?? ""));
+  }
+
+  #kind(track) {
+    if (!track) return "empty";
+    return `${track.isActive ? "active" : "over"} ${this.isOwn?.(track) ? "own" : ""}`;
   }
 
   // -- pointing ------------------------------------------------------------------------------------------------------
