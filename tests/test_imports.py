@@ -57,10 +57,11 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "api/live": {"inputs", "outputs", "speech"},
     "api/hosts": {"inputs", "live", "outputs", "speech"},
     "api/command_line": {"api", "formats", "inputs", "outputs", "speech"},
-    "server": {"endpoints", "manners", "schemas"},
-    "server/endpoints": {"schemas", "server"},
+    "server": {"endpoints", "manners", "schemas", "view"},
+    "server/endpoints": {"schemas", "server", "view"},
     "server/manners": set(),
     "server/schemas": set(),
+    "server/view": {"server"},
 }
 FOREIGN = {  # what a folder must not know of the outside
     "core": {

@@ -35,7 +35,11 @@ export class Timeline {
     this.lanes.place(tracks);
     while (this.rows.length < this.lanes.rows.length) this.#addRow();
     while (this.rows.length > this.lanes.rows.length) this.rows.pop().line.remove();
-    for (const [index, row] of this.rows.entries()) this.#write(row, this.lanes.rows[index].at(-1), now);
+    const isPast = (track) => !track.isActive && track.to <= now - this.span; // no bar is left of it
+    for (const [index, row] of this.rows.entries()) {
+      const latest = this.lanes.rows[index].at(-1);
+      this.#write(row, latest && !isPast(latest) ? latest : null, now);
+    }
     this.more.hidden = !this.lanes.hidden;
     write(this.more, `and ${this.lanes.hidden} more`);
     if (this.pointed) write(this.detail, this.explain(this.pointed, now));
@@ -52,7 +56,7 @@ export class Timeline {
   }
 
   #write(row, track, now) {
-    row.track = track ?? null;
+    row.track = track;
     row.line.className = `row ${this.#kind(track)}`;
     row.line.dataset.outcome = track?.outcome ?? "";
     const texts = track ? this.describe(track, now) : [];
