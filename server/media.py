@@ -81,7 +81,8 @@ class Media:
         data = bytearray()
         told = _header(answer, b"content-length")
         self._check_size(int(told) if told.isdigit() else 0, where)
-        async with aclosing(answer.aiter_stream()) as parts:
+        stream: Any = answer.aiter_stream()  # it is a generator, whatever its type says
+        async with aclosing(stream) as parts:
             async for part in parts:
                 data += part
                 self._check_size(len(data), where)

@@ -63,7 +63,7 @@ def _with_models(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield form["schema"]["properties"]
 
 
-def _schemas(endpoints: Iterable[Endpoint]) -> tuple[dict[tuple[type[BaseModel], str], str], dict[str, Any]]:
+def _schemas(endpoints: Iterable[Endpoint]) -> tuple[dict[tuple[Any, str], str], dict[str, Any]]:
     """A reference for each body, of requests ("validation") and answers ("serialization"), and all schemas."""
     bodies: dict[tuple[type[BaseModel], Any], None] = {(ErrorAnswer, "serialization"): None}
     for one in endpoints:
@@ -75,7 +75,7 @@ def _schemas(endpoints: Iterable[Endpoint]) -> tuple[dict[tuple[type[BaseModel],
     return {key: value["$ref"] for key, value in found.items()}, document["$defs"]
 
 
-def _operation(one: Endpoint, names: Mapping[tuple[type[BaseModel], str], str]) -> dict[str, Any]:
+def _operation(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "operationId": one.handle.__name__,
         "tags": [one.tag],
@@ -93,7 +93,7 @@ def _operation(one: Endpoint, names: Mapping[tuple[type[BaseModel], str], str]) 
     return told
 
 
-def _request(one: Endpoint, names: Mapping[tuple[type[BaseModel], str], str]) -> dict[str, Any]:
+def _request(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str, Any]:
     assert one.body is not None, "asked for its body"
     if not one.form:
         return {JSON: {"schema": {"$ref": names[one.body, "validation"]}}}
@@ -123,7 +123,7 @@ def _of_form(member: dict[str, Any]) -> dict[str, Any]:
     return {**rest, **({"anyOf": choices} if choices else {})}
 
 
-def _answers(one: Endpoint, names: Mapping[tuple[type[BaseModel], str], str]) -> dict[str, Any]:
+def _answers(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind, bodies in one.answers.items():
         references = [{"$ref": names[body, "serialization"]} for body in bodies or ()]
@@ -136,7 +136,7 @@ def _answers(one: Endpoint, names: Mapping[tuple[type[BaseModel], str], str]) ->
     return found
 
 
-def _problems(one: Endpoint, names: Mapping[tuple[type[BaseModel], str], str]) -> dict[str, Any]:
+def _problems(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str, Any]:
     content = {JSON: {"schema": {"$ref": names[ErrorAnswer, "serialization"]}}}
     of_all = {status: {"description": text, "content": content} for status, text in _PROBLEMS.items()}
     if one.path == "/health":

@@ -17,7 +17,6 @@ from ...core.request import Structure
 from ..problems import BadBody
 from ..schemas import chat
 
-
 _LETTERS = string.ascii_letters + string.digits
 
 
