@@ -23,7 +23,7 @@ from attrs import define, field
 
 from ..actors.supervisor import leaving
 from ..core import frames, log_lines
-from ..core.errors import CallerError, EngineClosed, InvariantViolation, TrioletError
+from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed, TrioletError
 from ..core.log_lines import Line
 from ..core.plan import DeviceMemory
 from ..core.residency import Decision, Grant, Load, ModelFigures, ModelState, Refuse, Residency, Size, Unload
@@ -143,8 +143,8 @@ class Residents:
 
     @trio.lowlevel.enable_ki_protection
     async def _cancel(self) -> None:
-        """Cancels tasks of residents. It is a task of its own that does: the context of a cancellation is the error that
-        is being handled where it is ordered, and an engine clears the frames of all contexts."""
+        """Cancels tasks of residents. It is a task of its own that does: the context of a cancellation is the error
+        that is being handled where it is ordered, and an engine clears the frames of all contexts."""
         with anyio.CancelScope(shield=True), self._cancels:
             async for resident in self._cancels:
                 resident.hurry()
@@ -288,7 +288,7 @@ class Residents:
                     await job(self)
                 except Exception as caught:  # noqa: BLE001  (told to whoever waits, or raised at the end of the block)
                     frames.clear_frames(caught)  # they hold the engine
-                    error = _without_first_frame(caught)  # which is this one, and cannot be cleared
+                    error = caught
         finally:
             resident.scope = resident.leave = None
             self._running -= 1
@@ -316,7 +316,8 @@ class Residents:
         figures = self._residency.figures(resident.name)
         if error is not None:
             resident.last_error = f"{type(error).__name__}: {error}"
-            if isinstance(error, InvariantViolation) or (self.closing and not isinstance(error, CallerError)):
+            ended_badly = isinstance(error, EngineTeardownError | RunnerCrashed)
+            if isinstance(error, InvariantViolation) or (self.closing and ended_badly):
                 self._errors.append(error)
         if figures.state is ModelState.LOADING:
             self._ended_early(resident, error)
@@ -362,11 +363,6 @@ class Residents:
             error.add_note("raised by a handler or filter of the log 'triolet.engines', which must not raise")
             self._errors.append(error)
             self._log = None
-
-
-def _without_first_frame(error: Exception) -> Exception:
-    traceback = error.__traceback__
-    return error if traceback is None else error.with_traceback(traceback.tb_next)
 
 
 def _more_urgent(body_error: BaseException | None, group_error: BaseException) -> BaseException:
