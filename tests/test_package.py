@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("core", "models", "actors", "api", "bench", "testing")
+ROOMS = ("core", "models", "actors", "api", "bench", "server", "testing")
+DATA = ("demo/checkpoint", "demo/samples", "server/view/page")
 COPY = """
 import sys
 from setuptools.dist import Distribution
@@ -27,9 +28,7 @@ def test_a_wheel_has_each_file_of_the_product_and_no_script_test_or_benchmark(tm
     subprocess.run([sys.executable, "-c", COPY, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
     product = {path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     product |= {path.relative_to(ROOT / "src/triolet") for path in (ROOT / "src/triolet").glob("*.py")}
-    product |= {
-        path.relative_to(ROOT) for kind in ("checkpoint", "samples") for path in (ROOT / "demo" / kind).iterdir()
-    }
+    product |= {path.relative_to(ROOT) for folder in DATA for path in (ROOT / folder).iterdir()}
     product |= {Path("demo/__init__.py"), Path("py.typed")}
     assert len(product) > 200
     assert {path.relative_to(tmp_path / "triolet") for path in tmp_path.rglob("*") if path.is_file()} == product

@@ -19,7 +19,7 @@ _TELLS = 8  # times a second
 _FIGURES = 2  # one of so many has figures
 
 
-async def show_page(request: Request) -> Response:
+async def show_page(_: Request) -> Response:
     """The page that shows the engines at work."""
     page = await trio.to_thread.run_sync(read_page)
     return Response(page.html, media_type="text/html", headers={**HEADERS, "content-security-policy": page.policy})

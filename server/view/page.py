@@ -1,8 +1,8 @@
 """The page at ``/``: one HTML file, put together from the files in ``page/``.
 
-The scripts there are modules that import each other, for editors and for tests. Here their imports and exports are taken
-out, and they become one module. The page's policy allows this very script and this very style, by their hashes, and
-nothing from elsewhere.
+The scripts there are modules that import each other, for editors and for tests. Here their imports and exports are
+taken out, and they become one module. The page's policy allows this very script and this very style, by their hashes,
+and nothing from elsewhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What watchers are told, as values for JSON. Pure. Ids, times, counts and keys: no prompt, no text, no audio.
 
-``state`` comes first: all requests and encoder outputs as they are. Then ``changes``, each with the time ``at`` which it
-was, and ``figures`` some times a second. ``lost`` says how many changes a slow watcher was not told; another ``state``
-follows it. ``end`` is the last: the server stops. Times are seconds of the server's clock, sizes are bytes.
+``state`` comes first: all requests and encoder outputs as they are. Then ``changes``, each with the time ``at`` which
+it was, and ``figures`` some times a second. ``lost`` says how many changes a slow watcher was not told; another
+``state`` follows it. ``end`` is the last: the server stops. Times are seconds of the server's clock, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from ...actors.supervisor import EngineStatistics
-from ...api.engines import ModelStatistics
 from ...api.command_line.watch_state import CacheEntry, RequestLine, WatchState
+from ...api.engines import ModelStatistics
 from ...core import errors
 from ...core.log_lines import one_line
 from ...core.model import Kind, ModelDescription

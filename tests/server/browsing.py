@@ -16,7 +16,9 @@ Opened = Callable[..., AbstractContextManager[Any]]
 
 _OBSERVE = """
 window.violations = [];
-addEventListener("securitypolicyviolation", (event) => violations.push(`${event.violatedDirective}: ${event.blockedURI}`));
+addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) => {
+  violations.push(`${violatedDirective}: ${blockedURI}`);
+});
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from importlib.resources import files
@@ -27,7 +28,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """Runs code behind the scripts named: ``run("lanes.js", code, argument)``; ``code`` is a function of the argument."""
+    """Runs code behind a script: ``run("lanes.js", code, argument)``; ``code`` is a function of the argument."""
     with chromium() as opened, opened("about:blank") as page:
 
         def run(script: str, code: str, argument: Any) -> Any:
@@ -49,7 +50,7 @@ def run() -> Iterator[Run]:
 def test_events_are_found_however_the_answer_is_cut(run: Run, sent: list[Any], cuts: list[int], end: str) -> None:
     text = "".join(f"event: x{end}data: {json.dumps(one)}{end}{end}" for one in sent)
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    parts = [text[begin:stop] for begin, stop in zip(places, places[1:], strict=False)]
+    parts = [text[begin:stop] for begin, stop in itertools.pairwise(places)]
     code = "(parts) => { const cutter = new EventCutter(); return parts.flatMap((part) => cutter.cut(part)); }"
     assert [json.loads(one) for one in run("event_reader.js", code, parts)] == sent
 
@@ -104,8 +105,9 @@ _TAKE = """
 (messages) => {
   const world = new World();
   for (const one of messages) world.take(one);
+  const plain = ({ id, model, stage, tokens, error, segments }) => ({ id, model, stage, tokens, error, segments });
   return {
-    works: world.works.map(({ id, model, stage, tokens, error, segments }) => ({ id, model, stage, tokens, error, segments })),
+    works: world.works.map(plain),
     entries: world.entries.map(({ id, stage, to }) => ({ id, stage, to })),
     failures: world.failures,
     lost: world.lost,
@@ -143,8 +145,8 @@ def test_the_windows_of_one_recording_are_one_piece_of_work(run: Run) -> None:
 
 
 def test_requests_of_one_work_at_the_same_time_are_two_lanes(run: Run) -> None:
-    works = run("world.js", _TAKE, messages(e.RequestQueued("r#0/1", time=1.0), e.RequestQueued("r#0/2", time=1.0)))["works"]
-    assert [work["stage"] for work in works] == ["queued", "queued"]
+    both = [e.RequestQueued(f"r#0/{number}", time=1.0) for number in (1, 2)]
+    assert [work["stage"] for work in run("world.js", _TAKE, messages(*both))["works"]] == ["queued", "queued"]
 
 
 def test_figures_tell_the_tokens_of_those_that_run(run: Run) -> None:
@@ -182,7 +184,8 @@ def test_of_another_server_nothing_is_kept(run: Run) -> None:
 
 _RATES = """
 ({ counts, span }) => {
-  const samples = counts.map((tokens, index) => ({ now: index / 4, models: { m: { engine: tokens === null ? null : { tokens } } } }));
+  const of = (tokens) => ({ m: { engine: tokens === null ? null : { tokens } } });
+  const samples = counts.map((tokens, index) => ({ now: index / 4, models: of(tokens) }));
   return samples.map((_, index) => growth(samples, index, () => true, (engine) => engine.tokens, span));
 }
 """

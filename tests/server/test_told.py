@@ -161,7 +161,8 @@ async def test_the_state_and_the_changes_since_make_the_state_of_later(moment: f
                     picture.take(watcher.take()[1])
                     now = Picture(told.state_told(watchers.states, 1, trio.current_time()))
                     assert (picture.requests, picture.entries) == (now.requests, now.entries)
-                    assert sum(one["bytes"] for one in picture.entries.values()) == engine.statistics().encoder_cache.taken
+                    taken = engine.statistics().encoder_cache.taken
+                    assert sum(one["bytes"] for one in picture.entries.values()) == taken
                 await trio.sleep(20.0)
                 picture.take(watcher.take()[1])
     assert (picture.requests, [one["state"] for one in picture.entries.values() if one["state"] != "idle"]) == ({}, [])

@@ -35,7 +35,12 @@ async function messageOf(response) {
 }
 
 export const askJson = (path, body, { headers = {}, ...rest } = {}) =>
-  ask(path, { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json", ...headers }, ...rest });
+  ask(path, {
+    method: "POST",
+    body: JSON.stringify(body),
+    headers: { "content-type": "application/json", ...headers },
+    ...rest,
+  });
 
 const OWN = "page-";
 

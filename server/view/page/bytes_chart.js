@@ -19,7 +19,10 @@ export class BytesChart {
 
   /** Takes the figures of the last minute. */
   update(samples, shown) {
-    this.points = samples.map(({ now, models }) => ({ now, parts: ORDER.map((state) => sum(models, shown, (engine) => engine.cache.by_state[state] ?? 0)) }));
+    this.points = samples.map(({ now, models }) => ({
+      now,
+      parts: ORDER.map((state) => sum(models, shown, (engine) => engine.cache.by_state[state] ?? 0)),
+    }));
     const capacity = sum(samples.at(-1).models, shown, (engine) => engine.cache.capacity);
     const most = Math.max(...this.points.map(({ parts }) => total(parts)));
     this.capacity = capacity;
@@ -31,9 +34,15 @@ export class BytesChart {
   draw(now, span) {
     const { context, width, height } = prepared(this.canvas);
     if (!this.points.length || !this.top || !height) return;
-    const view = { context, height, x: (time) => width - ((now - time) / span) * width, y: (count) => height - (count / this.top) * height };
+    const view = {
+      context,
+      height,
+      x: (time) => width - ((now - time) / span) * width,
+      y: (count) => height - (count / this.top) * height,
+    };
     const shift = (-now * width) / span;
-    for (const [index, state] of ORDER.entries()) this.#drawPart(view, index, this.palette.fill(context, ENTRY_STATES[state], shift), now);
+    for (const [index, state] of ORDER.entries())
+      this.#drawPart(view, index, this.palette.fill(context, ENTRY_STATES[state], shift), now);
     this.#drawCapacity(context, width, view.y(this.capacity));
   }
 
@@ -67,7 +76,9 @@ export class StateList {
     this.texts = {};
     for (const [state, { says, means, ...look }] of Object.entries(ENTRY_STATES)) {
       this.texts[state] = [element("dd"), element("dd")];
-      place.append(element("div", { title: means }, element("dt", {}, swatch(palette, look), says), ...this.texts[state]));
+      place.append(
+        element("div", { title: means }, element("dt", {}, swatch(palette, look), says), ...this.texts[state]),
+      );
     }
   }
 

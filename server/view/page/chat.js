@@ -46,7 +46,11 @@ export class Chat {
 
   async #addAll(files) {
     const images = files.filter((file) => file.type.startsWith("image/"));
-    const fault = !this.#seesImages() ? `${this.model.value || "This model"} reads no images.` : images.length < files.length ? "Images alone can be added here." : null;
+    const fault = !this.#seesImages()
+      ? `${this.model.value || "This model"} reads no images.`
+      : images.length < files.length
+        ? "Images alone can be added here."
+        : null;
     tellProblem(this.problem, fault);
     if (this.#seesImages()) this.#setImages([...this.added, ...(await Promise.all(images.map(addressOf)))]);
     this.file.value = "";
@@ -131,7 +135,10 @@ export class Chat {
       stream: true,
       stream_options: { include_usage: true },
     };
-    const response = await askJson("v1/chat/completions", body, { headers: { "x-request-id": newRequestId() }, signal });
+    const response = await askJson("v1/chat/completions", body, {
+      headers: { "x-request-id": newRequestId() },
+      signal,
+    });
     for await (const told of eventsOf(response)) {
       if (told.error) throw Object.assign(new Error(told.error.message), { name: "Told" });
       yield told;
@@ -164,7 +171,8 @@ class Pace {
     const now = performance.now();
     if (!this.first) return plural(this.tokens, "token");
     const speed = rate((this.tokens - 1) / Math.max(0.001, (now - this.first) / 1000));
-    return `${plural(this.tokens, "token")}, the first after ${seconds((this.first - this.asked) / 1000)}, then ${speed} a second`;
+    const wait = seconds((this.first - this.asked) / 1000);
+    return `${plural(this.tokens, "token")}, the first after ${wait}, then ${speed} a second`;
   }
 }
 

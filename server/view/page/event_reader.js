@@ -1,4 +1,4 @@
-/** Server-sent events (WHATWG HTML, section 9.2), read from a stream of bytes: fetch can send a key, EventSource cannot. */
+/** Server-sent events (WHATWG HTML, section 9.2), from a stream of bytes: fetch can send a key, EventSource cannot. */
 
 /** Cuts text into the data of events. A part of an event is kept until the rest comes. */
 export class EventCutter {

@@ -23,7 +23,9 @@ class Tile {
     this.canvas = element("canvas", { aria: { hidden: "true" } });
     this.note = element("p", { className: "note" });
     const head = element("h2", {}, name);
-    document.getElementById(id).append(head, element("p", { className: "figure" }, this.value, this.unit), this.canvas, this.note);
+    document
+      .getElementById(id)
+      .append(head, element("p", { className: "figure" }, this.value, this.unit), this.canvas, this.note);
   }
 
   tell(value, unit, note) {
@@ -52,7 +54,10 @@ class RateTile extends Tile {
     const { context, width, height } = prepared(this.canvas);
     if (samples.length < 2 || most <= 0) return;
     const last = samples.at(-1).now;
-    const points = rates.map((value, index) => [width - ((last - samples[index].now) / 60) * width, height - 1 - (value / most) * (height - 3)]);
+    const points = rates.map((value, index) => [
+      width - ((last - samples[index].now) / 60) * width,
+      height - 1 - (value / most) * (height - 3),
+    ]);
     context.beginPath();
     points.forEach(([x, y]) => context.lineTo(x, y));
     context.strokeStyle = this.palette.of("write");
@@ -129,13 +134,22 @@ export class Figures {
     this.tokens.update(samples, shown);
     this.steps.update(samples, shown);
     this.#requests(models, shown, of);
-    this.pages.update({ used: of((one) => one.pages[0] - one.pages[1]), cached: of((one) => one.pages[2]) }, of((one) => one.pages[0]), whole);
-    this.slots.update({ used: of((one) => one.slots[1]), idle: of((one) => one.slots[2]) }, of((one) => one.slots[0]), whole);
+    this.pages.update(
+      { used: of((one) => one.pages[0] - one.pages[1]), cached: of((one) => one.pages[2]) },
+      of((one) => one.pages[0]),
+      whole,
+    );
+    this.slots.update(
+      { used: of((one) => one.slots[1]), idle: of((one) => one.slots[2]) },
+      of((one) => one.slots[0]),
+      whole,
+    );
     this.#cache(of);
   }
 
   #requests(models, shown, of) {
-    const ended = (outcome) => Object.entries(models).reduce((total, [name, one]) => total + (shown(name) ? (one.ended[outcome] ?? 0) : 0), 0);
+    const ended = (outcome) =>
+      Object.entries(models).reduce((total, [name, one]) => total + (shown(name) ? (one.ended[outcome] ?? 0) : 0), 0);
     this.requests.tell(whole(of((one) => one.running)), `running, ${whole(of((one) => one.waiting))} waiting`, "");
     for (const [outcome, place] of Object.entries(this.ended)) write(place, whole(ended(outcome)));
   }
@@ -143,8 +157,15 @@ export class Figures {
   #cache(of) {
     const amounts = {};
     for (const name of Object.keys(ENTRY_STATES)) amounts[name] = of((one) => one.cache.by_state[name] ?? 0);
-    this.cache.update(amounts, of((one) => one.cache.capacity), bytes);
+    this.cache.update(
+      amounts,
+      of((one) => one.cache.capacity),
+      bytes,
+    );
     const [hits, acquires] = [of((one) => one.cache.hits), of((one) => one.cache.acquires)];
-    write(this.cache.note, `${whole(of((one) => one.cache.encoded))} encoded, ${acquires ? percent(hits / acquires) : "no"} hits`);
+    write(
+      this.cache.note,
+      `${whole(of((one) => one.cache.encoded))} encoded, ${acquires ? percent(hits / acquires) : "no"} hits`,
+    );
   }
 }

@@ -1,7 +1,7 @@
 /** Which lane a track is shown in. Knows no screen.
  *
- * A track keeps its lane. A lane whose track has ended is left alone for a while, so that one can read how it ended; the
- * one that ended first is taken first. There are at least `least` lanes, and more, up to `most`, while more are needed.
+ * A track keeps its lane. A lane whose track has ended is left alone for a while, so that one can read how it ended;
+ * the one that ended first is taken first. There are at least `least` lanes, and up to `most` while more are needed.
  * Where all are taken, a track waits for a lane; one that ends before it has any is not shown.
  */
 
@@ -29,7 +29,8 @@ export class Lanes {
   #try(track) {
     const row = this.#free();
     const since = row ? freeSince(row) : Infinity;
-    const found = since < track.from - REST_SECONDS ? row : (this.#added() ?? (since <= track.from || track.isActive ? row : null));
+    const found =
+      since < track.from - REST_SECONDS ? row : (this.#added() ?? (since <= track.from || track.isActive ? row : null));
     if (found) {
       found.push(track);
       this.placed.add(track);

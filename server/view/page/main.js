@@ -62,8 +62,10 @@ function describeEntry(track) {
   return [track.id, track.model, bytes(track.bytes), track.isActive ? track.stage : "freed"];
 }
 
-const explainEntry = (track, now) =>
-  `${track.id} (${track.model}) · ${bytes(track.bytes)} · ${stageList(track, now, ENTRY_STATES)}${track.isActive ? "" : " · freed"}`;
+function explainEntry(track, now) {
+  const parts = [`${track.id} (${track.model})`, bytes(track.bytes), stageList(track, now, ENTRY_STATES)];
+  return [...parts, ...(track.isActive ? [] : ["freed"])].join(" · ");
+}
 
 class Page {
   constructor() {
@@ -76,12 +78,27 @@ class Page {
     byId("requests-legend").append(...legend(palette, REQUEST_STAGES, Object.keys(ENDS)));
     this.states = new StateList(byId("cache-states"), palette);
     this.works = new Timeline({
-      ...places("requests"), palette, stages: REQUEST_STAGES, describe: describeWork, explain: explainWork,
-      least: 10, most: 64, title: "Requests, by lane", hint: HINT, isOwn: (track) => isOwnRequest(track.id),
+      ...places("requests"),
+      palette,
+      stages: REQUEST_STAGES,
+      describe: describeWork,
+      explain: explainWork,
+      least: 10,
+      most: 64,
+      title: "Requests, by lane",
+      hint: HINT,
+      isOwn: (track) => isOwnRequest(track.id),
     });
     this.entries = new Timeline({
-      ...places("cache"), palette, stages: ENTRY_STATES, describe: describeEntry, explain: explainEntry,
-      least: 12, most: 64, title: "Encoder outputs, by lane", hint: "Each line is one encoder output; its end is when its bytes came back.",
+      ...places("cache"),
+      palette,
+      stages: ENTRY_STATES,
+      describe: describeEntry,
+      explain: explainEntry,
+      least: 12,
+      most: 64,
+      title: "Encoder outputs, by lane",
+      hint: "Each line is one encoder output; its end is when its bytes came back.",
     });
     this.speech = new Speech(this.models);
     this.chat = new Chat(this.models);
@@ -112,7 +129,10 @@ class Page {
     const now = this.clock.now;
     this.figures.update(world.samples, models.shown);
     this.bytes.update(world.samples, models.shown);
-    this.works.update(world.works.filter((track) => models.shown(track.model)), now);
+    this.works.update(
+      world.works.filter((track) => models.shown(track.model)),
+      now,
+    );
     const entries = world.entries.filter((track) => models.shown(track.model));
     this.entries.update(entries, now);
     this.states.update(entries);
@@ -167,7 +187,14 @@ class Page {
 }
 
 const failureLine = ({ model, id, text }, date) =>
-  element("li", {}, element("time", {}, date.toLocaleTimeString("en-GB")), element("b", {}, model), id ? element("span", { className: "name" }, requestName(id)) : "", element("span", { className: "problem" }, text));
+  element(
+    "li",
+    {},
+    element("time", {}, date.toLocaleTimeString("en-GB")),
+    element("b", {}, model),
+    id ? element("span", { className: "name" }, requestName(id)) : "",
+    element("span", { className: "problem" }, text),
+  );
 
 const places = (name) => ({ place: byId(`${name}-lanes`), detail: byId(`${name}-detail`) });
 

@@ -46,8 +46,8 @@ function recorder() {
   registerProcessor("recorder", Recorder);
 }
 
-/** One time of speaking. `heard(item, text, provisional)`: what is known of an utterance; `level(share)`: how loud it is;
- * `failed(reason)`; `ended()`: the last word was heard. */
+/** One time of speaking. `heard(item, text, provisional)`: what is known of an utterance; `level(share)`: how loud it
+ * is; `failed(reason)`; `ended()`: the last word was heard. */
 export class Microphone {
   constructor({ model, heard, level, failed, ended }) {
     Object.assign(this, { model, heard, level, failed, ended });
@@ -63,14 +63,16 @@ export class Microphone {
 
   /** Raises where there is no microphone, or nobody may use it. */
   async start() {
-    if (!navigator.mediaDevices) throw new Error("a browser gives the microphone to pages from https or localhost alone");
+    if (!navigator.mediaDevices)
+      throw new Error("a browser gives the microphone to pages from https or localhost alone");
     const constraints = { channelCount: 1, echoCancellation: true, noiseSuppression: true };
     this.stream = await navigator.mediaDevices.getUserMedia({ audio: constraints });
     this.context = new AudioContext();
     const source = URL.createObjectURL(new Blob([`(${recorder})()`], { type: "text/javascript" }));
     await this.context.audioWorklet.addModule(source);
     URL.revokeObjectURL(source);
-    if (this.isOver) this.ended(); // it was stopped meanwhile
+    if (this.isOver)
+      this.ended(); // it was stopped meanwhile
     else this.#connect();
   }
 
@@ -99,16 +101,24 @@ export class Microphone {
   }
 
   #begin() {
-    const input = { format: { type: "audio/pcm", rate: RATE }, transcription: { model: this.model }, turn_detection: { type: "server_vad" } };
-    this.#send({ type: "session.update", session: { type: "transcription", audio: { input }, include: [PROVISIONAL] } });
+    const input = {
+      format: { type: "audio/pcm", rate: RATE },
+      transcription: { model: this.model },
+      turn_detection: { type: "server_vad" },
+    };
+    this.#send({
+      type: "session.update",
+      session: { type: "transcription", audio: { input }, include: [PROVISIONAL] },
+    });
     this.node = new AudioWorkletNode(this.context, "recorder");
     this.node.port.onmessage = ({ data }) => this.#append(new Int16Array(data));
     this.context.createMediaStreamSource(this.stream).connect(this.node);
   }
 
   #append(samples) {
-    this.level(Math.min(1, 4 * Math.sqrt(samples.reduce((sum, one) => sum + one * one, 0) / samples.length) / 32767));
-    if (this.socket.readyState === WebSocket.OPEN) this.#send({ type: "input_audio_buffer.append", audio: base64(new Uint8Array(samples.buffer)) });
+    this.level(Math.min(1, (4 * Math.sqrt(samples.reduce((sum, one) => sum + one * one, 0) / samples.length)) / 32767));
+    if (this.socket.readyState === WebSocket.OPEN)
+      this.#send({ type: "input_audio_buffer.append", audio: base64(new Uint8Array(samples.buffer)) });
   }
 
   #send(told) {

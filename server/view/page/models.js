@@ -40,7 +40,9 @@ export class Models {
     write(state, told);
     chip.dataset.state = told;
     const { about, error } = model;
-    const what = about ? `${about.architecture} on ${about.device}, ${about.dtype}, ${bytes(model.bytes)}` : "not loaded";
+    const what = about
+      ? `${about.architecture} on ${about.device}, ${about.dtype}, ${bytes(model.bytes)}`
+      : "not loaded";
     chip.title = error ? `${what}\n${error}` : what;
   }
 }

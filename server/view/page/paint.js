@@ -5,16 +5,36 @@ import { element } from "./dom.js";
 /** How each stage looks: the name of its colour, and whether it is striped. */
 export const REQUEST_STAGES = {
   queued: { colour: "rest", striped: true, says: "queued", means: "Waits for its encoder output, or for a place" },
-  encoding: { colour: "encode", striped: false, says: "encoding", means: "Waits for its encoder output, which is being computed" },
+  encoding: {
+    colour: "encode",
+    striped: false,
+    says: "encoding",
+    means: "Waits for its encoder output, which is being computed",
+  },
   ready: { colour: "encode", striped: true, says: "encoded", means: "Has its encoder output, and waits for a place" },
   reading: { colour: "read", striped: false, says: "reading", means: "Its prompt is read (prefill)" },
   writing: { colour: "write", striped: false, says: "decoding", means: "Its tokens are written, one in each step" },
-  preempted: { colour: "yield", striped: true, says: "preempted", means: "Gave its place to an earlier request, and waits again" },
-  suspected: { colour: "fault", striped: true, says: "suspected", means: "Was in a step that failed, and is tried again" },
+  preempted: {
+    colour: "yield",
+    striped: true,
+    says: "preempted",
+    means: "Gave its place to an earlier request, and waits again",
+  },
+  suspected: {
+    colour: "fault",
+    striped: true,
+    says: "suspected",
+    means: "Was in a step that failed, and is tried again",
+  },
 };
 
 export const ENTRY_STATES = {
-  reserved: { colour: "encode", striped: true, says: "reserved", means: "Its bytes are taken; it waits for the encoder" },
+  reserved: {
+    colour: "encode",
+    striped: true,
+    says: "reserved",
+    means: "Its bytes are taken; it waits for the encoder",
+  },
   encoding: { colour: "encode", striped: false, says: "encoding", means: "The encoder computes it" },
   held: { colour: "write", striped: false, says: "held", means: "Requests read it, or are about to" },
   idle: { colour: "keep", striped: false, says: "idle", means: "Nobody holds it; it is kept for reuse" },
@@ -78,8 +98,8 @@ function stripes(colour) {
   return tile;
 }
 
-/** Makes the canvas as sharp as the screen is; gives its context and its size in pixels of the page. A canvas that is not
- * shown has no height. */
+/** Makes the canvas as sharp as the screen is; gives its context and its size in pixels of the page. A canvas that is
+ * not shown has no height. */
 export function prepared(canvas) {
   const { clientWidth: width, clientHeight: height } = canvas;
   const [wide, high] = [Math.round(width * devicePixelRatio), Math.round(height * devicePixelRatio)];
@@ -99,11 +119,14 @@ export function swatch(palette, stage) {
 }
 
 /** A sample of an end for a legend. */
-export const endSwatch = (palette, outcome) => sample((context, width, height) => drawEnd(context, palette, outcome, 0, 0, height));
+export const endSwatch = (palette, outcome) =>
+  sample((context, width, height) => drawEnd(context, palette, outcome, 0, 0, height));
 
 /** The lines of a legend: how stages and ends look. */
 export function legend(palette, stages, ends) {
-  const kinds = Object.values(stages).map(({ says, means, ...look }) => element("li", { title: means }, swatch(palette, look), says));
+  const kinds = Object.values(stages).map(({ says, means, ...look }) =>
+    element("li", { title: means }, swatch(palette, look), says),
+  );
   return [...kinds, ...ends.map((outcome) => element("li", {}, endSwatch(palette, outcome), outcome))];
 }
 

@@ -3,7 +3,7 @@
 import { ask, newRequestId, reasonOf } from "./api.js";
 import { byId, element, tellProblem, write } from "./dom.js";
 import { eventsOf } from "./event_reader.js";
-import { plural, seconds } from "./format.js";
+import { seconds } from "./format.js";
 import { Microphone } from "./microphone.js";
 import { offer } from "./models.js";
 
@@ -33,7 +33,8 @@ class Line {
 
 export class Speech {
   constructor(models) {
-    for (const name of ["drop", "file", "list", "model", "microphone", "level", "problem"]) this[name] = byId(`speech-${name}`);
+    for (const name of ["drop", "file", "list", "model", "microphone", "level", "problem"])
+      this[name] = byId(`speech-${name}`);
     models.listeners.push((all) => offer(this.model, all, "transcribe"));
     this.file.addEventListener("change", () => this.#takeAll(this.file));
     this.microphone.addEventListener("click", () => this.#toggle());
@@ -54,11 +55,10 @@ export class Speech {
     const control = new AbortController();
     const line = new Line(this.list, file.name, () => control.abort());
     const begun = performance.now();
-    const spent = () => seconds((performance.now() - begun) / 1000);
     write(line.state, "transcribing");
     try {
-      const done = await this.#read(file, control.signal, line);
-      line.end(`${plural(done.usage?.seconds ?? 0, "second")} of audio in ${spent()}`);
+      write(line.text, (await this.#read(file, control.signal, line)) || "(no speech)");
+      line.end(`took ${seconds((performance.now() - begun) / 1000)}`);
     } catch (error) {
       const reason = reasonOf(error);
       line.end(reason === null ? "stopped" : "failed", reason);
@@ -75,10 +75,7 @@ export class Speech {
     for await (const told of eventsOf(response)) {
       if (told.type === "transcript.text.delta") line.text.append(told.delta);
       if (told.type === "error") throw Object.assign(new Error(told.error.message), { name: "Told" });
-      if (told.type === "transcript.text.done") {
-        write(line.text, told.text || "(no speech)");
-        return told;
-      }
+      if (told.type === "transcript.text.done") return told.text;
     }
     throw Object.assign(new Error("the answer ended before its end"), { name: "Told" });
   }

@@ -8,7 +8,7 @@ const LEAST_WIDTH = 1.5; // pixels of a bar
 const NEAR_SECONDS = 0.3; // of the pointer to a bar
 
 export class Timeline {
-  /** `stages`: how each looks; `describe(track, now)`: the texts of a lane; `explain(track, now)`: all about a track. */
+  /** `stages`: how each looks; `describe(track, now)`: the texts of a lane; `explain(track, now)`: all of a track. */
   constructor({ place, detail, palette, stages, describe, explain, least, most, title, hint, isOwn }) {
     Object.assign(this, { detail, palette, stages, describe, explain, title, hint, isOwn });
     this.lanes = new Lanes(least, most);
@@ -35,7 +35,11 @@ export class Timeline {
     this.lanes.place(tracks);
     while (this.rows.length < this.lanes.rows.length) this.#addRow();
     while (this.rows.length > this.lanes.rows.length) this.rows.pop().line.remove();
-    for (const [index, row] of this.rows.entries()) this.#write(row, this.lanes.rows[index].at(-1), now);
+    const isPast = (track) => !track.isActive && track.to <= now - this.span; // no bar is left of it
+    for (const [index, row] of this.rows.entries()) {
+      const latest = this.lanes.rows[index].at(-1);
+      this.#write(row, latest && !isPast(latest) ? latest : null, now);
+    }
     this.more.hidden = !this.lanes.hidden;
     write(this.more, `and ${this.lanes.hidden} more`);
     if (this.pointed) write(this.detail, this.explain(this.pointed, now));
@@ -52,11 +56,16 @@ export class Timeline {
   }
 
   #write(row, track, now) {
-    row.track = track ?? null;
-    row.line.className = `row ${track ? (track.isActive ? "active" : "over") : "empty"}${track && this.isOwn?.(track) ? " own" : ""}`;
+    row.track = track;
+    row.line.className = `row ${this.#kind(track)}`;
     row.line.dataset.outcome = track?.outcome ?? "";
     const texts = track ? this.describe(track, now) : [];
     row.parts.forEach((part, index) => write(part, texts[index] ?? ""));
+  }
+
+  #kind(track) {
+    if (!track) return "empty";
+    return `${track.isActive ? "active" : "over"} ${this.isOwn?.(track) ? "own" : ""}`;
   }
 
   // -- pointing ------------------------------------------------------------------------------------------------------
@@ -78,7 +87,9 @@ export class Timeline {
     const box = this.canvas.getBoundingClientRect();
     const at = this.timeAt?.(event.clientX - box.left);
     const tracks = this.lanes.rows[this.rows.indexOf(row)] ?? [];
-    const hit = tracks.findLast((track) => track.from <= at + NEAR_SECONDS && (track.to ?? Infinity) >= at - NEAR_SECONDS);
+    const hit = tracks.findLast(
+      (track) => track.from <= at + NEAR_SECONDS && (track.to ?? Infinity) >= at - NEAR_SECONDS,
+    );
     this.#show(hit ?? tracks.at(-1) ?? null);
   }
 
@@ -99,7 +110,9 @@ export class Timeline {
     this.timeAt = (x) => now - (width - x) / scale;
     const measures = this.#measures();
     this.#drawGrid(view, span, measures);
-    this.lanes.rows.forEach((tracks, index) => this.#drawLane(view, tracks, index * measures.row + measures["bar-top"], measures["bar-high"]));
+    this.lanes.rows.forEach((tracks, index) =>
+      this.#drawLane(view, tracks, index * measures.row + measures["bar-top"], measures["bar-high"]),
+    );
   }
 
   /** A track that had to wait for its lane begins where the one before it has ended. */

@@ -90,7 +90,8 @@ const TAKES = { state: takeState, changes: takeChanges, figures: takeFigures, lo
 function takeState(world, told) {
   world.began = told.began;
   const alive = new Set(told.requests.map((one) => one.request));
-  for (const [id, { tokens }] of world.requests) if (!alive.has(id)) endRequest(world, id, "unknown", told.now, tokens, "");
+  for (const [id, { tokens }] of world.requests)
+    if (!alive.has(id)) endRequest(world, id, "unknown", told.now, tokens, "");
   const there = new Set(told.entries.map((one) => nameOf(one)));
   for (const [name, track] of world.outputs) if (!there.has(name)) endOutput(world, name, track, told.now);
   for (const one of told.requests) takeKnown(world, one);
@@ -99,7 +100,8 @@ function takeState(world, told) {
 
 /** A request that may be known from before. */
 function takeKnown(world, told) {
-  if (!world.requests.has(told.request) && told.since < told.at) takeRequest(world, { ...told, stage: "queued", at: told.since });
+  if (!world.requests.has(told.request) && told.since < told.at)
+    takeRequest(world, { ...told, stage: "queued", at: told.since });
   takeRequest(world, told);
 }
 
