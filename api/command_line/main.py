@@ -24,7 +24,8 @@ import click
 
 from ...core.config import EngineConfig
 from .devices import devices
-from .generate import embed, generate
+from .embed import embed
+from .generate import generate
 from .terminal import (
     FAILED,
     INTERRUPTED,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .watch import View
 
 OpenEngine: TypeAlias = Callable[[str, EngineConfig], AbstractAsyncContextManager[Any]]
+Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FAILED, WRONG, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
@@ -199,6 +200,36 @@ async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | Non
         status = await work()
         nursery.cancel_scope.cancel()
     return INTERRUPTED if interrupted else status
+
+
+async def reported(
+    open_engine: Opening, work: Callable[[Any], Awaitable[None]], view: View | None, verbose: bool
+) -> int:
+    """The exit status of ``work`` in an engine's block. An error becomes one line on standard error."""
+    clear = nothing if view is None else view.clear
+    with log_lines(clear, verbose=verbose):
+        try:
+            async with open_engine() as engine:
+                try:
+                    with watched(view, engine):
+                        await work(engine)
+                except BrokenPipeError:
+                    return PIPE_CLOSED
+                except OutputError as error:
+                    return _failed(error, clear)
+        except TrioletError as error:
+            return _failed(error, clear)
+    return 0
+
+
+def _failed(error: Exception, clear: Callable[[], None]) -> int:
+    clear()
+    complain(in_shell_words(str(error)))
+    return FAILED
+
+
+def nothing() -> None:
+    """For a terminal without a view, which need not make room."""
 
 
 def is_utf8(out: TextIO) -> bool:

@@ -8,9 +8,8 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import trio
 from attrs import define, evolve, field, frozen
@@ -24,6 +23,7 @@ from .terminal import (
     FAILED,
     PIPE_CLOSED,
     STDIN,
+    Opening,
     OutputError,
     at_a_shell,
     complain,
@@ -36,8 +36,6 @@ from .terminal import (
 
 if TYPE_CHECKING:
     from .watch import View
-
-Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
 PARALLEL_SECONDS = 120.0  # longer files are transcribed in parallel where nobody said otherwise
 
