@@ -15,7 +15,8 @@ from torch import Tensor
 from ...core.errors import InvalidRequest, RequestTooLarge
 from ...core.model import Prepared
 from ...core.request import EncoderItem
-from .prompts import Rendered, TextPreparer, payload_key, tokenize
+from .conversations import Rendered
+from .prompts import TextPreparer, payload_key, tokenize
 
 
 @frozen(kw_only=True)

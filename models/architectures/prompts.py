@@ -15,15 +15,7 @@ from ...core.checks import check_characters
 from ...core.errors import CheckpointError, InvalidRequest
 from ...core.model import Prepared
 from ...core.request import EncoderItem
-
-
-class Rendered(str):
-    """A prompt that a chat template wrote. Its special tokens are in it already, and `TextPreparer` adds none.
-
-    Changing it gives a plain `str`, to which the tokenizer's own special tokens are added.
-    """
-
-    __slots__ = ()
+from .conversations import Rendered, render_parts, render_texts
 
 
 @frozen(kw_only=True)
@@ -73,7 +65,7 @@ class TextPreparer:
         Raises:
             InvalidRequest: there is no template, or it refuses the messages.
         """
-        return render(self.tokenizer, messages)
+        return render_texts(self.tokenizer, messages)
 
 
 @frozen(kw_only=True)
@@ -198,21 +190,12 @@ class MediaPreparer:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation, by the checkpoint's chat template, up to where the assistant's turn begins.
 
-        Templates of these models may read a content that is plain text, or lists of parts alone, and leave out the
-        rest without a word: where a text is missing, it is given as a list with one part.
+        See `render_parts` for contents that are texts, or lists of parts.
 
         Raises:
             InvalidRequest: there is no template, or it refuses the messages.
         """
-        in_parts = list(map(_in_parts, messages))
-        try:
-            rendered = render(self.tokenizer, messages, template=self.chat_template)
-        except InvalidRequest:
-            return render(self.tokenizer, in_parts, template=self.chat_template)
-        texts = [message["content"].strip() for message in messages if isinstance(message.get("content"), str)]
-        if all(text in rendered for text in texts):
-            return rendered
-        return render(self.tokenizer, in_parts, template=self.chat_template)
+        return render_parts(self.tokenizer, messages, template=self.chat_template)
 
     def _prepare_tokens(self, token_ids: tuple[int, ...], given: Sequence[Any]) -> Prepared:
         self._check_unread([text for text, token in self.unread if token in token_ids])
@@ -304,32 +287,6 @@ def pair(tokenizer: Any, first: str, second: str) -> tuple[tuple[int, ...], int 
     encoded = tokenizer(first, second, verbose=False)
     types = encoded.get("token_type_ids") or []
     return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
-
-
-def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
-
-
-def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, template: str | None = None) -> Rendered:
-    """What ``template``, or else the tokenizer's own chat template, makes of ``messages``.
-
-    Raises:
-        InvalidRequest: there is no template, or it refuses the messages.
-    """
-    if not (template or tokenizer.chat_template):
-        raise InvalidRequest("the checkpoint has no chat template; write the prompt as text")
-    if not messages:
-        raise InvalidRequest("no messages; a conversation has one or more")
-    try:
-        text = tokenizer.apply_chat_template(
-            list(messages), chat_template=template, tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:  # templates are programs of others, and raise what they like
-        raise InvalidRequest(
-            f"the checkpoint's chat template refuses the messages: {type(error).__name__}: {error}"
-        ) from error
-    return Rendered(text)
 
 
 def payload_key(identity: str, payload: Mapping[str, Tensor]) -> str:
