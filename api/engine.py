@@ -8,14 +8,15 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Never, Self, Unpack
 
 import trio
+from attrs import fields_dict
 
 from ..actors.gpu_runner import torch_executor
 from ..actors.supervisor import EngineStatistics
 from ..actors.worker import ThreadWorker, Worker
-from ..core.checks import number
+from ..core.checks import number, unknown_name
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.executor import Executor
@@ -63,7 +64,7 @@ class Engine:
         config: settings; see `EngineConfig`.
 
     Raises (on making one):
-        InvalidRequest: ``model`` or ``config`` is of another type.
+        InvalidRequest: ``model`` or ``config`` is of another type, or there is another keyword.
 
     Raises (on entering):
         CheckpointError: no checkpoint there, or one that cannot be loaded.
@@ -85,7 +86,9 @@ class Engine:
     _name: str
     _host: Host | None
 
-    def __init__(self, model: str | Path, *, config: EngineConfig | None = None) -> None:
+    def __init__(self, model: str | Path, *, config: EngineConfig | None = None, **unknown: Never) -> None:
+        for name in unknown:
+            raise _unknown(name)
         if not isinstance(model, str | Path):
             raise InvalidRequest(
                 f"model={model!r}; allowed: a folder with a checkpoint, or a hub id, as a text or a Path"
@@ -407,6 +410,12 @@ class Engine:
         resolved = read_live_options({"rate": rate, **options})
         live = partial(self.inside.live, resolved, priority, request_id, wait=wait)
         return StreamBlock(self._reached().live(live), "live")
+
+
+def _unknown(name: str) -> InvalidRequest:
+    """The error for a keyword that `Engine` does not have, which may be a setting."""
+    settings = {setting: f"config=EngineConfig({setting}=...)" for setting in fields_dict(EngineConfig)}
+    return unknown_name(name, ("model", "config"), settings, owner="Engine")
 
 
 def _settings(config: object) -> EngineConfig:
