@@ -12,7 +12,7 @@ from attrs import frozen
 
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
-from .given import checked_text, text_of_stdin
+from .given import check_model, checked_text, text_of_stdin
 from .terminal import (
     STDIN,
     OpenEngine,
@@ -66,6 +66,7 @@ def embed(
         config = EngineConfig(device=device, dtype=dtype, quantization=quantization, threads=threads, observer=observer)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
+    check_model(model)
     out = stdout()
     given = tuple(_lines() if texts in ((), (STDIN,)) else [checked_text(text, "TEXT") for text in texts])
     job = Embedding(texts=given, view=view, **options)

@@ -17,7 +17,7 @@ from ...core.config import EngineConfig, Speculation
 from ...core.errors import InvalidRequest
 from ...core.request import SamplingParams
 from ..outputs.results import Delta
-from .given import check_one_reads_stdin, checked_text, image_of, sound_of, structure_of, text_of_stdin
+from .given import check_model, check_one_reads_stdin, checked_text, image_of, sound_of, structure_of, text_of_stdin
 from .terminal import (
     STDIN,
     OpenEngine,
@@ -114,6 +114,7 @@ def generate(
         params = SamplingParams(**sampling, structure=None if schema is None else structure_of(schema))
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
+    check_model(model)
     check_one_reads_stdin(_readers_of_stdin(prompt, images, sounds))
     out = stdout()
     job = Generation(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ...core.errors import InvalidRequest
+from ...core.errors import CheckpointError, InvalidRequest
 from ...core.request import Structure
 from ..inputs.images import load_image
 from .terminal import STDIN, WrongFile, WrongInput, file_fault, read_stdin, shown
@@ -20,6 +20,23 @@ def check_one_reads_stdin(readers: Sequence[str]) -> None:
         raise click.UsageError(
             f"standard input can be read once, but {' and '.join(readers)} would come from it; give a file's name "
             "instead of -, or the prompt as an argument"
+        )
+
+
+def check_model(model: str, *, transcribes: bool = False) -> None:
+    """Raises `WrongFile` where ``model``, if it is a folder, is no checkpoint of a kind that can be read; or where it
+    ``transcribes``, and the checkpoint is not of Whisper. Hub ids are not looked for here."""
+    from ...models.checkpoints.files import local_folder, read_config
+
+    try:
+        folder = local_folder(model)
+        kind = None if folder is None else read_config(folder).get("model_type")
+    except CheckpointError as error:
+        raise WrongFile(str(error)) from error
+    if transcribes and kind not in (None, "whisper"):
+        raise WrongFile(
+            f"{model} ({kind}) cannot transcribe; allowed: Whisper models. triolet generate asks models that read "
+            "audio among their tokens"
         )
 
 

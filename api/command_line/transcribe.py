@@ -29,6 +29,7 @@ from .destinations import (
     standard_output,
 )
 from .flags import INTEGER_OR_NONE, NUMBER_OR_NONE, given_options, in_flags, read_flags, speech_options, spelled
+from .given import check_model
 from .other_programs import WARNINGS, TranscribeCommand
 from .terminal import (
     FAILED,
@@ -152,6 +153,7 @@ def transcribe(
     output = Output(formats_of(_ALIASES.get(style, style)), folder, subtitles)
     output.check(files, has_words=options.get("timestamps") == "word")
     _check_language(options.get("language"))
+    check_model(found_model, transcribes=True)
     readable = _readable(files)
     if not readable:
         return FAILED

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field, fields_dict, frozen
 
-from ...core.errors import TrioletError
+from ...core.errors import InvalidRequest, TrioletError
+from ...core.model import ModelDescription
 from ..inputs.audio import AudioSource
 from ..outputs.results import Transcript
+from ..speech.options import TranscribeOptions
+from ..speech.recipe import Recipe
 from .destinations import Destination
+from .flags import in_flags
 from .progress import Progress
 from .terminal import (
     FAILED,
@@ -82,6 +86,7 @@ class Job:
         with progress, log_lines(progress.clear, verbose=self.verbose):
             try:
                 async with open_engine() as engine:
+                    self._check_options(engine.model)
                     with watched(self.view, engine):
                         run = _Run(self, engine, progress, self.destination(progress.clear))
                         return await run.transcribe()
@@ -89,6 +94,14 @@ class Job:
                 progress.clear()
                 complain(in_shell_words(str(error)))
                 return FAILED
+
+    def _check_options(self, model: ModelDescription) -> None:
+        """Raises `InvalidRequest` where the model does not transcribe, or does not know an option: once, not for each
+        file."""
+        try:
+            Recipe(options=TranscribeOptions(**self.options), description=model)
+        except InvalidRequest as error:
+            raise InvalidRequest(in_flags(str(error), fields_dict(TranscribeOptions))) from error
 
 
 @define(eq=False)

@@ -52,6 +52,16 @@ def resolve(model: str | Path) -> Path:
         CheckpointError: nothing is there, or a file (`UnsupportedModel`, where another program's), or the hub cannot be
             reached and has left no copy here.
     """
+    folder = local_folder(model)
+    return _from_hub(str(model)) if folder is None else folder
+
+
+def local_folder(model: str | Path) -> Path | None:
+    """The folder that ``model`` names; ``None`` where it may be a hub id.
+
+    Raises:
+        CheckpointError: it names nothing that is here, or a file.
+    """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -59,9 +69,9 @@ def resolve(model: str | Path) -> Path:
         raise _is_a_file(folder)
     if isinstance(model, Path) or not _may_be_hub_id(model):
         raise CheckpointError(
-            f"there is no folder {folder}; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-tiny'"
+            f"there is no folder {folder}; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'"
         )
-    return _from_hub(model)
+    return None
 
 
 def _is_a_file(path: Path) -> CheckpointError:
@@ -75,7 +85,7 @@ def _is_a_file(path: Path) -> CheckpointError:
     own = path.name == "config.json" or path.suffix == ".safetensors" or path.name in _WEIGHTS
     hint = f"; give its folder, {path.parent}" if own else ""
     return CheckpointError(
-        f"{path} is a file; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-tiny'{hint}"
+        f"{path} is a file; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'{hint}"
     )
 
 

@@ -473,7 +473,7 @@ def test_a_folder_of_another_program_is_told_what_it_is(name, told, config, tmp_
             "notes.txt",
             b"GG",
             CheckpointError,
-            r"notes.txt is a file; allowed: a checkpoint's folder or a .*tiny'$",
+            r"notes.txt is a file; allowed: a checkpoint's folder or a .*0.6B'$",
         ),
     ],
 )
