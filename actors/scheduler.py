@@ -313,6 +313,7 @@ class Scheduler:
             tuple(hold.key for hold in reads),
             tuple(hold.holder for hold in reads),
             plan.tokens,
+            self.planner.pages_used,
         )
 
     def _wind_up(self) -> None:

@@ -177,6 +177,7 @@ class StepBegun(Event):
     reads: tuple[str, ...]
     readers: tuple[str, ...]  # the holder of each of ``reads``
     tokens: int
+    pages_used: int = 0  # by sequences, once the step is planned
 
 
 @frozen

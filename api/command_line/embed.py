@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-import trio
 from attrs import frozen
 
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
+from .following import Following
 from .given import check_model, checked_text, text_of_stdin
 from .terminal import (
     STDIN,
@@ -24,8 +24,6 @@ from .terminal import (
     reported,
     shown,
     stdout,
-    until_interrupted,
-    view_of,
     write,
 )
 
@@ -53,6 +51,7 @@ def embed(
     quantization: str | None,
     threads: int,
     watch: bool,
+    trace: str | None,
     **options: Any,
 ) -> int:
     """Write the embedding of each TEXT by MODEL, a checkpoint's folder or hub id.
@@ -60,17 +59,18 @@ def embed(
     One line of JSON a text: {"text": ..., "embedding": [...]}. Without TEXT, or where it is -, each line of standard
     input is one; empty lines are passed over.
     """
-    view = view_of("embed", watch=watch)
-    observer = None if view is None else view.state
+    following = Following.of("embed", watch=watch, trace=trace)
     try:
-        config = EngineConfig(device=device, dtype=dtype, quantization=quantization, threads=threads, observer=observer)
+        config = EngineConfig(
+            device=device, dtype=dtype, quantization=quantization, threads=threads, observer=following.observer
+        )
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
     check_model(model)
     out = stdout()
     given = tuple(_lines() if texts in ((), (STDIN,)) else [checked_text(text, "TEXT") for text in texts])
-    job = Embedding(texts=given, view=view, **options)
-    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model, config), out), view)
+    job = Embedding(texts=given, view=following.view, **options)
+    return following.run(lambda: job.run(lambda: open_engine(model, config), out))
 
 
 def _lines() -> list[str]:

@@ -17,6 +17,7 @@ from ...core.config import EngineConfig, Speculation
 from ...core.errors import InvalidRequest
 from ...core.request import SamplingParams
 from ..outputs.results import Delta
+from .following import Following
 from .given import check_model, check_one_reads_stdin, checked_text, image_of, sound_of, structure_of, text_of_stdin
 from .terminal import (
     STDIN,
@@ -30,8 +31,6 @@ from .terminal import (
     model_options,
     reported,
     stdout,
-    until_interrupted,
-    view_of,
     visible,
     write,
 )
@@ -85,6 +84,7 @@ def generate(
     quantization: str | None,
     threads: int,
     watch: bool,
+    trace: str | None,
     **sampling: Any,
 ) -> int:
     """Write what MODEL, a checkpoint's folder or hub id, has to say to PROMPT.
@@ -95,8 +95,7 @@ def generate(
     """
     if system is not None and chat is False:
         raise click.UsageError("--system with --raw; write it into the prompt, or leave --raw out")
-    view = view_of("generate", watch=watch)
-    observer = None if view is None else view.state
+    following = Following.of("generate", watch=watch, trace=trace)
     try:
         speculation: Speculation | Literal["auto"] | None = "auto"
         if speculate is not None:
@@ -109,7 +108,7 @@ def generate(
             threads=threads,
             max_running=1,
             speculation=speculation,
-            observer=observer,
+            observer=following.observer,
         )
         params = SamplingParams(**sampling, structure=None if schema is None else structure_of(schema))
     except InvalidRequest as error:
@@ -126,9 +125,9 @@ def generate(
         sampling=params,
         as_json=as_json,
         verbose=verbose,
-        view=view,
+        view=following.view,
     )
-    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model, config), out), view)
+    return following.run(lambda: job.run(lambda: open_engine(model, config), out))
 
 
 def _readers_of_stdin(prompt: str | None, images: Sequence[str], sounds: Sequence[str]) -> list[str]:

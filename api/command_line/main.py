@@ -36,6 +36,7 @@ from .terminal import (
     discard_stdout,
     stdout_fails,
 )
+from .trace import trace
 from .transcribe import transcribe
 
 
@@ -74,7 +75,7 @@ def cli() -> None:
     """Speech to text, text, questions about images and audio, and embeddings, by models on this machine."""
 
 
-for _command in (transcribe, generate, embed, devices):
+for _command in (transcribe, generate, embed, devices, trace):
     cli.add_command(_command)
 
 

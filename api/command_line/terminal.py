@@ -58,6 +58,7 @@ class WrongFile(WrongInput):
 def engine_options(command: Command) -> Command:
     """The options of every command that opens a model, but ``--verbose``."""
     for option in (
+        click.option("--trace", metavar="FILE", help="Write what the engine did into FILE, for ui.perfetto.dev."),
         click.option("--watch", is_flag=True, help="Show on standard error what the engine does, as it does it."),
         click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes."),
         click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights."),

@@ -10,7 +10,6 @@ from typing import Any
 
 import attrs
 import click
-import trio
 from attrs import frozen
 
 from ...core.config import EngineConfig
@@ -29,6 +28,7 @@ from .destinations import (
     standard_output,
 )
 from .flags import INTEGER_OR_NONE, NUMBER_OR_NONE, given_options, in_flags, read_flags, speech_options, spelled
+from .following import Following
 from .given import check_model
 from .other_programs import WARNINGS, TranscribeCommand
 from .terminal import (
@@ -41,8 +41,6 @@ from .terminal import (
     is_terminal,
     shown,
     stdout,
-    until_interrupted,
-    view_of,
 )
 from .transcribe_job import Job
 
@@ -127,6 +125,7 @@ def transcribe(
     quantization: str | None,
     threads: int,
     watch: bool,
+    trace: str | None,
     verbose: bool | None,
     at_once: int,
     **others: Any,
@@ -141,10 +140,11 @@ def transcribe(
     for warning in context.meta.get(WARNINGS, ()):
         complain(f"warning: {warning}")
     found_model = _model(model)
-    view = view_of("transcribe", watch=watch)
-    observer = None if view is None else view.state
+    following = Following.of("transcribe", watch=watch, trace=trace)
     try:
-        config = EngineConfig(device=device, dtype=dtype, quantization=quantization, threads=threads, observer=observer)
+        config = EngineConfig(
+            device=device, dtype=dtype, quantization=quantization, threads=threads, observer=following.observer
+        )
         given = given_options(context)
         options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
         subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})
@@ -164,11 +164,12 @@ def transcribe(
         parallel_when_long="parallel" not in given and options.get("prefix") is None,
         at_once=at_once,
         verbose=bool(verbose),
-        shows_text=view is None and _shows_text(verbose, folder),
-        view=view,
+        shows_text=following.view is None and _shows_text(verbose, folder),
+        names_requests=following.observer is not None,
+        view=following.view,
     )
     open_engine: OpenEngine = context.obj
-    status = trio.run(until_interrupted, lambda: job.run(lambda: open_engine(found_model, config)), view)
+    status = following.run(lambda: job.run(lambda: open_engine(found_model, config)))
     return status or (FAILED if len(readable) < len(files) else 0)
 
 

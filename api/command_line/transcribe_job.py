@@ -68,6 +68,7 @@ class Job:
         at_once: files transcribed together, and so held in memory.
         verbose: write the log to standard error, not its warnings alone.
         shows_text: write segments to standard error as they become final.
+        names_requests: name them after their files, for who follows the engine.
         view: what ``--watch`` draws.
     """
 
@@ -78,6 +79,7 @@ class Job:
     at_once: int = 8
     verbose: bool = False
     shows_text: bool = False
+    names_requests: bool = False
     view: View | None = None
 
     async def run(self, open_engine: Opening) -> int:
@@ -184,8 +186,8 @@ class _Run:
             seconds = await trio.to_thread.run_sync(seconds_of, source, abandon_on_cancel=True)
             if seconds is not None and seconds > PARALLEL_SECONDS:
                 options["parallel"] = True
-        if self.job.view is not None:
-            options["request_id"] = shown(Path(name).name)  # lines say which file they are of
+        if self.job.names_requests:
+            options["request_id"] = shown(Path(name).name)
         return options
 
     # -- what is told ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from .actors.supervisor import EngineStatistics
 from .api.engine import Engine
+from .api.event_log import EventLog
 from .api.live.options import LiveOptions
 from .api.live.session import LiveSession
 from .api.outputs.results import Completion, Delta, LiveText, Segment, Stretch, Transcript, Usage, Word
@@ -54,6 +55,7 @@ __all__ = [
     "EngineStatistics",
     "EngineTeardownError",
     "Event",
+    "EventLog",
     "FinishReason",
     "InvalidRequest",
     "InvariantViolation",
