@@ -24,6 +24,7 @@ import click
 
 from ...core.config import EngineConfig
 from .devices import devices
+from .doctor import doctor
 from .embed import embed
 from .generate import generate
 from .terminal import (
@@ -75,7 +76,7 @@ def cli() -> None:
     """Speech to text, text, questions about images and audio, and embeddings, by models on this machine."""
 
 
-for _command in (transcribe, generate, embed, devices, trace):
+for _command in (transcribe, generate, embed, devices, doctor, trace):
     cli.add_command(_command)
 
 

@@ -80,6 +80,11 @@ def visible(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def gibibytes(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.1f} GiB"
+
+
 def is_terminal(stream: Any) -> bool:
     """True if ``stream`` is open and a terminal."""
     return stream is not None and not stream.closed and bool(stream.isatty())

@@ -32,6 +32,7 @@ _SETTINGS = (
     "modules.json",
     "1_Pooling/config.json",
 )
+_ALLOWED = "a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'"
 _CTRANSLATE2 = ("model.bin", "vocabulary.txt", "vocabulary.json")  # what CTranslate2 alone writes
 _OF_WHISPER = (
     "allowed: checkpoints in transformers' layout. Give the one that it was converted from, as openai/whisper-base"
@@ -68,9 +69,7 @@ def local_folder(model: str | Path) -> Path | None:
     if folder.exists():
         raise _is_a_file(folder)
     if isinstance(model, Path) or not _may_be_hub_id(model):
-        raise CheckpointError(
-            f"there is no folder {folder}; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'"
-        )
+        raise CheckpointError(f"there is no folder {folder}; allowed: {_ALLOWED}")
     return None
 
 
@@ -84,9 +83,7 @@ def _is_a_file(path: Path) -> CheckpointError:
         return UnsupportedModel(f"{path} is a file in {kind}")
     own = path.name == "config.json" or path.suffix == ".safetensors" or path.name in _WEIGHTS
     hint = f"; give its folder, {path.parent}" if own else ""
-    return CheckpointError(
-        f"{path} is a file; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'{hint}"
-    )
+    return CheckpointError(f"{path} is a file; allowed: {_ALLOWED}{hint}")
 
 
 def _may_be_hub_id(model: str) -> bool:
