@@ -6,14 +6,16 @@ Each gives a `Finding`: all is well, or something is slow or wrong, and then wha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
-from packaging.requirements import Requirement
 
 from ...models.machine.host import INSTRUCTIONS, Cores
 from ...models.machine.openmp import WaitPolicy
 from .terminal import gibibytes
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 State = Literal["ok", "slow", "wrong"]
 
@@ -35,6 +37,8 @@ class Finding:
 
 def name_of(requirement: str) -> str:
     """The package that a requirement is of."""
+    from packaging.requirements import Requirement
+
     return Requirement(requirement).name
 
 
@@ -45,6 +49,8 @@ def check_packages(requirements: Iterable[str], installed: Mapping[str, str]) ->
         requirements: of the installed package's metadata. Those of extras count where they are installed.
         installed: versions by name; a name that is missing is not installed.
     """
+    from packaging.requirements import Requirement
+
     known = [Requirement(text) for text in requirements]
     needed = [one for one in known if one.marker is None or one.marker.evaluate({"extra": ""})]
     others = [one for one in known if one not in needed and one.name in installed and one.name != "triolet"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from attrs import frozen
 
+from .pages import Page
 from .terminal import PIPE_CLOSED, gibibytes, stdout, write
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from ...models.machine.openmp import WaitPolicy
 
 
-@click.command()
+@click.command(
+    cls=Page,
+    examples=(("triolet devices", ""), ("CUDA_VISIBLE_DEVICES=1 triolet devices", "as a program sees it there")),
+    short_help="List what a model can run on.",
+)
 def devices() -> int:
     """List what a model can run on. The default is marked with a star.
 

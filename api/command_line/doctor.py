@@ -21,12 +21,17 @@ from ...core.errors import TrioletError
 from . import checks
 from .checks import Finding
 from .devices import Processor, find_devices
+from .pages import Page
 from .terminal import FAILED, PIPE_CLOSED, OpenEngine, in_shell_words, stdout, until_interrupted, write
 
 _WIDTH, _INDENT = 80, 21
 
 
-@click.command()
+@click.command(
+    cls=Page,
+    examples=(("triolet doctor", ""), ("triolet doctor --json > machine.json", "to go with the report of a bug")),
+    short_help="Check this machine, and say what to do.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: ok, and the findings.")
 @click.pass_obj
 def doctor(open_engine: OpenEngine, /, *, as_json: bool) -> int:

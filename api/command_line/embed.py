@@ -13,6 +13,7 @@ from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
 from .following import Following
 from .given import check_model, checked_text, text_of_stdin
+from .pages import FOLLOWING, MODEL, Page, folders
 from .terminal import (
     STDIN,
     OpenEngine,
@@ -33,11 +34,22 @@ if TYPE_CHECKING:
 _TEXTS_AT_ONCE = 256  # enough for full steps, few enough that output comes early
 
 
-@click.command()
-@click.argument("model")
+_EXAMPLES = (
+    ('triolet embed BAAI/bge-small-en-v1.5 "a cat on the mat" "a dog"', ""),
+    ("triolet embed BAAI/bge-small-en-v1.5 --normalize < lines.txt", "a line of JSON for each line"),
+)
+
+
+@click.command(
+    cls=Page,
+    sections={"Vectors": ("pooling", "normalize"), "Model": MODEL, "Watching": FOLLOWING},
+    examples=_EXAMPLES,
+    short_help="Write embeddings of texts.",
+)
+@click.argument("model", shell_complete=folders)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--pooling", type=click.Choice(["mean", "cls", "last"]), help="Default: what the checkpoint says.")
-@click.option("--normalize/--no-normalize", default=None, help="Length 1. Default: what the checkpoint says.")
+@click.option("--pooling", type=click.Choice(["mean", "cls", "last"]), help="Default: as the checkpoint says.")
+@click.option("--normalize/--no-normalize", default=None, help="To length 1. Default: as the checkpoint says.")
 @model_options
 @click.pass_obj
 def embed(

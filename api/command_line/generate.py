@@ -19,6 +19,7 @@ from ...core.request import SamplingParams
 from ..outputs.results import Delta
 from .following import Following
 from .given import check_model, check_one_reads_stdin, checked_text, image_of, sound_of, structure_of, text_of_stdin
+from .pages import FOLLOWING, MODEL, Page, files, folders
 from .terminal import (
     STDIN,
     OpenEngine,
@@ -39,23 +40,61 @@ if TYPE_CHECKING:
     from .watch import View
 
 
-@click.command()
-@click.argument("model")
+_SECTIONS = {
+    "Question": ("images", "sounds", "system", "chat"),
+    "Text": ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "schema", "as_json", "speculate"),
+    "Model": MODEL,
+    "Watching": FOLLOWING,
+}
+_EXAMPLES = (
+    ('triolet generate Qwen/Qwen3-0.6B "Why is the sky blue?"', ""),
+    ('triolet generate Qwen/Qwen2-VL-2B-Instruct "What is it?" --image cat.png', ""),
+    ('triolet generate Qwen/Qwen3-0.6B "A cat, as JSON" --json-schema cat.json', ""),
+    ('git diff | triolet generate Qwen/Qwen3-0.6B --system "Write a commit message."', "the prompt is piped in"),
+)
+
+
+@click.command(
+    cls=Page, sections=_SECTIONS, examples=_EXAMPLES, short_help="Write text from a prompt, images and audio."
+)
+@click.argument("model", shell_complete=folders)
 @click.argument("prompt", required=False)
-@click.option("--image", "images", multiple=True, metavar="FILE", help="An image to ask about; may be repeated.")
-@click.option("--audio", "sounds", multiple=True, metavar="FILE", help="Audio to ask about; may be repeated.")
-@click.option("--system", help="What the system says, before the prompt; needs a chat template.")
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="FILE",
+    shell_complete=files,
+    help="An image to ask about; - is standard input. May be repeated.",
+)
+@click.option(
+    "--audio",
+    "sounds",
+    multiple=True,
+    metavar="FILE",
+    shell_complete=files,
+    help="Audio to ask about; - is standard input. May be repeated.",
+)
+@click.option("--system", metavar="TEXT", help="What the system says, before the prompt; needs a chat template.")
 @click.option(
     "--chat/--raw", default=None, help="By the checkpoint's chat template, or as it is. Default: --chat, if any."
 )
-@click.option("--max-tokens", type=int, help="Most tokens to write. Default: up to the model's last position.")
+@click.option(
+    "--max-tokens", type=int, metavar="N", help="Most tokens to write. Default: up to the model's last position."
+)
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-p", default=1.0, show_default=True, help="Smallest set of tokens with this probability.")
 @click.option("--top-k", default=0, show_default=True, help="Only the k likeliest tokens; 0 is off.")
 @click.option("--min-p", default=0.0, show_default=True, help="Only tokens this times as likely as the likeliest.")
 @click.option("--seed", default=0, show_default=True, help="Equal seeds draw equal tokens.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Ends before this text; may be repeated.")
-@click.option("--json-schema", "schema", metavar="FILE", help="The output is JSON that follows the schema in FILE.")
+@click.option(
+    "--json-schema",
+    "schema",
+    metavar="FILE",
+    shell_complete=files,
+    help="The output is JSON that follows the schema in FILE.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: text, tokens, finish_reason, usage.")
 @model_options
 @click.option(

@@ -21,6 +21,7 @@ import trio
 
 from ...core.config import DTYPES, QUANTIZATIONS, EngineConfig
 from ...core.errors import InvalidRequest, TrioletError
+from . import pages
 
 if TYPE_CHECKING:
     from .watch import View
@@ -58,12 +59,28 @@ class WrongFile(WrongInput):
 def engine_options(command: Command) -> Command:
     """The options of every command that opens a model, but ``--verbose``."""
     for option in (
-        click.option("--trace", metavar="FILE", help="Write what the engine did into FILE, for ui.perfetto.dev."),
+        click.option(
+            "--trace",
+            metavar="FILE",
+            shell_complete=pages.files,
+            help="Write what the engine did into FILE, for ui.perfetto.dev.",
+        ),
         click.option("--watch", is_flag=True, help="Show on standard error what the engine does, as it does it."),
-        click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes."),
-        click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights."),
-        click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Of the matrices, on the CPU."),
-        click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices."),
+        click.option("--threads", metavar="N", default=0, help="CPU threads. Default: one for each usable core."),
+        click.option(
+            "--dtype",
+            type=click.Choice(DTYPES),
+            default="auto",
+            help="What is computed in. Default: float32 on the CPU, float16 on CUDA.",
+        ),
+        click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Hold the matrices in int8, on the CPU."),
+        click.option(
+            "--device",
+            metavar="DEVICE",
+            default="auto",
+            shell_complete=pages.devices,
+            help="cpu, cuda or cuda:1; see triolet devices. Default: CUDA where there is one.",
+        ),
     ):
         command = option(command)
     return command

@@ -13,13 +13,27 @@ from ...core.errors import InvalidRequest
 from ...core.event_lines import event_of, read_events
 from ...core.timeline import Timeline
 from .given import check_readable
+from .pages import Page, files
 from .terminal import FAILED, PIPE_CLOSED, STDIN, OutputError, WrongFile, complain, shown, stdout
 from .trace_file import RecordWriter, open_output
 
+_EXAMPLES = (
+    ("triolet trace events.jsonl -o trace.json", ""),
+    ("ssh server cat events.jsonl | triolet trace - -o trace.json", ""),
+    ("triolet transcribe talk.mp3 --model base --trace trace.json", "without a log: the trace of this run"),
+)
 
-@click.command()
-@click.argument("log", metavar="EVENTS")
-@click.option("--output", "-o", default="-", metavar="FILE", help="Where to write it. Default: standard output.")
+
+@click.command(cls=Page, examples=_EXAMPLES, short_help="Make a trace of an event log, for ui.perfetto.dev.")
+@click.argument("log", metavar="EVENTS", shell_complete=files)
+@click.option(
+    "--output",
+    "-o",
+    default="-",
+    metavar="FILE",
+    shell_complete=files,
+    help="Where to write it. Default: standard output.",
+)
 def trace(log: str, output: str) -> int:
     """Make a trace of EVENTS, which triolet.EventLog has written; - reads standard input.
 
@@ -28,9 +42,9 @@ def trace(log: str, output: str) -> int:
     of the encoder cache. transcribe, generate and embed write the trace of a run themselves, with --trace FILE.
     """
     check_readable(log)
-    with ExitStack() as files:
-        out = stdout() if output == "-" else files.enter_context(open_output(output))
-        lines = _stdin() if log == STDIN else files.enter_context(_opened(log))
+    with ExitStack() as stack:
+        out = stdout() if output == "-" else stack.enter_context(open_output(output))
+        lines = _stdin() if log == STDIN else stack.enter_context(_opened(log))
         try:
             fault = _convert(lines, RecordWriter(out))
             out.flush()

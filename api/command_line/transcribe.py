@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import click
 from attrs import frozen
+from click.shell_completion import CompletionItem
 
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
@@ -31,6 +32,8 @@ from .flags import INTEGER_OR_NONE, NUMBER_OR_NONE, given_options, in_flags, rea
 from .following import Following
 from .given import check_model
 from .other_programs import WARNINGS, TranscribeCommand
+from .pages import FOLLOWING, MODEL, folders
+from .pages import files as complete_files
 from .terminal import (
     FAILED,
     STDIN,
@@ -68,10 +71,44 @@ _FIELDS = (
 )
 
 
-@click.command(cls=TranscribeCommand)
-@click.argument("files", nargs=-1, required=True)
+_OUTPUT = ("style", "folder", *_WRITER_FIELDS, "word_timestamps", "timestamps")
+_DECODING = (
+    *("temperature", "increment", "beam_size", "patience", "length_penalty", "best_of", "compression_ratio_threshold"),
+    *("logprob_threshold", "no_speech_threshold", "max_initial_timestamp", "suppress_tokens", "seed"),
+)
+_SECTIONS = {
+    "Model": ("model", *MODEL, "at_once"),
+    "Output": _OUTPUT,
+    "Speech": [name for name in attrs.fields_dict(TranscribeOptions) if name not in (*_OUTPUT, *_DECODING)],
+    "Decoding": _DECODING,
+    "Watching": FOLLOWING,
+}
+_EXAMPLES = (
+    ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),
+    ("triolet transcribe *.wav --model base -f srt -o subtitles", "subtitles/NAME.srt for each file"),
+    ("triolet transcribe film.mkv --model small --task translate -f json", ""),
+    ("ffmpeg -i talk.mkv -f wav - | triolet transcribe - --model base --language en", ""),
+)
+
+
+def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of models, or a folder."""
+    known = [CompletionItem(name) for name in (DEMO, *WHISPER_NAMES) if name.startswith(incomplete)]
+    return known or folders(ctx, param, incomplete)
+
+
+@click.command(
+    cls=TranscribeCommand,
+    sections=_SECTIONS,
+    examples=_EXAMPLES,
+    short_help="Write down what is said in audio or video files.",
+)
+@click.argument("files", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
-    "--model", help="Folder or hub id of a Whisper checkpoint, or base, small, turbo... as whisper has it; demo: a toy."
+    "--model",
+    metavar="MODEL",
+    shell_complete=_models,
+    help="Folder or hub id of a Whisper checkpoint, or base, small, turbo... as whisper has it; demo: a toy.",
 )
 @click.option(
     "--format",
@@ -87,6 +124,8 @@ _FIELDS = (
     "--output-dir",
     "-o",
     "folder",
+    metavar="DIR",
+    shell_complete=folders,
     help="Write files there, named after FILES: talk.mp3 gives talk.srt. Else to stdout.",
 )
 @click.option("--word-timestamps/--no-word-timestamps", default=None, help="The same as --timestamps word.")

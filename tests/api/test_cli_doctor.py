@@ -177,7 +177,7 @@ def test_where_all_is_well_it_says_so_and_ends_with_0(capsys: pytest.CaptureFixt
     lines = out.splitlines()
     assert lines[-1] == "all is well"
     assert {line.split()[0] for line in lines if not line.startswith(" ")} == {"ok", "all"}
-    assert max(map(len, lines)) <= 80
+    assert max(len(line) for line in lines if "/" not in line) <= 80  # a path is not broken
     assert err == ""
 
 
