@@ -28,6 +28,7 @@ from triolet.core.events import RequestQueued
 from .generating import PaperEngine as PaperWriter
 from .paper import PaperEngine
 
+ROOT = Path(__file__).resolve().parents[2]
 SHELLS = ["bash", "zsh", "fish"]
 
 
@@ -140,7 +141,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "line"), EXAMPLES)
+def lines_of_documents() -> Iterator[tuple[str, str]]:
+    """Command lines in the blocks of the documents, without their comments, and in backticks."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        told = [block.replace("\\\n", " ").splitlines() for language, block in blocks if not language]
+        lines = [line for block in told for line in block if re.search(r"\btriolet [a-z]", line)]
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        spans = re.findall(r"`([^`\n]*\btriolet [a-z]+ [^`\n]+)`", prose)
+        for line in (*lines, *spans):
+            yield path.name, re.sub(r"  +#.*", "", line.removeprefix("$ ")).strip()
+
+
+DOCUMENTED = list(dict.fromkeys(lines_of_documents()))
+
+
+def test_the_page_of_the_documents_has_every_command() -> None:
+    text = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    for name in (*cli.commands, "bench"):
+        assert f"\n## triolet {name}\n" in text
+        assert f"[`{name}`](#triolet-{name})" in text
+        assert any(re.search(rf"\btriolet {name}\b", line) for page, line in DOCUMENTED if page == "command_line.md")
+
+
+@pytest.mark.parametrize(("name", "line"), [*EXAMPLES, *DOCUMENTED])
 def test_an_example_is_understood(name: str, line: str) -> None:
     """Its options exist, and their values are of their kinds."""
     words, _ = words_of(line)
