@@ -29,7 +29,8 @@ from .hosts.host import Host
 from .hosts.trio_engine import State, TrioEngine
 from .inputs.audio import AudioSource
 from .inputs.images import ImageSource
-from .inputs.prompts import Message, Query
+from .inputs.messages import Message
+from .inputs.prompts import Query
 from .inputs.sampling import read_sampling
 from .inputs.sources import with_rate
 from .inputs.vectors import Vectors

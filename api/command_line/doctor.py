@@ -105,7 +105,8 @@ def _machine(processor: Processor) -> Iterator[Finding]:
     from ...models.machine.devices import computes_in_bfloat16
     from ...models.machine.host import cpu_flags, memory_limit, read_file
 
-    libraries = {"MKL": torch.backends.mkl.is_available(), "oneDNN": torch.backends.mkldnn.is_available()}
+    backends: Any = torch.backends
+    libraries = {"MKL": backends.mkl.is_available(), "oneDNN": backends.mkldnn.is_available()}
     yield checks.check_torch(
         torch.__version__,
         cuda=torch.version.cuda,

@@ -124,8 +124,8 @@ def _option(attribute: attrs.Attribute[Any], told: str) -> Callable[[Command], C
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=told + shown)
     default = attribute.default
     shown = f" Default: {default}." if isinstance(default, str | int | float) else ""
-    completes = {"shell_complete": languages} if name == "language" else {}
-    return click.option(flag, name, type=_type_of(attribute), default=None, help=told + shown, **completes)
+    completes = languages if name == "language" else None
+    return click.option(flag, name, type=_type_of(attribute), default=None, shell_complete=completes, help=told + shown)
 
 
 def _type_of(attribute: attrs.Attribute[Any]) -> click.ParamType[Any]:

@@ -1,4 +1,4 @@
-"""The command ``triolet``: ``transcribe`` files, ``generate`` text, ``embed`` texts, list ``devices``.
+"""The command ``triolet``, with its subcommands.
 
 Results go to standard output or into files; progress and errors go to standard error. Every command ends with the same
 exit statuses:

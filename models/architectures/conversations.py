@@ -2,7 +2,7 @@
 
 Templates differ in what they take for a content. Those of text models know texts alone, many of the others know lists
 of parts alone, and a content of the other kind they refuse, leave out, or write as a list of Python's. So a
-conversation is given in several forms, and the one that tells all its texts is taken.
+conversation with media is given in several forms, and the one that tells all its texts is taken.
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ class Rendered(str):
 
 def render_texts(tokenizer: Any, messages: Sequence[Message]) -> Rendered:
     """What the tokenizer's chat template makes of ``messages``, which hold texts alone. Parts of text are joined by
-    line ends, since templates of text models want texts.
+    line ends, since templates of text models want texts; the few that refuse texts get parts.
 
     Raises:
         InvalidRequest: there is no template, or it refuses the messages.
     """
-    return _fullest(tokenizer, None, messages, [_joined(messages), messages, _parted(messages)])
+    try:
+        return _render(tokenizer, _joined(messages), None)
+    except InvalidRequest as error:
+        try:
+            return _render(tokenizer, _parted(messages), None)
+        except InvalidRequest:
+            raise error from error.__cause__
 
 
 def render_parts(tokenizer: Any, messages: Sequence[Message], *, template: str | None) -> Rendered:
@@ -49,12 +55,12 @@ def _fullest(
 ) -> Rendered:
     """The first of ``forms`` that tells all texts, or else the first of those that tell most of them."""
     texts = [text for message in messages for text in _texts(message)]
-    best, most, refusal = None, -1, None
+    best, most, refusals = None, -1, list[InvalidRequest]()
     for form in forms:
         try:
             rendered = _render(tokenizer, form, template)
         except InvalidRequest as error:
-            refusal = refusal or error
+            refusals.append(error)
             continue
         told = 0 if _has_python(rendered, form) else sum(text in rendered for text in texts)
         if told == len(texts):
@@ -63,11 +69,10 @@ def _fullest(
             best, most = rendered, told
     if best is not None:
         return best
-    assert refusal is not None, "a template neither wrote nor refused"
     try:
-        raise refusal
+        raise refusals[0]
     finally:
-        del refusal  # a frame in its own error's traceback would be a reference cycle
+        del refusals  # a frame in its own error's traceback would be a reference cycle
 
 
 def _has_python(rendered: str, messages: Sequence[Message]) -> bool:
