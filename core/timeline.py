@@ -98,8 +98,6 @@ class Timeline:
         """The ends of all slices that are still open: the events end here."""
         for track in (*self._requests.values(), *self._tracks.values()):
             track.end_all(self._ts, cut_off=True)
-        self._requests.clear()
-        self._steps.clear()
         return self._take()
 
     def _take(self) -> list[Record]:

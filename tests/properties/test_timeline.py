@@ -41,6 +41,7 @@ METADATA |= {"thread_sort_index": "sort_index"}
 def check_format(records: Sequence[Record]) -> None:
     """What "Trace Event Format" says of a JSON array, and what its viewers assume."""
     json.dumps(records, allow_nan=False)
+    names = {record["pid"]: record["args"]["name"] for record in records if record.get("name") == "process_name"}
     opened: dict[int, list[Record]] = defaultdict(list)
     process_of: dict[int, int] = {}
     latest = 0.0
@@ -57,6 +58,8 @@ def check_format(records: Sequence[Record]) -> None:
         match record["ph"]:
             case "B":
                 opened[record["tid"]].append(record)
+                nested = 2 if names[record["pid"]] == "requests" else 1  # a request and its stage
+                assert len(opened[record["tid"]]) <= nested, "a slice within another one that should have ended"
             case "E":
                 assert opened[record["tid"]].pop()["ts"] <= latest
             case "C":
@@ -165,12 +168,17 @@ VALUES = {
 }
 ROOTS = (e.Event, e.OfRequest, e.OfHolder, e.OfKeys)
 KINDS = [one for one in vars(e).values() if isinstance(one, type) and issubclass(one, e.Event) and one not in ROOTS]
-EVENTS = st.one_of(
-    [st.builds(kind, **{field.name: VALUES[str(field.type)] for field in fields(kind)}) for kind in KINDS]
-)
+SLICED = [  # those that begin and end slices
+    *(e.RequestQueued, e.RequestEnded, e.RequestStarted, e.StepBegun, e.StepEnded, e.StepsLost),
+    *(e.EncodeDispatched, e.EncodeDone, e.EncodeBroke, e.OutputsLost),
+]
 
 
-@given(st.lists(EVENTS, max_size=30))
+def of(kinds: Sequence[type[e.Event]]) -> st.SearchStrategy[e.Event]:
+    return st.one_of([st.builds(kind, **{one.name: VALUES[str(one.type)] for one in fields(kind)}) for kind in kinds])
+
+
+@given(st.lists(of(SLICED), max_size=30) | st.lists(of(KINDS), max_size=30))
 def test_whatever_events_come_in_whatever_order_the_trace_is_well_formed(trace: list[e.Event]) -> None:
     check_format(timeline_of(trace))
 
@@ -264,7 +272,7 @@ async def test_the_pages_that_are_told_are_those_of_the_planner(autojump_clock: 
 # -- lines of an event log -------------------------------------------------------------------------------------------
 
 
-@given(EVENTS)
+@given(of(KINDS))
 def test_an_event_is_read_from_its_line_as_it_was(event: e.Event) -> None:
     read = event_of(line_of(event))
     assert read == event
@@ -272,7 +280,8 @@ def test_an_event_is_read_from_its_line_as_it_was(event: e.Event) -> None:
     assert read.time == event.time or (math.isnan(read.time) and math.isnan(event.time))
 
 
-@given(st.text() | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps))
+@settings(max_examples=100)
+@given(st.text(max_size=20) | st.lists(st.none() | st.integers(), max_size=3).map(json.dumps))
 def test_a_line_that_is_no_event_is_told(line: str) -> None:
     with pytest.raises(InvalidRequest, match=r"allowed: what triolet\.EventLog writes"):
         event_of(line)
@@ -308,3 +317,21 @@ def test_an_older_log_without_a_newer_field_is_read() -> None:
     line = json.loads(line_of(evolve(event, pages_used=9)))
     del line["pages_used"]
     assert event_of(json.dumps(line)) == event
+
+
+def test_what_a_restart_loses_ends_when_it_is_lost() -> None:
+    trace = [
+        e.EncodeDispatched(("k",), 1, time=0.0),
+        e.StepBegun(0, (), (), (), 1, time=0.0),
+        e.StepBegun(1, (), (), (), 1, time=1.0),
+        e.RunnerRestarting(1, "RuntimeError: boom", time=2.0),
+        e.OutputsLost(1, time=3.0),
+        e.StepsLost(1, time=4.0),
+        e.StepBegun(2, (), (), (), 1, time=5.0),
+        e.StepEnded(2, ok=True, time=6.0),
+    ]
+    records = timeline_of(trace)
+    found = [(name, begin["ts"] / 1e6, end["ts"] / 1e6, end["args"]) for name, begin, end in slices(records)]
+    assert found == [("encode", 0, 3, {"lost": True}), ("step", 0, 4, {"lost": True}), ("step", 5, 6, {"ok": True})]
+    notes = [record["name"] for record in records if record["ph"] == "i"]
+    assert notes == ["runner restarts", "encoder outputs lost", "steps lost"]
