@@ -143,8 +143,8 @@ class Residents:
 
     @trio.lowlevel.enable_ki_protection
     async def _cancel(self) -> None:
-        """Cancels tasks of residents. It is a task of its own that does: the context of a cancellation is the error that
-        is being handled where it is ordered, and an engine clears the frames of all contexts."""
+        """Cancels tasks of residents. It is a task of its own that does: the context of a cancellation is the error
+        that is being handled where it is ordered, and an engine clears the frames of all contexts."""
         with anyio.CancelScope(shield=True), self._cancels:
             async for resident in self._cancels:
                 resident.hurry()
