@@ -285,6 +285,11 @@ class Planner:
     def _step(self, step_id: int) -> _InFlightStep:
         return next(step for step in self._steps if step.plan.step_id == step_id)
 
+    @property
+    def pages_used(self) -> int:
+        """Pages that sequences use now."""
+        return self.limits.pages - self._room.pages.free
+
     def statistics(self) -> PlannerStatistics:
         """A snapshot."""
         room = self._room
