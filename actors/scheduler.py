@@ -314,6 +314,7 @@ class Scheduler:
             tuple(hold.holder for hold in reads),
             plan.tokens,
             self.planner.samples_of(plan.step_id),
+            self.planner.pages_used,
         )
 
     def _wind_up(self) -> None:

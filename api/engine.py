@@ -8,15 +8,16 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Never, Self, Unpack
 
 import trio
+from attrs import fields_dict
 
 from ..actors.gpu_runner import torch_executor
 from ..actors.supervisor import EngineStatistics
 from ..actors.worker import ThreadWorker, Worker
 from ..core import html
-from ..core.checks import number
+from ..core.checks import number, unknown_name
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.executor import Executor
@@ -31,7 +32,8 @@ from .hosts.state import State
 from .hosts.trio_engine import TrioEngine
 from .inputs.audio import AudioSource
 from .inputs.images import ImageSource
-from .inputs.prompts import Message, Query
+from .inputs.messages import Message
+from .inputs.prompts import Query
 from .inputs.sampling import read_sampling
 from .inputs.sources import with_rate
 from .inputs.vectors import Vectors
@@ -68,7 +70,7 @@ class Engine:
         config: settings; see `EngineConfig`.
 
     Raises (on making one):
-        InvalidRequest: ``model`` or ``config`` is of another type.
+        InvalidRequest: ``model`` or ``config`` is of another type, or there is another keyword.
 
     Raises (on entering):
         CheckpointError: no checkpoint there, or one that cannot be loaded.
@@ -90,7 +92,9 @@ class Engine:
     _name: str
     _host: Host | None
 
-    def __init__(self, model: str | Path, *, config: EngineConfig | None = None) -> None:
+    def __init__(self, model: str | Path, *, config: EngineConfig | None = None, **unknown: Never) -> None:
+        for name in unknown:
+            raise _unknown(name)
         if not isinstance(model, str | Path):
             raise InvalidRequest(
                 f"model={model!r}; allowed: a folder with a checkpoint, or a hub id, as a text or a Path"
@@ -463,6 +467,12 @@ def shown(engine: object, statistics: Callable[[], EngineStatistics]) -> str | N
         return html.table(repr(engine), statistics().rows())
     except EngineStateError:
         return None
+
+
+def _unknown(name: str) -> InvalidRequest:
+    """The error for a keyword that `Engine` does not have, which may be a setting."""
+    settings = {setting: f"config=EngineConfig({setting}=...)" for setting in fields_dict(EngineConfig)}
+    return unknown_name(name, ("model", "config"), settings, owner="Engine")
 
 
 def _settings(config: object) -> EngineConfig:

@@ -18,12 +18,11 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import trio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from attrs import define, field
 
 from ..actors.supervisor import leaving
 from ..core import frames, log_lines
-from ..core.errors import CallerError, EngineClosed, InvariantViolation, TrioletError
+from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed, TrioletError
 from ..core.log_lines import Line
 from ..core.plan import DeviceMemory
 from ..core.residency import Decision, Grant, Load, ModelFigures, ModelState, Refuse, Residency, Size, Unload
@@ -76,8 +75,8 @@ class Residents:
     _running: int = field(default=0, init=False)  # tasks of residents
     _hurried: bool = field(default=False, init=False)  # the surroundings were cancelled
     _gone: anyio.Event = field(init=False)  # no task of a resident is left, and none will be
-    _to_cancel: MemoryObjectSendStream[Resident] = field(init=False)
-    _cancels: MemoryObjectReceiveStream[Resident] = field(init=False)
+    _to_cancel: list[Resident] = field(factory=list, init=False)
+    _cancelling: anyio.Event = field(init=False)  # there are some to cancel, or all is closed
     _changed: anyio.Event = field(init=False)  # there is a deadline before the alarm, or no more need of one
     _alarm: float = field(default=math.inf, init=False)
     _errors: list[Exception] = field(factory=list, init=False)  # that leave the block
@@ -94,8 +93,8 @@ class Residents:
     async def running(self) -> AsyncIterator[None]:
         """The block. The body's own exception leaves it unchanged, never wrapped in a group."""
         body_error: BaseException | None = None
-        self._gone, self._changed, self._context = anyio.Event(), anyio.Event(), copy_context()
-        self._to_cancel, self._cancels = anyio.create_memory_object_stream[Resident](math.inf)
+        self._gone, self._changed, self._cancelling = anyio.Event(), anyio.Event(), anyio.Event()
+        self._context = copy_context()
         try:
             try:
                 async with anyio.create_task_group() as self._tasks:
@@ -121,10 +120,11 @@ class Residents:
         for resident in self._residents.values():
             is_loading = self._residency.figures(resident.name).state is ModelState.LOADING
             if drain == 0 or is_loading:
-                self._to_cancel.send_nowait(resident)
+                self._to_cancel.append(resident)
             elif not self.closing:
                 resident.drain = drain
         self.closing = True
+        self._cancelling.set()
         self._residency.close()
         self._follow()
         self._check_gone()
@@ -143,11 +143,14 @@ class Residents:
 
     @trio.lowlevel.enable_ki_protection
     async def _cancel(self) -> None:
-        """Cancels tasks of residents. It is a task of its own that does: the context of a cancellation is the error that
-        is being handled where it is ordered, and an engine clears the frames of all contexts."""
-        with anyio.CancelScope(shield=True), self._cancels:
-            async for resident in self._cancels:
-                resident.hurry()
+        """Cancels tasks of residents. It is a task of its own that does: the context of a cancellation is the error
+        that is being handled where it is ordered, and an engine clears the frames of all contexts."""
+        with anyio.CancelScope(shield=True):
+            while not self._gone.is_set():
+                await self._cancelling.wait()
+                self._cancelling = anyio.Event()
+                while self._to_cancel:
+                    self._to_cancel.pop().hurry()
 
     @trio.lowlevel.enable_ki_protection
     async def _hasten(self) -> None:
@@ -179,7 +182,7 @@ class Residents:
     def _check_gone(self) -> None:
         if self.closing and not self._running:
             self._gone.set()
-            self._to_cancel.close()
+            self._cancelling.set()
 
     def _raise_end(self, body_error: BaseException | None) -> None:
         """Raises the error that leaves the block."""
@@ -288,7 +291,7 @@ class Residents:
                     await job(self)
                 except Exception as caught:  # noqa: BLE001  (told to whoever waits, or raised at the end of the block)
                     frames.clear_frames(caught)  # they hold the engine
-                    error = _without_first_frame(caught)  # which is this one, and cannot be cleared
+                    error = caught
         finally:
             resident.scope = resident.leave = None
             self._running -= 1
@@ -316,7 +319,8 @@ class Residents:
         figures = self._residency.figures(resident.name)
         if error is not None:
             resident.last_error = f"{type(error).__name__}: {error}"
-            if isinstance(error, InvariantViolation) or (self.closing and not isinstance(error, CallerError)):
+            ended_badly = isinstance(error, EngineTeardownError | RunnerCrashed)
+            if isinstance(error, InvariantViolation) or (self.closing and ended_badly):
                 self._errors.append(error)
         if figures.state is ModelState.LOADING:
             self._ended_early(resident, error)
@@ -362,11 +366,6 @@ class Residents:
             error.add_note("raised by a handler or filter of the log 'triolet.engines', which must not raise")
             self._errors.append(error)
             self._log = None
-
-
-def _without_first_frame(error: Exception) -> Exception:
-    traceback = error.__traceback__
-    return error if traceback is None else error.with_traceback(traceback.tb_next)
 
 
 def _more_urgent(body_error: BaseException | None, group_error: BaseException) -> BaseException:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..api.command_line.pages import Page, Pages
 from ..api.command_line.terminal import FAILED, PIPE_CLOSED, complain, stdout, write
 from ..core.errors import InvalidRequest, TrioletError
 
@@ -34,7 +35,22 @@ _PEERS_OF_SPEECH = {"faster-whisper": ("float32", "int8"), "transformers": ("flo
 _PEERS_OF_TEXT = {"transformers": ("float32", "bfloat16"), "llama.cpp": ("int8",)}
 
 
-@click.group()
+_EXAMPLES = (
+    ("triolet bench speech --model whisper-base --audio speech", ""),
+    ("triolet bench text --model smollm2 --peer transformers", "beside transformers"),
+)
+_EXAMPLES_OF_SPEECH = (
+    ("triolet bench speech --model whisper-base --audio speech", ""),
+    ("triolet bench speech --peer transformers --variant float32 --rounds 3", "with TRIOLET_REAL set"),
+    ("triolet bench speech --only start --json start.json", "the start alone"),
+)
+_EXAMPLES_OF_TEXT = (
+    ("triolet bench text --model smollm2", ""),
+    ("triolet bench text --peer llama.cpp=smollm2.gguf --variant int8", "with TRIOLET_REAL set"),
+)
+
+
+@click.group(cls=Pages, examples=_EXAMPLES, short_help="Measure this machine, beside other engines too.")
 def bench() -> None:
     """Measure this machine: the engine beside other engines, in turn, and how far the machine's limit is.
 
@@ -47,12 +63,17 @@ def _common(command: Command) -> Command:
     for option in (
         click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write everything into this file."),
         click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the medians into this file."),
-        click.option("--only", multiple=True, help="The scenarios to play, by name. Default: all."),
+        click.option("--only", multiple=True, metavar="NAME", help="A scenario to play; more than once. Default: all."),
         click.option("--online", type=click.IntRange(0), default=24, help="Inputs that arrive by chance. Default: 24."),
-        click.option("--rate", type=click.FloatRange(0, min_open=True), help="How many arrive in a second."),
-        click.option("--threads", type=click.IntRange(1), default=2, help="Of each contender. Default: 2."),
-        click.option("--rounds", type=click.IntRange(1), default=5, help="That are counted. Default: 5."),
-        click.option("--peer-python", default=sys.executable, help="The interpreter that has the peers' packages."),
+        click.option("--rate", type=click.FloatRange(0, min_open=True), help="How many of these arrive in a second."),
+        click.option("--threads", type=click.IntRange(1), default=2, help="Threads of each contender. Default: 2."),
+        click.option("--rounds", type=click.IntRange(1), default=5, help="Rounds that are counted. Default: 5."),
+        click.option(
+            "--peer-python",
+            metavar="PYTHON",
+            default=sys.executable,
+            help="The interpreter that has the peers' packages.",
+        ),
         click.option(
             "--variant",
             "variants",
@@ -66,12 +87,14 @@ def _common(command: Command) -> Command:
     return command
 
 
-@bench.command()
-@click.option("--model", help=f"A Whisper checkpoint's folder. Default: whisper-base in ${REAL}.")
-@click.option("--audio", help=f"A folder with recordings of English speech. Default: speech in ${REAL}.")
-@click.option("--peer", "peers", multiple=True, help="transformers, or faster-whisper=FOLDER; more than once.")
-@click.option("--seconds", type=click.FloatRange(1, 30), default=25.0, help="Of a clip, at most. Default: 25.")
-@click.option("--short-seconds", type=click.FloatRange(1, 30), default=5.0, help="Of a short clip. Default: 5.")
+@bench.command(cls=Page, examples=_EXAMPLES_OF_SPEECH, short_help="Recordings to write down, and the start.")
+@click.option("--model", metavar="DIR", help=f"A Whisper checkpoint's folder. Default: whisper-base in ${REAL}.")
+@click.option("--audio", metavar="DIR", help=f"A folder with recordings of English speech. Default: speech in ${REAL}.")
+@click.option(
+    "--peer", "peers", multiple=True, metavar="PEER", help="transformers, or faster-whisper=FOLDER; repeatable."
+)
+@click.option("--seconds", type=click.FloatRange(1, 30), default=25.0, help="Length of a clip, at most. Default: 25.")
+@click.option("--short-seconds", type=click.FloatRange(1, 30), default=5.0, help="Length of a short clip. Default: 5.")
 @click.option("--together", type=click.IntRange(2), default=8, help="Clips at once. Default: 8.")
 @_common
 def speech(
@@ -105,11 +128,19 @@ def speech(
     return _in_a_folder(contest)
 
 
-@bench.command()
-@click.option("--model", help=f"A decoder's folder. Default: smollm2 in ${REAL}.")
-@click.option("--peer", "peers", multiple=True, help="transformers, or llama.cpp=FILE.gguf; more than once.")
+@bench.command(cls=Page, examples=_EXAMPLES_OF_TEXT, short_help="Prompts to go on with, and the start.")
+@click.option("--model", metavar="DIR", help=f"A decoder's folder. Default: smollm2 in ${REAL}.")
+@click.option(
+    "--peer", "peers", multiple=True, metavar="PEER", help="transformers, or llama.cpp=FILE.gguf; repeatable."
+)
 @click.option("--tokens", type=click.IntRange(2), default=64, help="To write behind each prompt. Default: 64.")
-@click.option("--together", type=click.IntRange(2), multiple=True, default=(8, 32), help="Prompts at once.")
+@click.option(
+    "--together",
+    type=click.IntRange(2),
+    multiple=True,
+    default=(8, 32),
+    help="Prompts at once; more than once. Default: 8 and 32.",
+)
 @_common
 def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
     """One prompt, several at once, by chance; and the start."""

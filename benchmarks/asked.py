@@ -21,6 +21,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+TOOL = {"type": "function", "function": {"name": "paint", "description": "Paints it.", "parameters": SCHEMA}}
+MUST = {"type": "function", "function": {"name": "paint"}}
+
 
 def rounded(vector: Any) -> list[float]:
     """The first numbers of a vector."""
@@ -34,6 +37,7 @@ class Asked:
     url: str
     speech: str
     chat: str
+    tools: str
     vectors: str
     rerank: str
     recording: Path
@@ -47,7 +51,7 @@ class Asked:
     def expected(self, call: str, told: Any) -> bool:
         """Whether ``told`` is what the server says to a plain request; ``call`` begins with what was asked for."""
         kind = call.replace(",", " ").split()[0]
-        if kind == "structured":
+        if kind in ("structured", "tool"):
             return told in ("red", "green")
         if kind in ("transcription", "realtime"):
             return " ".join(told.split()) == self.plain("transcription")

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import clients_of_speech as of_speech
-from asked import KEY, QUESTION, RANKING, SCHEMA, TOKENS, Asked, rounded
+from asked import KEY, MUST, QUESTION, RANKING, SCHEMA, TOKENS, TOOL, Asked, rounded
 
-ENOUGH = 400  # tokens, for an answer that follows `SCHEMA`
+ENOUGH = 150  # tokens, for an answer that follows `SCHEMA`
 Calls = Iterator[tuple[str, Callable[[], Any]]]  # the name of each begins with what it is to give, see `Asked.expected`
 
 
@@ -51,6 +51,11 @@ def joined(parts: Any) -> str:
     return "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
 
 
+def called(message: Any) -> str:
+    """What a message in OpenAI's shape has the tool do."""
+    return colour(message.tool_calls[0].function.arguments)
+
+
 def openai(server: Asked) -> Calls:
     import openai
 
@@ -64,6 +69,8 @@ def openai(server: Asked) -> Calls:
     yield "chat", lambda: chat.create(**asked).choices[0].message.content
     yield "chat, streamed", lambda: joined(chat.create(**asked, stream=True))
     yield "structured", lambda: colour(chat.parse(**free).choices[0].message.parsed)
+    call: Any = {**asked, "model": server.tools, "tools": [TOOL], "tool_choice": MUST, "max_tokens": ENOUGH}
+    yield "tool", lambda: called(chat.create(**call).choices[0].message)
     yield "vectors", lambda: rounded(client.embeddings.create(model=server.vectors, input="hi").data[0].embedding)
 
 
@@ -93,6 +100,8 @@ def litellm(server: Asked) -> Calls:
     yield "chat, streamed", lambda: joined(ask(**asked, stream=True))
     yield "chat, an answer sent back", goes_back
     yield "structured", lambda: colour(ask(**free, response_format=verdict()).choices[0].message.content)
+    call: Any = {**asked, "model": f"openai/{server.tools}", "tools": [TOOL], "tool_choice": MUST, "max_tokens": ENOUGH}
+    yield "tool", lambda: called(ask(**call).choices[0].message)
     embed: Any = {"model": f"openai/{server.vectors}", "input": "hi", **place}
     yield "vectors", lambda: rounded(litellm.embedding(**embed).data[0]["embedding"])
     yield "rerank as jina_ai", lambda: rank("jina_ai", server.base)
@@ -106,14 +115,13 @@ def langchain(server: Asked) -> Calls:
     place: Any = {"base_url": server.base, "api_key": KEY, "max_retries": 0}
     model = ChatOpenAI(model=server.chat, temperature=0, max_tokens=TOKENS, **place)
     free = ChatOpenAI(model=server.chat, max_tokens=ENOUGH, **place)
+    tools = ChatOpenAI(model=server.tools, max_tokens=ENOUGH, **place)
+    called = tools.with_structured_output(verdict(), method="function_calling")
     texts = OpenAIEmbeddings(model=server.vectors, check_embedding_ctx_length=False, **place)
     yield "chat", lambda: model.invoke("hi").content
     yield "chat, streamed", lambda: "".join(part.content for part in model.stream("hi"))
     yield "structured", lambda: colour(free.with_structured_output(verdict()).invoke("hi"))
-    yield (
-        "structured, by a tool",
-        lambda: colour(free.with_structured_output(verdict(), method="function_calling").invoke("hi")),
-    )
+    yield "tool", lambda: colour(called.invoke("hi"))
     yield "vectors, check_embedding_ctx_length=False", lambda: rounded(texts.embed_query("hi"))
 
 
@@ -138,13 +146,13 @@ def instructor(server: Asked) -> Calls:
     import instructor
     from openai import OpenAI
 
-    def ask(mode: str) -> str:
+    def ask(model: str, mode: str) -> str:
         client = instructor.from_openai(OpenAI(base_url=server.base, api_key=KEY), mode=instructor.Mode[mode])
-        asked: Any = {"model": server.chat, "messages": QUESTION, "max_tokens": ENOUGH, "max_retries": 1}
+        asked: Any = {"model": model, "messages": QUESTION, "max_tokens": ENOUGH, "max_retries": 1}
         return colour(client.chat.completions.create(**asked, response_model=verdict()))
 
-    yield "structured, JSON_SCHEMA", lambda: ask("JSON_SCHEMA")
-    yield "structured, TOOLS", lambda: ask("TOOLS")
+    yield "structured", lambda: ask(server.chat, "JSON_SCHEMA")
+    yield "tool", lambda: ask(server.tools, "TOOLS")
 
 
 def pydantic_ai(server: Asked) -> Calls:
@@ -152,11 +160,14 @@ def pydantic_ai(server: Asked) -> Calls:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    model = OpenAIChatModel(server.chat, provider=OpenAIProvider(base_url=server.base, api_key=KEY))
-    agent = Agent(model, model_settings={"temperature": 0, "max_tokens": TOKENS})
+    provider = OpenAIProvider(base_url=server.base, api_key=KEY)
+    agent = Agent(
+        OpenAIChatModel(server.chat, provider=provider), model_settings={"temperature": 0, "max_tokens": TOKENS}
+    )
 
-    def structured(kind: Any) -> str:
-        return colour(Agent(model, output_type=kind, model_settings={"max_tokens": ENOUGH}).run_sync("hi").output)
+    def structured(model: str, kind: Any) -> str:
+        named = OpenAIChatModel(model, provider=provider)
+        return colour(Agent(named, output_type=kind, model_settings={"max_tokens": ENOUGH}).run_sync("hi").output)
 
     async def streamed() -> str:
         async with agent.run_stream("hi") as run:
@@ -164,8 +175,8 @@ def pydantic_ai(server: Asked) -> Calls:
 
     yield "chat", lambda: agent.run_sync("hi").output
     yield "chat, streamed", lambda: asyncio.run(streamed())
-    yield "structured", lambda: structured(NativeOutput(verdict()))
-    yield "structured, by a tool", lambda: structured(verdict())
+    yield "structured", lambda: structured(server.chat, NativeOutput(verdict()))
+    yield "tool", lambda: structured(server.tools, verdict())
 
 
 def agents(server: Asked) -> Calls:
@@ -273,7 +284,7 @@ def what_came(call: Callable[[], Any], expected: Callable[[Any], bool]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="of the server, without /v1")
-    for kind in ("speech", "chat", "vectors", "rerank"):
+    for kind in ("speech", "chat", "tools", "vectors", "rerank"):
         parser.add_argument(f"--{kind}", required=True, help="the name of the server's model")
     default = Path(__file__).parents[1] / "demo" / "samples" / "de-command.wav"
     parser.add_argument("--recording", type=Path, default=default, help="speech, as a mono WAV of 16 bits")

@@ -6,6 +6,7 @@
     python benchmarks/serve.py streams [--streams 500]
     python benchmarks/serve.py sigterm [--times 50]
     python benchmarks/serve.py kill [--times 5]
+    python benchmarks/serve.py fuzz [--examples 200] [--seed 1]
 
 ``load``: clients that each ask again as soon as they have an answer, for the text of one short recording after another,
 on the demo checkpoint: over HTTP on the loopback, and by `Engine.transcribe` in a process, in turns. The claims:
@@ -18,6 +19,10 @@ turn is at most 50 ms.
 ``sigterm``: requests run when the server is told to stop; each is answered, and the server leaves with 0 in time.
 
 ``kill``: a server that was killed leaves no process, and a new one answers within 5 s.
+
+``fuzz``: requests that schemathesis makes of ``/openapi.json``, good ones and bad ones, to a server of five small
+checkpoints: no answer is 500 or above, and each is as the document says. That requests which fit the document are
+accepted is not asked: a classifier embeds nothing. Needs the package schemathesis.
 """
 
 from __future__ import annotations
@@ -69,11 +74,22 @@ def claim(holds: bool, told: str) -> None:
 
 def start(*options: str) -> tuple[subprocess.Popen[str], int]:
     """``triolet serve`` of the demo checkpoint, and its port."""
-    command = [sys.executable, "-m", "triolet", "serve", "demo", "--port", "0", "--no-access-log", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "triolet",
+        "serve",
+        "--model",
+        "demo=demo",
+        "--port",
+        "0",
+        "--no-access-log",
+        *options,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
-        if " serving demo at " in line:
+        if ": serving demo" in line:
             return process, int(line.rpartition(":")[2])
     raise SystemExit(f"the server ended with {process.wait()}")
 
@@ -371,6 +387,31 @@ def kill(times: int) -> None:
         claim(not orphans, f"a killed server left {len(orphans)} processes")
     told = ", ".join(f"{one:.1f}" for one in starts)
     claim(median(starts) < START, f"from the start to the first answer: {told} s, median {median(starts):.1f} s")
+
+
+FUZZED = ("llama", "bert", "bert_reranker", "bert_classifier", "qwen2_vl")
+
+
+@cli.command()
+@click.option("--examples", default=200)
+@click.option("--seed", default=1)
+def fuzz(examples: int, seed: int) -> None:
+    """Requests that somebody makes up."""
+    with TemporaryDirectory() as folder:
+        models = []
+        for family in FUZZED:
+            make_checkpoint(family, Path(folder) / family)
+            models += ["--model", f"{family}={Path(folder) / family}"]
+        process, port = start(*models, "--preload")
+        options = ["--max-examples", str(examples), "--seed", str(seed), "--continue-on-failure"]
+        options += ["--exclude-checks", "positive_data_acceptance"]
+        command = [str(Path(sys.executable).parent / "st"), "run", f"http://127.0.0.1:{port}/openapi.json", *options]
+        found = subprocess.run(command, text=True, capture_output=True, check=False, cwd=folder)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=60)
+    print(found.stdout[-3_000:])
+    claim(found.returncode == 0, "each answer was as the document says, and none was 500 or above")
+    claim(process.returncode == 0 and "Traceback" not in log, "the server's log has no traceback, and it left with 0")
 
 
 async def _once(port: int) -> tuple[int, bytes]:

@@ -24,7 +24,7 @@ _MOST_SHOWN = 300  # characters of a value in a message: it may be a whole image
 
 
 class Refused(Exception):
-    """A value is not allowed. `Check.of` raises `InvalidRequest` for it."""
+    """A value is not allowed. `Check.of` raises `InvalidRequest` for it, and adds this error's text if it has one."""
 
 
 @frozen
@@ -42,8 +42,9 @@ class Check:
         """
         try:
             return self.read(value)
-        except Refused:
-            raise InvalidRequest(f"{name}={shown(value)}; allowed: {self.allowed}") from None
+        except Refused as refused:
+            hint = f"; {refused}" if refused.args else ""
+            raise InvalidRequest(f"{name}={shown(value)}; allowed: {self.allowed}{hint}") from None
 
     def or_none(self, meaning: str) -> Check:
         """The same check, or ``None``, which means ``meaning``."""

@@ -59,9 +59,15 @@ _DEVICE = re.compile(r"auto|cpu(:0)?|cuda(:\d+)?")
 
 
 def _device(value: Any) -> str:
-    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+    if not isinstance(value, str):
         raise Refused
-    return value
+    if _DEVICE.fullmatch(value):
+        return value
+    near = re.sub("gpu|nvidia", "cuda", value.strip().lower())
+    near = re.sub(r"(?<=cuda)[ .]?(?=\d)", ":", near)
+    if _DEVICE.fullmatch(near):
+        raise Refused(f"did you mean {near!r}?")
+    raise Refused
 
 
 def _speculation(value: Any) -> Any:

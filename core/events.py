@@ -179,6 +179,7 @@ class StepBegun(Event):
     readers: tuple[str, ...]  # the holder of each of ``reads``
     tokens: int
     samples: tuple[str, ...] = ()
+    pages_used: int = 0  # by sequences, once the step is planned
 
 
 @frozen

@@ -1,14 +1,15 @@
 """A web service on FastAPI, which is asyncio: the engine lives as long as the app and runs in a thread of its own.
 
-    python examples/fastapi_app.py [PORT]
+    python examples/fastapi_app.py [--model MODEL] [PORT]
     curl --data-binary @speech.wav http://127.0.0.1:8000/transcribe
 
-A client that hangs up cancels its request. When the server stops, requests that run are drained, then the device is
-released.
+Without MODEL it takes the demo checkpoint, a toy. A client that hangs up cancels its request, and the log has a line.
+When the server stops, requests that run are drained, then the device is released.
 """
 
+import argparse
 import asyncio
-import sys
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
@@ -28,17 +29,20 @@ MOST_BYTES = 64 * 2**20  # of one file: it is held in memory
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, triolet.Engine]]:
     """What it yields is in every request's ``state``."""
-    async with triolet.Engine(demo.checkpoint()) as engine:
+    async with triolet.Engine(app.state.model) as engine:
         yield {"engine": engine}
 
 
 app = FastAPI(lifespan=lifespan)
+app.state.model = str(demo.checkpoint())
 
 
 @app.post("/transcribe")
 async def transcribe(request: Request, language: str | None = None) -> dict[str, Any]:
-    """The body is a whole audio file, in any format that FFmpeg reads."""
+    """The body is a whole audio file, in any format that FFmpeg reads, and no form that holds one."""
     engine: triolet.Engine = request.state.engine
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        raise triolet.UnsupportedAudio("a form was sent; send the file itself as the body: curl --data-binary @FILE")
     audio = await upload(request)
     transcript = await while_connected(request, engine.transcribe(audio, language=language, wait=False))
     return {
@@ -57,7 +61,8 @@ async def explain(_: Request, error: triolet.TrioletError) -> JSONResponse:
 
 @app.exception_handler(ClientDisconnect)
 async def hung_up(_: Request, __: ClientDisconnect) -> JSONResponse:
-    """Nobody reads it, but the log tells its status."""
+    """Nobody reads the answer, and uvicorn logs none of a client that is gone: this line does."""
+    logging.getLogger("uvicorn.error").info("a client hung up; its request is withdrawn")
     return JSONResponse({"error": "ClientDisconnect", "message": "the client hung up"}, status_code=499)
 
 
@@ -97,4 +102,9 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, port=int(sys.argv[1]) if sys.argv[1:] else 8000)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default=app.state.model, help="folder or hub id of a Whisper checkpoint")
+    parser.add_argument("port", nargs="?", type=int, default=8000, help="0: any that is free")
+    given = parser.parse_args()
+    app.state.model = given.model
+    uvicorn.run(app, port=given.port)

@@ -1,9 +1,12 @@
 """Shows a text growing token by token, with Whisper's own prompt tokens instead of `Engine.transcribe`.
 
-    python examples/stream_tokens.py
+    python examples/stream_tokens.py [MODEL]
 
-`Engine.stream` takes one window of audio, 30 s for Whisper. Leaving its block early would withdraw the request.
+MODEL is a Whisper checkpoint, by default that of the demo. `Engine.stream` takes one window of audio, 30 s for Whisper.
+Leaving its block early would withdraw the request.
 """
+
+import sys
 
 import trio
 
@@ -11,12 +14,12 @@ import triolet
 from triolet import demo
 
 
-async def main() -> None:
+async def main(model: str) -> None:
     """Streams a recording of the demo that fits into one window."""
     sample = next(sample for sample in demo.samples() if sample.text and sample.duration <= 30)
     prompt = f"<|startoftranscript|><|{sample.language}|><|transcribe|><|notimestamps|>"
     tokens = 0
-    async with triolet.Engine(demo.checkpoint()) as engine:
+    async with triolet.Engine(model) as engine:
         async with engine.stream(prompt, audio=sample.path) as deltas:
             async for delta in deltas:
                 print(delta.text, end="", flush=True)
@@ -26,4 +29,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    trio.run(main, sys.argv[1] if sys.argv[1:] else str(demo.checkpoint()))

@@ -1,11 +1,13 @@
 """A TCP service on trio: whoever connects sends an audio file and closes its sending half, and gets a line of JSON.
 
-    python examples/trio_service.py [PORT]
+    python examples/trio_service.py [--model MODEL] [PORT]
     nc -N 127.0.0.1 8000 < speech.wav
 
-The engine runs in the service's own loop. ^C stops the service: connections are closed, then the device is released.
+Without MODEL it takes the demo checkpoint, a toy. The engine runs in the service's own loop. ^C stops the service:
+connections are closed, then the device is released.
 """
 
+import argparse
 import json
 import sys
 from functools import partial
@@ -46,16 +48,20 @@ async def serve(engine: triolet.Engine, stream: trio.SocketStream) -> None:
         print("a client hung up", file=sys.stderr)
 
 
-async def main(port: int) -> None:
+async def main(model: str, port: int) -> None:
     """The nursery of the connections is inside the engine's block."""
-    async with triolet.Engine(demo.checkpoint()) as engine, trio.open_nursery() as nursery:
+    async with triolet.Engine(model) as engine, trio.open_nursery() as nursery:
         listen = partial(trio.serve_tcp, partial(serve, engine), port, host="127.0.0.1")
         listeners = await nursery.start(listen)
         print(f"listening on port {listeners[0].socket.getsockname()[1]}", flush=True)
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default=str(demo.checkpoint()), help="folder or hub id of a Whisper checkpoint")
+    parser.add_argument("port", nargs="?", type=int, default=8000, help="0: any that is free")
+    given = parser.parse_args()
     try:
-        trio.run(main, int(sys.argv[1]) if sys.argv[1:] else 8000)
+        trio.run(main, given.model, given.port)
     except* KeyboardInterrupt:
         print("stopped")

@@ -127,10 +127,10 @@ def _answers(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str, A
     found: dict[str, Any] = {}
     for kind, bodies in one.answers.items():
         references = [{"$ref": names[body, "serialization"]} for body in bodies or ()]
-        if not references:
+        if kind == EVENTS:
+            found[kind] = {"x-event-schema": {"anyOf": references}} if references else {}
+        elif not references:
             found[kind] = {"schema": {"type": "string"}}
-        elif kind == EVENTS:
-            found[kind] = {"schema": {"type": "string"}, "x-event-schema": {"anyOf": references}}
         else:
             found[kind] = {"schema": references[0] if len(references) == 1 else {"anyOf": references}}
     return found

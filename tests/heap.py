@@ -111,14 +111,18 @@ def _is_theirs(function: types.FunctionType) -> bool:
     return function.__qualname__.startswith(_THEIRS)
 
 
-@contextmanager
-def expected(error: type[BaseException]) -> Iterator[None]:
-    """As ``pytest.raises``, which may keep the error, and so every frame that it came through."""
-    try:
-        yield
-    except error:
-        return
-    raise AssertionError(f"no {error.__name__} was raised")
+@attrs.frozen
+class expected:  # noqa: N801  (reads as `pytest.raises` does)
+    """As ``pytest.raises``, which may keep the error, and so every frame that it came through; and no generator, whose
+    frame would be one of these: contextlib's, which names the error, is behind it since Python 3.12."""
+
+    error: type[BaseException]
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        assert kind is not None, f"no {self.error.__name__} was raised"
+        return issubclass(kind, self.error)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------

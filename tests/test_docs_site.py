@@ -46,3 +46,9 @@ def test_every_error_and_event_is_in_the_reference():
     own = {f"triolet.{name}" for name, value in vars(errors).items() if isinstance(value, type)}
     own |= {f"triolet.core.events.{name}" for name, value in vars(events).items() if isinstance(value, type)}
     assert own - {"triolet.core.events.Event"} <= set(referenced())
+
+
+def test_every_example_is_in_the_table_of_examples():
+    table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| \[(\w+\.py)\]\(\1\) \|", table, re.MULTILINE)
+    assert sorted(found) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from triolet import Engine, EngineConfig, Event, LiveText, demo
+from triolet import CheckpointError, Engine, EngineConfig, Event, LiveText, demo
 from triolet.api.inputs.audio import load_audio
 from triolet.core.events import RequestEnded, RequestQueued
 from triolet.testing import make_checkpoint
@@ -103,10 +103,29 @@ def test_anyio_group_gives_a_line_for_each_file_on_either_backend(run, backend):
 
 
 def test_anyio_group_tells_its_usage_when_a_file_stands_where_the_event_loop_belongs(run):
-    lines, errors = run("anyio_group.py", demo.samples()[0].path, status=1)
+    lines, errors = run("anyio_group.py", demo.samples()[0].path, status=2)
     assert not lines
-    assert len(errors) == 1
-    assert errors[0].endswith("usage: anyio_group.py [asyncio|trio [FILE...]]")
+    assert errors[0].startswith("usage: ")
+    assert "choose from" in errors[-1]
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments"),
+    [
+        ("transcribe_many.py", ["--model", "{}"]),
+        ("anyio_group.py", ["--model", "{}", "trio"]),
+        ("stream_tokens.py", ["{}"]),
+        ("trio_service.py", ["--model", "{}", "0"]),
+        ("microphone.py", ["{}"]),
+    ],
+)
+def test_an_example_takes_a_model(example, arguments, tmp_path, monkeypatch):
+    """The one that is named is looked for, and no other."""
+    absent = str(tmp_path / "my model")
+    monkeypatch.setattr(sys, "argv", [example, *(word.format(absent) for word in arguments)])
+    with pytest.RaisesGroup(CheckpointError, allow_unwrapped=True, flatten_subgroups=True) as caught:
+        runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
+    assert "my model" in str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +214,7 @@ def serve(tmp_path_factory):
     @contextmanager
     def serve(example: str, announcement: str) -> Iterator[int]:
         process = subprocess.Popen(
-            [sys.executable, ROOT / "examples" / example, "0"],
+            [sys.executable, ROOT / "examples" / example, "--model", demo.checkpoint(), "0"],
             cwd=tmp_path_factory.mktemp("elsewhere"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -233,8 +252,8 @@ def fastapi_port(serve):
         yield port
 
 
-def post(port: int, body: bytes) -> tuple[int, dict[str, Any]]:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/transcribe", body)
+def post(port: int, body: bytes, kind: str = "audio/wav") -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/transcribe", body, {"Content-Type": kind})
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
             return answer.status, json.load(answer)
@@ -252,6 +271,9 @@ def test_fastapi_app_transcribes_and_answers_errors_with_their_status(fastapi_po
     assert found["text"] == "".join(segment["text"] for segment in found["segments"]).strip()
     status, found = post(fastapi_port, b"no audio at all, " * 20)
     assert (status, found["error"]) == (415, "UnsupportedAudio")
+    status, found = post(fastapi_port, b"--x", "multipart/form-data; boundary=x")
+    assert (status, found["error"]) == (415, "UnsupportedAudio")
+    assert found["message"].startswith("a form was sent; send the file itself as the body")
     for sent in (audio, audio[:1000]):  # the second one hangs up in its upload
         with socket.create_connection(("127.0.0.1", fastapi_port)) as client:
             head = f"POST /transcribe HTTP/1.1\r\nHost: a\r\nContent-Length: {len(audio)}\r\n\r\n"
@@ -267,8 +289,10 @@ def test_fastapi_app_answers_a_client_that_sends_too_much(fastapi_port):
 
 
 @pytest.mark.parametrize(("end", "status"), [("the client hangs up", 499), ("the server is forced to stop", 503)])
-def test_fastapi_app_withdraws_a_request_that_nobody_waits_for(end, status):
-    """Called as a server calls it, so that the end comes when the request runs."""
+def test_fastapi_app_withdraws_a_request_that_nobody_waits_for(end, status, caplog):
+    """Called as a server calls it, so that the end comes when the request runs. The log tells of a hang-up, of which
+    uvicorn tells nothing."""
+    caplog.set_level(logging.INFO, "uvicorn.error")
     app = runpy.run_path(str(ROOT / "examples" / "fastapi_app.py"))["app"]
     recording = max(demo.samples(), key=lambda sample: sample.duration).path.read_bytes()
     messages = [{"type": "http.request", "body": recording, "more_body": False}]
@@ -305,6 +329,7 @@ def test_fastapi_app_withdraws_a_request_that_nobody_waits_for(end, status):
     accepted = asyncio.Event()
     asyncio.run(main())
     assert sent[0]["status"] == status
+    assert ("a client hung up; its request is withdrawn" in caplog.messages) == (end == "the client hangs up")
     assert ends == ["aborted"]  # the end of the engine's block would have let it finish
 
 

@@ -1,4 +1,4 @@
-"""The command ``triolet devices``: what a model can run on."""
+"""The command ``triolet devices``: what a model can run on. ``triolet doctor`` tells of the same devices."""
 
 from __future__ import annotations
 
@@ -6,52 +6,107 @@ import os
 from typing import TYPE_CHECKING
 
 import click
+from attrs import frozen
 
-from .terminal import PIPE_CLOSED, stdout, write
+from .pages import Page
+from .terminal import PIPE_CLOSED, gibibytes, stdout, write
 
 if TYPE_CHECKING:
     from ...models.linear.choice import ChoiceFile
+    from ...models.machine.host import Cores
+    from ...models.machine.openmp import WaitPolicy
 
 
-@click.command()
+@click.command(
+    cls=Page,
+    examples=(("triolet devices", ""), ("CUDA_VISIBLE_DEVICES=1 triolet devices", "as a program sees it there")),
+    short_help="List what a model can run on.",
+)
 def devices() -> int:
-    """List what a model can run on. The default is marked with a star."""
+    """List what a model can run on. The default is marked with a star.
+
+    Below the CPU: which of its cores are used, how threads wait, and which kernels were chosen by measurement.
+    """
     out = stdout()
     try:
-        for line in _device_lines():
+        for line in _lines():
             write(line, out)
     except BrokenPipeError:
         return PIPE_CLOSED
     return 0
 
 
-def _device_lines() -> list[str]:
-    from ...models.machine.host import affinity, available_memory, choose_threads, cpu_name, read_file, usable_cores
-    from ...models.machine.openmp import prepare_openmp
+@frozen
+class Device:
+    """Something that a model can run on, and what "auto" computes in there."""
 
-    policy = prepare_openmp()
+    name: str
+    about: str
+    dtype: str
+    is_default: bool
+
+
+@frozen(kw_only=True)
+class Processor:
+    """The CPU as this process may use it, with memory in bytes; ``None`` where the system does not say."""
+
+    name: str
+    cores: Cores
+    threads: int
+    memory: int
+    available: int | None
+    policy: WaitPolicy
+
+    @classmethod
+    def find(cls) -> Processor:
+        """This one. Imports torch, behind what must be set before."""
+        from ...models.machine.host import affinity, available_memory, choose_threads, cpu_name, read_file, usable_cores
+        from ...models.machine.openmp import prepare_openmp
+
+        policy = prepare_openmp()
+        import torch
+
+        return cls(
+            name=cpu_name(read_file),
+            cores=usable_cores(read_file, affinity(), os.cpu_count() or 1),
+            threads=choose_threads(torch.get_num_threads()),
+            memory=_memory(),
+            available=available_memory(read_file),
+            policy=policy,
+        )
+
+    @property
+    def about(self) -> str:
+        """One line for people."""
+        left = "" if self.available is None else f" ({gibibytes(self.available)} available)"
+        return f"{self.name}, {gibibytes(self.memory)}{left}"
+
+
+def find_devices(processor: Processor) -> list[Device]:
+    """Those that torch sees, the CPU last."""
     import torch
 
+    found = []
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index in range(count):
+        card = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        about = f"{card.name}, {gibibytes(total)} ({gibibytes(free)} free)"
+        found.append(Device(f"cuda:{index}", about, "float16", index == torch.cuda.current_device()))
+    return [*found, Device("cpu", processor.about, "float32", not count)]
+
+
+def _lines() -> list[str]:
+    processor = Processor.find()
     from ...models.linear.choice import ChoiceFile
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    lines = []
-    for index in range(count):
-        device = torch.cuda.get_device_properties(index)
-        star = "*" if index == torch.cuda.current_device() else " "
-        free, total = torch.cuda.mem_get_info(index)
-        lines.append(f"{star} cuda:{index}  {device.name}, {_gibibytes(total)} ({_gibibytes(free)} free), float16")
-    star = " " if count else "*"
-    threads = choose_threads(torch.get_num_threads())
-    cores = usable_cores(read_file, affinity(), os.cpu_count() or 1)
-    left = available_memory(read_file)
-    available = "" if left is None else f" ({_gibibytes(left)} available)"
+    *cards, cpu = find_devices(processor)
     return [
-        *lines,
-        f"{star} cpu  {cpu_name(read_file)}, {_gibibytes(_memory())}{available}, float32, {threads} threads",
-        f"       cores: {cores.count} usable of {cores.reason}",
-        f"       waiting threads: {policy.setting or 'spin'}, {policy.reason}",
-        *_kernel_lines(ChoiceFile.of_user(threads=threads)),
+        *(f"{'*' if card.is_default else ' '} {card.name}  {card.about}, {card.dtype}" for card in cards),
+        f"{'*' if cpu.is_default else ' '} {cpu.name}  {cpu.about}, {cpu.dtype}, {processor.threads} threads",
+        f"       cores: {processor.cores.count} usable of {processor.cores.reason}",
+        f"       waiting threads: {processor.policy.setting or 'spin'}, {processor.policy.reason}",
+        *_kernel_lines(ChoiceFile.of_user(threads=processor.threads)),
     ]
 
 
@@ -63,10 +118,6 @@ def _kernel_lines(file: ChoiceFile) -> list[str]:
         f"       kernels, as timed with models opened before ({file.cache.path}):",
         *(f"         {line}" for line in lines),
     ]
-
-
-def _gibibytes(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
 
 
 def _memory() -> int:

@@ -12,6 +12,7 @@ import click
 
 from ...core.errors import InvalidRequest
 from ..speech.options import ENCODER_CONTEXTS, TASKS, TIMESTAMPS, VOICE_ACTIVITY, TranscribeOptions
+from .pages import languages
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -23,14 +24,14 @@ FLAGS: Mapping[str, str] = {
     "condition_on_previous_text": "Give the text before to the model.",
     "prompt_reset_temperature": "Text sampled at a higher temperature is not given on.",
     "timestamps": "word: segments and their words; none: one segment a window.",
-    "temperature": "One, which rises by --temperature-increment-on-fallback, or several (0,0.4,0.8), tried in order.",
+    "temperature": "One, which rises by --temperature-increment-on-fallback, or several, tried in order: 0,0.4,0.8.",
     "beam_size": "Hypotheses of beam search at temperature 0; 1 is greedy.",
-    "patience": "Of beam search; None: until no better text can come.",
+    "patience": "How long beam search goes on behind the first texts; None: until no better one can come.",
     "length_penalty": "The power of its length by which a hypothesis' log-probability is divided.",
     "best_of": "Texts that are sampled at each temperature above 0; the likeliest is taken.",
     "compression_ratio_threshold": "Text that compresses better repeats itself: next temperature.",
     "logprob_threshold": "Text with a lower average log-probability is improbable: next temperature.",
-    "no_speech_threshold": "More probably silent and improbable: silent.",
+    "no_speech_threshold": "A window more probably silent, and whose text is improbable, is silent.",
     "hallucination_silence_threshold": "Leave out words that sound like none within so many seconds of silence.",
     "clip_timestamps": "Read only these parts: START,END,START,END... in seconds; the last end may be left out.",
     "max_initial_timestamp": "The first timestamp of a window is not later. Default: as the checkpoint says.",
@@ -123,7 +124,8 @@ def _option(attribute: attrs.Attribute[Any], told: str) -> Callable[[Command], C
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=told + shown)
     default = attribute.default
     shown = f" Default: {default}." if isinstance(default, str | int | float) else ""
-    return click.option(flag, name, type=_type_of(attribute), default=None, help=told + shown)
+    completes = languages if name == "language" else None
+    return click.option(flag, name, type=_type_of(attribute), default=None, shell_complete=completes, help=told + shown)
 
 
 def _type_of(attribute: attrs.Attribute[Any]) -> click.ParamType[Any]:

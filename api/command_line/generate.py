@@ -1,76 +1,100 @@
-"""The commands ``triolet generate`` and ``triolet embed``: text from a prompt, images and audio; vectors of texts."""
+"""The command ``triolet generate``: text from a prompt, images and audio."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 import trio
 from attrs import asdict, define, field, frozen
 
 from ...core.config import EngineConfig, Speculation
-from ...core.errors import InvalidRequest, TrioletError
-from ...core.request import SamplingParams, Structure
-from ..inputs.images import load_image
+from ...core.errors import InvalidRequest
+from ...core.request import SamplingParams
 from ..outputs.results import Delta
+from .following import Following
+from .given import check_model, check_one_reads_stdin, checked_text, image_of, sound_of, structure_of, text_of_stdin
+from .pages import FOLLOWING, MODEL, Page, files, folders
 from .terminal import (
-    FAILED,
-    PIPE_CLOSED,
     STDIN,
     OpenEngine,
+    Opening,
     OutputError,
-    WrongFile,
     WrongInput,
     complain,
-    file_fault,
-    in_shell_words,
     is_terminal,
     is_utf8,
-    log_lines,
     model_options,
-    read_stdin,
-    shown,
+    reported,
     stdout,
-    until_interrupted,
-    view_of,
     visible,
-    watched,
     write,
 )
 
 if TYPE_CHECKING:
     from .watch import View
 
-Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
-_TEXTS_AT_ONCE = 256  # of `embed`: enough for full steps, few enough that output comes early
+_SECTIONS = {
+    "Question": ("images", "sounds", "system", "chat"),
+    "Text": ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "schema", "as_json", "speculate"),
+    "Model": MODEL,
+    "Watching": FOLLOWING,
+}
+_EXAMPLES = (
+    ('triolet generate Qwen/Qwen3-0.6B "Why is the sky blue?"', ""),
+    ('triolet generate Qwen/Qwen2-VL-2B-Instruct "What is it?" --image cat.png', ""),
+    ('triolet generate Qwen/Qwen3-0.6B "A cat, as JSON" --json-schema cat.json', ""),
+    ('git diff | triolet generate Qwen/Qwen3-0.6B --system "Write a commit message."', "the prompt is piped in"),
+)
 
 
-# ---- generate --------------------------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.argument("model")
+@click.command(
+    cls=Page, sections=_SECTIONS, examples=_EXAMPLES, short_help="Write text from a prompt, images and audio."
+)
+@click.argument("model", shell_complete=folders)
 @click.argument("prompt", required=False)
-@click.option("--image", "images", multiple=True, metavar="FILE", help="An image to ask about; may be repeated.")
-@click.option("--audio", "sounds", multiple=True, metavar="FILE", help="Audio to ask about; may be repeated.")
-@click.option("--system", help="What the system says, before the prompt; needs a chat template.")
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="FILE",
+    shell_complete=files,
+    help="An image to ask about; - is standard input. May be repeated.",
+)
+@click.option(
+    "--audio",
+    "sounds",
+    multiple=True,
+    metavar="FILE",
+    shell_complete=files,
+    help="Audio to ask about; - is standard input. May be repeated.",
+)
+@click.option("--system", metavar="TEXT", help="What the system says, before the prompt; needs a chat template.")
 @click.option(
     "--chat/--raw", default=None, help="By the checkpoint's chat template, or as it is. Default: --chat, if any."
 )
-@click.option("--max-tokens", type=int, help="Most tokens to write. Default: up to the model's last position.")
+@click.option(
+    "--max-tokens", type=int, metavar="N", help="Most tokens to write. Default: up to the model's last position."
+)
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-p", default=1.0, show_default=True, help="Smallest set of tokens with this probability.")
 @click.option("--top-k", default=0, show_default=True, help="Only the k likeliest tokens; 0 is off.")
 @click.option("--min-p", default=0.0, show_default=True, help="Only tokens this times as likely as the likeliest.")
 @click.option("--seed", default=0, show_default=True, help="Equal seeds draw equal tokens.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Ends before this text; may be repeated.")
-@click.option("--json-schema", "schema", metavar="FILE", help="The output is JSON that follows the schema in FILE.")
+@click.option(
+    "--json-schema",
+    "schema",
+    metavar="FILE",
+    shell_complete=files,
+    help="The output is JSON that follows the schema in FILE.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: text, tokens, finish_reason, usage.")
 @model_options
 @click.option(
@@ -99,6 +123,7 @@ def generate(
     quantization: str | None,
     threads: int,
     watch: bool,
+    trace: str | None,
     **sampling: Any,
 ) -> int:
     """Write what MODEL, a checkpoint's folder or hub id, has to say to PROMPT.
@@ -109,8 +134,7 @@ def generate(
     """
     if system is not None and chat is False:
         raise click.UsageError("--system with --raw; write it into the prompt, or leave --raw out")
-    view = view_of("generate", watch=watch)
-    observer = None if view is None else view.state
+    following = Following.of("generate", watch=watch, trace=trace)
     try:
         speculation: Speculation | Literal["auto"] | None = "auto"
         if speculate is not None:
@@ -123,92 +147,48 @@ def generate(
             threads=threads,
             max_running=1,
             speculation=speculation,
-            observer=observer,
+            observer=following.observer,
         )
-        params = SamplingParams(**sampling, structure=None if schema is None else _structure(schema))
+        params = SamplingParams(**sampling, structure=None if schema is None else structure_of(schema))
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error
+    check_model(model)
+    check_one_reads_stdin(_readers_of_stdin(prompt, images, sounds))
     out = stdout()
-    pictures = tuple(map(_image, images))
-    for name in sounds:
-        _check_readable(name)
     job = Generation(
+        images=tuple(map(image_of, images)),
+        sounds=tuple(map(sound_of, sounds)),
         prompt=_prompt(prompt, needed=not images and not sounds),
-        images=pictures,
-        sounds=sounds,
-        system=None if system is None else _checked(system, "--system"),
+        system=None if system is None else checked_text(system, "--system"),
         chat=chat,
         sampling=params,
         as_json=as_json,
         verbose=verbose,
-        view=view,
+        view=following.view,
     )
-    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model, config), out), view)
+    return following.run(lambda: job.run(lambda: open_engine(model, config), out))
+
+
+def _readers_of_stdin(prompt: str | None, images: Sequence[str], sounds: Sequence[str]) -> list[str]:
+    """What is to come from standard input."""
+    named = [("--image -", name) for name in images] + [("--audio -", name) for name in sounds]
+    media = [option for option, name in named if name == STDIN]
+    if prompt is None:
+        return ["the prompt (not given as an argument)", *media]
+    return ["the prompt", *media] if prompt == STDIN else media
 
 
 def _prompt(given: str | None, *, needed: bool) -> str:
     """The prompt: the argument, or standard input without the line end that shells put behind a text."""
     if given is not None and given != STDIN:
-        text = _checked(given, "PROMPT")
+        text = checked_text(given, "PROMPT")
     elif given is None and is_terminal(sys.stdin):
         raise click.UsageError("no PROMPT: give it as an argument, pipe it in, or type it after - (^D ends it)")
     else:
-        text = _stdin_text("a prompt").removesuffix("\n").removesuffix("\r")
+        text = text_of_stdin("a prompt").removesuffix("\n").removesuffix("\r")
     if needed and not text.strip():
         raise WrongInput("the prompt is empty; write one, or give --image or --audio")
     return text
-
-
-def _stdin_text(what: str) -> str:
-    try:
-        return read_stdin(what).decode()
-    except InvalidRequest as error:
-        raise WrongFile(f"{shown(STDIN)}: {error}") from error
-    except UnicodeDecodeError as error:
-        raise WrongFile(
-            f"{shown(STDIN)}: byte {error.start} is no UTF-8 text; images and audio are given with --image and --audio"
-        ) from error
-
-
-def _checked(text: str, name: str) -> str:
-    """Refuses lone surrogates: arguments that are no text reach Python so, and no tokenizer reads them."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise WrongInput(f"{name} is no UTF-8 text (character {error.start}); convert it first") from error
-    return text
-
-
-def _image(name: str) -> Any:
-    """Reads the image here, so that a wrong file is refused before the model is loaded."""
-    _check_readable(name)
-    try:
-        return load_image(name)
-    except InvalidRequest as error:
-        raise WrongFile(str(error)) from error
-
-
-def _check_readable(name: str) -> None:
-    fault = file_fault(name)
-    if fault is not None:
-        raise WrongFile(f"{shown(name)}: {fault}")
-
-
-def _structure(name: str) -> Structure:
-    """The JSON schema in the file ``name``."""
-    from ...models.sampling.structure import fault_of
-
-    _check_readable(name)
-    try:
-        with open(name, encoding="utf-8") as file:
-            structure = Structure.json_schema(json.dumps(json.load(file)))
-    except OSError as error:
-        raise WrongFile(f"{name}: it cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
-        raise WrongFile(f"{name}: it is no JSON ({error}); a JSON schema is wanted") from error
-    if fault := fault_of(structure):
-        raise WrongFile(f"{name}: {fault}")
-    return structure
 
 
 @frozen(kw_only=True)
@@ -218,7 +198,7 @@ class Generation:
     Args:
         prompt: the text.
         images: what `Engine.generate` takes.
-        sounds: paths of audio files.
+        sounds: paths of audio files, or their bytes.
         system: the system message.
         chat: whether to use the chat template; ``None``: if there is one.
         sampling: how tokens are sampled.
@@ -229,7 +209,7 @@ class Generation:
 
     prompt: str
     images: tuple[Any, ...] = ()
-    sounds: tuple[str, ...] = ()
+    sounds: tuple[str | bytes, ...] = ()
     system: str | None = None
     chat: bool | None = None
     sampling: SamplingParams = field(factory=SamplingParams)
@@ -240,7 +220,7 @@ class Generation:
     async def run(self, open_engine: Opening, out: TextIO) -> int:
         """Writes the text to ``out``; returns the exit status."""
         begin = trio.current_time()
-        return await _reported(open_engine, lambda engine: self._run(engine, out, begin), self.view, self.verbose)
+        return await reported(open_engine, lambda engine: self._run(engine, out, begin), self.view, self.verbose)
 
     async def _run(self, engine: Any, out: TextIO, begin: float) -> None:
         parts: list[Delta] = []
@@ -379,111 +359,3 @@ def _statistics_lines(engine: Any, parts: Sequence[Delta], times: _Times) -> Ite
         yield f"images and sounds encoded: {statistics.encoder_cache.encoded}"
     held = ", ".join(f"{owner} {count / 2**20:.1f}" for owner, count in statistics.device.by_owner.items() if count)
     yield f"{statistics.device.total / 2**20:.1f} MiB held: {held}"
-
-
-# ---- embed -----------------------------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.argument("model")
-@click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--pooling", type=click.Choice(["mean", "cls", "last"]), help="Default: what the checkpoint says.")
-@click.option("--normalize/--no-normalize", default=None, help="Length 1. Default: what the checkpoint says.")
-@model_options
-@click.pass_obj
-def embed(
-    open_engine: OpenEngine,
-    /,
-    *,
-    model: str,
-    texts: tuple[str, ...],
-    device: str,
-    dtype: str,
-    quantization: str | None,
-    threads: int,
-    watch: bool,
-    **options: Any,
-) -> int:
-    """Write the embedding of each TEXT by MODEL, a checkpoint's folder or hub id.
-
-    One line of JSON a text: {"text": ..., "embedding": [...]}. Without TEXT, or where it is -, each line of standard
-    input is one; empty lines are passed over.
-    """
-    view = view_of("embed", watch=watch)
-    observer = None if view is None else view.state
-    try:
-        config = EngineConfig(device=device, dtype=dtype, quantization=quantization, threads=threads, observer=observer)
-    except InvalidRequest as error:
-        raise click.UsageError(str(error)) from error
-    out = stdout()
-    given = tuple(_lines() if texts in ((), (STDIN,)) else [_checked(text, "TEXT") for text in texts])
-    job = Embedding(texts=given, view=view, **options)
-    return trio.run(until_interrupted, lambda: job.run(lambda: open_engine(model, config), out), view)
-
-
-def _lines() -> list[str]:
-    if is_terminal(sys.stdin):
-        raise click.UsageError("no TEXT: give texts as arguments, or pipe them in, one a line")
-    lines = [line for line in _stdin_text("texts").split("\n") if line.strip()]
-    if not lines:
-        raise WrongInput(f"{shown(STDIN)} has no text; one a line is wanted")
-    return lines
-
-
-@frozen(kw_only=True)
-class Embedding:
-    """Texts to embed through one engine. ``pooling`` and ``normalize`` are those of `Engine.embed`; ``verbose`` and
-    ``view`` as for `Generation`."""
-
-    texts: tuple[str, ...]
-    pooling: str | None = None
-    normalize: bool | None = None
-    verbose: bool = False
-    view: View | None = None
-
-    async def run(self, open_engine: Opening, out: TextIO) -> int:
-        """Writes a line per text to ``out``; returns the exit status."""
-        return await _reported(open_engine, lambda engine: self._run(engine, out), self.view, self.verbose)
-
-    async def _run(self, engine: Any, out: TextIO) -> None:
-        for start in range(0, len(self.texts), _TEXTS_AT_ONCE):
-            texts = self.texts[start : start + _TEXTS_AT_ONCE]
-            vectors = await engine.embed(texts, pooling=self.pooling, normalize=self.normalize)
-            if self.view is not None:
-                self.view.clear()
-            for text, vector in zip(texts, vectors, strict=True):
-                shortest = [float(str(number)) for number in vector]  # float32 has no more digits
-                write(json.dumps({"text": text, "embedding": shortest}, ensure_ascii=not is_utf8(out)), out)
-
-
-# ---- both ------------------------------------------------------------------------------------------------------------
-
-
-async def _reported(
-    open_engine: Opening, work: Callable[[Any], Awaitable[None]], view: View | None, verbose: bool
-) -> int:
-    """The exit status of ``work`` in an engine's block. An error becomes one line on standard error."""
-    clear = nothing if view is None else view.clear
-    with log_lines(clear, verbose=verbose):
-        try:
-            async with open_engine() as engine:
-                try:
-                    with watched(view, engine):
-                        await work(engine)
-                except BrokenPipeError:
-                    return PIPE_CLOSED
-                except OutputError as error:
-                    return _failed(error, clear)
-        except TrioletError as error:
-            return _failed(error, clear)
-    return 0
-
-
-def _failed(error: Exception, clear: Callable[[], None]) -> int:
-    clear()
-    complain(in_shell_words(str(error)))
-    return FAILED
-
-
-def nothing() -> None:
-    """For a terminal without a view, which need not make room."""

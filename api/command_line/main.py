@@ -1,4 +1,4 @@
-"""The command ``triolet``: ``transcribe`` files, ``generate`` text, ``embed`` texts, list ``devices``.
+"""The command ``triolet``, with its subcommands.
 
 Results go to standard output or into files; progress and errors go to standard error. Every command ends with the same
 exit statuses:
@@ -23,8 +23,12 @@ from typing import Any, NoReturn
 import click
 
 from ...core.config import EngineConfig
+from .completion import completion
 from .devices import devices
-from .generate import embed, generate
+from .doctor import doctor
+from .embed import embed
+from .generate import generate
+from .pages import Pages
 from .terminal import (
     FAILED,
     INTERRUPTED,
@@ -35,6 +39,7 @@ from .terminal import (
     discard_stdout,
     stdout_fails,
 )
+from .trace import trace
 from .transcribe import transcribe
 
 
@@ -67,13 +72,21 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
     sys.exit(status or 0)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_EXAMPLES = (
+    ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),
+    ('triolet generate Qwen/Qwen3-0.6B "Why is the sky blue?"', ""),
+    ("triolet transcribe --help", "each command has a page of its own"),
+    ("triolet doctor", "whether all is well on this machine"),
+)
+
+
+@click.group(cls=Pages, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="triolet", message="triolet %(version)s")
 def cli() -> None:
     """Speech to text, text, questions about images and audio, and embeddings, by models on this machine."""
 
 
-for _command in (transcribe, generate, embed, devices):
+for _command in (transcribe, generate, embed, devices, doctor, trace, completion):
     cli.add_command(_command)
 
 

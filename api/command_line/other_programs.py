@@ -12,6 +12,7 @@ import click
 from attrs import define, field, frozen
 
 from ...core.errors import InvalidRequest
+from .pages import Page
 
 WARNINGS = "triolet.other_programs.warnings"  # in click's `Context.meta`
 _BOOLEANS = ("True", "False")
@@ -139,11 +140,13 @@ _SHORT = {"-p": "--pretty-json"}
 _BY_NAME = {each.name: each for each in FOREIGN}
 
 
-class TranscribeCommand(click.Command):
+class TranscribeCommand(Page):
     """A command that understands the spelling of the other programs. Warnings are left in ``context.meta``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """click's: makes parameters of ``args``."""
+        if ctx.resilient_parsing:  # a shell completes
+            return super().parse_args(ctx, args)
         known = Known.of(self.get_params(ctx))
         translation = Translation(known)
         try:

@@ -21,11 +21,13 @@ import trio
 
 from ...core.config import DTYPES, QUANTIZATIONS, EngineConfig
 from ...core.errors import InvalidRequest, TrioletError
+from . import pages
 
 if TYPE_CHECKING:
     from .watch import View
 
 OpenEngine: TypeAlias = Callable[[str, EngineConfig], AbstractAsyncContextManager[Any]]
+Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FAILED, WRONG, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
@@ -57,11 +59,28 @@ class WrongFile(WrongInput):
 def engine_options(command: Command) -> Command:
     """The options of every command that opens a model, but ``--verbose``."""
     for option in (
+        click.option(
+            "--trace",
+            metavar="FILE",
+            shell_complete=pages.files,
+            help="Write what the engine did into FILE, for ui.perfetto.dev.",
+        ),
         click.option("--watch", is_flag=True, help="Show on standard error what the engine does, as it does it."),
-        click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes."),
-        click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights."),
-        click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Of the matrices, on the CPU."),
-        click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices."),
+        click.option("--threads", metavar="N", default=0, help="CPU threads. Default: one for each usable core."),
+        click.option(
+            "--dtype",
+            type=click.Choice(DTYPES),
+            default="auto",
+            help="What is computed in. Default: float32 on the CPU, float16 on CUDA.",
+        ),
+        click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Hold the matrices in int8, on the CPU."),
+        click.option(
+            "--device",
+            metavar="DEVICE",
+            default="auto",
+            shell_complete=pages.devices,
+            help="cpu, cuda or cuda:1; see triolet devices. Default: CUDA where there is one.",
+        ),
     ):
         command = option(command)
     return command
@@ -76,6 +95,11 @@ def model_options(command: Command) -> Command:
 def visible(text: str) -> str:
     """``text`` for a terminal, which obeys control characters, even those that a model wrote."""
     return text.translate(_CONTROLS)
+
+
+def gibibytes(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.1f} GiB"
 
 
 def is_terminal(stream: Any) -> bool:
@@ -199,6 +223,36 @@ async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | Non
         status = await work()
         nursery.cancel_scope.cancel()
     return INTERRUPTED if interrupted else status
+
+
+async def reported(
+    open_engine: Opening, work: Callable[[Any], Awaitable[None]], view: View | None, verbose: bool
+) -> int:
+    """The exit status of ``work`` in an engine's block. An error becomes one line on standard error."""
+    clear = nothing if view is None else view.clear
+    with log_lines(clear, verbose=verbose):
+        try:
+            async with open_engine() as engine:
+                try:
+                    with watched(view, engine):
+                        await work(engine)
+                except BrokenPipeError:
+                    return PIPE_CLOSED
+                except OutputError as error:
+                    return _failed(error, clear)
+        except TrioletError as error:
+            return _failed(error, clear)
+    return 0
+
+
+def _failed(error: Exception, clear: Callable[[], None]) -> int:
+    clear()
+    complain(in_shell_words(str(error)))
+    return FAILED
+
+
+def nothing() -> None:
+    """For a terminal without a view, which need not make room."""
 
 
 def is_utf8(out: TextIO) -> bool:

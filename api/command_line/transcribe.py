@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 import click
-import trio
 from attrs import frozen
+from click.shell_completion import CompletionItem
 
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
@@ -29,7 +29,11 @@ from .destinations import (
     standard_output,
 )
 from .flags import INTEGER_OR_NONE, NUMBER_OR_NONE, given_options, in_flags, read_flags, speech_options, spelled
+from .following import Following
+from .given import check_model
 from .other_programs import WARNINGS, TranscribeCommand
+from .pages import FOLLOWING, MODEL, folders
+from .pages import files as complete_files
 from .terminal import (
     FAILED,
     STDIN,
@@ -40,8 +44,6 @@ from .terminal import (
     is_terminal,
     shown,
     stdout,
-    until_interrupted,
-    view_of,
 )
 from .transcribe_job import Job
 
@@ -69,10 +71,44 @@ _FIELDS = (
 )
 
 
-@click.command(cls=TranscribeCommand)
-@click.argument("files", nargs=-1, required=True)
+_OUTPUT = ("style", "folder", *_WRITER_FIELDS, "word_timestamps", "timestamps")
+_DECODING = (
+    *("temperature", "increment", "beam_size", "patience", "length_penalty", "best_of", "compression_ratio_threshold"),
+    *("logprob_threshold", "no_speech_threshold", "max_initial_timestamp", "suppress_tokens", "seed"),
+)
+_SECTIONS = {
+    "Model": ("model", *MODEL, "at_once"),
+    "Output": _OUTPUT,
+    "Speech": [name for name in attrs.fields_dict(TranscribeOptions) if name not in (*_OUTPUT, *_DECODING)],
+    "Decoding": _DECODING,
+    "Watching": FOLLOWING,
+}
+_EXAMPLES = (
+    ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),
+    ("triolet transcribe *.wav --model base -f srt -o subtitles", "subtitles/NAME.srt for each file"),
+    ("triolet transcribe film.mkv --model small --task translate -f json", ""),
+    ("ffmpeg -i talk.mkv -f wav - | triolet transcribe - --model base --language en", ""),
+)
+
+
+def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of models, or a folder."""
+    known = [CompletionItem(name) for name in (DEMO, *WHISPER_NAMES) if name.startswith(incomplete)]
+    return known or folders(ctx, param, incomplete)
+
+
+@click.command(
+    cls=TranscribeCommand,
+    sections=_SECTIONS,
+    examples=_EXAMPLES,
+    short_help="Write down what is said in audio or video files.",
+)
+@click.argument("files", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
-    "--model", help="Folder or hub id of a Whisper checkpoint, or base, small, turbo... as whisper has it; demo: a toy."
+    "--model",
+    metavar="MODEL",
+    shell_complete=_models,
+    help="Folder or hub id of a Whisper checkpoint, or base, small, turbo... as whisper has it; demo: a toy.",
 )
 @click.option(
     "--format",
@@ -88,6 +124,8 @@ _FIELDS = (
     "--output-dir",
     "-o",
     "folder",
+    metavar="DIR",
+    shell_complete=folders,
     help="Write files there, named after FILES: talk.mp3 gives talk.srt. Else to stdout.",
 )
 @click.option("--word-timestamps/--no-word-timestamps", default=None, help="The same as --timestamps word.")
@@ -126,6 +164,7 @@ def transcribe(
     quantization: str | None,
     threads: int,
     watch: bool,
+    trace: str | None,
     verbose: bool | None,
     at_once: int,
     **others: Any,
@@ -140,10 +179,11 @@ def transcribe(
     for warning in context.meta.get(WARNINGS, ()):
         complain(f"warning: {warning}")
     found_model = _model(model)
-    view = view_of("transcribe", watch=watch)
-    observer = None if view is None else view.state
+    following = Following.of("transcribe", watch=watch, trace=trace)
     try:
-        config = EngineConfig(device=device, dtype=dtype, quantization=quantization, threads=threads, observer=observer)
+        config = EngineConfig(
+            device=device, dtype=dtype, quantization=quantization, threads=threads, observer=following.observer
+        )
         given = given_options(context)
         options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
         subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})
@@ -152,6 +192,7 @@ def transcribe(
     output = Output(formats_of(_ALIASES.get(style, style)), folder, subtitles)
     output.check(files, has_words=options.get("timestamps") == "word")
     _check_language(options.get("language"))
+    check_model(found_model, transcribes=True)
     readable = _readable(files)
     if not readable:
         return FAILED
@@ -162,11 +203,12 @@ def transcribe(
         parallel_when_long="parallel" not in given and options.get("prefix") is None,
         at_once=at_once,
         verbose=bool(verbose),
-        shows_text=view is None and _shows_text(verbose, folder),
-        view=view,
+        shows_text=following.view is None and _shows_text(verbose, folder),
+        names_requests=following.observer is not None,
+        view=following.view,
     )
     open_engine: OpenEngine = context.obj
-    status = trio.run(until_interrupted, lambda: job.run(lambda: open_engine(found_model, config)), view)
+    status = following.run(lambda: job.run(lambda: open_engine(found_model, config)))
     return status or (FAILED if len(readable) < len(files) else 0)
 
 

@@ -8,22 +8,26 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field, fields_dict, frozen
 
-from ...core.errors import TrioletError
+from ...core.errors import InvalidRequest, TrioletError
+from ...core.model import ModelDescription
 from ..inputs.audio import AudioSource
 from ..outputs.results import Transcript
+from ..speech.options import TranscribeOptions
+from ..speech.recipe import Recipe
 from .destinations import Destination
+from .flags import in_flags
 from .progress import Progress
 from .terminal import (
     FAILED,
     PIPE_CLOSED,
     STDIN,
+    Opening,
     OutputError,
     at_a_shell,
     complain,
@@ -36,8 +40,6 @@ from .terminal import (
 
 if TYPE_CHECKING:
     from .watch import View
-
-Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
 PARALLEL_SECONDS = 120.0  # longer files are transcribed in parallel where nobody said otherwise
 
@@ -66,6 +68,7 @@ class Job:
         at_once: files transcribed together, and so held in memory.
         verbose: write the log to standard error, not its warnings alone.
         shows_text: write segments to standard error as they become final.
+        names_requests: name them after their files, for who follows the engine.
         view: what ``--watch`` draws.
     """
 
@@ -76,6 +79,7 @@ class Job:
     at_once: int = 8
     verbose: bool = False
     shows_text: bool = False
+    names_requests: bool = False
     view: View | None = None
 
     async def run(self, open_engine: Opening) -> int:
@@ -84,6 +88,7 @@ class Job:
         with progress, log_lines(progress.clear, verbose=self.verbose):
             try:
                 async with open_engine() as engine:
+                    self._check_options(engine.model)
                     with watched(self.view, engine):
                         run = _Run(self, engine, progress, self.destination(progress.clear))
                         return await run.transcribe()
@@ -91,6 +96,14 @@ class Job:
                 progress.clear()
                 complain(in_shell_words(str(error)))
                 return FAILED
+
+    def _check_options(self, model: ModelDescription) -> None:
+        """Raises `InvalidRequest` where the model does not transcribe, or does not know an option: once, not for each
+        file."""
+        try:
+            Recipe(options=TranscribeOptions(**self.options), description=model)
+        except InvalidRequest as error:
+            raise InvalidRequest(in_flags(str(error), fields_dict(TranscribeOptions))) from error
 
 
 @define(eq=False)
@@ -173,8 +186,8 @@ class _Run:
             seconds = await trio.to_thread.run_sync(seconds_of, source, abandon_on_cancel=True)
             if seconds is not None and seconds > PARALLEL_SECONDS:
                 options["parallel"] = True
-        if self.job.view is not None:
-            options["request_id"] = shown(Path(name).name)  # lines say which file they are of
+        if self.job.names_requests:
+            options["request_id"] = shown(Path(name).name)
         return options
 
     # -- what is told ------------------------------------------------------------------------------------------------

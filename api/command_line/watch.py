@@ -15,8 +15,9 @@ import trio
 from attrs import define, field
 
 from ...actors.supervisor import EngineStatistics
-from .watch_state import (
+from ...core.overview import (
     BEING_ENCODED,
+    DECODING,
     ENCODING,
     FREEING,
     HELD,
@@ -27,9 +28,8 @@ from .watch_state import (
     READY,
     RESERVED,
     SUSPECTED,
-    WRITING,
-    WatchState,
 )
+from .watch_state import WatchState
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,22 +38,16 @@ if TYPE_CHECKING:
 REFRESHES = 8  # a second
 MOST_LINES = 20
 
-# stages of a request
-# states of an encoder output
-
 _STYLES: Mapping[str, str] = {
     QUEUED: "dim",
     ENCODING: "yellow",
     READY: "blue",
     READING: "cyan",
-    WRITING: "green",
+    DECODING: "green",
     PREEMPTED: "magenta",
     SUSPECTED: "bold red",
 }
 _BAR = 32  # characters
-
-
-# ---- what is known ---------------------------------------------------------------------------------------------------
 
 
 # ---- what is drawn ---------------------------------------------------------------------------------------------------

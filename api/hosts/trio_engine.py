@@ -117,6 +117,8 @@ class TrioEngine:
         finally:
             self.state = State.CLOSED
             self._let_go()
+            if error is not None:  # else it keeps the block's frames, and with them contextlib's, which names the error
+                error.__traceback__ = traceback
             del error, traceback
 
     def _note_failure(self, error: BaseException) -> None:

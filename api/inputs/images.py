@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,9 @@ def load_image(source: Any) -> Image:
     """The image of ``source``. Its pixels are read here, none of them later.
 
     Blocking: call it in a worker thread from async code. A file object is read from its position to its end and left
-    open. Orientation tags are ignored. The checkpoint's processor converts other modes to RGB later.
+    open. The image is turned as its EXIF orientation says, so that it is what a viewer shows; a PIL image is turned
+    in a copy. EXIF data that cannot be read say nothing: the log has a warning, and the image is taken as it is stored.
+    The checkpoint's processor converts other modes to RGB later.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
@@ -34,7 +37,7 @@ def load_image(source: Any) -> Image:
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        return _with_pixels(source, "the PIL image")
+        return _upright(_with_pixels(source, "the PIL image"), "the PIL image")
     if hasattr(source, "__array__"):
         return _with_pixels(Image.fromarray(_checked(source)), "the image array")
     data, name = _read(source)
@@ -43,7 +46,8 @@ def load_image(source: Any) -> Image:
     except Exception as error:  # Pillow's decoders raise many kinds of errors for damage
         raise _unreadable(name, error) from error
     with image:
-        return _with_pixels(image, name).copy()
+        upright = _upright(_with_pixels(image, name), name)
+        return upright.copy() if upright is image else upright
 
 
 def _with_pixels(image: Image, name: str) -> Image:
@@ -58,6 +62,26 @@ def _with_pixels(image: Image, name: str) -> Image:
     except Exception as error:  # see `load_image`
         raise _unreadable(name, error) from error
     return image
+
+
+def _upright(image: Image, name: str) -> Image:
+    """``image``, or a copy that is turned as its EXIF orientation says."""
+    from PIL import ExifTags, ImageOps
+
+    try:
+        if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            return image
+    except Exception as error:  # noqa: BLE001  (damaged EXIF data raise many kinds of errors)
+        told = "%s: its EXIF data cannot be read (%s); the image is taken as it is stored"
+        logging.getLogger("triolet").warning(told, name, f"{type(error).__name__}: {error}")
+        return image
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception as error:
+        raise UnsupportedImage(
+            f"{name} cannot be turned as its EXIF orientation says ({type(error).__name__}: {error}); save it upright, "
+            "without EXIF data"
+        ) from error
 
 
 def _unreadable(name: str, error: Exception) -> UnsupportedImage:

@@ -23,6 +23,7 @@ from ...core.tools import Tool
 from ...models.sampling.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
+from .messages import Message, check_messages, names_part, without_media
 from .sampling import resolved
 from .sources import is_pair
 from .threads import run_in_thread
@@ -32,8 +33,6 @@ INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread c
 INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
 INLINE_HASHED = 32_000  # samples: hashing them takes 0.1 ms, as much as a thread; 30 s of audio take 2 ms and more
 _MARGIN = 2.0  # seconds of silence behind a trimmed window, at least
-
-Message = Mapping[str, Any]
 
 
 @frozen(kw_only=True, eq=False)
@@ -131,9 +130,8 @@ async def _prepare(description: ModelDescription, query: Query) -> Prepared:
     else:
         prepared = await _prepare_crossed(description, query)
     if not prepared.token_ids:
-        raise InvalidRequest(
-            "the prompt has no tokens; allowed: 1 or more (Whisper's begin with <|startoftranscript|>)"
-        )
+        begin = " (Whisper's begin with <|startoftranscript|>)" if description.whisper is not None else ""
+        raise InvalidRequest(f"the prompt has no tokens; allowed: 1 or more{begin}")
     return prepared
 
 
@@ -146,13 +144,11 @@ def _check_query(description: ModelDescription, query: Query) -> None:
     check_kind("prompt_token_ids", query.prompt_token_ids, Iterable, "a sequence of integers")
     if isinstance(query.prompt_token_ids, set | frozenset | Mapping | bytes):
         raise InvalidRequest(f"prompt_token_ids of a {type(query.prompt_token_ids).__name__}; allowed: a sequence")
-    check_kind("messages", query.messages, Sequence, "a list of {'role': ..., 'content': ...}")
     check_kind("template_options", query.template_options, Mapping, "a mapping of the chat template's variables")
     if query.messages is None and (query.tools or query.template_options):
         raise InvalidRequest("tools or template_options without messages; allowed: beside messages, for their template")
     check_kind("images", query.images, list | tuple, "a list of images")
-    for message in query.messages or ():
-        check_kind("a message", message, Mapping, "{'role': ..., 'content': ...}")
+    check_messages(query.messages)
 
 
 # -- encoder-decoder models ------------------------------------------------------------------------------------------
@@ -192,13 +188,13 @@ async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
 
 
 async def _prepare_placed(description: ModelDescription, preparer: Preparer, query: Query) -> Prepared:
-    messages, inline = _split(query.messages)
+    messages, inline = without_media(query.messages or ())
     images = (*query.images, *(item for kind, item in inline if kind == "image"))
     audio = (*_several(query.audio), *(item for kind, item in inline if kind == "audio"))
     if inline and (query.images or query.audio is not None):
         raise InvalidRequest("images or audio are in the messages and beside them; give them in one place")
     for name, given in (("image", images), ("audio", audio)):
-        if given and name not in preparer.media:
+        if (given or names_part(messages, name)) and name not in preparer.media:
             reads = " and ".join(("text", *sorted(preparer.media)))
             raise InvalidRequest(
                 f"{name} in the request, but {description.architecture} reads {reads}; leave it out, or open "
@@ -249,27 +245,6 @@ def _several(audio: Any) -> tuple[Any, ...]:
     if audio is None:
         return ()
     return tuple(audio) if isinstance(audio, list | tuple) and not is_pair(audio) else (audio,)
-
-
-def _split(messages: Sequence[Message] | None) -> tuple[list[Message], list[tuple[str, Any]]]:
-    """The messages as chat templates want them, and their images and audio, in order."""
-    found: list[tuple[str, Any]] = []
-    return [_without_media(message, found) for message in messages or ()], found
-
-
-def _without_media(message: Message, found: list[tuple[str, Any]]) -> Message:
-    content = message.get("content")
-    if not isinstance(content, list | tuple):
-        return message
-    parts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in ("image", "audio") and kind in part:
-            found.append((kind, part[kind]))
-            parts.append({"type": kind})
-        else:
-            parts.append(part)
-    return {**message, "content": parts}
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------

@@ -35,21 +35,12 @@ from .actions import Abort, Action, Commit, Fail, Finish, Preempt, Shrink, Start
 from .acts import Acts
 from .draft import Part, StepDraft
 from .holds import EncoderHolds
+from .in_flight import InFlightStep
 from .limits import PlannerLimits
 from .quarantine import Quarantine
 from .room import Room
 from .sequence import Phase, Sequence
 from .statistics import Counters, PlannerStatistics
-
-
-@define(eq=False)
-class _InFlightStep:
-    """A dispatched step, and the sequences that its answer concerns."""
-
-    plan: StepPlan
-    sequences: tuple[Sequence, ...]
-    writes: tuple[Sequence, ...]  # those whose cross KV the step writes
-    reads: tuple[Hold, ...]  # encoder outputs
 
 
 @define(eq=False)
@@ -65,7 +56,7 @@ class Planner:
     _quarantine: Quarantine = field(init=False)
     _step_size: BatchSize = field(init=False)
     _acts: Acts = field(init=False)
-    _steps: deque[_InFlightStep] = field(factory=deque, init=False)
+    _steps: deque[InFlightStep] = field(factory=deque, init=False)
     _actions: list[Action] = field(factory=list, init=False)
     _to_forget: list[int] = field(factory=list, init=False)  # executor records to drop with the next step
     _arrivals: int = field(default=0, init=False)
@@ -196,7 +187,7 @@ class Planner:
         for sequence in step.sequences:
             self._settle(sequence)
 
-    def _step_raised(self, step: _InFlightStep, error: Exception) -> None:
+    def _step_raised(self, step: InFlightStep, error: Exception) -> None:
         self._counters.failed_steps += 1
         self._epoch += 1
         to_clear = _to_clear(step)  # this and the next one before its searches are set back
@@ -212,13 +203,13 @@ class Planner:
         for sequence in step.sequences:
             self._suspect(sequence, error)
 
-    def _divisible(self, step: _InFlightStep) -> bool:
+    def _divisible(self, step: InFlightStep) -> bool:
         """True if the step could be smaller."""
         if len(step.sequences) > 1 or self.limits.whole_prompts:
             return len(step.sequences) > 1
         return any(part.length + part.draft_tokens > 1 for part in step.plan.chunks)  # beams cannot be divided
 
-    def _doom(self, step: _InFlightStep) -> None:
+    def _doom(self, step: InFlightStep) -> None:
         """The step writes nothing: no sequence may join its cross KV, and its sequences leave to start anew."""
         for write in step.plan.cross_writes:
             self._room.slots.write_failed(write.key, write.slot)
@@ -274,16 +265,19 @@ class Planner:
 
     def samples_of(self, step_id: int) -> tuple[str, ...]:
         """The ids of those that get a token by a step in flight, or go on with their beam search."""
-        step = self._step(step_id)
-        pairs = zip(step.sequences, step.plan.chunks, strict=True)
-        return tuple([one.request.id for one, chunk in pairs if chunk.samples and one.request.reads is None])
+        return self._step(step_id).samples
 
     def reads_of(self, step_id: int) -> tuple[Hold, ...]:
         """The encoder outputs that a step in flight reads, and their holders."""
         return self._step(step_id).reads
 
-    def _step(self, step_id: int) -> _InFlightStep:
+    def _step(self, step_id: int) -> InFlightStep:
         return next(step for step in self._steps if step.plan.step_id == step_id)
+
+    @property
+    def pages_used(self) -> int:
+        """Pages that sequences use now."""
+        return self.limits.pages - self._room.pages.free
 
     def statistics(self) -> PlannerStatistics:
         """A snapshot."""
@@ -335,7 +329,7 @@ class Planner:
         self._to_forget = []
         self._counters.tokens_fed += plan.tokens
         sequences = tuple([part.sequence for part in draft.parts])
-        self._steps.append(_InFlightStep(plan, sequences, tuple(written), tuple(reads)))
+        self._steps.append(InFlightStep(plan, sequences, tuple(written), tuple(reads)))
         return plan
 
     def _start(self, draft: StepDraft) -> tuple[list[Sequence], list[Hold]]:
@@ -403,13 +397,13 @@ class Planner:
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def _answered(self, step_id: int) -> _InFlightStep:
+    def _answered(self, step_id: int) -> InFlightStep:
         assert self._steps, f"step {step_id} was answered, but none is in flight"
         step = self._steps.popleft()
         assert step.plan.step_id == step_id, f"step {step_id} was answered before step {step.plan.step_id}"
         return step
 
-    def _unanswered(self, step: _InFlightStep) -> None:
+    def _unanswered(self, step: InFlightStep) -> None:
         """No result of the step will come."""
         for sequence, chunk in zip(step.sequences, step.plan.chunks, strict=True):
             sequence.in_flight -= 1
@@ -478,7 +472,7 @@ class Planner:
         self._acquirer.waits(sequence)
 
 
-def _to_clear(step: _InFlightStep) -> tuple[str, ...]:
+def _to_clear(step: InFlightStep) -> tuple[str, ...]:
     """The requests that sample a token in the step, but no search before it is further than ever: no suspects any more
     if the step goes well. A chunk that goes well says nothing of the chunks to come."""
     chunks = zip(step.sequences, step.plan.chunks, strict=True)

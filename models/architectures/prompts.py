@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from attrs import field, frozen
@@ -17,7 +16,8 @@ from ...core.errors import CheckpointError, InvalidRequest
 from ...core.model import Prepared
 from ...core.request import EncoderItem
 from ...core.tools import Tool
-from .conversations import Rendered, render, template_of
+from .contents import render_parts, render_texts
+from .conversations import Rendered, template_of
 
 
 @frozen(kw_only=True)
@@ -78,7 +78,7 @@ class TextPreparer:
         Raises:
             InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
         """
-        return render(self.tokenizer, messages, tools=tools, options=options)
+        return render_texts(self.tokenizer, messages, tools=tools, options=options)
 
 
 @frozen(kw_only=True)
@@ -214,22 +214,12 @@ class MediaPreparer:
     ) -> str:
         """The prompt of a conversation, by the checkpoint's chat template, up to where the assistant's turn begins.
 
-        Templates of these models may read a content that is plain text, or lists of parts alone, and leave out the
-        rest without a word: where a text is missing, it is given as a list with one part.
+        See `render_parts` for contents that are texts, or lists of parts.
 
         Raises:
             InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
         """
-        in_parts = list(map(_in_parts, messages))
-        write = partial(render, self.tokenizer, template=self.chat_template, tools=tools, options=options)
-        try:
-            rendered = write(messages)
-        except InvalidRequest:
-            return write(in_parts)
-        texts = [message["content"].strip() for message in messages if isinstance(message.get("content"), str)]
-        if all(text in rendered for text in texts):
-            return rendered
-        return write(in_parts)
+        return render_parts(self.tokenizer, messages, template=self.chat_template, tools=tools, options=options)
 
     def _prepare_tokens(self, token_ids: tuple[int, ...], given: Sequence[Any]) -> Prepared:
         self._check_unread([text for text, token in self.unread if token in token_ids])
@@ -321,11 +311,6 @@ def pair(tokenizer: Any, first: str, second: str) -> tuple[tuple[int, ...], int 
     encoded = tokenizer(first, second, verbose=False)
     types = encoded.get("token_type_ids") or []
     return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
-
-
-def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def payload_key(identity: str, payload: Mapping[str, Tensor]) -> str:

@@ -22,7 +22,7 @@ from .blueprint import name_devices
 from .read import AnyBlueprint, Blueprints
 from .text import TextBlueprint
 
-_ODDS = 1 << 20  # bytes for buffers, mel filters and the like
+ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in names of weights: parts that are not quantized
 _SCALES = "gemma"  # in model types: token embeddings that scale, and are not quantized
@@ -47,7 +47,7 @@ def estimate(model: str | Path, config: EngineConfig) -> DeviceMemory:
     """
     blueprints = Blueprints.read(model, config)
     weights = sum(weight_bytes(blueprint, stored_shapes(blueprint)) for blueprint in blueprints.all)
-    return planned(blueprints, weights + _ODDS)
+    return planned(blueprints, weights + ODDS)
 
 
 def planned(blueprints: Blueprints, weights: int) -> DeviceMemory:

@@ -32,7 +32,16 @@ _SETTINGS = (
     "modules.json",
     "1_Pooling/config.json",
 )
-_CTRANSLATE2 = "model.bin"  # CTranslate2's weights, as faster-whisper has them
+_ALLOWED = "a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'"
+_CTRANSLATE2 = ("model.bin", "vocabulary.txt", "vocabulary.json")  # what CTranslate2 alone writes
+_OF_WHISPER = (
+    "allowed: checkpoints in transformers' layout. Give the one that it was converted from, as openai/whisper-base"
+)
+_GGUF = (
+    "GGUF, the format of llama.cpp; allowed: checkpoints in transformers' layout. Give the one that it was converted "
+    "from, on the hub mostly of the same name without -GGUF; quantization='int8' (--quantization int8) makes it small"
+)
+_FOREIGN_FILES = {b"GGUF": _GGUF, b"lmgg": f"GGML, the format of whisper.cpp; {_OF_WHISPER}"}  # by magic number
 _WHISPER_SIZES = ("tiny", "base", "small", "medium", "large", "tiny.en", "base.en", "small.en", "medium.en", "large-v3")
 _SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
 
@@ -41,20 +50,40 @@ def resolve(model: str | Path) -> Path:
     """The folder of ``model``: itself, or the local copy of a hub id, downloaded where needed.
 
     Raises:
-        CheckpointError: nothing is there, or the hub cannot be reached and has left no copy here.
+        CheckpointError: nothing is there, or a file (`UnsupportedModel`, where another program's), or the hub cannot be
+            reached and has left no copy here.
+    """
+    folder = local_folder(model)
+    return _from_hub(str(model)) if folder is None else folder
+
+
+def local_folder(model: str | Path) -> Path | None:
+    """The folder that ``model`` names; ``None`` where it may be a hub id.
+
+    Raises:
+        CheckpointError: it names nothing that is here, or a file.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise CheckpointError(
-            f"{folder} is a file; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-tiny'"
-        )
+        raise _is_a_file(folder)
     if isinstance(model, Path) or not _may_be_hub_id(model):
-        raise CheckpointError(
-            f"there is no folder {folder}; allowed: a checkpoint's folder or a hub id such as 'openai/whisper-tiny'"
-        )
-    return _from_hub(model)
+        raise CheckpointError(f"there is no folder {folder}; allowed: {_ALLOWED}")
+    return None
+
+
+def _is_a_file(path: Path) -> CheckpointError:
+    try:
+        with path.open("rb") as file:
+            kind = _FOREIGN_FILES.get(file.read(4))
+    except OSError:
+        kind = None
+    if kind is not None:
+        return UnsupportedModel(f"{path} is a file in {kind}")
+    own = path.name == "config.json" or path.suffix == ".safetensors" or path.name in _WEIGHTS
+    hint = f"; give its folder, {path.parent}" if own else ""
+    return CheckpointError(f"{path} is a file; allowed: {_ALLOWED}{hint}")
 
 
 def _may_be_hub_id(model: str) -> bool:
@@ -85,7 +114,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: there is none, or it is damaged.
-        UnsupportedModel: the folder holds an adapter, or a model in CTranslate2's layout.
+        UnsupportedModel: the folder holds an adapter, or a model as another program has it.
     """
     path = folder / "config.json"
     if (folder / "adapter_config.json").is_file():  # beside a model it would be left out, and nobody told
@@ -93,11 +122,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} holds an adapter (adapter_config.json), which is not applied; allowed: whole models. Merge it "
             "into its model (merge_and_unload of peft) and save that"
         )
-    if (folder / _CTRANSLATE2).is_file() and not any((folder / name).is_file() for name in _WEIGHTS):
-        raise UnsupportedModel(
-            f"{folder} holds a model of CTranslate2 ({_CTRANSLATE2}), as faster-whisper has it; allowed: checkpoints "
-            "in transformers' layout. Give the one that it was converted from, such as openai/whisper-base"
-        )
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        if any((folder / name).is_file() for name in _CTRANSLATE2):
+            raise UnsupportedModel(f"{folder} holds a model of CTranslate2, as faster-whisper has it; {_OF_WHISPER}")
+        if found := sorted(folder.glob("*.gguf")):
+            raise UnsupportedModel(f"{folder} holds {found[0].name} in {_GGUF}")
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no config.json, so it is no checkpoint; give a folder as save_pretrained writes it"

@@ -18,7 +18,7 @@ import torch
 from attrs import define, frozen
 
 from ..machine.cache import CacheFile
-from ..machine.host import Read, cpu_flags, cpu_name, read_file
+from ..machine.host import INSTRUCTIONS, Read, cpu_flags, cpu_name, read_file
 from .layers import Int8Linear, Kernels, Shape, Timed
 
 ROWS = (1, 2, 4, 8, 16, 32, 512)
@@ -27,10 +27,6 @@ ROWS = (1, 2, 4, 8, 16, 32, 512)
 SECONDS = 1.0
 """How long one model is measured at most, but for the shape that has begun: it would never be known otherwise."""
 
-_INSTRUCTIONS = frozenset(
-    {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
-    | {"asimddp", "i8mm", "bf16", "sve"}  # of ARM
-)
 _SMALL = 1 << 16  # weights of a layer that is not worth a measurement
 _BETTER = 0.9  # of the first kernel's time: what is no faster than this is chance
 _TURNS = 5
@@ -84,7 +80,7 @@ class ChoiceFile:
 def machine_name(read: Read = read_file, threads: int | None = None) -> str:
     """This machine with this torch and the number of its threads, or another one. A CPU's name alone is not the
     machine: virtual ones hide instructions."""
-    able = " ".join(sorted(cpu_flags(read) & _INSTRUCTIONS))
+    able = " ".join(sorted(cpu_flags(read) & INSTRUCTIONS))
     count = threads or torch.get_num_threads()
     return f"{cpu_name(read)} ({able}), torch {torch.__version__}, {count} threads"
 

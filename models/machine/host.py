@@ -17,6 +17,12 @@ Read = Callable[[str], str | None]
 
 _CGROUPS = "/sys/fs/cgroup"
 _CPUS = "/sys/devices/system/cpu"
+INSTRUCTIONS = frozenset(
+    {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
+    | {"asimddp", "i8mm", "bf16", "sve"}  # of ARM
+)
+"""Those that kernels differ by."""
+
 _UNLIMITED = 1 << 60  # bytes; version 1 writes a number near 2 ** 63 where there is no limit
 
 
@@ -117,6 +123,13 @@ def available_memory(read: Read) -> int | None:
     the system does not tell."""
     found = [_machine_memory(read), *(_cgroup_memory(read, folder) for folder in _folders(read, "memory"))]
     return min((count for count in found if count is not None), default=None)
+
+
+def memory_limit(read: Read) -> int | None:
+    """The least limit in bytes of the process's cgroup and those above it; ``None``: no limit."""
+    files = ("memory.max", "memory.limit_in_bytes")
+    found = [_whole(read(f"{folder}/{name}")) for folder in _folders(read, "memory") for name in files]
+    return min((count for count in found if count is not None and count < _UNLIMITED), default=None)
 
 
 def _machine_memory(read: Read) -> int | None:

@@ -20,6 +20,7 @@ from ..schemas.chat import (
     ChatChunk,
     ChatRequest,
     ChunkChoice,
+    Logprobs,
     MessageDelta,
 )
 from .common import answered, engine_of, exchange_of, new_id, now, server_of
@@ -114,17 +115,17 @@ class _Answer:
         """Tells what ``delta`` adds to the answer ``index``."""
         if index not in self._readers:
             self._readers[index] = None if self._tools is None else self._tools.reader()
-            await self._tell(ChunkChoice(index=index, delta=MessageDelta(role="assistant", content="")))
+            await self._tell(index, MessageDelta(role="assistant", content=""))
         last = delta.finish_reason is not None
         reader = self._readers[index]
-        for part in _parts(reader, delta.text, last=last):
-            await self._tell(ChunkChoice(index=index, delta=part))
-        if self._body.logprobs and delta.token_ids:
-            told = chat_logprobs(engine.model.tokenizer, delta)
-            await self._tell(ChunkChoice(index=index, delta=MessageDelta(), logprobs=told))
+        wanted = self._body.logprobs and delta.token_ids
+        logprobs = chat_logprobs(engine.model.tokenizer, delta) if wanted else None
+        for part in _parts(reader, delta.text, last=last) or [MessageDelta()] * bool(logprobs):
+            await self._tell(index, part, logprobs=logprobs)
+            logprobs = None
         if delta.finish_reason is not None:
             reason = _reason(delta.finish_reason, called=reader is not None and reader.called)
-            await self._tell(ChunkChoice(index=index, delta=MessageDelta(), finish_reason=reason))
+            await self._tell(index, MessageDelta(), reason=reason)
 
     async def end(self, usages: list[Usage]) -> None:
         """Tells the usage, where it is wanted, and that the stream is over."""
@@ -134,8 +135,10 @@ class _Answer:
             await self._events.write(chunk)
         await self._events.end(DONE)
 
-    async def _tell(self, choice: ChunkChoice) -> None:
-        chunk = self._chunk([choice])
+    async def _tell(
+        self, index: int, delta: MessageDelta, *, logprobs: Logprobs | None = None, reason: Any = None
+    ) -> None:
+        chunk = self._chunk([ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)])
         if self._tells_usage:
             chunk.usage = None
         await self._events.write(chunk)

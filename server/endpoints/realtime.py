@@ -188,7 +188,7 @@ async def _read(
             event_id = event.event_id
             settings, decoder = await _obey(event, client, settings, decoder, commands)
         except BadBody as error:
-            await client.complain(error, event_id)
+            await client.complain(error, event_id or _id_of(text))
         except trio.ClosedResourceError:  # the server stops, and hears no more
             continue
 
@@ -198,6 +198,13 @@ def _event_of(text: str) -> Any:
         return _EVENTS.validate_json(text)
     except ValidationError as error:
         raise BadBody.of(error, parsed(text)) from None
+
+
+def _id_of(text: str) -> str | None:
+    """What a client calls its event, even if that is none."""
+    event = parsed(text)
+    named = event.get("event_id") if isinstance(event, dict) else None
+    return named if isinstance(named, str) else None
 
 
 async def _obey(

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from ...actors.supervisor import EngineStatistics
-from ...api.command_line.watch_state import CacheEntry, RequestLine, WatchState
 from ...api.engines import ModelStatistics
 from ...core import errors
 from ...core.log_lines import one_line
 from ...core.model import Kind, ModelDescription
+from ...core.overview import CacheEntry, Overview, RequestLine
 
 Told: TypeAlias = dict[str, Any]
 
@@ -53,7 +53,7 @@ def failure_told(model: str, text: str, now: float) -> Told:
     return {"failure": text, "model": model, "at": _time(now)}
 
 
-def state_told(states: Mapping[str, WatchState], began: int, now: float) -> Told:
+def state_told(states: Mapping[str, Overview], began: int, now: float) -> Told:
     """All that there is now. ``began`` tells one server from the next."""
     requests = [
         request_told(model, line) | {"since": _time(line.queued_at)}
@@ -87,7 +87,7 @@ def figures_told(models: Mapping[str, Told], now: float) -> Told:
     return {"type": "figures", "now": _time(now), "models": dict(models)}
 
 
-def model_told(model: ModelStatistics, state: WatchState) -> Told:
+def model_told(model: ModelStatistics, state: Overview) -> Told:
     """The figures of one model; ``model``: its statistics among those of several models."""
     told: Told = {
         "state": model.state.value,
@@ -106,7 +106,7 @@ def model_told(model: ModelStatistics, state: WatchState) -> Told:
     return told
 
 
-def engine_told(statistics: EngineStatistics, state: WatchState, *, encodes: bool) -> Told:
+def engine_told(statistics: EngineStatistics, state: Overview, *, encodes: bool) -> Told:
     """The figures of one engine; ``encodes``: it has encoder outputs, and so a cache for them."""
     requests, cache = statistics.requests, statistics.encoder_cache
     return {

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from attrs import define, field
 
-from ...api.command_line.watch_state import CacheEntry, Change, RequestLine, WatchState
 from ...core.events import Event
+from ...core.overview import CacheEntry, Change, Overview, RequestLine
 from ..problems import Problem, Refusal
 from . import told
 from .told import Told
@@ -47,23 +47,23 @@ class Watchers:
     """The state of all models by their events, and whoever watches it. An event changes a few numbers while nobody
     does."""
 
-    states: dict[str, WatchState] = field(factory=dict, init=False)
+    states: dict[str, Overview] = field(factory=dict, init=False)
     _watching: set[Watcher] = field(factory=set, init=False)
 
     def hear(self, model: str, event: Event) -> None:
         """Takes an event of the engine of ``model``; see `Observers`."""
         state = self.states.get(model)
         if state is None:
-            state = self.states[model] = WatchState()
+            state = self.states[model] = Overview()
             self._follow(model, state)
         failures = state.failures
         state(event)
         if state.failures > failures and self._watching:
             self._put(told.failure_told(model, state.last_failure, event.time))
 
-    def state_of(self, model: str) -> WatchState:
+    def state_of(self, model: str) -> Overview:
         """What is known of a model; nothing where it was never loaded."""
-        return self.states.get(model) or WatchState()
+        return self.states.get(model) or Overview()
 
     @contextmanager
     def joined(self) -> Iterator[Watcher]:
@@ -87,7 +87,7 @@ class Watchers:
         for model, state in self.states.items():
             self._follow(model, state)
 
-    def _follow(self, model: str, state: WatchState) -> None:
+    def _follow(self, model: str, state: Overview) -> None:
         """The state tells of changes while there is somebody to hear of them."""
 
         def changed(change: Change) -> None:

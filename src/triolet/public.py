@@ -3,6 +3,7 @@
 from .actors.supervisor import EngineStatistics
 from .api.engine import Engine
 from .api.engines import Engines, ModelStatistics
+from .api.event_log import EventLog
 from .api.live.options import LiveOptions
 from .api.live.session import LiveSession
 from .api.model_spec import ModelSpec
@@ -67,6 +68,7 @@ __all__ = [
     "EngineTeardownError",
     "Engines",
     "Event",
+    "EventLog",
     "FinishReason",
     "InvalidRequest",
     "InvariantViolation",

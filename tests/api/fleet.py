@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,31 +30,27 @@ class Fleet:
     faults: dict[str, DeviceFault] = field(factory=dict)
     make_worker: Callable[[], Any] = SimWorker
     devices: list[tuple[str, SimExecutor]] = field(factory=list)  # in the order of the loads
-    most: int = 0  # devices open together
+    keeps_devices: bool = True
+    engines_made: list[weakref.ref[Engine]] = field(factory=list)
 
     def engines(
         self, *, thought: Mapping[str, int] | None = None, specs: Mapping[str, Any] | None = None, **options: Any
     ) -> Engines:
         """``thought``: what models are thought to need, where it is not their size; ``specs``: arguments of theirs."""
-        needs = {**self.sizes, **(thought or {})}
-        more = specs or {}
-        made = {
-            name: ModelSpec.from_parts(partial(self.make, name), needs[name], **more.get(name, {})) for name in needs
-        }
-        return Engines(made, **options)
+        needs, more = {**self.sizes, **(thought or {})}, specs or {}
+        make = {name: partial(self.make, name) for name in needs}
+        models = {name: ModelSpec.from_parts(make[name], needs[name], **more.get(name, {})) for name in needs}
+        return Engines(models, **options)
 
     def make(self, name: str) -> Engine:
+        """An engine of a model, on a device of its own."""
         device = SimExecutor(fault=self.faults.get(name))
-        self.devices.append((name, device))
-        config = EngineConfig(
-            **{
-                "verify": True,
-                "encoder_cache_bytes": self.sizes[name] - WEIGHTS,
-                "drain_seconds": 30.0,
-                **self.settings,
-            }
-        )
-        return sim_engine(device, config=config, worker=self.make_worker())
+        if self.keeps_devices:
+            self.devices.append((name, device))
+        settings: dict[str, Any] = {"encoder_cache_bytes": self.sizes[name] - WEIGHTS, "verify": True, **self.settings}
+        engine = sim_engine(device, config=EngineConfig(**settings), worker=self.make_worker())
+        self.engines_made.append(weakref.ref(engine))
+        return engine
 
     @property
     def loads(self) -> str:

@@ -19,6 +19,8 @@ from triolet.api.speech.segments import SegmentStream
 from triolet.core.config import EngineConfig
 from triolet.core.errors import EncodeFailed, TrioletError, UnsupportedAudio
 
+from .speech import describe
+
 
 def segment(number: int, start: float, end: float, text: str) -> Segment:
     return Segment(
@@ -40,6 +42,7 @@ class PaperEngine:
     ``warned*`` has a warning."""
 
     def __init__(self, opening: TrioletError | None = None, closing: BaseException | None = None) -> None:
+        self.model = describe(alignment_fault=None)
         self.opening = opening
         self.closing = closing
         self.models: list[tuple[str, EngineConfig]] = []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import fields_dict
 
-from triolet import SamplingParams, TranscribeOptions
+from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, TranscribeOptions
 from triolet.api.arguments import LiveArguments, SamplingArguments, TranscribeArguments
 from triolet.api.live.options import OF_TRANSCRIPTIONS, LiveOptions
 
@@ -24,3 +24,42 @@ LIVE = {*fields_dict(LiveOptions), *OF_TRANSCRIPTIONS} - {"rate", "transcribe"}
 )
 def test_every_option_is_typed_and_no_other(typed: Any, taken: set[str]) -> None:
     assert set(typed.__annotations__) == taken
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("gpu", "cuda"),
+        ("gpu:1", "cuda:1"),
+        ("GPU1", "cuda:1"),
+        ("CUDA", "cuda"),
+        ("nvidia", "cuda"),
+        ("cuda0", "cuda:0"),
+        ("CPU", "cpu"),
+        (" auto", "auto"),
+    ],
+)
+def test_a_device_by_another_name_is_answered_with_ours(given: str, near: str) -> None:
+    """On making the settings, before any engine."""
+    with pytest.raises(InvalidRequest, match=rf"device='{given}'; allowed: .*; did you mean '{near}'\?$"):
+        EngineConfig(device=given)
+
+
+@pytest.mark.parametrize("given", ["mps", "cuda:x", "cuda:-1", "", 0, None])
+def test_a_device_that_is_like_none_of_ours_is_answered_with_what_is_allowed(given: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"allowed: 'auto', 'cpu', 'cuda' or .*lists what is there$"):
+        EngineConfig(device=given)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "told"),
+    [
+        ({"device": "cpu"}, r"device= is no option of Engine; did you mean config=EngineConfig\(device=...\)\?"),
+        ({"max_pending": 3}, r"max_pending= is no option of Engine; did you mean config=EngineConfig\(max_pending="),
+        ({"configg": None}, r"configg= is no option of Engine; did you mean config\?"),
+        ({"temperature": 1}, "temperature= is no option of Engine; allowed: model, config"),
+    ],
+)
+def test_a_setting_beside_the_model_is_told_its_place(keywords: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        Engine("a model", **keywords)

@@ -100,17 +100,72 @@ def test_options_reach_the_engine(engine: PaperEngine) -> None:
     ],
 )
 def test_the_toy_and_the_names_of_openai_whisper_stand_for_checkpoints(
-    name: str, model: str, engine: PaperEngine
+    name: str, model: str, engine: PaperEngine, folder: Path
 ) -> None:
+    put_checkpoint(folder / "demo")
     assert run(["transcribe", "a.wav", "--model", name], engine) == 0
     assert engine.models[0][0] == model
 
 
 def test_a_folder_with_the_name_of_a_size_is_taken(engine: PaperEngine, folder: Path) -> None:
     """Who converted a checkpoint into ./base means it."""
-    (folder / "base").mkdir()
+    put_checkpoint(folder / "base")
     assert run(["transcribe", "a.wav", "--model", "base"], engine) == 0
     assert engine.models[0][0] == "base"
+
+
+def put_checkpoint(folder: Path, model_type: str = "whisper") -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+
+
+@pytest.mark.parametrize("command", ["transcribe a.wav --model", "generate", "embed"])
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("./absent", "there is no folder absent; allowed: a checkpoint's folder or a hub id such as"),
+        ("/absent/folder/of/mine", "there is no folder /absent/folder/of/mine; allowed"),
+        ("empty", "empty has no config.json, so it is no checkpoint; give a folder as save_pretrained writes it"),
+        ("a.gguf", "a.gguf is a file in GGUF, the format of llama.cpp; allowed: checkpoints in transformers' layout"),
+        ("whisper-ct2", "whisper-ct2 holds a model of CTranslate2, as faster-whisper has it; allowed: checkpoints in"),
+    ],
+)
+def test_what_is_no_checkpoint_is_told_before_torch_is_imported(
+    command: str, model: str, told: str, engine: PaperEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "empty").mkdir()
+    (folder / "a.gguf").write_bytes(b"GGUF")
+    (folder / "whisper-ct2").mkdir()
+    (folder / "whisper-ct2" / "model.bin").touch()
+    more = ["hi"] if command in ("generate", "embed") else []
+    assert run([*command.split(), model, *more], engine) == 1
+    assert capsys.readouterr().err.startswith(f"triolet: {told}")
+    assert not engine.models
+
+
+def test_a_model_of_text_is_not_loaded_to_transcribe(
+    engine: PaperEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_checkpoint(folder / "small", "llama")
+    assert run(["transcribe", "a.wav", "--model", "small"], engine) == 1
+    assert capsys.readouterr().err.startswith("triolet: small (llama) cannot transcribe; allowed: Whisper models.")
+    assert not engine.models
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--language fr", "--language='fr', which the model does not know; allowed: de, en"),
+        ("--initial-prompt <|en|>", "--initial-prompt='<|en|>' holds a special token (<|...|>); allowed: plain text"),
+    ],
+)
+def test_what_this_model_does_not_know_is_told_once_and_not_for_each_file(
+    words: str, told: str, engine: PaperEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["transcribe", "a.wav", "b.wav", *words.split()], engine) == 1
+    assert capsys.readouterr() == ("", f"triolet: {told}\n")
+    assert not engine.asked
+    assert engine.closed
 
 
 def test_without_a_model_the_command_names_real_ones(
@@ -391,14 +446,29 @@ REAL = textwrap.dedent(
     from contextlib import asynccontextmanager
     from triolet.api.command_line.main import main
 
+    from types import SimpleNamespace
+
     from triolet.api.outputs.results import Progress
     from triolet.api.speech.segments import SegmentStream
+    from triolet.core.model import WhisperTokens
 
     async def nothing():
         return
         yield
 
     class Engine:
+        whisper = WhisperTokens(
+            start_id=0,
+            no_timestamps_id=1,
+            timestamp_begin_id=2,
+            previous_id=None,
+            no_speech_id=None,
+            language_ids={},
+            task_ids={},
+            max_initial_timestamp=None,
+        )
+        model = SimpleNamespace(whisper=whisper, eos_token_ids=())
+
         @asynccontextmanager
         async def stream_transcription(self, audio, **options):
             told = Progress(language="en", language_probability=1.0, duration=1.0, position=1.0)

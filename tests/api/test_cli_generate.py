@@ -395,3 +395,61 @@ def test_lines_of_standard_input_are_texts(typed: Callable[[bytes], None], capsy
     texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     assert texts == [f"line {number}" for number in range(300)]
     assert [len(part) for part in engine.embedded] == [256, 44]
+
+
+# -- images and audio from standard input ----------------------------------------------------------------------------
+
+
+def test_an_image_may_come_from_standard_input(picture: Path, typed: Callable[[bytes], None]) -> None:
+    typed(picture.read_bytes())
+    engine = PaperEngine("a", media=["image"])
+    assert run(["generate", "model", "hi", "--image", "-"], engine) == 0
+    (user,) = engine.asked["messages"]
+    assert user["content"][0]["image"].size == (40, 60)
+
+
+def test_audio_may_come_from_standard_input(sound: Path, typed: Callable[[bytes], None]) -> None:
+    typed(sound.read_bytes())
+    engine = PaperEngine("a", media=["audio"])
+    assert run(["generate", "model", "hi", "--audio", "-"], engine) == 0
+    (user,) = engine.asked["messages"]
+    assert user["content"][0] == {"type": "audio", "audio": sound.read_bytes()}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--image -", "but the prompt (not given as an argument) and --image - would come from it"),
+        ("- --image -", "but the prompt and --image - would come from it"),
+        ("hi --image - --audio -", "but --image - and --audio - would come from it"),
+        ("hi --image - --image -", "but --image - and --image - would come from it"),
+        ("- --audio - --audio -", "but the prompt and --audio - and --audio - would come from it"),
+    ],
+)
+def test_standard_input_is_read_once(
+    words: str, told: str, typed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be the image for one and empty for the other."""
+    typed(b"something")
+    engine = PaperEngine()
+    assert run(["generate", "model", *words.split()], engine) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert not engine.configs
+
+
+@pytest.mark.parametrize(
+    ("option", "data", "told"),
+    [
+        ("--image", b"no image", "8 bytes is not an image that can be read"),
+        ("--image", b"", "it is empty; pipe an image in"),
+        ("--audio", b"", "it is empty; pipe audio in"),
+    ],
+)
+def test_standard_input_that_is_no_image_or_audio_is_one_line(
+    option: str, data: bytes, told: str, typed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(data)
+    engine = PaperEngine()
+    assert run(["generate", "model", "hi", option, "-"], engine) == 1
+    assert capsys.readouterr().err.startswith(f"triolet: standard input: {told}")
+    assert not engine.configs

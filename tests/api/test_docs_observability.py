@@ -13,6 +13,7 @@ import pytest
 
 from triolet import demo
 from triolet.core import events
+from triolet.core.event_lines import read_events
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "observability.md"
 
@@ -24,12 +25,13 @@ def blocks() -> list[tuple[str, str]]:
 
 
 async def test_every_piece_of_code_says_what_the_page_says(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.INFO, logger="triolet.engine")  # the others depend on what ran before
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # pytest's handlers are the ones that listen
+    monkeypatch.chdir(tmp_path)
     pieces = blocks()
-    assert len(pieces) == 3
+    assert len(pieces) == 4
     said: list[str] = []
     names: dict[str, Any] = {"print": lambda *values: said.append(" ".join(map(str, values)))}
     for code, expected in pieces:
@@ -44,6 +46,8 @@ async def test_every_piece_of_code_says_what_the_page_says(
         for line, pattern in zip(lines, expected.splitlines(), strict=True):
             assert re.fullmatch(re.escape(pattern).replace(r"\.\.\.", ".*"), line)
     assert demo.samples()
+    with (tmp_path / "events.jsonl").open() as log:
+        assert any(isinstance(event, events.RequestEnded) for event in read_events(log))
 
 
 def test_every_event_is_named() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import signal
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -327,3 +329,52 @@ def test_a_loop_of_another_thread_is_told_where_engines_belong(gates: Gates) -> 
             thread.join()
 
     gates.run(main)
+
+
+# -- only on asyncio -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loading", [False, True])
+def test_a_program_that_ends_while_the_block_is_open_closes_all_engines(loading: bool) -> None:
+    """`asyncio.run` cancels every task that is left, keepers too, and waits for them."""
+    gates = Gates(next(host for host in HOSTS if host.name == "asyncio"))
+    tasks: list[asyncio.Task[None]] = []
+
+    async def body(engines: Engines, entered: Callable[[], object]) -> None:
+        async with engines:
+            await engines.load("a")
+            entered()
+            await engines.load("b")
+            await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        entered, held = asyncio.Event(), gates.hold("b", Job.OPEN) if loading else None
+        engines = gates.engines("a", "b", settings={"stage_seconds": 0.1})
+        tasks.append(asyncio.create_task(body(engines, entered.set)))
+        await entered.wait()
+        if held is not None:
+            await held.reached.wait()
+
+    before = _threads()
+    asyncio.run(main())
+    assert tasks[0].cancelled()
+    assert _threads() == before
+    assert not any(device.is_open for _, device in gates.devices)
+
+
+@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is not signal.default_int_handler, reason="^C is not heard here")
+def test_a_control_c_ends_all_engines_and_comes_out() -> None:
+    gates = Gates(next(host for host in HOSTS if host.name == "asyncio"))
+
+    async def main() -> None:
+        async with gates.engines("a", "b") as engines:
+            await engines.load("b")
+            async with engines.use("a"):
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.get_running_loop().create_future()
+
+    before = _threads()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert _threads() == before
+    assert not any(device.is_open for _, device in gates.devices)

@@ -24,8 +24,9 @@ from triolet import Engine, EngineConfig, EngineStatistics
 from triolet.api.command_line import terminal
 from triolet.api.command_line.main import main
 from triolet.api.command_line.watch import MOST_LINES, View, picture
-from triolet.api.command_line.watch_state import FREEING, HELD, IDLE, WatchState
+from triolet.api.command_line.watch_state import WatchState
 from triolet.core import events as e
+from triolet.core.overview import FREEING, HELD, IDLE
 from triolet.testing.sim import SimExecutor, sim_engine
 from triolet.testing.sim_model import SimModel
 
@@ -74,7 +75,7 @@ def statistics() -> EngineStatistics:
         ([e.EncoderWaitOver("r")], "ready"),
         ([STARTED], "reading"),
         ([e.StepBegun(0, ("r",), (), (), 1)], "reading"),
-        ([STARTED, e.FirstToken("r", time=4.0)], "writing"),
+        ([STARTED, e.FirstToken("r", time=4.0)], "decoding"),
         ([STARTED, e.RequestPreempted("r")], "preempted"),
         ([STARTED, e.RequestSuspected("r")], "suspected"),
         ([STARTED, e.StepRetried(0, ("r",))], "queued"),
@@ -102,7 +103,7 @@ def test_a_beam_search_writes_from_its_first_step_on() -> None:
     for number in range(3):
         told += [e.StepBegun(number, ("r",), (), (), 5, ("r",)), e.StepEnded(number, ok=True, time=4.0)]
     (line,) = fed(*told).first_lines(9)
-    assert (line.stage, line.tokens) == ("writing", 3)
+    assert (line.stage, line.tokens) == ("decoding", 3)
 
 
 def test_those_that_run_come_first_and_the_ended_are_gone() -> None:

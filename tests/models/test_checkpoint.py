@@ -441,12 +441,46 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch):
         resolve("base")
 
 
-def test_a_folder_of_ctranslate2_is_told_what_it_is(tmp_path):
-    """faster-whisper's layout, which has a config.json too."""
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.bin").touch()
-    with pytest.raises(UnsupportedModel, match=r"a model of CTranslate2 .*such as openai/whisper-base"):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("model.bin", r"holds a model of CTranslate2, as faster-whisper has it; .* as openai/whisper-base"),
+        ("vocabulary.txt", "holds a model of CTranslate2"),  # from the hub, without weights that nobody can read
+        ("smollm.Q4_1.gguf", r"holds smollm.Q4_1.gguf in GGUF, the format of llama.cpp; allowed: checkpoints in"),
+    ],
+)
+@pytest.mark.parametrize("config", [True, False])
+def test_a_folder_of_another_program_is_told_what_it_is(name, told, config, tmp_path):
+    """Some have a config.json too."""
+    if config:
+        (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).touch()
+    with pytest.raises(UnsupportedModel, match=told):
         read_config(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text("{}")
+    assert read_config(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "kind", "told"),
+    [
+        ("a.gguf", b"GGUF\3\0", UnsupportedModel, "a.gguf is a file in GGUF, the format of llama.cpp; allowed: check"),
+        ("ggml-base.bin", b"lmgg", UnsupportedModel, "ggml-base.bin is a file in GGML, the format of whisper.cpp"),
+        ("model.safetensors", b"", CheckpointError, "model.safetensors is a file; .*; give its folder, /"),
+        ("config.json", b"{}", CheckpointError, "config.json is a file; .*; give its folder, /"),
+        (
+            "notes.txt",
+            b"GG",
+            CheckpointError,
+            r"notes.txt is a file; allowed: a checkpoint's folder or a .*0.6B'$",
+        ),
+    ],
+)
+def test_a_file_in_place_of_a_checkpoint_is_told_what_it_is(name, begin, kind, told, tmp_path):
+    (tmp_path / name).write_bytes(begin)
+    with pytest.raises(kind, match=told):
+        resolve(tmp_path / name)
 
 
 @pytest.mark.parametrize("pickled", [False, True])

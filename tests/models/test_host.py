@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.models.machine.host import available_memory, choose_threads, cpu_quota, usable_cores
+from triolet.models.machine.host import available_memory, choose_threads, cpu_quota, memory_limit, usable_cores
 
 V2 = {"/proc/self/cgroup": "0::/service/engine\n"}
 V1 = {"/proc/self/cgroup": "5:memory:/box\n3:cpu,cpuacct:/box\n1:name=systemd:/\n"}
@@ -128,3 +128,24 @@ def test_the_environment_decides_about_threads_where_it_says_something():
 )
 def test_free_memory_is_the_least_of_the_machine_and_its_cgroups(files, free):
     assert available_memory(files.get) == free
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({**V2, "/sys/fs/cgroup/service/engine/memory.max": "max\n"}, None),
+        (
+            {
+                **V2,
+                "/sys/fs/cgroup/service/engine/memory.max": "500\n",
+                "/sys/fs/cgroup/service/memory.max": "400\n",
+            },
+            400,
+        ),
+        ({**V1, "/sys/fs/cgroup/memory/memory.limit_in_bytes": "409600\n"}, 409_600),
+        ({**V1, "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+    ],
+)
+def test_the_limit_of_memory_is_the_least_of_the_cgroups(files, limit):
+    assert memory_limit(files.get) == limit

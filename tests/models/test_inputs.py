@@ -19,7 +19,8 @@ from transformers import AutoTokenizer
 
 from triolet.core.errors import CheckpointError, InvalidRequest
 from triolet.core.model import Prepared
-from triolet.models.architectures.prompts import Rendered, TextPreparer, payload_key
+from triolet.models.architectures.conversations import Rendered
+from triolet.models.architectures.prompts import TextPreparer, payload_key
 from triolet.testing.families import make_checkpoint
 
 from .media import HIDDEN, PLACEHOLDERS, VISION, Checkpoint, make_preparer, make_processor, picture, sound

@@ -16,6 +16,7 @@ from . import (
     mutants_of_ledger,
     mutants_of_live,
     mutants_of_recovery,
+    mutants_of_residency,
     mutants_of_searches,
     mutants_of_sharing,
     mutants_of_speech,
@@ -37,6 +38,7 @@ MUTANTS = (
     *mutants_of_alignment.MUTANTS,
     *mutants_of_searches.MUTANTS,
     *mutants_of_tools.MUTANTS,
+    *mutants_of_residency.MUTANTS,
 )
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
@@ -48,12 +50,14 @@ LEAST = {
     "core.planning.pages": 8,
     "core.planning.holds": 4,
     "core.planning.quarantine": 3,
+    "core.residency": 15,
     "core.beams": 3,
     "core.beam_pages": 3,
     "actors.scheduler": 4,
     "actors.encoder_cache": 4,
     "actors.gpu_runner": 5,
     "actors.supervisor": 5,
+    "api.residents": 8,
     "api.speech.spans": 6,
     "api.live.agreement": 5,
     "api.live.endpoints": 6,

@@ -41,6 +41,7 @@ class Ward:
     grown: bool = False  # a model holds more than was thought
     closing: bool = False
     answers: dict[int, str] = field(factory=dict)
+    failed_at: dict[str, float] = field(factory=dict)
     _count: int = 0
 
     @property
@@ -60,7 +61,11 @@ class Ward:
     def want(self, name: str, *, at_once: bool = False) -> int:
         ticket = self.residency.want(name, at_once=at_once)
         self.waiting[ticket] = name
+        if at_once:
+            self.failed_at.pop(name, None)
+        early = name in self.absent and self.now < self.failed_at.get(name, -math.inf) + RETRY
         self.follow()
+        assert (self.answers.get(ticket) == "refused") == (early or self.closing), "a use after a failure"
         return ticket
 
     def order(self, name: str) -> int:
@@ -84,9 +89,17 @@ class Ward:
         if works:
             self.known[name] = self.sizes[name]
             self.residency.sized(name, self.sizes[name])
+            self.follow()
         else:
-            self.residency.failed(name, self.now)
+            self.fail(name)
+
+    def fail(self, name: str) -> None:
+        """Whoever waits hears of it."""
+        waited = [ticket for ticket, its in self.waiting.items() if its == name]
+        self.failed_at[name] = self.now
+        self.residency.failed(name, self.now)
         self.follow()
+        assert all(self.answers.get(ticket) == "refused" for ticket in waited), "a failure that nobody hears of"
 
     def answer_load(self, name: str, works: bool, more: int = 0) -> None:
         self.loading.discard(name)
@@ -97,12 +110,15 @@ class Ward:
             self.ready.add(name)
             self.touch(name)
             self.idle_since[name] = self.now
+            self.failed_at.pop(name, None)
             self.residency.opened(name, held, self.now)
+            wanted = name in self.waiting.values()
+            self.follow()
+            assert wanted or name in self.leaving, "nobody waits for it, and it stays"
         else:
             del self.held[name]
             self.known.pop(name, None)
-            self.residency.failed(name, self.now)
-        self.follow()
+            self.fail(name)
 
     def crash(self, name: str) -> None:
         """The engine fails; its users are nobody's any more."""
@@ -304,11 +320,13 @@ class ResidencyMachine(Machine):
 
     @invariant()
     def the_budget_holds(self) -> None:
-        """But where a model turned out to be larger than was thought: then nobody new is let in."""
+        """But where a model turned out to be larger than was thought: then idle ones go."""
         ward = self.ward
         if ward.total <= ward.budget:
             ward.grown = False
         assert ward.grown or ward.total <= ward.budget, "over budget"
+        staying = ward.total - sum(ward.held[name] for name in ward.leaving)
+        assert staying <= ward.budget or ward.using or ward.loading, "idle ones stay, over budget"
 
     @invariant()
     def who_waits_has_a_reason(self) -> None:

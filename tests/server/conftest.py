@@ -15,7 +15,7 @@ from ..models.conftest import make_model, save_checkpoint
 from .openai_client import openai_client
 from .served import Served, served
 
-FAMILIES = ("llama", "qwen2_vl", "qwen2_audio", "bert")
+FAMILIES = ("llama", "qwen3", "qwen2_vl", "qwen2_audio", "bert")
 
 
 @pytest.fixture(scope="session")

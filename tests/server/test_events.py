@@ -87,7 +87,7 @@ def test_the_state_comes_first_then_figures_and_changes(service: Served, speech:
         text = client.audio.transcriptions.create(model="whisper", file=speech, extra_headers=named).text
         seen = until_all_ended(events, "whisper")
     of_mine = [one for one in changes(seen) if one.get("request", "").startswith("mine#")]
-    assert {one["stage"] for one in of_mine} >= {"queued", "encoding", "writing", "finished"}
+    assert {one["stage"] for one in of_mine} >= {"queued", "encoding", "decoding", "finished"}
     assert {one["state"] for one in changes(seen) if "entry" in one} >= {"reserved", "encoding", "held", "idle"}
     whisper = seen[-1]["models"]["whisper"]
     assert whisper["about"]["can"] == ["transcribe"]

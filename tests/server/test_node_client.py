@@ -108,6 +108,11 @@ def test_structured_answers_are_parsed(answers):
     assert answers["parse"]["colour"] in ("red", "green")
 
 
+def test_a_tool_is_called_and_its_result_goes_back(answers):
+    assert answers["tool"]["name"] == "paint"
+    assert answers["tool"]["parsed_arguments"]["colour"] in ("red", "green")
+
+
 def test_prompts_are_completed(service, answers):
     expected = [completed(service, prompt=prompt, **GREEDY).text for prompt in ("one", "two")]
     assert [choice["text"] for choice in answers["completion"]["choices"]] == expected

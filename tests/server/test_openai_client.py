@@ -28,9 +28,7 @@ QUESTION = [{"role": "user", "content": "hi"}]
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
 
 
-class Verdict(BaseModel):
-    """So narrow that a model of random weights gives it in a few tokens."""
-
+class Verdict(BaseModel):  # so narrow that a model of random weights gives it, and short: tools tell it to the model
     model_config = ConfigDict(extra="forbid")
     colour: Literal["red", "green"]
 
@@ -120,6 +118,7 @@ def test_a_stream_has_the_same_text_and_its_usage_at_the_end(service, client):
     assert "".join(part.choices[0].delta.content or "" for part in parts) == expected.text
     assert [part.choices[0].finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
     assert {part.usage for part in parts} == {None}
+    assert all("finish_reason" in part.choices[0].model_fields_set for part in parts)  # null is said, as OpenAI says it
     assert (last.choices, last.usage.completion_tokens) == ([], 8)
     assert len({part.id for part in (*parts, last)}) == 1
 
@@ -135,7 +134,8 @@ def test_n_streams_come_together_and_are_told_apart(service, client):
 
 def test_logprobs_of_a_stream_are_those_of_the_whole_answer(client):
     whole = talk(client, logprobs=True, top_logprobs=1, **GREEDY).choices[0].logprobs.content
-    parts = talk(client, logprobs=True, top_logprobs=1, stream=True, **GREEDY)
+    parts = list(talk(client, logprobs=True, top_logprobs=1, stream=True, **GREEDY))
+    assert any(part.choices[0].logprobs for part in parts if part.choices[0].delta.content)
     told = [one for part in parts if part.choices[0].logprobs for one in part.choices[0].logprobs.content]
     assert [(one.token, one.logprob) for one in told] == [(one.token, pytest.approx(one.logprob)) for one in whole]
 
@@ -222,6 +222,32 @@ def test_what_openai_does_not_have_goes_by_extra_body(service, client):
     )
     answer = talk(client, seed=5, max_tokens=8, extra_body={"top_k": 3, "repetition_penalty": 1.3, "priority": -5})
     assert answer.choices[0].message.content == expected.text
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+CALL = {"model": "qwen3", "seed": 5, "tools": [openai.pydantic_function_tool(Verdict, name="Verdict", description="")]}
+MUST = {"tool_choice": {"type": "function", "function": {"name": "Verdict"}}}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # as above
+def test_parse_gives_the_arguments_of_a_call_and_the_result_goes_back_with_it(client):
+    answer = client.chat.completions.parse(messages=QUESTION, **CALL, **MUST).choices[0]
+    (call,) = answer.message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Verdict)
+    assert answer.finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "it is"}
+    again = talk(client, messages=[*QUESTION, answer.message, result], **CALL, max_tokens=4)
+    assert again.usage.prompt_tokens > talk(client, **CALL, max_tokens=4).usage.prompt_tokens
+
+
+def test_the_streaming_helper_tells_a_call(client):
+    with client.chat.completions.stream(messages=QUESTION, **CALL, **MUST) as stream:
+        kinds = {event.type for event in stream}
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    assert isinstance(call.function.parsed_arguments, Verdict)
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------

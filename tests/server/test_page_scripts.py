@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.api.command_line.watch_state import WatchState
 from triolet.core import events as e
+from triolet.core.overview import Overview
 from triolet.server.view import told
 from triolet.server.view.page import plain
 from triolet.server.view.watchers import Watchers
@@ -139,8 +139,8 @@ def test_the_windows_of_one_recording_are_one_piece_of_work(run: Run) -> None:
     (work,) = run("world.js", _TAKE, messages(*life))["works"]
     assert (work["id"], work["stage"], work["tokens"]) == ("r#0", "finished", 6)
     assert [(one["stage"], one["from"], one["to"]) for one in work["segments"]] == [
-        ("queued", 1.0, 1.1), ("reading", 1.1, 1.2), ("writing", 1.2, 1.9),
-        ("queued", 2.0, 2.1), ("reading", 2.1, 2.2), ("writing", 2.2, 2.9),
+        ("queued", 1.0, 1.1), ("reading", 1.1, 1.2), ("decoding", 1.2, 1.9),
+        ("queued", 2.0, 2.1), ("reading", 2.1, 2.2), ("decoding", 2.2, 2.9),
     ]  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def test_what_failed_is_kept_with_its_text(run: Run) -> None:
 def test_after_a_loss_the_state_counts(run: Run) -> None:
     """What ended in between is over, what is new is there with its beginning, and the rest goes on."""
     before = messages(e.RequestQueued("a", time=1.0), e.RequestQueued("b", time=1.0), e.EntryReserved("k", 3, time=1.0))
-    state = WatchState()
+    state = Overview()
     for event in (e.RequestQueued("b", time=1.0), e.RequestQueued("c", time=2.0), e.RequestStarted("c", time=3.0)):
         state(event)
     after = [told.lost_told(5, 4.0), told.state_told({"m": state}, 1, 4.0)]

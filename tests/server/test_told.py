@@ -11,9 +11,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.api.command_line.watch_state import WatchState
 from triolet.core import events as e
 from triolet.core.config import EngineConfig
+from triolet.core.overview import Overview
 from triolet.server.problems import Refusal
 from triolet.server.view import told
 from triolet.server.view.told import Told
@@ -62,7 +62,7 @@ def test_a_request_is_told_stage_by_stage_to_its_end() -> None:
     assert [(one["stage"], one["at"], one["tokens"]) for one in changes] == [
         ("queued", 1.0, 0),
         ("reading", 2.0, 0),
-        ("writing", 3.0, 1),
+        ("decoding", 3.0, 1),
         ("failed", 4.0, 1),
     ]
     assert changes[-1] == {
@@ -198,7 +198,7 @@ def _plain(request: Told) -> Told:
 
 
 async def test_all_that_is_told_is_json_and_compact(autojump_clock: Any) -> None:
-    state = WatchState()
+    state = Overview()
     async with sim_engine(config=EngineConfig(observer=state)) as engine:
         await ask(engine, 1)
         figures = told.engine_told(engine.statistics(), state, encodes=True)

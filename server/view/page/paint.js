@@ -13,7 +13,7 @@ export const REQUEST_STAGES = {
   },
   ready: { colour: "encode", striped: true, says: "encoded", means: "Has its encoder output, and waits for a place" },
   reading: { colour: "read", striped: false, says: "reading", means: "Its prompt is read (prefill)" },
-  writing: { colour: "write", striped: false, says: "decoding", means: "Its tokens are written, one in each step" },
+  decoding: { colour: "write", striped: false, says: "decoding", means: "Its tokens are written, one in each step" },
   preempted: {
     colour: "yield",
     striped: true,

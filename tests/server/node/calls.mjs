@@ -58,6 +58,18 @@ const calls = {
     const response_format = zodResponseFormat(verdict, "verdict");
     return (await client.chat.completions.parse({ ...structured, response_format })).choices[0].message.parsed;
   },
+  tool: async () => {
+    const colours = { type: "object", properties: { colour: { type: "string", enum: ["red", "green"] } } };
+    const parameters = { ...colours, required: ["colour"], additionalProperties: false };
+    const tools = [{ type: "function", function: { name: "paint", strict: true, parameters } }];
+    const tool_choice = { type: "function", function: { name: "paint" } };
+    const answer = await client.chat.completions.parse({ ...structured, model: "qwen3", tools, tool_choice });
+    const call = answer.choices[0].message.tool_calls[0];
+    const result = { role: "tool", tool_call_id: call.id, content: "done" };
+    const more = [...messages, answer.choices[0].message, result];
+    await client.chat.completions.create({ ...greedy, model: "qwen3", tools, messages: more });
+    return call.function;
+  },
   completion: () => client.completions.create({ ...greedy, prompt: ["one", "two"] }),
   completion_stream: async () => all(await client.completions.create({ ...greedy, prompt: "one", stream: true })),
   embedding: () => client.embeddings.create({ model: "bert", input: "one" }),

@@ -1,0 +1,235 @@
+"""The command ``triolet doctor``: whether all is well on this machine, and what to do where it is not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+import trio
+from attrs import asdict
+
+from ...core.config import EngineConfig
+from ...core.errors import TrioletError
+from . import checks
+from .checks import Finding
+from .devices import Processor, find_devices
+from .pages import Page
+from .terminal import FAILED, PIPE_CLOSED, OpenEngine, in_shell_words, stdout, until_interrupted, write
+
+_WIDTH, _INDENT = 80, 21
+
+
+@click.command(
+    cls=Page,
+    examples=(("triolet doctor", ""), ("triolet doctor --json > machine.json", "to go with the report of a bug")),
+    short_help="Check this machine, and say what to do.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: ok, and the findings.")
+@click.pass_obj
+def doctor(open_engine: OpenEngine, /, *, as_json: bool) -> int:
+    """Check this machine, and say what to do where something is wrong or slow.
+
+    Looks at packages, torch, devices, threads, memory, instruction sets, audio libraries and cache folders, and
+    transcribes a recording with the demo checkpoint. Status 0: all is well; 1: something is wrong or slow.
+    """
+    out, found = stdout(), []
+    try:
+        for finding in _examine(open_engine):
+            found.append(finding)
+            if not as_json:
+                _write(finding, out)
+        bad = [finding for finding in found if finding.state != "ok"]
+        if as_json:
+            write(json.dumps({"ok": not bad, "findings": [asdict(finding) for finding in found]}), out)
+        else:
+            write(f"{len(bad)} of {len(found)} could be better" if bad else "all is well", out)
+    except BrokenPipeError:
+        return PIPE_CLOSED
+    return FAILED if bad else 0
+
+
+def _write(finding: Finding, out: TextIO) -> None:
+    head = f"{finding.state:<6} {finding.name:<{_INDENT - 8}} "
+    told = [finding.found, *([f"-> {finding.advice}"] if finding.advice else [])]
+    for number, text in enumerate(told):
+        begin = head if number == 0 else " " * _INDENT
+        options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+        write(textwrap.fill(text, _WIDTH, initial_indent=begin, subsequent_indent=" " * _INDENT, **options), out)
+
+
+def _examine(open_engine: OpenEngine) -> Iterator[Finding]:
+    """Each finding as soon as it is made. Without torch there is no device to look at."""
+    yield Finding("python", "ok", f"{platform.python_version()}, triolet {importlib.metadata.version('triolet')}")
+    yield from _packages()
+    processor = _processor()
+    yield from [processor] if isinstance(processor, Finding) else _machine(processor)
+    yield from _audio()
+    yield from _caches()
+    if not isinstance(processor, Finding):
+        yield _demo(open_engine)
+
+
+def _packages() -> list[Finding]:
+    requirements = importlib.metadata.requires("triolet") or []
+    names = {checks.name_of(requirement) for requirement in requirements}
+    return checks.check_packages(requirements, {name: version for name in names if (version := _version(name))})
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> Processor | Finding:
+    """The CPU, or why torch cannot be imported."""
+    try:
+        return Processor.find()
+    except (ImportError, OSError) as error:  # a library that it lacks
+        told = f"it cannot be imported ({type(error).__name__}: {error})"
+        return Finding("torch", "wrong", told, "install it again: pip install --force-reinstall torch")
+
+
+def _machine(processor: Processor) -> Iterator[Finding]:
+    import torch
+
+    from ...models.machine.devices import computes_in_bfloat16
+    from ...models.machine.host import cpu_flags, memory_limit, read_file
+
+    backends: Any = torch.backends
+    libraries = {"MKL": backends.mkl.is_available(), "oneDNN": backends.mkldnn.is_available()}
+    yield checks.check_torch(
+        torch.__version__,
+        cuda=torch.version.cuda,
+        sees_cuda=torch.cuda.is_available(),
+        has_nvidia=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
+        libraries={name for name, there in libraries.items() if there},
+    )
+    for device in find_devices(processor):
+        star = ", the default" if device.is_default else ""
+        yield Finding("device", "ok", f"{device.name}: {device.about}, {device.dtype}{star}")
+    yield checks.check_threads(processor.cores, processor.threads, os.environ)
+    yield checks.check_waiting(processor.policy)
+    yield checks.check_memory(processor.memory, processor.available, memory_limit(read_file))
+    capability = torch.backends.cpu.get_cpu_capability()
+    yield checks.check_instructions(cpu_flags(read_file), capability, bfloat16=computes_in_bfloat16())
+
+
+# ---- audio -----------------------------------------------------------------------------------------------------------
+
+
+def _audio() -> Iterator[Finding]:
+    faults = False
+    for name, about in _LIBRARIES.items():
+        try:
+            yield Finding(name, "ok", about())
+        except (ImportError, OSError) as error:
+            faults = True
+            told = f"it cannot be imported ({type(error).__name__}: {error})"
+            yield Finding(name, "wrong", told, f"install it again: pip install --force-reinstall {name}")
+    if not faults:
+        yield _decoding()
+
+
+def _av() -> str:
+    import av
+
+    codec, version = "libavcodec", av.library_versions.get("libavcodec", ())
+    return f"PyAV {av.__version__}, FFmpeg's {codec} {'.'.join(map(str, version))}"
+
+
+def _soundfile() -> str:
+    import soundfile
+
+    return f"soundfile {soundfile.__version__}, libsndfile {soundfile.__libsndfile_version__}"
+
+
+def _soxr() -> str:
+    import soxr
+
+    return f"soxr {soxr.__version__}, libsoxr {soxr.__libsoxr_version__}"
+
+
+_LIBRARIES: Mapping[str, Callable[[], str]] = {"av": _av, "soundfile": _soundfile, "soxr": _soxr}
+
+
+def _decoding() -> Finding:
+    """A recording of each format that comes along, decoded and resampled."""
+    from ... import demo
+    from ..inputs.audio import load_audio
+
+    files = {sample.path.suffix.removeprefix("."): sample.path for sample in demo.samples()}
+    faults = []
+    for kind, path in sorted(files.items()):
+        try:
+            load_audio(path, sampling_rate=22_050)
+        except TrioletError as error:
+            faults.append(f"{kind}: {error}")
+    if faults:
+        advice = "install these again: pip install --force-reinstall av soundfile soxr"
+        return Finding("decoding", "wrong", "; ".join(faults), advice)
+    return Finding("decoding", "ok", ", ".join(sorted(files)))
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def _caches() -> Iterator[Finding]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from ...models.machine.cache import CacheFile
+
+    own, hub = str(CacheFile.of_user("").path), str(HF_HUB_CACHE)
+    yield checks.check_cache(own, _write_fault(own))
+    yield checks.check_hub(hub, _write_fault(hub), shutil.disk_usage(_nearest(hub)).free)
+
+
+def _nearest(path: str) -> Path:
+    """The folder itself, or the nearest one above that is there."""
+    return next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if folder.exists())
+
+
+def _write_fault(path: str) -> str:
+    nearest = _nearest(path)
+    if not nearest.is_dir():
+        return f"{nearest} is a file"
+    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"nothing can be written in {nearest}"
+
+
+# ---- the demo --------------------------------------------------------------------------------------------------------
+
+
+def _demo(open_engine: OpenEngine) -> Finding:
+    """A whole transcription: the text must be right."""
+    from ... import demo
+
+    sample = next(sample for sample in demo.samples() if sample.path.stem == "en-command")
+    found: list[Finding] = []
+
+    async def look() -> int:
+        begin = trio.current_time()
+        try:
+            async with open_engine(str(demo.checkpoint()), EngineConfig()) as engine:
+                opened = trio.current_time()
+                text = (await engine.transcribe(sample.path)).text
+                ended = trio.current_time()
+        except TrioletError as error:
+            advice = "mend what is told above; if all is well there, report this"
+            found.append(Finding("demo", "wrong", in_shell_words(f"{type(error).__name__}: {error}"), advice))
+        else:
+            took = f"open in {opened - begin:.1f} s, {sample.duration:.1f} s of speech in {ended - opened:.1f} s"
+            found.append(checks.check_demo(text, sample.text, took))
+        return 0
+
+    if trio.run(until_interrupted, look):
+        raise KeyboardInterrupt
+    return found[0]

@@ -1,0 +1,89 @@
+"""Events as lines of JSON, and lines as events again: what an event log holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+from attrs import NOTHING, asdict, fields_dict
+
+from . import events
+from .checks import shown
+from .errors import InvalidRequest
+
+_KINDS: Mapping[str, type[events.Event]] = {
+    name: kind for name, kind in vars(events).items() if isinstance(kind, type) and issubclass(kind, events.Event)
+}
+
+
+def line_of(event: events.Event) -> str:
+    """A JSON object: the event's name, its time in seconds (null: it has none) and its fields."""
+    values = asdict(event)
+    time = values.pop("time")
+    return json.dumps({"event": type(event).__name__, "time": None if math.isnan(time) else time, **values})
+
+
+def event_of(line: str) -> events.Event:
+    """The event in ``line``.
+
+    Raises:
+        InvalidRequest: it is none, or one that this version does not know.
+    """
+    allowed = "allowed: what triolet.EventLog writes"
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{shown(line.strip())} is no JSON ({error}); {allowed}") from error
+    kind = _KINDS.get(str(values.pop("event", ""))) if isinstance(values, dict) else None
+    if kind is None:
+        raise InvalidRequest(f"{shown(line.strip())} is no event of this version; {allowed}")
+    known = fields_dict(kind)
+    missing = [name for name, field in known.items() if field.default is NOTHING and name not in values]
+    wrong = [name for name, value in values.items() if name not in known or not _fits(str(known[name].type), value)]
+    if missing or wrong:
+        named = ", ".join([*missing, *wrong])
+        raise InvalidRequest(f"the {kind.__name__} lacks {named}, or has another kind of value there; {allowed}")
+    time = values.pop("time", None)
+    told = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return kind(**told, time=math.nan if time is None else time)
+
+
+def read_events(lines: Iterable[str]) -> Iterator[events.Event]:
+    """The events in ``lines``, of one engine, in their order.
+
+    Raises:
+        InvalidRequest: a line is no event, or earlier than the one before it. The message has its number.
+    """
+    latest = -math.inf
+    for number, line in enumerate(lines, 1):
+        try:
+            event = event_of(line)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"line {number}: {error}") from error
+        if event.time < latest:
+            raise InvalidRequest(
+                f"line {number} is earlier than the one before it: the events of more than one engine; give each "
+                "engine a log of its own"
+            )
+        latest = max(latest, event.time)
+        yield event
+
+
+def _fits(kind: str, value: Any) -> bool:
+    """Whether ``value`` is what JSON makes of a field of this kind."""
+    match kind:
+        case "int":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "float":  # a time, or none
+            return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value))
+        case "bool":
+            return isinstance(value, bool)
+        case "str":
+            return isinstance(value, str)
+        case "tuple[str, ...]":
+            return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        case _:
+            raise AssertionError(f"no kind of field of an event: {kind}")

@@ -1,0 +1,25 @@
+"""`InFlightStep`: a step that was dispatched and is not answered."""
+
+from __future__ import annotations
+
+from attrs import define
+
+from ..ledger import Hold
+from ..plan import StepPlan
+from .sequence import Sequence
+
+
+@define(eq=False)
+class InFlightStep:
+    """A dispatched step, and the sequences that its answer concerns."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    writes: tuple[Sequence, ...]  # those whose cross KV the step writes
+    reads: tuple[Hold, ...]  # encoder outputs
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The ids of those that get a token by the step, or go on with their beam search."""
+        pairs = zip(self.sequences, self.plan.chunks, strict=True)
+        return tuple([one.request.id for one, chunk in pairs if chunk.samples and one.request.reads is None])

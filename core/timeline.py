@@ -1,0 +1,229 @@
+"""Events as records of Chrome's Trace Event Format, which ui.perfetto.dev and chrome://tracing draw.
+
+A record is a JSON object. Its phase ``ph`` is one of: ``B`` and ``E``, the begin and the end of a slice, which nest
+within their track; ``C``, a counter; ``i``, an instant; ``M``, the name of a process or track. ``ts`` is in
+microseconds since the first event. Here a "process" is a group of tracks: the engine's, with steps, encode batches and
+notes; and the requests', with a track for each.
+
+Source: "Trace Event Format", Google, JSON Array Format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from attrs import define, field
+
+from . import events
+from .log_lines import one_line
+from .overview import BEING_ENCODED, FREEING, HELD, IDLE, RESERVED, Change, Overview, RequestLine
+
+Record: TypeAlias = dict[str, Any]
+
+_ENGINE, _REQUESTS = 1, 2  # processes
+_STEPS, _ENCODES, _NOTES, _FIRST_REQUEST = 11, 12, 13, 100  # tracks; no two processes have the same
+_STATES = (HELD, BEING_ENCODED, RESERVED, IDLE, FREEING)
+
+
+@define(eq=False)
+class _Track:
+    """One track. It knows how many of its slices are open, so that each gets its end, and none two."""
+
+    process: int
+    track: int
+    out: list[Record]
+    open: int = field(default=0, init=False)
+
+    def begin(self, ts: float, name: str, **args: object) -> None:
+        self.open += 1
+        self.out.append({"ph": "B", "name": name, "pid": self.process, "tid": self.track, "ts": ts, "args": args})
+
+    def end(self, ts: float, **args: object) -> None:
+        if self.open:
+            self.open -= 1
+            self.out.append({"ph": "E", "pid": self.process, "tid": self.track, "ts": ts, "args": args})
+
+    def end_all(self, ts: float, **args: object) -> None:
+        while self.open:
+            self.end(ts, **(args if self.open == 1 else {}))
+
+
+@define(eq=False)
+class Timeline:
+    """Makes records of the events of one engine, one event after another, in their order.
+
+    The device runs steps one after another, while the next one waits already: so the slice of a step begins when the
+    step was sent, or when the one before it ended.
+    """
+
+    _out: list[Record] = field(factory=list, init=False)
+    _overview: Overview = field(init=False)
+    _requests: dict[str, _Track] = field(factory=dict, init=False)  # that have not ended
+    _seen: int = field(default=0, init=False)  # requests
+    _steps: deque[events.StepBegun] = field(factory=deque, init=False)  # in flight; the first one runs
+    _tracks: dict[int, _Track] = field(init=False)  # the engine's own
+    _first: float = field(default=math.nan, init=False)
+    _ts: float = field(default=0.0, init=False)
+    _pages: int = field(default=0, init=False)
+    _told: dict[str, Record] = field(factory=dict, init=False)  # the latest values of each counter
+
+    def __attrs_post_init__(self) -> None:
+        self._overview = Overview(self._changed)
+        self._tracks = {track: _Track(_ENGINE, track, self._out) for track in (_STEPS, _ENCODES, _NOTES)}
+        for process, name in ((_ENGINE, "engine"), (_REQUESTS, "requests")):
+            self._name("process", process, None, name)
+        for track, name in ((_STEPS, "steps"), (_ENCODES, "encode batches"), (_NOTES, "notes")):
+            self._name("thread", _ENGINE, track, name)
+
+    def take(self, event: events.Event) -> list[Record]:
+        """The records that ``event`` adds. Time never runs backwards: an event without a time has that of the one
+        before it."""
+        if math.isnan(self._first):
+            self._first = event.time
+        if event.time - self._first > self._ts / 1e6:
+            self._ts = round((event.time - self._first) * 1e6, 3)
+        take = _TAKES.get(type(event))
+        if take is not None:
+            take(self, event)
+        self._overview(event)  # a request has its track by now, and none anymore if this is its end
+        self._count()
+        return self._take()
+
+    def end(self) -> list[Record]:
+        """The ends of all slices that are still open: the events end here."""
+        for track in (*self._requests.values(), *self._tracks.values()):
+            track.end_all(self._ts, cut_off=True)
+        return self._take()
+
+    def _take(self) -> list[Record]:
+        out = self._out[:]
+        self._out.clear()
+        return out
+
+    def _name(self, kind: str, process: int, track: int | None, name: str) -> None:
+        of: Record = {"pid": process} | ({} if track is None else {"tid": track})
+        self._out.append({"ph": "M", "name": f"{kind}_name", **of, "args": {"name": name}})
+        self._out.append({"ph": "M", "name": f"{kind}_sort_index", **of, "args": {"sort_index": track or process}})
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _request_queued(self, event: events.RequestQueued) -> None:
+        if event.request_id in self._requests:
+            self._requests.pop(event.request_id).end_all(self._ts, cut_off=True)
+        track = self._requests[event.request_id] = _Track(_REQUESTS, _FIRST_REQUEST + self._seen, self._out)
+        self._seen += 1
+        self._name("thread", _REQUESTS, track.track, event.request_id)
+        track.begin(self._ts, "request", id=event.request_id)
+
+    def _changed(self, change: Change) -> None:
+        """A request that enters a stage; its outcome, which is its last one, is told with its end."""
+        if not isinstance(change, RequestLine) or change.request_id not in self._requests:
+            return
+        track = self._requests[change.request_id]
+        if track.open > 1:
+            track.end(self._ts)
+        track.begin(self._ts, change.stage)
+
+    def _request_ended(self, event: events.RequestEnded) -> None:
+        track = self._requests.pop(event.request_id, None)
+        if track is not None:
+            failed = {"error": one_line(event.error)} if event.error else {}
+            track.end_all(self._ts, outcome=event.outcome, **failed)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _step_begun(self, event: events.StepBegun) -> None:
+        self._pages = event.pages_used
+        self._steps.append(event)
+        if len(self._steps) == 1:
+            self._run_first_step()
+
+    def _run_first_step(self) -> None:
+        step = self._steps[0]
+        self._tracks[_STEPS].begin(
+            self._ts, "step", id=step.step_id, tokens=step.tokens, requests=list(step.request_ids)
+        )
+
+    def _step_ended(self, event: events.StepEnded) -> None:
+        told = {} if event.ok else {"skipped": event.skipped, "error": one_line(event.error)}
+        if not event.ok and not event.skipped:
+            self._note("step failed", step=event.step_id, error=one_line(event.error))
+        while self._steps and self._steps[0].step_id <= event.step_id:
+            self._steps.popleft()
+            self._tracks[_STEPS].end(self._ts, ok=event.ok, **told)
+            if self._steps:
+                self._run_first_step()
+
+    def _steps_lost(self, event: events.StepsLost) -> None:
+        self._steps.clear()
+        self._tracks[_STEPS].end_all(self._ts, lost=True)
+        self._note("steps lost", generation=event.generation)
+
+    # -- encode batches ----------------------------------------------------------------------------------------------
+
+    def _encode_dispatched(self, event: events.EncodeDispatched) -> None:
+        encodes = self._tracks[_ENCODES]
+        encodes.end_all(self._ts, cut_off=True)
+        keys = [key[:12] for key in event.keys]
+        encodes.begin(self._ts, "encode", items=len(keys), embeddings=event.embeddings, keys=keys)
+
+    def _encode_done(self, _: events.EncodeDone) -> None:
+        self._tracks[_ENCODES].end(self._ts, ok=True)
+
+    def _encode_broke(self, event: events.EncodeBroke) -> None:
+        self._tracks[_ENCODES].end(self._ts, ok=False, error=one_line(event.error))
+        self._note("encode batch failed", items=len(event.keys), error=one_line(event.error))
+
+    def _outputs_lost(self, event: events.OutputsLost) -> None:
+        self._tracks[_ENCODES].end_all(self._ts, lost=True)
+        self._note("encoder outputs lost", generation=event.generation)
+
+    # -- counters and notes ------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        """Tells the counters that have changed."""
+        known = self._overview
+        if not known.running and not known.waiting and not self._steps:
+            self._pages = 0
+        self._counter("requests", running=len(known.running), waiting=len(known.waiting))
+        self._counter("encoder cache bytes", **{state: known.bytes_in[state] for state in _STATES})
+        self._counter("pages", used=self._pages)
+
+    def _counter(self, name: str, **values: int) -> None:
+        if self._told.get(name) != values:
+            self._told[name] = values
+            self._out.append({"ph": "C", "name": name, "pid": _ENGINE, "ts": self._ts, "args": values})
+
+    def _note(self, name: str, **args: object) -> None:
+        note = {"ph": "i", "s": "p", "name": name, "pid": _ENGINE, "tid": _NOTES, "ts": self._ts, "args": args}
+        self._out.append(note)
+
+
+_TAKES: Mapping[type[events.Event], Callable[[Timeline, Any], None]] = {
+    events.RequestQueued: Timeline._request_queued,
+    events.RequestEnded: Timeline._request_ended,
+    events.StepBegun: Timeline._step_begun,
+    events.StepEnded: Timeline._step_ended,
+    events.StepsLost: Timeline._steps_lost,
+    events.EncodeDispatched: Timeline._encode_dispatched,
+    events.EncodeDone: Timeline._encode_done,
+    events.EncodeBroke: Timeline._encode_broke,
+    events.OutputsLost: Timeline._outputs_lost,
+    events.StepShrunk: lambda timeline, event: timeline._note("steps shrunk", tokens=event.tokens),
+    events.EncodeShrunk: lambda timeline, event: timeline._note("encode batches shrunk", embeddings=event.embeddings),
+    events.EntryRefused: lambda timeline, event: timeline._note("encoder output refused", error=one_line(event.error)),
+    events.RunnerRestarting: lambda timeline, event: timeline._note("runner restarts", error=one_line(event.error)),
+    events.RunnerAsleep: lambda timeline, _: timeline._note("asleep"),
+    events.RunnerAwake: lambda timeline, _: timeline._note("awake"),
+    events.ActorFailed: lambda timeline, event: timeline._note(f"{event.actor} failed", error=one_line(event.error)),
+    events.StageReached: lambda timeline, event: timeline._note(event.stage),
+}
+
+
+def timeline_of(trace: Sequence[events.Event]) -> list[Record]:
+    """All records of ``trace``, in order."""
+    timeline = Timeline()
+    return [record for event in trace for record in timeline.take(event)] + timeline.end()

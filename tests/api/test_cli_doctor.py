@@ -1,0 +1,278 @@
+"""``triolet doctor``: what it finds, what it says to do, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import triolet.demo
+from triolet.api.command_line import doctor
+from triolet.api.command_line.checks import (
+    Finding,
+    check_cache,
+    check_demo,
+    check_hub,
+    check_instructions,
+    check_memory,
+    check_packages,
+    check_threads,
+    check_torch,
+    check_waiting,
+)
+from triolet.api.command_line.main import main
+from triolet.core.config import EngineConfig
+from triolet.core.errors import CheckpointError, UnsupportedAudio
+from triolet.models.machine.host import Cores
+from triolet.models.machine.openmp import WaitPolicy
+
+GIB = 2**30
+SPEECH = next(sample.text for sample in triolet.demo.samples() if sample.path.stem == "en-command")
+
+
+def cores(count: int) -> Cores:
+    return Cores(count=count, logical=2 * count, allowed=2 * count, physical=count, quota=None)
+
+
+def of_torch(**changes: Any) -> Finding:
+    known = {"cuda": None, "sees_cuda": False, "has_nvidia": False, "libraries": {"MKL", "oneDNN"}}
+    return check_torch("2.13.0", **{**known, **changes})
+
+
+X86 = frozenset({"sse2", "avx2", "avx512f", "fma"})
+
+
+# -- the checks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("finding", "state", "advice"),
+    [
+        (of_torch(), "ok", ""),
+        (of_torch(cuda="13.0"), "ok", ""),
+        (of_torch(cuda="13.0", sees_cuda=True, has_nvidia=True), "ok", ""),
+        (of_torch(has_nvidia=True), "slow", "install a build for CUDA"),
+        (of_torch(cuda="13.0", has_nvidia=True), "wrong", "look at nvidia-smi, the driver's version and CUDA_VISIBLE"),
+        (of_torch(libraries=set()), "slow", "install a build of torch with oneDNN"),
+        (check_threads(cores(4), 4, {}), "ok", ""),
+        (check_threads(cores(4), 4, {"OMP_NUM_THREADS": "4"}), "ok", ""),
+        (check_threads(cores(4), 1, {"OMP_NUM_THREADS": "1"}), "slow", "cores are idle: unset it, or set it to 4"),
+        (check_threads(cores(4), 2, {}), "slow", "cores are idle: set OMP_NUM_THREADS=4"),
+        (check_threads(cores(4), 8, {"MKL_NUM_THREADS": "8"}), "slow", "wait for each other: unset it, or set it to 4"),
+        (check_waiting(WaitPolicy(setting="OMP_WAIT_POLICY=PASSIVE", reason="set")), "ok", ""),
+        (check_waiting(WaitPolicy(setting="GOMP_SPINCOUNT=0", reason="set")), "ok", ""),
+        (check_waiting(WaitPolicy(setting="OMP_WAIT_POLICY=Active", reason="set")), "slow", "set it to PASSIVE"),
+        (check_waiting(WaitPolicy(setting=None, reason="early")), "slow", "set OMP_WAIT_POLICY=PASSIVE: early"),
+        (check_memory(8 * GIB, 4 * GIB, None), "ok", ""),
+        (check_memory(8 * GIB, None, 16 * GIB), "ok", ""),
+        (check_memory(8 * GIB, GIB // 2, 16 * GIB), "wrong", "end other programs"),
+        (check_memory(8 * GIB, GIB // 2, 2 * GIB), "wrong", "end other programs, or raise the container's limit"),
+        (check_instructions(X86, "AVX512", bfloat16=False), "ok", ""),
+        (check_instructions(frozenset(), "DEFAULT", bfloat16=False), "ok", ""),
+        (check_instructions(frozenset({"asimddp"}), "DEFAULT", bfloat16=True), "ok", ""),
+        (check_instructions(frozenset({"sse2"}), "DEFAULT", bfloat16=False), "slow", "a virtual machine may hide it"),
+        (check_instructions(X86, "DEFAULT", bfloat16=False), "slow", "unset ATEN_CPU_CAPABILITY"),
+        (check_cache("/a", ""), "ok", ""),
+        (check_cache("/a", "no"), "slow", "set XDG_CACHE_HOME to a folder that can be written"),
+        (check_hub("/a", "", 9 * GIB), "ok", ""),
+        (check_hub("/a", "no", 9 * GIB), "wrong", "set HF_HUB_CACHE to a folder that can be written"),
+        (check_hub("/a", "", GIB), "wrong", "make room, or set HF_HUB_CACHE to another disk"),
+        (check_demo("so", "so", "quick"), "ok", ""),
+        (check_demo("so", "no", "quick"), "wrong", "try another build of torch, and report this"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_or_slow_comes_with_what_to_do(finding: Finding, state: str, advice: str) -> None:
+    assert finding.state == state
+    assert advice in finding.advice
+    assert bool(finding.advice) == (state != "ok")
+
+
+def test_memory_tells_the_limit_of_the_cgroup_where_it_binds() -> None:
+    assert check_memory(8 * GIB, 4 * GIB, 6 * GIB).found == "8.0 GiB, 6.0 GiB by the cgroup, 4.0 GiB available"
+    assert check_memory(8 * GIB, 4 * GIB, 9 * GIB).found == "8.0 GiB, 4.0 GiB available"
+
+
+NEEDS = ["torch<3,>=2.11", "attrs>=24.2", 'fastapi>=0.115; extra == "test"', 'triolet[test]; extra == "dev"']
+
+
+@pytest.mark.parametrize(
+    ("installed", "told"),
+    [
+        ({"torch": "2.13.0+cpu", "attrs": "25.1"}, []),
+        ({"torch": "2.12.0.dev1", "attrs": "25.1"}, []),
+        ({"torch": "3.0", "attrs": "25.1"}, [("torch 3.0; allowed: <3,>=2.11", "pip install 'torch<3,>=2.11'")]),
+        ({"torch": "2.13"}, [("attrs is not installed", "pip install 'attrs>=24.2'")]),
+        ({"torch": "2.13", "attrs": "25.1", "fastapi": "0.200"}, []),
+        (
+            {"torch": "2.13", "attrs": "1.0", "fastapi": "0.1"},
+            [
+                ("attrs 1.0; allowed: >=24.2", "pip install 'attrs>=24.2'"),
+                ("fastapi 0.1; allowed: >=0.115", "pip install 'fastapi>=0.115'"),
+            ],
+        ),
+    ],
+)
+def test_packages_are_held_against_their_ranges(installed: dict[str, str], told: list[tuple[str, str]]) -> None:
+    """Those of an extra only where they are installed."""
+    found = check_packages(NEEDS, installed)
+    wrong = [(each.found, each.advice) for each in found if each.state == "wrong"]
+    assert wrong == told
+    if not told:
+        (one,) = found
+        assert one.state == "ok"
+        assert one.found.startswith("2 within the ranges of pyproject.toml: torch 2.1")
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+class Heard:
+    """An engine that understands ``text``, or refuses to open."""
+
+    def __init__(self, text: str, error: Exception | None = None) -> None:
+        self.text = text
+        self.error = error
+        self.asked: list[Any] = []
+
+    @asynccontextmanager
+    async def __call__(self, model: str, config: EngineConfig) -> AsyncIterator[Heard]:
+        assert (model, config) == (str(triolet.demo.checkpoint()), EngineConfig())
+        if self.error is not None:
+            raise self.error
+        yield self
+
+    async def transcribe(self, audio: Any) -> Any:
+        self.asked.append(audio)
+        return SimpleNamespace(text=self.text)
+
+
+def run(*words: str, engine: Heard) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", *words], engine)
+    status = caught.value.code
+    assert isinstance(status, int)
+    return status
+
+
+@pytest.fixture
+def well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which all is well but what the test says: the tests' own has one thread, and imports torch early."""
+    monkeypatch.setattr(doctor, "_processor", lambda: None)
+    monkeypatch.setattr(doctor, "_machine", lambda _: iter([Finding("torch", "ok", "2.13")]))
+
+
+@pytest.mark.usefixtures("well")
+def test_where_all_is_well_it_says_so_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(engine=Heard(SPEECH)) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[-1] == "all is well"
+    assert {line.split()[0] for line in lines if not line.startswith(" ")} == {"ok", "all"}
+    assert max(len(line) for line in lines if "/" not in line) <= 80  # a path is not broken
+    assert err == ""
+
+
+@pytest.mark.usefixtures("well")
+def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--json", engine=Heard("something else")) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert told["ok"] is False
+    assert [(each["name"], each["state"]) for each in told["findings"] if each["state"] != "ok"] == [("demo", "wrong")]
+    (demo,) = [each for each in told["findings"] if each["name"] == "demo"]
+    assert f"it understood 'something else', and {SPEECH!r} was said" in demo["found"]
+    assert set(demo) == {"name", "state", "found", "advice"}
+
+
+@pytest.mark.usefixtures("well")
+def test_an_engine_that_does_not_open_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(engine=Heard("", CheckpointError("its weights are damaged"))) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "-> mend what is told above" in " ".join(" ".join(lines).split())
+    assert lines[-4].split() == ["wrong", "demo", "CheckpointError:", "its", "weights", "are", "damaged"]
+    assert lines[-1] == f"1 of {len([line for line in lines[:-1] if not line.startswith(' ')])} could be better"
+
+
+@pytest.mark.usefixtures("well")
+def test_a_library_that_cannot_be_imported_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "soxr", None)
+    assert run("--json", engine=Heard(SPEECH)) == 1
+    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["soxr"]["state"] == "wrong"
+    assert findings["soxr"]["advice"] == "install it again: pip install --force-reinstall soxr"
+    assert "decoding" not in findings
+
+
+@pytest.mark.usefixtures("well")
+def test_a_format_that_cannot_be_decoded_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(path: Path, *, sampling_rate: int) -> None:
+        if path.suffix == ".mp3":
+            raise UnsupportedAudio("no codec")
+
+    monkeypatch.setattr("triolet.api.inputs.audio.load_audio", load)
+    assert run("--json", engine=Heard(SPEECH)) == 1
+    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert (findings["decoding"]["state"], findings["decoding"]["found"]) == ("wrong", "mp3: no codec")
+
+
+@pytest.mark.usefixtures("well")
+def test_a_cache_folder_that_is_a_file_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "deeper"))
+    assert run("--json", engine=Heard(SPEECH)) == 1
+    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["cache"]["state"] == "slow"
+    assert findings["cache"]["found"].endswith(f"{tmp_path / 'file'} is a file")
+
+
+def test_without_torch_the_rest_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(doctor.Processor, "find", fail)
+    assert run("--json", engine=Heard(SPEECH)) == 1
+    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["torch"]["found"] == "it cannot be imported (OSError: libgomp.so.1: cannot open shared object file)"
+    assert {"av", "cache", "models"} <= findings.keys()
+    assert "demo" not in findings
+
+
+def test_a_real_run_finds_the_machine_as_it_is_and_torch_set_up_right(tmp_path: Path) -> None:
+    """In a process of its own, where nothing has imported torch yet. Machines differ: the demo and what Triolet sets
+    itself must be well, and the status must say what the findings do."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP", "MKL", "GOMP"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "triolet", "doctor", "--json"],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path)},
+    )
+    told = json.loads(done.stdout)
+    findings = {each["name"]: each for each in told["findings"]}
+    assert done.stderr == ""
+    assert done.returncode == (0 if told["ok"] else 1)
+    assert told["ok"] == all(each["state"] == "ok" for each in told["findings"])
+    names = "python packages torch device threads waiting memory instructions av soundfile soxr decoding cache models"
+    assert set(findings) == {*names.split(), "demo"}
+    for name in ("packages", "threads", "waiting", "av", "soundfile", "soxr", "decoding", "cache", "demo"):
+        assert findings[name]["state"] == "ok", findings[name]
+    assert findings["waiting"]["found"] == "OMP_WAIT_POLICY=PASSIVE, set before torch was loaded"

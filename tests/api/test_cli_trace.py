@@ -1,0 +1,286 @@
+"""``--trace`` and ``triolet trace``: what is written where, and what is told."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+import triolet.demo
+from triolet import Engine, EngineConfig, EventLog
+from triolet.api.command_line.main import main
+from triolet.core import events as e
+from triolet.core.event_lines import line_of, read_events
+from triolet.core.timeline import Record, timeline_of
+from triolet.testing import SCENARIOS, Uniform, simulate
+
+from ..properties.test_timeline import check_format
+from .generating import PaperEngine as PaperWriter
+from .paper import PaperEngine, run
+
+TRACE = simulate(SCENARIOS["plain"], Uniform(3)).trace
+
+
+class Told(PaperEngine):
+    """Its observer is told a whole trace."""
+
+    async def __aenter__(self) -> PaperEngine:
+        opened = await super().__aenter__()
+        ((_, config),) = self.models
+        assert config.observer is not None
+        for event in TRACE:
+            config.observer(event)
+        return opened
+
+
+class ToldWriter(PaperWriter):
+    """As `Told`, for generate and embed."""
+
+    async def __aenter__(self) -> PaperWriter:
+        ((_, config),) = self.configs
+        assert config.observer is not None
+        for event in TRACE:
+            config.observer(event)
+        return await super().__aenter__()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(path: Path | str) -> list[Record]:
+    return json.loads(Path(path).read_text())
+
+
+# -- --trace ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["transcribe a.wav --model m", "generate m hi", "embed m hi"])
+def test_a_command_writes_the_trace_of_its_run(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    engine: Any = Told() if words.startswith("transcribe") else ToldWriter("a")
+    assert run([*words.split(), "--trace", "t.json"], engine) == 0
+    records = written("t.json")
+    assert records == timeline_of(TRACE)
+    check_format(records)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_fails_leaves_a_whole_trace() -> None:
+    """It is then that one looks."""
+    assert run(["transcribe", "bad.wav", "--trace", "t.json"], Told()) == 1
+    assert written("t.json") == timeline_of(TRACE)
+    assert run(["transcribe", "interrupt.wav", "--trace", "t.json"], Told()) == 130
+    assert written("t.json") == timeline_of(TRACE)
+
+
+def test_requests_of_a_trace_are_named_after_their_files() -> None:
+    engine = Told()
+    assert run(["transcribe", "sub/a.wav", "--trace", "t.json"], engine) == 0
+    assert engine.asked == [("sub/a.wav", {"request_id": "a.wav"})]
+
+
+def test_the_trace_and_the_view_see_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Screen())
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "triolet.api.command_line.transcribe_job.watched", lambda view, _: nullcontext(seen.append(view))
+    )
+    assert run(["transcribe", "a.wav", "--watch", "--trace", "t.json"], Told()) == 0
+    assert written("t.json") == timeline_of(TRACE)
+    (view,) = seen
+    ended = [event for event in TRACE if isinstance(event, e.RequestEnded)]
+    assert sum(view.state.ended.values()) == len(ended)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "told"),
+    [
+        ("a.wav", 1, "a.wav: this file is there, and is no trace; give the trace another name"),
+        ("absent/t.json", 1, "absent/t.json: the trace cannot be written (No such file or directory)"),
+        (".", 1, ".: the trace cannot be written (Is a directory)"),
+        ("-", 2, "--trace -, but standard output is for the results; give a file"),
+    ],
+)
+def test_a_file_that_cannot_be_the_trace_is_told_before_a_model_is_loaded(
+    name: str, status: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recording whose name was written behind --trace by mistake stays what it is."""
+    (folder / "a.wav").write_bytes(b"RIFF")
+    engine = PaperEngine()
+    assert run(["transcribe", "b.wav", "--trace", name], engine) == status
+    assert told in capsys.readouterr().err
+    assert not engine.models
+    assert (folder / "a.wav").read_bytes() == b"RIFF"
+
+
+def test_a_trace_may_be_written_over_a_trace_and_an_empty_file(folder: Path) -> None:
+    for before in ("", "[\n", json.dumps(timeline_of(TRACE))):
+        (folder / "t.json").write_text(before)
+        assert run(["transcribe", "b.wav", "--trace", "t.json"], Told()) == 0
+        assert written("t.json") == timeline_of(TRACE)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_costs_the_trace_and_not_the_transcript(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, status 1."""
+    assert run(["transcribe", "b.wav", "--trace", "/dev/full"], Told()) == 1
+    out, err = capsys.readouterr()
+    assert out == "said in b.wav, möglichst.\n"
+    assert err == "triolet: /dev/full: the trace cannot be written (No space left on device)\n"
+
+
+# -- triolet trace ---------------------------------------------------------------------------------------------------
+
+
+def trace_command(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["trace", *words])
+    status = caught.value.code
+    assert isinstance(status, int)
+    return status
+
+
+def log(path: Path, events: Sequence[e.Event]) -> Path:
+    with EventLog(path) as log:
+        for event in events:
+            log(event)
+    return path
+
+
+def test_a_log_becomes_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = log(folder / "events.jsonl", TRACE)
+    assert trace_command(str(path), "-o", "t.json") == 0
+    assert written("t.json") == timeline_of(TRACE)
+    assert trace_command(str(path)) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == timeline_of(TRACE)
+    assert err == ""
+
+
+def test_a_log_may_come_from_standard_input(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with log(folder / "events.jsonl", TRACE).open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert trace_command("-") == 0
+    assert json.loads(capsys.readouterr().out) == timeline_of(TRACE)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert trace_command("-") == 1
+    assert capsys.readouterr().err.startswith("triolet: standard input: it is closed; pipe events in")
+
+
+def test_a_line_that_was_cut_off_is_left_out_with_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a process leaves it that dies."""
+    path = log(folder / "events.jsonl", TRACE[:9])
+    path.write_text(path.read_text()[:-3])
+    assert trace_command(str(path), "-o", "t.json") == 0
+    assert written("t.json") == timeline_of(TRACE[:8])
+    assert capsys.readouterr().err == "triolet: warning: the last line is cut off, and left out\n"
+
+
+def test_a_last_line_without_an_end_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = log(folder / "events.jsonl", TRACE[:9])
+    path.write_text(path.read_text().removesuffix("\n"))
+    assert trace_command(str(path), "-o", "t.json") == 0
+    assert written("t.json") == timeline_of(TRACE[:9])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("nonsense\n", "line 10: 'nonsense' is no JSON (Expecting value"),
+        (
+            line_of(e.RequestQueued("r", time=-1.0)) + "\n",
+            "line 10 is earlier than the one before it: the events of",
+        ),
+        ("\xff\n", "it is no UTF-8 text; the trace has what is before it"),
+    ],
+)
+def test_what_is_no_event_ends_the_trace_and_is_told(
+    line: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is before it is there, with status 1."""
+    path = log(folder / "events.jsonl", TRACE[:9])
+    path.write_bytes(path.read_bytes() + line.encode("latin-1"))
+    assert trace_command(str(path), "-o", "t.json") == 1
+    check_format(written("t.json"))
+    err = capsys.readouterr().err
+    assert err.startswith(f"triolet: {path}: {told}")
+    assert err.endswith("the trace has what is before it\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["absent.jsonl"], 1, "absent.jsonl: no such file; check the spelling"),
+        ([], 2, "Missing argument 'EVENTS'"),
+        (["empty", "-o", "a.wav"], 1, "a.wav: this file is there, and is no trace"),
+    ],
+)
+def test_what_cannot_be_read_or_written_is_told(
+    words: list[str], status: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "empty").touch()
+    (folder / "a.wav").write_bytes(b"RIFF")
+    assert trace_command(*words) == status
+    assert told in capsys.readouterr().err
+
+
+def test_an_empty_log_is_an_empty_trace(folder: Path) -> None:
+    (folder / "empty").touch()
+    assert trace_command("empty", "-o", "t.json") == 0
+    check_format(written("t.json"))
+
+
+def test_a_reader_that_goes_away_ends_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipe(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    path = log(folder / "events.jsonl", TRACE)
+    monkeypatch.setattr(sys, "stdout", Pipe())
+    assert trace_command(str(path)) == 141
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_log_holds_every_event_of_an_engine(folder: Path) -> None:
+    """Each is in the file when it is over: here before the log is closed."""
+    seen: list[e.Event] = []
+    sample = min(triolet.demo.samples(), key=lambda sample: sample.duration)
+    with EventLog(folder / "events.jsonl") as log:
+
+        def both(event: e.Event) -> None:
+            seen.append(event)
+            log(event)
+
+        async with Engine(triolet.demo.checkpoint(), config=EngineConfig(observer=both)) as engine:
+            await engine.transcribe(sample.path)
+        with (folder / "events.jsonl").open() as file:
+            assert lines_of(file) == seen
+        assert [event.time for event in seen] == sorted(event.time for event in seen)
+    check_format(timeline_of(seen))
+    log.close()  # again
+
+
+def lines_of(file: TextIO) -> list[e.Event]:
+    return list(read_events(file))
+
+
+def test_a_log_that_cannot_be_made_is_an_error_of_the_system(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        EventLog(folder / "absent" / "events.jsonl")

@@ -1,0 +1,129 @@
+"""How many bytes an engine will hold, known before anything is loaded: by a checkpoint's files, and settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from triolet import CheckpointError, EngineConfig, Speculation, demo
+from triolet.models.blueprints.estimate import ODDS, estimate
+from triolet.models.executor import TorchExecutor
+from triolet.models.memory.budget import Available, Budget
+from triolet.testing import make_checkpoint
+
+from .test_budget import BASE, SMOL
+from .test_stored_int8 import compressed
+
+CASES = [
+    ("demo", {}),
+    ("demo", {"quantization": "int8"}),
+    ("demo", {"dtype": "bfloat16", "self_kv_bytes": 1 << 20, "cross_kv_bytes": 10 << 20}),
+    ("qwen3", {"dtype": "bfloat16", "max_running": 3, "max_positions": 64}),
+    ("llama", {"quantization": "int8", "dtype": "float32"}),
+    ("gemma2", {"quantization": "int8"}),
+    ("gemma2", {}),
+    ("bert", {}),
+    ("qwen2_vl", {"quantization": "int8"}),
+    ("qwen2_audio", {}),
+    ("moonshine", {}),
+    ("t5", {"dtype": "bfloat16"}),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of a checkpoint; each is made once."""
+    made: dict[str, Path] = {"demo": demo.checkpoint()}
+
+    def find(name: str) -> Path:
+        if name not in made:
+            made[name] = make_checkpoint(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return find
+
+
+def held(model: Path, config: EngineConfig) -> dict[str, int]:
+    """What an engine's executor holds once it is open."""
+    executor = TorchExecutor(model, config)
+    executor.open()
+    try:
+        return executor.memory().by_owner
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_an_estimate_is_no_less_than_what_is_held_and_hardly_more(folder, name, changes):
+    config = EngineConfig(device="cpu", threads=1, **changes)
+    thought, found = estimate(folder(name), config), held(folder(name), config)
+    assert thought.total - thought.by_owner["encoder_outputs"] >= sum(found.values())
+    weights = thought.by_owner["weights"] - ODDS
+    assert found["weights"] - 10_000 <= weights <= found["weights"] * 1.06  # packed matrices are smaller
+    assert thought.by_owner["self_kv"] == found.get("self_kv", 0)
+    assert thought.by_owner["cross_kv"] == found.get("cross_kv", 0)
+
+
+@pytest.mark.parametrize(("name", "encodes"), [("demo", 1), ("llama", 0), ("bert", 0), ("qwen2_vl", 1), ("t5", 1)])
+def test_models_that_encode_count_their_whole_encoder_cache(folder, name, encodes):
+    config = EngineConfig(device="cpu", encoder_cache_bytes=12_345_678)
+    assert estimate(folder(name), config).by_owner["encoder_outputs"] == 12_345_678 * encodes
+
+
+def test_a_draft_model_counts(folder):
+    plain = EngineConfig(device="cpu", threads=1)
+    config = EngineConfig(device="cpu", threads=1, speculation=Speculation(draft=str(folder("llama"))))
+    thought, found = estimate(folder("llama"), config), held(folder("llama"), config)
+    assert thought.total >= sum(found.values())
+    assert thought.total - 2 * ODDS < sum(found.values())
+    assert thought.by_owner["self_kv"] == 2 * estimate(folder("llama"), plain).by_owner["self_kv"]
+
+
+def test_a_head_that_is_stored_beside_the_embedding_that_it_is_counts_once(folder, tmp_path):
+    """transformers leaves it out of what it saves; others do not."""
+    model = make_checkpoint("gemma2", tmp_path / "model")
+    before = estimate(model, EngineConfig(device="cpu"))
+    weights = load_file(model / "model.safetensors")
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, model / "model.safetensors")
+    assert estimate(model, EngineConfig(device="cpu")) == before
+
+
+def test_weights_that_are_stored_in_int8_count_as_they_are_stored(folder, tmp_path):
+    model = tmp_path / "compressed"
+    compressed(folder("llama"), model)
+    config = EngineConfig(device="cpu", threads=1, dtype="float32")
+    thought, found = estimate(model, config), held(model, config)
+    assert abs(thought.by_owner["weights"] - ODDS - found["weights"]) < 10_000
+
+
+def test_pickles_are_estimated_too(folder, tmp_path):
+    model = make_checkpoint("llama", tmp_path / "model")
+    before = estimate(model, EngineConfig(device="cpu"))
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    assert estimate(model, EngineConfig(device="cpu")) == before
+
+
+def test_what_is_no_checkpoint_is_said_so(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        estimate(tmp_path / "nothing", EngineConfig())
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        estimate(tmp_path, EngineConfig())
+
+
+@given(
+    sizes=st.sampled_from([SMOL, BASE]),
+    weights=st.integers(0, 1 << 36),
+    free=st.integers(1 << 30, 1 << 40),
+    running=st.integers(1, 300),
+)
+def test_with_less_memory_keys_and_values_take_no_more_than_was_thought(sizes, weights, free, running):
+    config = EngineConfig(max_running=running)
+    thought = Budget.choose(config, sizes, sizes, Available.at_most([torch.device("cpu")], weights))
+    found = Budget.choose(config, sizes, sizes, Available.on_cpu(weights, free))
+    assert found.bytes_of(sizes) <= thought.bytes_of(sizes)

@@ -1,0 +1,108 @@
+"""Figures for Prometheus, and spans for OpenTelemetry."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from triolet.core.timings import Timings
+from triolet.server.spans import Spans
+
+from .served import Served
+
+
+def samples(service: Served) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    with urllib.request.urlopen(f"{service.url}/metrics") as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {
+            (one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples
+        }
+
+
+def ask(service: Served, path: str, body: dict[str, Any]) -> int:
+    request = urllib.request.Request(
+        f"{service.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_request_counts_once_everywhere(service: Served) -> None:
+    asked = {"model": "llama", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "ignore_eos": True}
+    ask(service, "/v1/chat/completions", asked)
+    before = samples(service)
+    assert ask(service, "/v1/chat/completions", asked) == 200
+    after = samples(service)
+    llama = ("model", "llama")
+
+    def more(name: str, *labels: tuple[str, str]) -> float:
+        key = (name, tuple(sorted(labels)))
+        return after[key] - before[key]
+
+    answered = (("path", "/v1/chat/completions"), ("method", "POST"), ("status", "200"))
+    assert more("triolet_http_requests_total", *answered) == 1
+    assert more("triolet_requests_ended_total", llama, ("outcome", "finished")) == 1
+    assert more("triolet_time_to_first_token_seconds_count", llama) == 1
+    assert more("triolet_request_seconds_count", llama) == 1
+    assert more("triolet_tokens_committed_total", llama) == 3
+    assert after["triolet_requests", (llama, ("phase", "running"))] == 0
+    assert after["triolet_model_state", (llama, ("state", "ready"))] == 1
+    states = [value for (name, _), value in after.items() if name == "triolet_encoder_cache_bytes"]
+    assert states
+
+
+def test_clients_make_no_series_of_their_own(service: Served) -> None:
+    """Names and paths that are none of the server's would be a series each."""
+    for number in range(3):
+        assert ask(service, f"/nothing/{number}", {}) == 404
+        asked = {"model": f"nobody{number}", "input": "a"}
+        assert ask(service, "/v1/embeddings", asked) == 404
+    told = samples(service)
+    assert not [key for key in told if "nobody" in str(key) or "/nothing" in str(key)]
+    assert ("triolet_http_requests_total", (("method", "POST"), ("path", "unknown"), ("status", "404"))) in told
+
+
+class Tracer:
+    """Keeps the spans that are begun."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+
+    def start_span(self, name: str, **given: Any) -> Any:
+        span = _Span(name, given)
+        self.spans.append(span)
+        return span
+
+
+class _Span:
+    def __init__(self, name: str, given: dict[str, Any]) -> None:
+        self.name, self.given, self.ended = name, given, 0
+
+    def end(self, time: int) -> None:
+        self.ended = time
+
+    def set_attribute(self, *_: object) -> None:
+        """Kept by nobody."""
+
+
+def test_the_stages_of_a_request_lie_within_it_one_behind_the_other() -> None:
+    pytest.importorskip("opentelemetry")
+    spans, tracer = Spans(), Tracer()
+    spans._tracer = tracer
+    timings = Timings(queued=0.5, encoder_wait=0.25, first_token=0.75, total=2.0)
+    spans.tell("POST /v1/x", {}, 2.5, timings, {"model": "m", "nothing": None})
+    whole, *stages = tracer.spans
+    assert whole.given["attributes"] == {"triolet.model": "m"}
+    assert whole.ended - whole.given["start_time"] == 2_500_000_000
+    assert [one.name for one in stages] == ["queued", "first token", "decode"]
+    assert [one.ended - one.given["start_time"] for one in stages] == [500_000_000, 250_000_000, 1_250_000_000]
+    assert [one.given["start_time"] for one in stages[1:]] == [one.ended for one in stages[:-1]]
+    assert stages[-1].ended == whole.ended

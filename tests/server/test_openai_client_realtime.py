@@ -1,0 +1,112 @@
+"""OpenAI's own client, as it is published, over the server: live audio by its realtime connection."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import soundfile
+import soxr
+from websockets.exceptions import InvalidStatus
+
+from triolet import Transcript
+
+from .openai_client import openai_client
+from .served import Served, served
+
+RATE = 24_000
+STEP = RATE // 5 * 2  # bytes of 0.2 s
+COMPLETED = "conversation.item.input_audio_transcription.completed"
+DELTA = "conversation.item.input_audio_transcription.delta"
+
+
+@pytest.fixture(scope="module")
+def transcript(service: Served, speech) -> Transcript:
+    return service.engine("whisper", lambda engine: engine.transcribe(speech))
+
+
+@pytest.fixture(scope="module")
+def sound(speech) -> bytes:
+    """The sentence as OpenAI's clients send it: PCM of 16 bits, 24,000 Hz."""
+    samples, rate = soundfile.read(speech, dtype="int16")
+    return soxr.resample(samples, rate, RATE).astype("<i2").tobytes()
+
+
+@pytest.fixture
+def connection(service: Served) -> Iterator[Any]:
+    with openai_client(service) as client:
+        with client.realtime.connect(model="whisper", extra_query={"intent": "transcription"}) as connected:
+            assert next(iter(connected)).type == "session.created"
+            yield connected
+
+
+def set_up(connection: Any, turns: dict[str, Any] | None) -> None:
+    heard = {"model": "whisper", "language": "en"}
+    given = {"format": {"type": "audio/pcm", "rate": RATE}, "transcription": heard, "turn_detection": turns}
+    connection.session.update(session={"type": "transcription", "audio": {"input": given}})
+    assert next(iter(connection)).type == "session.updated"
+
+
+def say(connection: Any, sound: bytes) -> None:
+    for start in range(0, len(sound), STEP):
+        connection.input_audio_buffer.append(audio=base64.b64encode(sound[start : start + STEP]).decode())
+
+
+def until_complete(connection: Any) -> list[Any]:
+    """The events up to the turn's whole text."""
+    told = []
+    for event in connection:
+        told.append(event)
+        assert event.type != "error", event
+        if event.type == COMPLETED:
+            return told
+    raise AssertionError(f"the connection ended after {[event.type for event in told]}")
+
+
+def test_a_turn_that_the_client_ends_has_the_text_of_the_engine(connection, sound, transcript):
+    set_up(connection, None)
+    say(connection, sound)
+    connection.input_audio_buffer.commit()
+    told = until_complete(connection)
+    assert [one.type for one in told if one.type != DELTA] == [
+        "input_audio_buffer.committed",
+        "conversation.item.added",
+        COMPLETED,
+    ]
+    assert told[-1].transcript == "".join(one.delta for one in told if one.type == DELTA) == transcript.text
+
+
+def test_the_server_finds_where_somebody_speaks(connection, sound, transcript):
+    set_up(connection, {"type": "server_vad", "silence_duration_ms": 500})
+    say(connection, sound + bytes(2 * RATE * 2))
+    told = until_complete(connection)
+    kinds = [one.type for one in told if one.type != DELTA]
+    assert kinds[:2] == ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"]
+    assert told[-1].transcript == "".join(one.delta for one in told if one.type == DELTA) == transcript.text
+    assert len({one.item_id for one in told if getattr(one, "item_id", None)}) == 1
+
+
+def test_an_event_that_is_none_is_told_and_the_connection_goes_on(connection, sound):
+    connection.send({"type": "input_audio_buffer.append", "event_id": "mine"})
+    error = next(iter(connection))
+    assert (error.type, error.error.type, error.error.event_id) == ("error", "invalid_request_error", "mine")
+    assert "audio" in error.error.message
+    set_up(connection, None)
+
+
+def test_a_model_that_is_none_fails_its_turn(service, sound):
+    with openai_client(service) as client:
+        with client.realtime.connect(model="nobody", extra_query={"intent": "transcription"}) as connection:
+            next(iter(connection))
+            say(connection, sound)
+            kinds = [next(iter(connection)) for _ in range(2)]
+    assert {one.type for one in kinds} == {"error", "conversation.item.input_audio_transcription.failed"}
+    assert "nobody" in kinds[0].error.message
+
+
+def test_a_wrong_key_opens_no_connection(models):
+    with served({"bert": models["bert"]}, api_keys=["right"]) as service, openai_client(service) as client:
+        with pytest.raises(InvalidStatus, match="401"), client.realtime.connect(model="whisper"):
+            pass
