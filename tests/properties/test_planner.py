@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -206,6 +207,23 @@ def test_what_a_request_asks_about_its_prompt_is_never_found_in_pages_that_are_c
     told = [one.probe for commit in commits for one in commit.sampled]
     assert [probe for probe in told if probe] == [(-4.0,)] * 2, "what a request asks about its prompt is answered"
     assert planner.statistics().tokens_cached == 4, "the page before it is found"
+
+
+def test_a_step_tells_who_gets_a_token_by_it():
+    """Not who reads a part of its prompt, and not who reads it for a vector."""
+    planner, executor = opened(budget=8)
+    planner.submit(request("long", prompt=20, max_tokens=3))
+    planner.submit(request("short", prompt=2, max_tokens=3))
+    planner.submit(request("vector", prompt=2, max_tokens=1, pooling=Pooling(kind="mean")))
+    told: Counter[str] = Counter()
+    while (plan := planner.next_step()) is not None:
+        told.update(planner.samples_of(plan.step_id))
+        planner.step_done(executor.step(plan))
+    commits = [action for action in planner.take_actions() if isinstance(action, Commit)]
+    assert {commit.request_id for commit in commits} == {"long", "short", "vector"}
+    sampled = Counter(one.request_id for one in commits for token in one.sampled if token.token_id is not None)
+    assert told == sampled
+    assert set(told) == {"long", "short"}
 
 
 def test_a_whole_prompt_that_is_too_large_for_the_memory_fails():

@@ -27,8 +27,8 @@ export class BytesChart {
     const most = Math.max(...this.points.map(({ parts }) => total(parts)));
     this.capacity = capacity;
     this.top = most > capacity / 4 ? capacity * 1.05 : most * 1.3;
-    write(this.taken, bytes(total(this.points.at(-1).parts)));
-    write(this.room, ` of ${bytes(capacity)}, most ${bytes(most)}`);
+    write(this.taken, capacity ? bytes(total(this.points.at(-1).parts)) : "");
+    write(this.room, capacity ? ` of ${bytes(capacity)}, most ${bytes(most)}` : "No model with an encoder is loaded.");
   }
 
   draw(now, span) {

@@ -34,7 +34,6 @@ export class Chat {
   }
 
   #begin() {
-    this.control?.abort();
     this.messages = [];
     this.log.replaceChildren();
     this.#setImages([]);
@@ -90,41 +89,48 @@ export class Chat {
     this.text.value = "";
     this.#setImages([]);
     tellProblem(this.problem, null);
-    const said = this.#say("assistant", "");
-    await this.#answer(said);
+    const isAnswered = await this.#answer(this.#say("assistant", ""));
+    if (!isAnswered) this.#takeBack(text, images);
   }
 
+  /** Whether there is an answer, or a part of one. */
   async #answer(said) {
-    this.control = new AbortController();
-    write(this.send, "Stop");
-    this.log.setAttribute("aria-busy", "true"); // read out when it is whole
     const pace = new Pace();
+    this.#run(new AbortController());
     try {
       for await (const told of this.#told(this.control.signal)) this.#hear(told, said, pace);
       said.after(element("p", { className: "note" }, pace.words()));
     } catch (error) {
       tellProblem(this.problem, reasonOf(error));
+      if (!said.textContent) return false;
+    } finally {
+      this.#run(null);
     }
-    this.control = null;
-    write(this.send, "Send");
-    this.log.setAttribute("aria-busy", "false");
-    this.#keep(said.textContent, said);
+    this.messages.push({ role: "assistant", content: said.textContent });
+    return true;
+  }
+
+  /** From now on an answer is written, which `control` stops; none where it is null. */
+  #run(control) {
+    this.control = control;
+    write(this.send, control ? "Stop" : "Send");
+    this.clear.disabled = control !== null;
+    this.log.setAttribute("aria-busy", String(control !== null)); // it is read out when it is whole
+  }
+
+  /** A question without an answer can be asked again. */
+  #takeBack(text, images) {
+    this.messages.pop();
+    this.log.lastElementChild.remove();
+    this.log.lastElementChild.remove();
+    this.text.value ||= text;
+    if (!this.added.length) this.#setImages(images);
   }
 
   #hear(told, said, pace) {
     pace.hear(told);
     said.append(told.choices[0]?.delta.content ?? "");
     this.log.scrollTop = this.log.scrollHeight;
-  }
-
-  /** A question without an answer can be asked again. */
-  #keep(answer, said) {
-    if (answer) {
-      this.messages.push({ role: "assistant", content: answer });
-    } else {
-      this.messages.pop();
-      said.parentElement.classList.add("empty");
-    }
   }
 
   async *#told(signal) {

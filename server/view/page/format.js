@@ -15,8 +15,8 @@ export const whole = (count) => Math.round(count).toLocaleString("en");
 
 export function seconds(count) {
   if (count < 1) return `${Math.max(0, Math.round(count * 1000))} ms`;
-  if (count < 60) return `${count.toFixed(1)} s`;
-  return `${Math.floor(count / 60)} min ${Math.floor(count % 60)} s`;
+  if (count < 100) return `${count.toFixed(count < 20 ? 1 : 0)} s`;
+  return `${Math.round(count / 60)} min`;
 }
 
 export function rate(count) {

@@ -87,6 +87,7 @@ class Page {
       most: 64,
       title: "Requests, by lane",
       hint: HINT,
+      nothing: "No request in the last minute. Drop a recording, or write a message.",
       isOwn: (track) => isOwnRequest(track.id),
     });
     this.entries = new Timeline({
@@ -99,6 +100,7 @@ class Page {
       most: 64,
       title: "Encoder outputs, by lane",
       hint: "Each line is one encoder output; its end is when its bytes came back.",
+      nothing: "No encoder output in the last minute.",
     });
     this.speech = new Speech(this.models);
     this.chat = new Chat(this.models);

@@ -9,8 +9,8 @@ const NEAR_SECONDS = 0.3; // of the pointer to a bar
 
 export class Timeline {
   /** `stages`: how each looks; `describe(track, now)`: the texts of a lane; `explain(track, now)`: all of a track. */
-  constructor({ place, detail, palette, stages, describe, explain, least, most, title, hint, isOwn }) {
-    Object.assign(this, { detail, palette, stages, describe, explain, title, hint, isOwn });
+  constructor({ place, detail, palette, stages, describe, explain, least, most, title, hint, nothing, isOwn }) {
+    Object.assign(this, { detail, palette, stages, describe, explain, title, hint, nothing, isOwn });
     this.lanes = new Lanes(least, most);
     this.rows = [];
     this.#build(place);
@@ -42,7 +42,8 @@ export class Timeline {
     }
     this.more.hidden = !this.lanes.hidden;
     write(this.more, `and ${this.lanes.hidden} more`);
-    if (this.pointed) write(this.detail, this.explain(this.pointed, now));
+    this.isEmpty = !tracks.length;
+    this.#tell(now);
   }
 
   #addRow() {
@@ -95,7 +96,12 @@ export class Timeline {
 
   #show(track) {
     this.pointed = track ?? null;
-    write(this.detail, track ? this.explain(track, this.shownNow ?? 0) : this.hint);
+    this.#tell(this.shownNow ?? 0);
+  }
+
+  #tell(now) {
+    const hint = this.isEmpty ? this.nothing : this.hint;
+    write(this.detail, this.pointed ? this.explain(this.pointed, now) : hint);
   }
 
   // -- drawing -------------------------------------------------------------------------------------------------------
