@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import evolve
 
+from ..api.command_line.pages import MODEL, Page
 from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
 from ..core.config import DTYPES, QUANTIZATIONS, EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
@@ -25,6 +26,22 @@ KEY_VARIABLE = "TRIOLET_API_KEY"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _EXTRA = "the server needs more packages: pip install 'triolet[server]'"
+
+_SECTIONS = {
+    "Models": ("models", "preload", "memory_budget", "idle_seconds", "tool_format"),
+    "How the models run": MODEL,
+    "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
+    "Limits": ("max_body", "max_audio_seconds", "max_requests", "rate_limit", "drain_seconds"),
+    "Images and audio by address": ("url_prefixes", "allow_private_urls"),
+}
+_EXAMPLES = (
+    ("triolet serve openai/whisper-base", ""),
+    (
+        "triolet serve --model speech=openai/whisper-base --model chat=Qwen/Qwen3-0.6B",
+        "several, each loaded by its first request",
+    ),
+    ("TRIOLET_API_KEY=secret triolet serve demo --host 0.0.0.0", "for other machines"),
+)
 
 
 class _Bytes(click.ParamType[int]):
@@ -42,7 +59,7 @@ class _Bytes(click.ParamType[int]):
         return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-@click.command(epilog="See docs/serving.md.")
+@click.command(cls=Page, sections=_SECTIONS, examples=_EXAMPLES)
 @click.argument("model", required=False)
 @click.option("--model", "models", multiple=True, metavar="NAME=MODEL", help="A model under a name; more than once.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
@@ -72,12 +89,7 @@ class _Bytes(click.ParamType[int]):
 def serve(**given: Any) -> int:
     """Serve models over HTTP, as OpenAI's API has it: speech, text, vectors, live audio, and a page to watch it by.
 
-    \b
-    triolet serve openai/whisper-base
-    triolet serve --model speech=openai/whisper-base --model chat=Qwen/Qwen3-0.6B --memory-budget 8GiB
-    TRIOLET_API_KEY=secret triolet serve demo --host 0.0.0.0
-
-    SIGTERM and ^C let running requests end, at most --drain-seconds; a second one does not wait.
+    SIGTERM and ^C let running requests end, at most --drain-seconds; a second one does not wait. See docs/serving.md.
     """
     try:
         from .settings import ServerSettings

@@ -24,18 +24,20 @@ from triolet.api.command_line.main import cli, main
 from triolet.api.command_line.pages import Page, Pages
 from triolet.bench.command import bench
 from triolet.core.events import RequestQueued
+from triolet.server.command import serve
 
 from .generating import PaperEngine as PaperWriter
 from .paper import PaperEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELLS = ["bash", "zsh", "fish"]
+ADDED = {"bench": bench, "serve": serve}  # by triolet.__main__
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command by how it is called; ``bench`` as the installed command has it."""
+    """Every command by how it is called, as the installed command has them."""
     yield "triolet", cli
-    stack = [(f"triolet {name}", command) for name, command in {**cli.commands, "bench": bench}.items()]
+    stack = [(f"triolet {name}", command) for name, command in {**cli.commands, **ADDED}.items()]
     while stack:
         name, command = stack.pop()
         yield name, command
@@ -159,7 +161,7 @@ DOCUMENTED = list(dict.fromkeys(lines_of_documents()))
 
 def test_the_page_of_the_documents_has_every_command() -> None:
     text = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
-    for name in (*cli.commands, "bench"):
+    for name in (*cli.commands, *ADDED):
         assert f"\n## triolet {name}\n" in text
         assert f"[`{name}`](#triolet-{name})" in text
         assert any(re.search(rf"\btriolet {name}\b", line) for page, line in DOCUMENTED if page == "command_line.md")
@@ -172,7 +174,7 @@ def test_an_example_is_understood(name: str, line: str) -> None:
     command: click.Command = cli
     context = click.Context(cli, info_name="triolet")
     while isinstance(command, click.Group):
-        inner = {**command.commands, "bench": bench} if command is cli else command.commands
+        inner = {**command.commands, **ADDED} if command is cli else command.commands
         command = inner[words.pop(0)]
     if "--help" not in words:
         command.make_context("example", words, parent=context)
