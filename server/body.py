@@ -23,6 +23,7 @@ Read = TypeVar("Read", bound=BaseModel)
 
 _INLINE = 64 * 1024  # bytes: reading more JSON takes longer than a thread costs
 _MOST_JSON = 64 * 2**20
+_MOST_NAME = 100  # characters of a member's name that are looked at, and told
 _MOST_FIELD = 4 * 2**20
 _NEAR = 0.75  # so like another name is one that is mistyped
 _PART = re.compile(r"\[(\w*)\]")
@@ -73,7 +74,9 @@ def _media_type(request: Request) -> str:
 def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> BadBody:
     """In words. A member that does not exist is told before all else, with the nearest one that does."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    unknown = [str(one["loc"][0]) for one in faults if one["type"] == "extra_forbidden" and len(one["loc"]) == 1]
+    unknown = [
+        str(one["loc"][0])[:_MOST_NAME] for one in faults if one["type"] == "extra_forbidden" and len(one["loc"]) == 1
+    ]
     if not unknown:
         return BadBody.of(error, body)
     near = difflib.get_close_matches(unknown[0], kind.model_fields, 1, _NEAR)
@@ -127,19 +130,24 @@ def _members(form: FormData) -> dict[str, Any]:
             if key != "file":
                 raise BadBody(f"a file with the name {key}; allowed: one file, with the name file", key)
             continue
-        name, bracket, _ = key.partition("[")
+        name, bracket, _ = key[:_MOST_NAME].partition("[")
         part = _PART.fullmatch(key[len(name) :])
-        if not bracket:
-            if name in found:
-                raise BadBody(f"{name} is given twice; a list is given as {name}[]", name)
-            found[name] = _perhaps_json(value)
-        elif part is None:
-            raise BadBody(f"a member {key!r}; allowed: name, name[] and name[part]", name)
-        elif part[1]:
-            found.setdefault(name, {})[part[1]] = value
-        else:
-            found.setdefault(name, []).append(value)
+        if bracket and part is None:
+            raise BadBody(f"a member {key[:_MOST_NAME]!r}; allowed: name, name[] and name[part]", name)
+        _add(found, name, None if part is None else part[1], value)
     return found
+
+
+def _add(found: dict[str, Any], name: str, part: str | None, value: str) -> None:
+    """Adds ``name``; ``part`` is ``""`` for an item of a list, ``None`` for a value of its own."""
+    if part == "" and isinstance(found.setdefault(name, []), list):
+        found[name].append(value)
+    elif part and isinstance(found.setdefault(name, {}), dict) and part not in found[name]:
+        found[name][part] = value
+    elif part is None and name not in found:
+        found[name] = _perhaps_json(value)
+    else:
+        raise BadBody(f"{name} is given twice; a list is given as {name}[], an object as {name}[part]", name)
 
 
 def _perhaps_json(value: str) -> Any:

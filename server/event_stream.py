@@ -66,6 +66,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         events, exchange = Events(send, named=self._named), scope["exchange"]
+        if scope["method"] == "HEAD":
+            await events.begin()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
 
         def last_words(problem: Problem) -> bytes:
             return events.encode({"type": "error", **problem.as_object()})

@@ -82,10 +82,17 @@ class Exchange:
     def __attrs_post_init__(self) -> None:
         self._give, self._take = trio.open_memory_channel(_AHEAD)
 
-    async def run(self, work: Application) -> None:
-        """Has ``work`` answer the request. Where the work is cut short, the exchange itself answers, if it can."""
+    async def run(self, work: Application, *, unheard: bool = False) -> None:
+        """Has ``work`` answer the request. Where the work is cut short, the exchange itself answers, if it can.
+
+        Args:
+            unheard: begin the work before anything of the request's body is there: what a refusal needs.
+        """
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._listen)
+            if unheard:
+                nursery.start_soon(self._listen)
+            else:
+                await nursery.start(self._listen)
             with self._work, self.closing:
                 await work(self.scope, self.receive, self.send)
             if self._work.cancelled_caught:
@@ -105,7 +112,7 @@ class Exchange:
 
     # -- what the client sends -------------------------------------------------------------------------------------
 
-    async def _listen(self, task_status: trio.TaskStatus[None]) -> None:
+    async def _listen(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hears the client until it has gone, or is too slow. Has started with the first part of the request, which is
         all of it where there is no body."""
         message = await self._heard()
@@ -158,7 +165,8 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Sends a part of the answer. A part is sent whole or not at all, even if the work is cancelled meanwhile."""
-        with trio.CancelScope(shield=True):
+        most = 2 * self.settings.send_seconds + _LINGER_SECONDS  # each wait has its own bound; this one is for bugs
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + most):
             if message["type"] == "http.response.start":
                 await self._begin(message)
             elif message["type"] == "http.response.body":
@@ -171,6 +179,7 @@ class Exchange:
         headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
         if not self._arrived:
             headers.append((b"connection", b"close"))
+            self._refuse()
         await self._say({**message, "headers": headers})
 
     async def _go_on(self, message: Message) -> None:
@@ -183,14 +192,19 @@ class Exchange:
             if body:
                 await self._say({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
+            self._answered = True
             await self._linger()
         self._answered = True  # hypercorn tells of the end of an answer as it tells of a client who goes
         await self._say({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _linger(self) -> None:
-        """Reads on what a refused client still sends, for a while: closing at once would take the answer from it."""
+    def _refuse(self) -> None:
+        """The work reads no more of the request. What still comes is heard and thrown away: where nobody heard it,
+        hypercorn would wait for room, and never tell that the client has gone."""
         self._refused = True
         self._take.close()
+
+    async def _linger(self) -> None:
+        """Reads on what a refused client still sends, for a while: closing at once would take the answer from it."""
         if self.cut is None:
             with trio.move_on_after(_LINGER_SECONDS):
                 await self._nothing_comes.wait()

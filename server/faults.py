@@ -13,6 +13,7 @@ from attrs import frozen
 from pydantic import ValidationError
 
 _MOST = 3
+_LONGEST = 200  # characters of a place: its steps are the client's
 Place = tuple[str | int, ...]
 
 
@@ -26,7 +27,7 @@ class Fault:
     @property
     def name(self) -> str:
         """The place in words."""
-        return ".".join(map(str, self.place))
+        return ".".join(map(str, self.place))[:_LONGEST]
 
     def __str__(self) -> str:
         told = "; or ".join(self.said)

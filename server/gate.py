@@ -24,7 +24,7 @@ from .server import Server
 _access = logging.getLogger("triolet.access")
 _log = logging.getLogger("triolet.server")
 _OPEN = frozenset({"/", "/health", "/favicon.ico"})  # without a key: they tell nothing of anybody's requests
-_ID = re.compile(r"[\w.:-]{1,128}")
+_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:
@@ -44,26 +44,27 @@ class Gate:
             return
         exchange = Exchange(scope, self._server.settings, _request_id(headers), receive, send)
         scope["exchange"] = exchange
-        self._server.exchanges.add(exchange)
         begun = trio.current_time()
         try:
-            await exchange.run(self._pass)
+            problem = self._refusal(scope, headers, exchange.told)
+            if problem is None:
+                self._server.exchanges.add(exchange)
+                await exchange.run(self._pass)
+            else:
+                exchange.told["error"] = problem.as_object()["error"]["code"]
+                await exchange.run(problem_answer(problem), unheard=True)
         finally:
             self._server.exchange_over(exchange)
             self._over(exchange, headers, trio.current_time() - begun)
 
     async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
-        problem = self._refusal(scope, Headers(scope=scope), exchange.told)
-        if problem is not None:
-            exchange.told["error"] = problem.as_object()["error"]["code"]
-            await problem_answer(problem)(scope, receive, send)
-            return
         try:
             await self._inner(scope, receive, send)
         except Exception as error:  # noqa: BLE001  (no error of one request ends the server)
+            if "error" not in exchange.told:
+                _log.exception("%s failed", exchange.id)
             if exchange.status is None:
-                _log.exception("%s failed before it was answered", exchange.id)
                 await problem_answer(problem_of(error))(scope, receive, send)
 
     async def _open_socket(
@@ -106,7 +107,7 @@ class Gate:
         if scope.get("method") == "GET":
             return None
         most = self._server.settings.max_requests
-        if len(self._server.exchanges) > most:
+        if len(self._server.exchanges) + self._server.sockets >= most:
             wait = self._server.pace.seconds_to_wait(trio.current_time())
             return Problem(429, f"{most} requests run or wait already; try again later", "overloaded", retry_after=wait)
         seconds = self._rate.seconds_to_wait(who, trio.current_time()) if self._rate is not None else 0.0

@@ -16,10 +16,12 @@ from typing import Any
 import trio
 from attrs import define, field
 from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from hypercorn.utils import wrap_app
+from hypercorn.utils import parse_socket_addr, wrap_app
 
 from .exchange import Application
 from .settings import ServerSettings
@@ -81,6 +83,48 @@ def hypercorn_config(settings: ServerSettings) -> Config:
 def _address(settings: ServerSettings) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{host}:{settings.port}"
+
+
+class _Http1(H11Protocol):
+    """HTTP/1.1 alone: whatever a client asks for, the connection stays what it is. In HTTP/2 one connection could hold
+    any number of answers that it does not read."""
+
+    async def _check_protocol(self, event: Any) -> None:
+        """Never another protocol."""
+
+
+class _Http1Server(TCPServer):
+    """hypercorn's connection, with `_Http1` in place of the choice of protocols."""
+
+    async def run(self) -> None:
+        """Serves the connection to its end."""
+        stream: Any = self.stream
+        tls = isinstance(stream, trio.SSLStream)
+        connected = (stream.transport_stream if tls else stream).socket
+        try:
+            if tls:
+                with trio.fail_after(self.config.ssl_handshake_timeout):
+                    await stream.do_handshake()
+            client, server = connected.getpeername(), connected.getsockname()
+            async with TaskGroup() as tasks:
+                self._task_group = tasks
+                self.protocol: Any = _Http1(
+                    self.app,
+                    self.config,
+                    self.context,
+                    tasks,
+                    ConnectionState(self.state),
+                    tls,
+                    parse_socket_addr(connected.family, client),
+                    parse_socket_addr(connected.family, server),
+                    self.protocol_send,
+                )
+                await self.idle_task.restart(tasks, self._idle_timeout)
+                await self._read_data()
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError):  # the client is gone, or was never there
+            return
+        finally:
+            await self._close()
 
 
 @define(eq=False)
@@ -177,7 +221,7 @@ class Listener:
             on_top = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
         plain: Any = self.app  # hypercorn types its messages more narrowly
         app = wrap_app(plain, self._config.wsgi_max_body_size, "asgi")
-        await TCPServer(app, self._config, self._context, ConnectionState({}), on_top)
+        await _Http1Server(app, self._config, self._context, ConnectionState({}), on_top)
 
 
 def _url(listening: socket.socket, *, tls: bool) -> str:

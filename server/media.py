@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import unquote_to_bytes, urljoin, urlsplit
+from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
 
 import httpcore
 import trio
@@ -25,6 +25,7 @@ from .problems import BadBody, Problem, Refusal
 from .settings import ServerSettings
 
 _MOST_REDIRECTS = 3
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _INLINE = 1 << 20  # characters; decoding more takes longer than a thread costs
 
@@ -63,15 +64,13 @@ class Media:
                     async with pool.stream("GET", url, headers={"user-agent": "triolet", "accept": "*/*"}) as answer:
                         if answer.status not in _REDIRECTS:
                             return await self._read(answer, where)
-                        url = urljoin(url, _header(answer, b"location"))
+                        url = _joined(url, _header(answer, b"location"))
                 except (httpcore.ProtocolError, httpcore.NetworkError, httpcore.UnsupportedProtocol, OSError) as error:
                     raise _refused(where, str(error) or type(error).__name__) from None
         raise _refused(where, f"more than {_MOST_REDIRECTS} redirections")
 
     def _check(self, url: str, where: str) -> None:
-        parts = urlsplit(url)
-        plain = parts.username is None and parts.hostname is not None and "\\" not in url
-        if not plain or not any(map(url.startswith, self.settings.url_prefixes)):
+        if not _is_plain(url) or not any(map(url.startswith, self.settings.url_prefixes)):
             allowed = ", ".join(self.settings.url_prefixes) or "data: alone"
             raise Refusal(Problem(403, f"{where}: {url[:200]} may not be fetched; allowed: {allowed}", None, where))
 
@@ -92,6 +91,40 @@ class Media:
         most = self.settings.max_body_bytes
         if size > most:
             raise RequestTooLarge(f"{where}: {size:,} bytes or more lie there; allowed: up to {most:,}")
+
+
+def _is_plain(url: str) -> bool:
+    """Whether an address means what its beginning says: it has a host, nobody's name, and no way back up its path."""
+    try:
+        parts, path = urlsplit(url), unquote(unquote(urlsplit(url).path))
+        port = parts.port  # raises for what is none
+    except ValueError:
+        return False
+    steps = path.replace("\\", "/").split("/")
+    odd = any(not "!" <= letter <= "~" for letter in url) or "\\" in url
+    return not (odd or ".." in steps or "." in steps) and bool(parts.hostname) and parts.username is None and port != 0
+
+
+def _joined(url: str, location: str) -> str:
+    """Where a redirection leads; an address that is none is refused by its next check."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        return location
+
+
+def _is_public(address: str) -> bool:
+    """Whether an address is one of the public network's, and no other one is meant by it (RFC 4291, 6052, 3056)."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour
+        if found in _NAT64 or int(found) >> 32 == 0:
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inner is not None:
+            return inner.is_global and not inner.is_multicast
+        if found.is_site_local:
+            return False
+    return found.is_global and not found.is_multicast
 
 
 def _header(answer: httpcore.Response, wanted: bytes) -> str:
@@ -139,7 +172,7 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError(f"the name {host} cannot be resolved ({error})") from None
         addresses = [str(one[4][0]) for one in found]
         for address in addresses:
-            if not self._private and not ipaddress.ip_address(address.partition("%")[0]).is_global:
+            if not self._private and not _is_public(address):
                 raise httpcore.ConnectError(f"{host} is at {address}, which is no public address")
         return addresses[0]
 

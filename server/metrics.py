@@ -22,6 +22,7 @@ from ..core.timings import Timings
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OUTSIDE = "unknown"  # paths that are none of ours would be a series each
 _COUNTED = {
     "steps": "Steps of the decoder.",
@@ -72,6 +73,7 @@ class Metrics:
     def answered(self, path: str | None, method: str, status: int | None, seconds: float) -> None:
         """A request was answered. ``path`` is that of the endpoint; ``status`` is ``None`` where the client left."""
         named = path or _OUTSIDE
+        method = method if method in _METHODS else "other"
         self._answers.labels(named, method, str(status or 499)).inc()
         self._seconds.labels(named).observe(seconds)
 

@@ -34,6 +34,8 @@ async def serving(server: Server) -> AsyncIterator[list[str]]:
         finally:
             server.stop()
             nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await listener.cut_off()  # a client that reads nothing would hold up what is being sent
 
 
 async def _drain(server: Server, listener: Listener) -> None:

@@ -22,6 +22,14 @@ def _text(value: Any) -> str:
     return value
 
 
+def _prefix(value: Any) -> str:
+    """One without a slash behind its host would fit other hosts, too."""
+    scheme, _, rest = _text(value).partition("://")
+    if scheme not in ("http", "https") or not rest.partition("/")[0] or "/" not in rest:
+        raise Refused
+    return str(value)
+
+
 def _texts(what: str) -> Check:
     return several(_text, 10_000, f"a list of {what}")
 
@@ -40,7 +48,7 @@ _CHECKS = {
     "body_seconds": number(0, math.inf, above=True),
     "send_seconds": number(0, math.inf, above=True),
     "drain_seconds": _SECONDS,
-    "url_prefixes": _texts("prefixes of addresses"),
+    "url_prefixes": several(_prefix, 10_000, "a list of prefixes with a whole host, such as https://example.org/"),
     "url_seconds": number(0, math.inf, above=True),
     "private_urls": flag(),
     "cors_origins": _texts("origins"),

@@ -40,7 +40,9 @@ def run(tmp_path, monkeypatch, capsys, caplog):
     """Runs an example with some arguments and returns the lines of standard output and of standard error, where Python
     would write warnings of the log too. Here and not in a process of its own, which would import torch each time."""
 
-    def run(example: str, *arguments: str | Path, status: int = 0, typed: str = "") -> tuple[list[str], list[str]]:
+    def run(
+        example: str, *arguments: str | int | Path, status: int = 0, typed: str = ""
+    ) -> tuple[list[str], list[str]]:
         monkeypatch.setattr(sys, "argv", [example, *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
         monkeypatch.chdir(tmp_path)
@@ -171,6 +173,20 @@ def test_search_ranks_the_nearest_texts(run, checkpoint):
     scores = [float(match[1]) for match in found]
     assert scores == sorted(scores, reverse=True)
     assert len({match[2] for match in found} & set(texts)) == 5
+
+
+def test_two_models_take_turns_where_only_one_fits_and_answer_every_file(run, checkpoint):
+    samples = [sample.path for sample in demo.samples()[:3]]
+    for mebibytes, speech in ((87, "absent"), (200, "ready")):
+        lines, errors = run("two_models.py", checkpoint("qwen3"), mebibytes, *samples)
+        assert sorted(line.partition(":")[0] for line in lines) == sorted(path.name for path in samples)
+        assert errors == [f"speech: {speech}, loaded 1 times", "chat: ready, loaded 1 times"]
+
+
+def test_two_models_tell_in_one_line_that_one_does_not_fit(run, checkpoint):
+    lines, errors = run("two_models.py", checkpoint("qwen3"), 40, demo.samples()[0].path, status=1)
+    assert not lines
+    assert "memory_budget=41943040" in errors[-1]
 
 
 def test_microphone_writes_what_is_piped_in(tmp_path):

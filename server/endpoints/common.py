@@ -6,14 +6,12 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ...api.engine import Engine
-from ...core.errors import InvalidRequest
 from ..exchange import Exchange
 from ..server import Server
 
@@ -55,10 +53,3 @@ def now() -> int:
 def answered(body: BaseModel, *, unset: bool = False) -> JSONResponse:
     """``body`` as JSON, without members that were never set (with ``unset``: with them)."""
     return JSONResponse(body.model_dump(mode="json", by_alias=True, exclude_unset=not unset))
-
-
-def first_of(values: list[Any], what: str) -> Any:
-    """The only one of ``values``."""
-    if len(values) != 1:
-        raise InvalidRequest(f"{len(values)} {what}; allowed: 1")
-    return values[0]

@@ -16,9 +16,16 @@ def origin_fault(origin: str | None, host: str | None, allowed: Collection[str])
     """Why a page of ``origin`` may not use the server that its client knows as ``host``; ``None``: it may."""
     if origin is None or origin in allowed or "*" in allowed:
         return None
-    if host is not None and urlsplit(origin).netloc.lower() == host.lower():
+    if host is not None and _place(origin) == host.lower():
         return None
     return f"a page of the origin {origin} may not use this server; allow it by --cors-origin {origin}"
+
+
+def _place(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def host_fault(host: str | None) -> str | None:

@@ -63,7 +63,7 @@ class SamplingBody(Ignored):
     presence_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
     logit_bias: Annotated[
-        dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100.0, le=100.0)]] | None,
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100.0, le=100.0)]] | None,
         Field(description="By token id."),
     ] = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63, description="By default a fresh one.")] = None

@@ -11,6 +11,9 @@ from .base import Answer, Name, SamplingBody, StreamOptions, Text, Usage
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
 
+_MOST_ANSWERS = 256  # each is a request of the engine's
+
+
 class CompletionRequest(SamplingBody):
     """Text, or tokens, that the model goes on with."""
 
@@ -31,6 +34,8 @@ class CompletionRequest(SamplingBody):
 
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:
+        if len(self.prompts()) * (self.n or 1) > _MOST_ANSWERS:
+            raise ValueError(f"{len(self.prompts())} prompts with n={self.n or 1}; allowed: {_MOST_ANSWERS} answers")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options without stream; set stream to true")
         if self.echo and self.logprobs is not None:

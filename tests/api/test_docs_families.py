@@ -15,7 +15,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from triolet import Engine, EngineConfig
+from triolet import Engine, EngineConfig, Engines
 from triolet.testing import make_checkpoint
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -80,7 +80,7 @@ def collect(printed: list[object], *values: object, **_: object) -> None:
 async def test_the_pieces_of_the_readme_run_on_the_models_that_it_names(tmp_path: Path) -> None:
     """Each prints something; what, depends on the model."""
     _, *pieces = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(pieces) == 3
+    assert len(pieces) == 4
     for code in pieces:
         named = [model for model in README_MODELS if f'"{model}"' in code]
         assert named, code
@@ -88,7 +88,7 @@ async def test_the_pieces_of_the_readme_run_on_the_models_that_it_names(tmp_path
             folder = make_checkpoint(README_MODELS[model], tmp_path / model)
             code = code.replace(f'"{model}"', repr(str(folder)))  # noqa: PLW2901
         printed: list[object] = []
-        names: dict[str, Any] = {"print": partial(collect, printed), "Engine": Engine}
+        names: dict[str, Any] = {"print": partial(collect, printed), "Engine": Engine, "Engines": Engines}
         await eval(compile(code, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
         assert printed, code
 

@@ -36,11 +36,10 @@ def patient(models: dict[str, str]) -> Iterator[Served]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_is_left(patient: Served) -> Iterator[None]:
     """After each test the books are empty."""
     yield
-    server: Served = request.getfixturevalue("patient")
-    wait_until(lambda: server.ask(lambda: rest(server)) == (0, 0, 0, 0))
+    wait_until(lambda: patient.ask(lambda: rest(patient)) == (0, 0, 0, 0))
 
 
 def rest(running: Served) -> tuple[int, int, int, int]:
@@ -270,3 +269,82 @@ def test_pages_and_names_of_others_are_refused(patient: Served, header: str) -> 
     host = "" if header.startswith("host") else "host: localhost\r\n"
     answer = talk(patient, f"GET /v1/models HTTP/1.1\r\n{host}{header}\r\nconnection: close\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 403")
+
+
+def test_who_goes_on_sending_and_reads_nothing_is_let_go(patient: Served) -> None:
+    """What such a client sends is heard to its end, or hypercorn would wait for room for ever."""
+    held = []
+    for _ in range(3):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        host, port = patient.url.removeprefix("http://").split(":")
+        connection.connect((host, int(port)))
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(40):
+            connection.sendall(b"1\r\nx\r\n")
+        held.append(connection)
+    wait_until(lambda: not patient.ask(lambda: patient.server.exchanges))
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
+        b"http2-settings: AAMAAABkAAQAAP__\r\n\r\n",
+    ],
+)
+def test_a_connection_stays_http_1(patient: Served, head: bytes) -> None:
+    with closing(connect(patient)) as connection:
+        connection.sendall(head)
+        answer = connection.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 ")
+    assert not answer.startswith(b"HTTP/1.1 101")
+
+
+def test_one_request_asks_for_so_many_answers_and_no_more(patient: Served) -> None:
+    body = {"model": "llama", "prompt": ["a"] * 128, "n": 3}
+    status, told = post(patient, "/v1/completions", json.dumps(body).encode())
+    assert status == 400
+    assert "128 prompts with n=3; allowed: 256 answers" in told["error"]["message"]
+
+
+def test_head_of_a_stream_ends(patient: Served) -> None:
+    answer = talk(patient, b"HEAD /events HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("origin", [b"http://[", b"null", b"//", b"\xff"])
+def test_an_origin_that_is_none_is_refused(patient: Served, origin: bytes) -> None:
+    answer = talk(patient, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\norigin: " + origin + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 403")
+
+
+@pytest.mark.parametrize(
+    "members", [{"prompt": "x", "prompt[a]": "y"}, {"a[]": "x", "a[b]": "y"}, {"a[b]": "x", "a": "y"}]
+)
+def test_a_member_that_is_given_in_two_ways_is_refused(patient: Served, members: dict[str, str]) -> None:
+    status, told = post(patient, SPEECH, form(b"noise", model="whisper", **members), FORM)
+    assert status == 400
+    assert "is given twice" in told["error"]["message"]
+
+
+def test_a_name_of_megabytes_is_told_in_short(patient: Served) -> None:
+    body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "a"}], "x" * 900_000: 1}).encode()
+    status, told = post(patient, "/v1/chat/completions", body)
+    assert status == 400
+    assert len(json.dumps(told)) < 5_000
+
+
+def test_who_has_no_key_holds_no_place(models: dict[str, str]) -> None:
+    """And hears so before the body is sent."""
+    with served({"whisper": models["whisper"]}, api_keys=("secret",), max_requests=2) as running:
+        strangers = [connect(running) for _ in range(4)]
+        for stranger in strangers:
+            stranger.sendall(head(SPEECH, 500))
+            assert stranger.recv(65_536).startswith(b"HTTP/1.1 401")
+        assert running.ask(lambda: len(running.server.exchanges)) == 0
+        for stranger in strangers:
+            stranger.close()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from triolet.core.errors import RequestTooLarge
-from triolet.server.media import Media
+from triolet.core.errors import InvalidRequest, RequestTooLarge
+from triolet.server.media import Media, _is_public
 from triolet.server.problems import BadBody, Refusal
 from triolet.server.settings import ServerSettings
 
@@ -123,3 +123,50 @@ async def test_a_data_address_holds_what_it_names(url: str, data: bytes) -> None
 async def test_what_is_no_address_is_told_so(url: str) -> None:
     with pytest.raises(BadBody, match="here"):
         await Media(ServerSettings()).fetch(url, "here")
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["../picture", "a/%2e%2e/picture", "a/%252e%252e/x", "./picture", "\n/picture", "\u00fc", "a\\b", ":99999/"],
+)
+async def test_the_way_behind_a_prefix_leads_nowhere_else(files: str, rest: str) -> None:
+    with pytest.raises(Refusal, match="may not be fetched"):
+        await media(files).fetch(f"{files}/{rest}" if not rest.startswith(":") else f"{files}{rest}", "here")
+
+
+async def test_an_address_that_is_none_is_refused(files: str) -> None:
+    with pytest.raises(Refusal, match="may not be fetched"):
+        await Media(ServerSettings()).fetch("https://[", "here")
+    with pytest.raises(Refusal, match="may not be fetched"):
+        await media(files).fetch(f"{files}/away?http://[", "here")
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.215.14", True),
+        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True),
+        ("64:ff9b::5db8:d70e", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("169.254.169.254", False),
+        ("224.0.0.1", False),
+        ("::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::127.0.0.1", False),
+        ("64:ff9b::7f00:1", False),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("2002:7f00:1::", False),
+        ("fec0::1", False),
+        ("fe80::1%eth0", False),
+    ],
+)
+def test_which_addresses_are_public(address: str, public: bool) -> None:
+    """Those that mean another one are what they mean."""
+    assert _is_public(address) == public
+
+
+@pytest.mark.parametrize("prefix", ["https://good.example", "good.example/", "ftp://good.example/", "https:///x", ""])
+def test_a_prefix_names_a_whole_host(prefix: str) -> None:
+    with pytest.raises(InvalidRequest, match="a list of prefixes with a whole host"):
+        ServerSettings(url_prefixes=(prefix,))

@@ -67,7 +67,7 @@ def test_a_wrong_member_is_named_by_its_place(client, options, param, message):
 
 
 def test_a_model_or_a_path_that_is_none_is_not_found(client):
-    with pytest.raises(openai.NotFoundError, match=r"no model 'nobody'|'nobody'.*whisper") as caught:
+    with pytest.raises(openai.NotFoundError, match="nobody") as caught:
         talk(client, model="nobody")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.NotFoundError):

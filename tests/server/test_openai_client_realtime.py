@@ -16,6 +16,8 @@ from triolet import Transcript
 from .openai_client import openai_client
 from .served import Served, served
 
+pytestmark = pytest.mark.filterwarnings("ignore:connect\\(\\) must be used")  # so OpenAI's client does
+
 RATE = 24_000
 STEP = RATE // 5 * 2  # bytes of 0.2 s
 COMPLETED = "conversation.item.input_audio_transcription.completed"
