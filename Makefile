@@ -34,8 +34,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 
+# build/lib goes first, since setuptools takes files from there that the tree has no more
 types: $(STAMP)  ## strict, of the package as it is installed
-	rm -rf build/types
+	rm -rf build/lib build/types
 	$(BIN)/python -m pip install --quiet --no-deps --target build/types .
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet
 
@@ -44,7 +45,7 @@ types: $(STAMP)  ## strict, of the package as it is installed
 docs: $(STAMP)  ## the site, in site/: open site/index.html
 	@PYTHONWARNINGS="ignore:Editable installation" \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	rm -rf build/pages build/package site
+	rm -rf build/lib build/pages build/package site
 	mkdir -p build/pages
 	cp --parents $(PAGES) build/pages
 	$(BIN)/python -m pip install --quiet --no-deps --target build/package .

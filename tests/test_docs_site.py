@@ -31,6 +31,7 @@ def test_every_page_is_in_the_navigation_once_and_nothing_else_is():
         *(ROOT / "examples").glob("*.md"),
         *(ROOT / "demo").glob("*.md"),
     }
+    assert {str(page.relative_to(ROOT)) for page in pages} - set(navigation()) == set()
     assert sorted(navigation()) == sorted(str(page.relative_to(ROOT)) for page in pages)
 
 
@@ -39,6 +40,7 @@ def test_every_public_name_is_in_the_reference_once():
     public = {f"triolet.{name}" for name in triolet.__all__}
     public |= {f"triolet.testing.{name}" for name in testing.__all__ if name not in SAME}
     found = [name for name in referenced() if not name.startswith("triolet.core.")]
+    assert public - set(found) == set()
     assert sorted(found) == sorted(public)
 
 

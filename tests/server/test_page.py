@@ -187,8 +187,9 @@ def test_a_conversation_goes_on_with_what_was_said(page: Any) -> None:
             page.keyboard.press("Enter")
         expect(page.locator("#chat-send")).to_have_text("Send")
         expect(page.locator("#chat-log .assistant .text").nth(count - 1)).not_to_be_empty()
-        roles = [one["role"] for one in json.loads(asked.value.post_data)["messages"]]
-        assert roles == ["user", "assistant", "user"][: 2 * count - 1]
+        body = json.loads(asked.value.post_data)
+        assert [one["role"] for one in body["messages"]] == ["user", "assistant", "user"][: 2 * count - 1]
+        assert (body["max_completion_tokens"], body["temperature"]) == (6, 0.7)
     page.click("#chat-clear")
     expect(page.locator("#chat-log .message")).to_have_count(0)
 

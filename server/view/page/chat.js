@@ -7,7 +7,20 @@ import { plural, rate, seconds } from "./format.js";
 import { offer } from "./models.js";
 import { takeDrops } from "./speech.js";
 
-const PARTS = ["model", "log", "problem", "form", "images", "images-pick", "file", "text", "tokens", "clear", "send"];
+const PARTS = [
+  "model",
+  "log",
+  "problem",
+  "form",
+  "images",
+  "images-pick",
+  "file",
+  "text",
+  "tokens",
+  "temperature",
+  "clear",
+  "send",
+];
 
 export class Chat {
   constructor(models) {
@@ -137,7 +150,8 @@ export class Chat {
     const body = {
       model: this.model.value,
       messages: this.messages,
-      max_completion_tokens: Number(this.tokens.value) || 200,
+      max_completion_tokens: this.tokens.valueAsNumber,
+      temperature: this.temperature.valueAsNumber,
       stream: true,
       stream_options: { include_usage: true },
     };
