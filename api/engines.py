@@ -185,7 +185,8 @@ class Engines:
         Raises:
             UnknownModel: no model has this name or alias.
             CheckpointError, DeviceOutOfMemory: the model cannot be loaded, for these or other reasons; see `Engine`.
-            ModelTooLarge: it needs more memory than ``memory_budget`` alone.
+            ModelTooLarge: it needs more memory than ``memory_budget``; or this task uses other models, and could only
+                wait for itself, or for tasks that wait like itself.
             EngineClosed: the block ends.
         """
         return self._opened().use(self._found(name))
@@ -204,6 +205,7 @@ class Engines:
 
         Raises:
             UnknownModel: no model has this name or alias.
+            EngineStateError: this task uses the model.
             EngineTeardownError: something could not be given back in time, or a release failed.
         """
         await self._opened().unload(self._found(name))

@@ -22,7 +22,15 @@ from attrs import define, field
 
 from ..actors.supervisor import leaving
 from ..core import frames, log_lines
-from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed, TrioletError
+from ..core.errors import (
+    EngineClosed,
+    EngineStateError,
+    EngineTeardownError,
+    InvariantViolation,
+    ModelTooLarge,
+    RunnerCrashed,
+    TrioletError,
+)
 from ..core.log_lines import Line
 from ..core.plan import DeviceMemory
 from ..core.residency import Decision, Grant, Load, ModelFigures, ModelState, Refuse, Residency, Size, Unload
@@ -207,7 +215,7 @@ class Residents:
         await anyio.lowlevel.checkpoint_if_cancelled()
         engine: Engine | None = None
         while engine is None:  # again, where the engine failed before the user heard of it
-            use = self._enter(name, self._residency.want(name, at_once=at_once))
+            use = self._enter(name, self._residency.want(name, _current_task(), at_once=at_once))
             try:
                 await use.wait()
                 engine = use.resident.engine if self._residency.is_granted(use.ticket) else None
@@ -220,6 +228,8 @@ class Residents:
     async def unload(self, name: str) -> None:
         """See `Engines.unload`."""
         await anyio.lowlevel.checkpoint_if_cancelled()
+        if self._residency.uses(name, _current_task()):
+            raise EngineStateError(f"this task uses {name!r}, and would wait for itself; leave the use before unload()")
         order = self._enter(name, self._residency.order_unload(name), is_order=True)
         try:
             await order.wait()
@@ -249,9 +259,9 @@ class Residents:
         match decision:
             case Grant(ticket):
                 self._uses.pop(ticket).answered.set()
-            case Refuse(ticket):
+            case Refuse(ticket, stuck):
                 use = self._uses.pop(ticket)
-                use.error = self._refusal(use.resident)
+                use.error = use.error or (self._stuck(use.resident) if stuck else self._refusal(use.resident))
                 use.answered.set()
             case Size(name):
                 self._start(self._residents[name], self._residents[name].size)
@@ -266,10 +276,15 @@ class Residents:
         if self.closing or resident.failure is None:
             return EngineClosed("the block of these engines ends, and no use begins any more; open new ones")
         since = anyio.current_time() - resident.failed_at
-        if not since:
-            return retold(resident.failure)
         left = max(0.0, RETRY_SECONDS - since)
         return retold(resident.failure, f"; this was {since:.1f} s ago, and is tried again from {left:.1f} s on")
+
+    def _stuck(self, resident: Resident) -> Exception:
+        return ModelTooLarge(
+            f"{resident.name!r} has no room beside the models that its task uses, and those of tasks that wait for a "
+            f"model themselves; allowed: memory_budget={self.budget} for all. Leave one use before another one begins, "
+            "or give more"
+        )
 
     # -- tasks of residents ------------------------------------------------------------------------------------------
 
@@ -333,6 +348,7 @@ class Residents:
         self._residency.failed(resident.name, resident.failed_at)
         if error is not None:
             self._write(log_lines.model_failed(resident.name, "not loaded", error))
+            self._tell(resident, error, orders=False)
 
     def _ended_late(self, resident: Resident, error: Exception | None, figures: ModelFigures) -> None:
         """The model was loaded, and is no more."""
@@ -342,8 +358,12 @@ class Residents:
             return
         what = f"unloaded ({resident.why}), but not well" if resident.why else "failed while it was open"
         self._write(log_lines.model_failed(resident.name, what, error))
+        self._tell(resident, error, orders=True)
+
+    def _tell(self, resident: Resident, error: Exception, *, orders: bool) -> None:
+        """Has those who wait now, for the model or for its end, hear of the error when they are answered."""
         for use in self._uses.values():
-            if use.resident is resident and use.is_order:
+            if use.resident is resident and use.is_order == orders:
                 use.error = retold(error)
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
@@ -366,6 +386,10 @@ class Residents:
             error.add_note("raised by a handler or filter of the log 'triolet.engines', which must not raise")
             self._errors.append(error)
             self._log = None
+
+
+def _current_task() -> int:
+    return anyio.get_current_task().id
 
 
 def _more_urgent(body_error: BaseException | None, group_error: BaseException) -> BaseException:

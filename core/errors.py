@@ -12,7 +12,7 @@
     │   ├── Overloaded               429  the queue is full and the caller asked not to wait
     │   ├── CheckpointError          404  no checkpoint there, or one without weights
     │   │   └── UnsupportedModel     422  a checkpoint of an architecture without an adapter
-    │   ├── ModelTooLarge            507  a model that needs more memory alone than several models have together
+    │   ├── ModelTooLarge            507  a model that needs more memory than several models have together
     │   └── EngineStateError         409  used outside its block, entered twice
     └── EngineError                  ours, or the device's
         ├── EngineClosed             503  the block ended before the request did
@@ -90,7 +90,8 @@ class UnsupportedModel(CheckpointError):
 
 
 class ModelTooLarge(CallerError):
-    """The model needs more memory than the budget of all models together."""
+    """The model needs more memory than the budget of all models together, or than there is beside the models that its
+    task uses."""
 
     http_status = 507
 

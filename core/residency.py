@@ -15,6 +15,10 @@ needed. Where idle ones are not enough it chooses models in use, too, and *claim
 ticket than the head's waits behind the head. So a model that gives way takes no new users, and is idle at some time.
 It is unloaded when all that give way are idle. Models that nobody claims go on.
 
+A task may use one model and want another one. While it waits, what it uses does not become idle: so it must not wait
+for that, nor behind somebody who does. Where it uses what somebody waits for, it goes first, and is refused where only
+the models of tasks that wait like itself could give way.
+
 A model counts with the bytes that it is thought to need from the decision to load it on, with those that it was found
 to hold once it is open, and with none when it is gone.
 """
@@ -24,7 +28,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from attrs import define, field, frozen
@@ -49,9 +53,11 @@ class Grant:
 
 @frozen
 class Refuse:
-    """The use is over before it began: its model failed to load, or all is closing."""
+    """The use is over before it began: its model failed to load, or all is closing; ``stuck``: it would wait for a task
+    that waits for it, or for itself."""
 
     ticket: int
+    stuck: bool = False
 
 
 @frozen
@@ -113,13 +119,16 @@ class _Model:
     def is_idle(self) -> bool:
         return self.state is ModelState.READY and not self.users
 
-    @property
-    def first(self) -> float:
-        """The first ticket that waits for it."""
-        return next(iter(self.waiting), math.inf)
+
+@frozen(eq=False)
+class _Ticket:
+    """A use or an order that has not ended, and the task that it belongs to."""
+
+    model: _Model
+    owner: object
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class _Head:
     """Who comes first of those that wait for room; no later one is loaded before."""
 
@@ -146,7 +155,7 @@ class Residency:
     idle_seconds: float
     retry_seconds: float
     _models: dict[str, _Model] = field(init=False)
-    _tickets: dict[int, _Model] = field(factory=dict, init=False)  # of uses and orders that have not ended
+    _tickets: dict[int, _Ticket] = field(factory=dict, init=False)
     _arrivals: Iterator[int] = field(factory=itertools.count, init=False)
     _recencies: Iterator[int] = field(factory=lambda: itertools.count(1), init=False)
     _overdrawn: int | None = field(default=None, init=False)  # a ticket, while more is held than the budget
@@ -159,13 +168,13 @@ class Residency:
 
     # -- facts of users ----------------------------------------------------------------------------------------------
 
-    def want(self, name: str, *, at_once: bool = False) -> int:
-        """A use of ``name`` arrives; returns its ticket. ``at_once``: the model is tried again though it has just
-        failed."""
+    def want(self, name: str, owner: Hashable, *, at_once: bool = False) -> int:
+        """A use of ``name`` arrives; returns its ticket. ``owner``: the task that waits for it, and for nothing else
+        meanwhile; ``at_once``: the model is tried again though it has just failed."""
         model = self._models[name]
         if at_once:
             model.failed_at = None
-        ticket = self._new_ticket(model)
+        ticket = self._new_ticket(model, owner)
         model.waiting[ticket] = None
         return ticket
 
@@ -173,27 +182,33 @@ class Residency:
         """Somebody wants ``name`` unloaded when the uses that came before have ended; returns the order's ticket. Later
         uses have it loaded anew."""
         model = self._models[name]
-        ticket = self._new_ticket(model)
+        ticket = self._new_ticket(model, None)
         model.orders[ticket] = None
         return ticket
 
     def end(self, ticket: int, now: float) -> None:
         """A use has ended, or no longer waits; an order is withdrawn, or was heard. Unknown tickets are those of uses
         that were refused, or of an engine that is gone."""
-        model = self._tickets.pop(ticket, None)
-        if model is None:
+        ended = self._tickets.pop(ticket, None)
+        if ended is None:
             return
+        model = ended.model
         model.waiting.pop(ticket, None)
         model.orders.pop(ticket, None)
         if ticket in model.users:
             model.users.discard(ticket)
-            model.recency = next(self._recencies)
             model.idle_since = model.last_use = now
+            if not model.users:  # while there are others, ends must not change who gives way
+                model.recency = next(self._recencies)
 
     def is_granted(self, ticket: int) -> bool:
         """Whether a use is going on: its engine has not gone since."""
-        model = self._tickets.get(ticket)
-        return model is not None and ticket in model.users
+        found = self._tickets.get(ticket)
+        return found is not None and ticket in found.model.users
+
+    def uses(self, name: str, owner: Hashable) -> bool:
+        """Whether the task uses ``name``."""
+        return owner in self._owners([self._models[name]])
 
     def close(self) -> None:
         """All is to end: no use begins any more."""
@@ -282,10 +297,14 @@ class Residency:
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def _new_ticket(self, model: _Model) -> int:
+    def _new_ticket(self, model: _Model, owner: object) -> int:
         ticket = next(self._arrivals)
-        self._tickets[ticket] = model
+        self._tickets[ticket] = _Ticket(model, owner)
         return ticket
+
+    def _owners(self, models: Iterable[_Model]) -> set[object]:
+        """The tasks that use one of ``models``."""
+        return {self._tickets[ticket].owner for model in models for ticket in model.users}
 
     def _answer_absent(self, model: _Model, now: float) -> None:
         """Answers orders to unload what is not there, refuses uses of what has just failed, and has a model sized."""
@@ -308,34 +327,81 @@ class Residency:
 
     def _serve(self) -> None:
         """Grants and loads in order. The first that finds no room chooses who gives way."""
+        while self._served_one():
+            pass
+
+    def _served_one(self) -> bool:
+        """Grants uses; loads a model or refuses a use, if one is to be. False: nothing more follows."""
         limits = {model.name: next(iter(model.orders), math.inf) for model in self._models.values()}
-        head = self._load_in_order(limits)
+        head = self._head()
         victims: list[_Model] = []
         if head is not None:
-            lacking = head.needs - self._free - _held(self._in(ModelState.UNLOADING))
-            victims = self._victims(lacking)
-            limits.update((victim.name, min(limits[victim.name], head.ticket)) for victim in victims)
+            self._grant(limits, head.ticket)  # uses before it are older
+            if self._loaded(head):
+                return True
+            victims = self._claim(head, limits, spared=set())
+        urgent = self._owners([*victims, *(model for model in self._models.values() if model.orders)])
+        self._grant_urgent(urgent)
+        first = self._head(urgent)
+        if first is not None:
+            if self._loaded(first):
+                return True
+            head, victims = first, self._claim(first, limits, spared=self._stuck(limits))
+            if _held(victims) < self._lacking(first):
+                self._refuse_stuck(first)
+                return True
+            self._grant_urgent(self._owners(victims))
         self._grant(limits, math.inf)
         if head is not None and all(victim.is_idle for victim in victims):
             for victim in victims:
                 self._unload(victim, f"{head.name} needs the room")
+        return False
 
-    def _load_in_order(self, limits: dict[str, float]) -> _Head | None:
-        """Loads what has room; returns the first that has none. Uses before it are granted: they are older."""
-        while (head := self._head()) is not None:
-            self._grant(limits, head.ticket)
-            if head.model is None or head.needs > self._free:
-                return head
-            self._load(head.model, head.needs)
-        return None
+    def _loaded(self, head: _Head) -> bool:
+        """Loads the model, if there is room."""
+        if head.model is None or head.needs > self._free:
+            return False
+        self._load(head.model, head.needs)
+        return True
 
-    def _head(self) -> _Head | None:
-        """The first of the absent models that wait for room. Where none does, and models hold more than was thought and
-        more than the budget: these."""
-        waiting = [model for model in self._in(ModelState.ABSENT) if model.waiting and self._is_sized(model)]
+    def _claim(self, head: _Head, limits: dict[str, float], spared: set[object]) -> list[_Model]:
+        """Who gives way to ``head``. Later uses of them wait behind it."""
+        victims = self._victims(self._lacking(head), spared)
+        limits.update((victim.name, min(limits[victim.name], head.ticket)) for victim in victims)
+        return victims
+
+    def _lacking(self, head: _Head) -> float:
+        """Bytes that others must still give back."""
+        return head.needs - self._free - _held(self._in(ModelState.UNLOADING))
+
+    def _stuck(self, limits: Mapping[str, float]) -> set[object]:
+        """The tasks that wait for somebody: for room, or behind somebody at a ready model."""
+        absent = filter(self._is_sized, self._in(ModelState.ABSENT))
+        waiting = [ticket for model in absent for ticket in model.waiting]
+        for model in self._in(ModelState.READY):
+            waiting += [ticket for ticket in model.waiting if ticket >= limits[model.name]]
+        return {self._tickets[ticket].owner for ticket in waiting}
+
+    def _refuse_stuck(self, head: _Head) -> None:
+        assert head.model is not None, "somebody waits for a model"
+        del head.model.waiting[head.ticket]
+        del self._tickets[head.ticket]
+        self._decisions.append(Refuse(head.ticket, stuck=True))
+
+    def _head(self, urgent: set[object] | None = None) -> _Head | None:
+        """The first of the absent models that wait for room; with ``urgent`` the first that one of these tasks waits
+        for. Where none waits, and models hold more than was thought and more than the budget: these."""
+        waiting = [
+            (ticket, model)
+            for model in filter(self._is_sized, self._in(ModelState.ABSENT))
+            for ticket in model.waiting
+            if urgent is None or self._tickets[ticket].owner in urgent
+        ]
         if waiting:
-            model = min(waiting, key=lambda one: one.first)
-            return _Head(ticket=int(model.first), needs=model.needs or 0, name=model.name, model=model)
+            ticket, model = min(waiting, key=lambda found: found[0])
+            return _Head(ticket=ticket, needs=model.needs or 0, name=model.name, model=model)
+        if urgent is not None:
+            return None
         if self._free >= 0:
             self._overdrawn = None
             return None
@@ -351,12 +417,13 @@ class Residency:
     def _free(self) -> float:
         return math.inf if self.budget is None else self.budget - self.held
 
-    def _victims(self, lacking: float) -> list[_Model]:
+    def _victims(self, lacking: float, spared: set[object]) -> list[_Model]:
         """Who gives way for so many bytes: idle ones first, the least recently used first, and none that the others can
-        do without."""
+        do without; none that tasks in ``spared`` use."""
         if lacking <= 0:
             return []
-        candidates = [*self._in(ModelState.READY), *self._in(ModelState.LOADING)]
+        there = [*self._in(ModelState.READY), *self._in(ModelState.LOADING)]
+        candidates = [model for model in there if not self._owners([model]) & spared]
         candidates.sort(key=lambda model: (model.state is ModelState.LOADING, not model.is_idle, model.recency))
         chosen: list[_Model] = []
         for candidate in candidates:
@@ -367,15 +434,25 @@ class Residency:
                 chosen.remove(candidate)
         return chosen
 
-    def _grant(self, limits: dict[str, float], before: float) -> None:
+    def _grant(self, limits: Mapping[str, float], before: float) -> None:
         """Begins the uses of ready models that came before their model's limit and before ``before``."""
         for model in self._in(ModelState.READY):
             until = min(limits[model.name], before)
             for ticket in [ticket for ticket in model.waiting if ticket < until]:
-                del model.waiting[ticket]
-                model.users.add(ticket)
-                model.recency, model.wanted = next(self._recencies), True
-                self._decisions.append(Grant(ticket))
+                self._begin(ticket, model)
+                model.recency = next(self._recencies)
+
+    def _grant_urgent(self, urgent: Container[object]) -> None:
+        """Begins the uses of ready models by these tasks. That changes nothing about who gives way."""
+        for model in self._in(ModelState.READY):
+            for ticket in [ticket for ticket in model.waiting if self._tickets[ticket].owner in urgent]:
+                self._begin(ticket, model)
+
+    def _begin(self, ticket: int, model: _Model) -> None:
+        del model.waiting[ticket]
+        model.users.add(ticket)
+        model.wanted = True
+        self._decisions.append(Grant(ticket))
 
     def _load(self, model: _Model, needs: int) -> None:
         model.state, model.held, model.failed_at = ModelState.LOADING, needs, None

@@ -290,6 +290,71 @@ async def test_a_model_that_holds_more_than_was_thought_has_idle_ones_give_way(a
         assert states(engines) == "ra"
 
 
+# -- uses within uses ------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_uses_a_model_may_use_it_again_although_somebody_waits_for_it_to_go(autojump_clock):
+    async with crowd(Fleet(TWO), memory_budget=3000) as (engines, users):
+        async with engines.use("a") as engine:
+            await users.come("b1")
+            users.nursery.start_soon(engines.unload, "a")
+            await users.come("a1")
+            async with engines.use("a") as again:
+                assert again is engine
+            assert users.order == []
+        await later(2 * CLOSE + 2 * OPEN)
+        assert users.order == ["b1"]
+
+
+async def test_a_task_that_uses_a_model_and_wants_another_one_goes_before_who_waits_for_the_first(autojump_clock):
+    """b gives way to c, since a cannot, though d came before and needs the room of both."""
+    fleet = Fleet({**THREE, "d": 4000})
+    async with crowd(fleet, memory_budget=4000) as (engines, users):
+        await engines.load("b")
+        async with engines.use("a"):
+            await users.come("d1")
+            async with engines.use("c"):
+                assert states(engines) == "rara"
+                assert users.order == []
+        await later(CLOSE + OPEN)
+        assert users.order == ["d1"]
+
+
+async def test_a_task_does_not_wait_for_itself(autojump_clock):
+    fleet = Fleet(TWO)
+    async with fleet.engines(memory_budget=3000) as engines:
+        async with engines.use("a"):
+            with pytest.raises(ModelTooLarge, match="'b' has no room beside the models that its task uses"):
+                async with engines.use("b"):
+                    pass
+            with pytest.raises(EngineStateError, match="would wait for itself"):
+                await engines.unload("a")
+            assert states(engines) == "ra"
+        await engines.load("b")
+    fleet.check()
+
+
+async def test_two_tasks_do_not_wait_for_each_other(autojump_clock):
+    """Each uses a model, and wants a third one."""
+    fleet = Fleet(THREE)
+    ends: list[str] = []
+
+    async def client(engines: Engines, name: str) -> None:
+        async with engines.use(name):
+            await later(OPEN)
+            try:
+                async with engines.use("c"):
+                    ends.append("served")
+            except ModelTooLarge:
+                ends.append("refused")
+
+    async with fleet.engines(memory_budget=4000) as engines, trio.open_nursery() as nursery:
+        nursery.start_soon(client, engines, "a")
+        nursery.start_soon(client, engines, "b")
+    assert ends == ["refused", "served"]
+    fleet.check()
+
+
 # -- idle models -----------------------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,8 @@ async def cancelled_while_it_waits(engines: Engines, _: Fleet) -> None:
     """Alone, and with a nursery that fails."""
     async with engines.use("a"):
         with trio.move_on_after(0.1):
-            await engines.load("b")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engines.load, "b")
         with suppress(BaseExceptionGroup):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engines.load, "b")

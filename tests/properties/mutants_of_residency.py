@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ..api import test_engines
 from .mutants import Mutant, engine_test, machine
-from .test_residency import ResidencyMachine
+from .test_residency import ResidencyMachine, TwoFitMachine
 
 RESIDENCY = machine(ResidencyMachine, examples=150)
+TWO_FIT = machine(TwoFitMachine, examples=150)
 CONTEXT = engine_test(test_engines.test_the_engine_does_not_live_in_the_context_of_the_use_that_loads_it)
 DRAIN = engine_test(test_engines.test_cancelling_the_surroundings_ends_the_drain)
 HANGS = engine_test(test_engines.test_a_load_that_hangs_does_not_hold_up_the_end)
@@ -15,6 +16,7 @@ IDLE = engine_test(test_engines.test_models_become_idle_each_in_its_own_time)
 LEAST = engine_test(test_engines.test_the_least_recently_used_model_gives_way_and_no_other)
 MORE = engine_test(test_engines.test_a_model_that_holds_more_than_was_thought_has_idle_ones_give_way)
 OWN_ERRORS = engine_test(test_engines.test_a_load_that_fails_is_told_to_all_who_wait_each_by_an_error_of_its_own)
+OWN_END = engine_test(test_engines.test_a_task_does_not_wait_for_itself)
 TURNS = engine_test(
     test_engines.test_a_model_in_use_is_not_unloaded_and_later_uses_of_it_wait_behind_who_needs_its_room
 )
@@ -23,7 +25,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # decisions
     Mutant(
         name="a model in use gives way",
-        function="core.residency:Residency._serve",
+        function="core.residency:Residency._served_one",
         fragment="all(victim.is_idle for victim in victims)",
         mistake="all(victim.state is ModelState.READY for victim in victims)",
         killer=RESIDENCY,
@@ -31,10 +33,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="later uses of a model that gives way do not wait",
-        function="core.residency:Residency._serve",
+        function="core.residency:Residency._claim",
         fragment="min(limits[victim.name], head.ticket)",
         mistake="limits[victim.name]",
         killer=RESIDENCY,
+        reason="kept out",
+    ),
+    Mutant(
+        name="every end of a use changes who gives way",
+        function="core.residency:Residency.end",
+        fragment="if not model.users:",
+        mistake="if model:",
+        killer=TWO_FIT,
         reason="kept out",
     ),
     Mutant(
@@ -51,13 +61,13 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="if _held(chosen) - candidate.held >= lacking:",
         mistake="if _held(chosen) - candidate.held > lacking + 99:",
         killer=RESIDENCY,
-        reason="gives way for nothing",
+        reason=("gives way for nothing", "it had not decided all that follows"),
     ),
     Mutant(
         name="who needs little room overtakes",
         function="core.residency:Residency._head",
-        fragment="key=lambda one: one.first",
-        mistake="key=lambda one: one.needs or 0",
+        fragment="key=lambda found: found[0]",
+        mistake="key=lambda found: found[1].needs or 0",
         killer=RESIDENCY,
         reason="waits for longer",
     ),
@@ -67,7 +77,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="self.budget - self.held",
         mistake="self.budget - self.held + _held(self._in(ModelState.UNLOADING))",
         killer=RESIDENCY,
-        reason="over budget",
+        reason=("over budget", "it had not decided all that follows"),
     ),
     Mutant(
         name="what it was thought to need stays in the books",
@@ -81,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="what turned out too much has nobody give way",
         function="core.residency:Residency._head",
         fragment="if self._free >= 0:",
-        mistake="if True:",
+        mistake="if self.budget:",
         killer=MORE,
         reason="states(engines)",
     ),
@@ -130,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.residency:Residency.end",
         fragment="model.idle_since = model.last_use = now",
         mistake="model.last_use = now",
-        killer=RESIDENCY,
+        killer=TWO_FIT,
         reason=("it had more time", "next_deadline", "it is over time"),
     ),
     Mutant(
@@ -140,6 +150,30 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="",
         killer=RESIDENCY,
         reason=("figures.users", "KeyError"),
+    ),
+    Mutant(
+        name="a task waits behind somebody who waits for it",
+        function="core.residency:Residency._served_one",
+        fragment="self._grant_urgent(urgent)",
+        mistake="pass",
+        killer=TWO_FIT,
+        reason=("waits for an order that waits for its own task", "wait for nothing", "kept out"),
+    ),
+    Mutant(
+        name="a task has room made behind somebody who waits for it",
+        function="core.residency:Residency._served_one",
+        fragment="first = self._head(urgent)",
+        mistake="first = None",
+        killer=TWO_FIT,
+        reason=("wait for nothing", "kept out"),
+    ),
+    Mutant(
+        name="two tasks wait for each other",
+        function="core.residency:Residency._served_one",
+        fragment="spared=self._stuck(limits)",
+        mistake="spared=set()",
+        killer=TWO_FIT,
+        reason=("wait for nothing", "kept out"),
     ),
     # tasks
     Mutant(
@@ -192,10 +226,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="all who wait get the same error",
-        function="api.residents:Residents._refusal",
-        fragment="return retold(resident.failure)\n",
-        mistake="return resident.failure\n",
+        function="api.residents:Residents._tell",
+        fragment="use.error = retold(error)",
+        mistake="use.error = error",
         killer=OWN_ERRORS,
         reason="is not",
+    ),
+    Mutant(
+        name="a task orders away what it uses itself",
+        function="api.residents:Residents.unload",
+        fragment="if self._residency.uses(name, _current_task()):",
+        mistake="if self.closing:",
+        killer=OWN_END,
+        reason="Deadlock",
     ),
 )

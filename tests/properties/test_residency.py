@@ -8,6 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from attrs import define, field
+from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.residency import Decision, Grant, Load, ModelState, Refuse, Residency, Size, Unload
@@ -29,6 +30,7 @@ class Ward:
     now: float = 0.0
     waiting: dict[int, str] = field(factory=dict)  # uses by ticket
     using: dict[int, str] = field(factory=dict)
+    owners: dict[int, int] = field(factory=dict)  # the task of each use
     orders: dict[int, str] = field(factory=dict)
     sizing: set[str] = field(factory=set)
     loading: set[str] = field(factory=set)
@@ -58,14 +60,18 @@ class Ward:
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
-    def want(self, name: str, *, at_once: bool = False) -> int:
-        ticket = self.residency.want(name, at_once=at_once)
-        self.waiting[ticket] = name
+    def want(self, name: str, *, owner: int | None = None, at_once: bool = False) -> int:
+        """``owner``: a task that uses other models; by default a new one."""
+        self._count += 1
+        owner = self._count if owner is None else owner
+        ticket = self.residency.want(name, owner, at_once=at_once)
+        self.waiting[ticket], self.owners[ticket] = name, owner
         if at_once:
             self.failed_at.pop(name, None)
         early = name in self.absent and self.now < self.failed_at.get(name, -math.inf) + RETRY
         self.follow()
-        assert (self.answers.get(ticket) == "refused") == (early or self.closing), "a use after a failure"
+        assert early or self.closing or self.answers.get(ticket) in {None, "granted", "stuck"}, "refused for nothing"
+        assert not early or self.answers.get(ticket) == "refused", "a use after a failure"
         return ticket
 
     def order(self, name: str) -> int:
@@ -79,8 +85,9 @@ class Ward:
         self.waiting.pop(ticket, None)
         self.orders.pop(ticket, None)
         if name is not None and name in self.ready:
-            self.touch(name)
             self.idle_since[name] = self.now
+            if name in self.idle:
+                self.touch(name)
         self.residency.end(ticket, self.now)
         self.follow()
 
@@ -160,11 +167,16 @@ class Ward:
             case Grant(ticket):
                 name = self.waiting.pop(ticket)
                 assert name in self.ready, "a use begins without an engine"
-                assert all(ticket < other for other, its in self.waiting.items() if its == name), "out of order"
-                assert all(ticket < other for other, its in self.orders.items() if its == name), "it should have gone"
+                if not self.is_nested(ticket):
+                    assert all(ticket < other for other, its in self.waiting.items() if its == name), "out of order"
+                    assert all(ticket < other for other, its in self.orders.items() if its == name), "it is to go"
                 self.using[ticket] = name
                 self.touch(name)
                 self._answer(ticket, "granted")
+            case Refuse(ticket, stuck=True):
+                name = self.waiting.pop(ticket)
+                assert self.held_by_others_than_stuck(ticket) < self.known[name], "others could give way"
+                self._answer(ticket, "stuck")
             case Refuse(ticket):
                 del self.waiting[ticket]
                 self._answer(ticket, "refused")
@@ -177,6 +189,15 @@ class Ward:
             case Unload(name, why):
                 self._unload(name, why)
 
+    def held_by_others_than_stuck(self, ticket: int) -> float:
+        """Bytes that are free, or will be when the tasks that do not wait for a model have ended their uses."""
+        owner = self.owners[ticket]
+        mine = [name for other, name in self.using.items() if self.owners[other] == owner]
+        assert mine, "a task that holds nothing is refused"
+        waits = {self.owners[other] for other in self.waiting} | {owner}
+        kept = {name for other, name in self.using.items() if self.owners[other] in waits}
+        return self.budget - sum(self.held[name] for name in kept)
+
     def _answer(self, ticket: int, answer: str) -> None:
         assert ticket not in self.answers, "answered twice"
         self.answers[ticket] = answer
@@ -186,9 +207,9 @@ class Ward:
         assert self.residency.budget is None or name in self.known, "nobody knows how large it is"
         needs = self.known.get(name, 0)
         assert self.total + needs <= self.budget, "over budget"
-        first = min(ticket for ticket, its in self.waiting.items() if its == name)
-        for other in self.absent:
-            earlier = [ticket for ticket, its in self.waiting.items() if its == other and ticket < first]
+        mine = [ticket for ticket, its in self.waiting.items() if its == name]
+        for other in self.absent if not any(map(self.is_nested, mine)) else ():
+            earlier = [ticket for ticket, its in self.waiting.items() if its == other and ticket < min(mine)]
             assert not earlier or other not in self.known, f"{other} waits for longer"
         self.loading.add(name)
         self.held[name] = needs
@@ -233,6 +254,15 @@ class Ward:
         }.get(figures.state)
         assert (name in self.absent) if found is None else (name in found), f"{name} is {figures.state}"
 
+    def is_nested(self, ticket: int) -> bool:
+        """Whether its task uses a model already."""
+        return any(self.owners[other] == self.owners[ticket] for other in self.using)
+
+    @property
+    def free_owners(self) -> list[int]:
+        """The tasks that use models and wait for none."""
+        return sorted({self.owners[ticket] for ticket in self.using} - {self.owners[ticket] for ticket in self.waiting})
+
     @property
     def absent(self) -> set[str]:
         return set(NAMES) - self.sizing - self.loading - self.ready - self.leaving
@@ -250,6 +280,7 @@ class ResidencyMachine(Machine):
     """Uses come and go as they like; models are sized, loaded and unloaded, or fail, when they like."""
 
     ward: Ward
+    two_fit = False  # of models that are all equally large
 
     @initialize(
         budget=st.one_of(st.none(), st.integers(3, 10)),
@@ -257,9 +288,15 @@ class ResidencyMachine(Machine):
         idle=st.sampled_from([IDLE, math.inf]),
     )
     def begin(self, budget: int | None, sizes: list[int], idle: float) -> None:
+        if self.two_fit:
+            budget, sizes = 4, [2, 2, 2, 2]
         residency = Residency(NAMES, budget, idle, RETRY)
         most = 10 if budget is None else budget
         self.ward = Ward(residency, {name: min(size, most) for name, size in zip(NAMES, sizes, strict=True)})
+        for name in NAMES[:2] if self.two_fit else ():
+            self.ward.want(name)
+            self.ward.answer_size(name, works=True)
+            self.ward.answer_load(name, works=True)
 
     def pick(self, found: Any, number: int) -> Any:
         return sorted(found)[number % len(found)]
@@ -270,10 +307,20 @@ class ResidencyMachine(Machine):
     def want(self, name: str, at_once: bool) -> None:
         self.ward.want(name, at_once=at_once)
 
-    @precondition(lambda self: self.ward.using)
+    @precondition(lambda self: self.ward.free_owners)
+    @rule(name=st.sampled_from(NAMES), number=NUMBERS)
+    def want_beside(self, name: str, number: int) -> None:
+        """A task that uses models wants another one, or the same again."""
+        self.ward.want(name, owner=self.pick(self.ward.free_owners, number))
+
+    @precondition(lambda self: self.ward.free_owners)
     @rule(number=NUMBERS)
     def end(self, number: int) -> None:
-        self.ward.end(self.pick(self.ward.using, number))
+        self.ward.end(self.last_of(self.pick(self.ward.free_owners, number)))
+
+    def last_of(self, owner: int) -> int:
+        """The innermost use of a task."""
+        return max(ticket for ticket in self.ward.using if self.ward.owners[ticket] == owner)
 
     @precondition(lambda self: self.ward.waiting)
     @rule(number=NUMBERS)
@@ -330,9 +377,10 @@ class ResidencyMachine(Machine):
 
     @invariant()
     def who_waits_has_a_reason(self) -> None:
-        """No wake-up is lost: where nothing is under way and nobody is inside, nobody waits."""
+        """No wake-up is lost, and no two wait for each other: where nothing is under way, and no task is free to end
+        its use, nobody waits."""
         ward = self.ward
-        if not ward.under_way and not ward.using:
+        if not ward.under_way and not ward.free_owners:
             assert not ward.waiting, f"{ward.waiting} wait for nothing"
             assert not ward.orders, f"{ward.orders} wait for nothing"
 
@@ -345,6 +393,10 @@ class ResidencyMachine(Machine):
             before = [order for order, its in ward.orders.items() if its == name and order < ticket]
             heads = [other for other, its in ward.waiting.items() if its in ward.absent and other < ticket]
             assert before or heads or ward.total > ward.budget, f"use {ticket} of {name} waits behind nobody"
+            if before and name in (
+                its for other, its in ward.using.items() if ward.owners[other] == ward.owners[ticket]
+            ):
+                raise AssertionError(f"use {ticket} waits for an order that waits for its own task")
 
     @invariant()
     def an_alarm_is_set_for_whoever_is_idle(self) -> None:
@@ -360,16 +412,17 @@ class ResidencyMachine(Machine):
         self.all_ends()
 
     def everybody_is_served_at_last(self) -> None:
-        """However busy it is: in each round new uses of every model come, those of earlier rounds end, and all that is
-        under way is answered."""
+        """However busy it is: in each round new uses of every model come, those that began two rounds before end, so
+        that models are never idle of their own accord, and all that is under way is answered."""
         ward = self.ward
         waited = [*ward.waiting, *ward.orders]
-        for _ in range(4 * (len(NAMES) + len(waited))):
-            older = list(ward.using)
+        began: dict[int, int] = {}  # in which round a task's first use did
+        for number in range(8 * (len(NAMES) + len(waited))):
             for name in NAMES:
                 ward.want(name)
-            for ticket in older:
-                ward.end(ticket)
+            for owner in [owner for owner in ward.free_owners if began.setdefault(owner, number) <= number - 2]:
+                while owner in ward.free_owners:
+                    ward.end(self.last_of(owner))
             self.answer_all()
             if all(ticket in ward.answers for ticket in waited):
                 return
@@ -401,4 +454,12 @@ class ResidencyMachine(Machine):
         assert not ward.under_way
 
 
+class TwoFitMachine(ResidencyMachine):
+    """So little room, both of it in use, that tasks often wait for each other."""
+
+    two_fit = True
+
+
 TestResidency = ResidencyMachine.TestCase
+TestTwoFit = TwoFitMachine.TestCase
+TestTwoFit.settings = settings(max_examples=200)
