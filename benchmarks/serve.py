@@ -48,6 +48,7 @@ import trio.abc
 
 from triolet import Engine, EngineConfig, Engines, ModelSpec, demo
 from triolet.server.heap import Heap
+from triolet.server.listening import Listener
 from triolet.server.observers import Observers
 from triolet.server.server import Server
 from triolet.server.serving import serving
@@ -280,12 +281,13 @@ async def _streams(folder: str, count: int, tokens: int, longest: Longest) -> tu
     async with Engines({"lm": ModelSpec(folder, config=config)}) as engines:
         await engines.load("lm")
         server = Server(ServerSettings(port=0, max_requests=count, access_log=False), engines, observers)
-        async with serving(server) as addresses:
-            port = addresses[0].rpartition(":")[2]
-            trio.lowlevel.add_instrument(longest)
-            command = [sys.executable, __file__, "readers", port, str(count), str(tokens)]
-            found = await trio.run_process(command, capture_stdout=True)
-            trio.lowlevel.remove_instrument(longest)
+        with Listener(server.settings) as listener:
+            async with serving(server, listener) as address:
+                port = address.rpartition(":")[2]
+                trio.lowlevel.add_instrument(longest)
+                command = [sys.executable, __file__, "readers", port, str(count), str(tokens)]
+                found = await trio.run_process(command, capture_stdout=True)
+                trio.lowlevel.remove_instrument(longest)
     ended, seconds = json.loads(found.stdout)
     return ended, seconds
 

@@ -8,6 +8,7 @@
     │   │   ├── UnsupportedAudio     415  not audio, or audio that cannot be decoded
     │   │   ├── UnsupportedImage     415  not an image, or one that cannot be read
     │   │   ├── RequestTooLarge      413  more tokens, bytes or embeddings than the engine can ever hold
+    │   │   │   └── ContextLengthExceeded  400  more tokens than the model has positions
     │   │   └── UnknownModel         404  a name that none of several models has
     │   ├── Overloaded               429  the queue is full and the caller asked not to wait
     │   ├── CheckpointError          404  no checkpoint there, or one without weights
@@ -63,6 +64,12 @@ class RequestTooLarge(InvalidRequest):
     """The request needs more tokens, bytes or embeddings than the engine can ever hold."""
 
     http_status = 413
+
+
+class ContextLengthExceeded(RequestTooLarge):
+    """The request needs more tokens than the model has positions."""
+
+    http_status = 400
 
 
 class UnknownModel(InvalidRequest):

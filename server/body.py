@@ -16,6 +16,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from ..api.inputs.sources import NamedPath
 from ..core.errors import RequestTooLarge
 from .problems import BadBody, Problem, Refusal
 
@@ -159,12 +160,12 @@ def _perhaps_json(value: str) -> Any:
         return value
 
 
-def audio_of(upload: UploadFile) -> bytes | str:
+def audio_of(upload: UploadFile) -> bytes | NamedPath:
     """The upload for an engine: its bytes, or the path of the file that it was spooled to, which is read as a stream.
     Open the path while the upload is open."""
     spooled: Any = upload.file
     if getattr(spooled, "_rolled", False):
-        return f"/proc/self/fd/{spooled.fileno()}"  # the file has no name of its own
+        return NamedPath(f"/proc/self/fd/{spooled.fileno()}", "the uploaded file")
     spooled.seek(0)
     data: bytes = spooled.read()
     return data

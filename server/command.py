@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,9 @@ from ..core.config import DTYPES, QUANTIZATIONS, EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
 
 if TYPE_CHECKING:
+    from .listening import Listener
     from .observers import Observers
+    from .server import Server
     from .settings import ServerSettings
 
 KEY_VARIABLE = "TRIOLET_API_KEY"
@@ -97,15 +98,11 @@ def serve(**given: Any) -> int:
         complain(f"{_EXTRA} ({error})")
         return FAILED
     try:
-        models = models_of(given["model"], given["models"])
-        config = EngineConfig(
-            device=given["device"], dtype=given["dtype"], quantization=given["quantization"], threads=given["threads"]
-        )
-        settings = ServerSettings(**_settings(given))
+        server = _server(ServerSettings(**_settings(given)), given)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from None
     _log_to_stderr()
-    return _run(models, config, settings, given)
+    return _run(server, preload=given["preload"] or len(server.engines.models) == 1)
 
 
 def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
@@ -184,34 +181,20 @@ def _log_to_stderr() -> None:
         logger.propagate = False
 
 
-def _run(models: dict[str, str], config: EngineConfig, settings: ServerSettings, given: dict[str, Any]) -> int:
-    import trio
-
-    try:
-        return trio.run(partial(_serve, models, config, settings, given))
-    except TrioletError as error:
-        complain(str(error))
-    except OSError as error:
-        complain(f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); choose another --port")
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return FAILED
-
-
-async def _serve(models: dict[str, str], config: EngineConfig, settings: ServerSettings, given: dict[str, Any]) -> int:
+def _server(settings: ServerSettings, given: dict[str, Any]) -> Server:
     from ..api.engines import Engines
     from .heap import Heap
     from .observers import Observers
     from .server import Server
-    from .serving import until_told
 
+    config = EngineConfig(
+        device=given["device"], dtype=given["dtype"], quantization=given["quantization"], threads=given["threads"]
+    )
     observers = Observers([Heap().heard])
+    models = models_of(given["model"], given["models"])
     specs = {name: _spec(name, path, config, observers) for name, path in models.items()}
-    async with Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"]) as engines:
-        if given["preload"] or len(models) == 1:
-            for name in models:
-                await engines.load(name)
-        return await until_told(Server(settings, engines, observers))
+    engines = Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"])
+    return Server(settings, engines, observers)
 
 
 def _spec(name: str, path: str, config: EngineConfig, observers: Observers) -> Any:
@@ -220,3 +203,27 @@ def _spec(name: str, path: str, config: EngineConfig, observers: Observers) -> A
 
     folder = demo.checkpoint() if path == "demo" else path
     return ModelSpec(folder, config=evolve(config, observer=observers.of(name)))
+
+
+def _run(server: Server, *, preload: bool) -> int:
+    import trio
+
+    from .listening import Listener
+
+    try:
+        with Listener(server.settings) as listener:
+            return trio.run(_serve, server, listener, preload)
+    except TrioletError as error:
+        complain(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return FAILED
+
+
+async def _serve(server: Server, listener: Listener, preload: bool) -> int:
+    from .serving import until_told
+
+    async with server.engines as engines:
+        for name in engines.models if preload else ():
+            await engines.load(name)
+        return await until_told(server, listener)

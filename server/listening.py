@@ -10,27 +10,39 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import trio
 from attrs import define, field
 from hypercorn.config import Config
+from hypercorn.events import Closed
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
+from ..core.errors import TrioletError
 from .exchange import Application
 from .settings import ServerSettings
 
 _log = logging.getLogger("triolet.server")
+
+_BACKLOG = 1_024
 _CLOSE_SECONDS = 2.0
+_ESTABLISHED = 1
 _GRACE_SECONDS = 0.2
+_LOOK_SECONDS = 0.25
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, OSError)
+
+
+class CannotListen(TrioletError):
+    """The address, the certificate or its key cannot be had."""
 
 
 class PatientStream(trio.abc.HalfCloseableStream):
@@ -65,32 +77,59 @@ class PatientStream(trio.abc.HalfCloseableStream):
         await self._stream.aclose()
 
 
-def hypercorn_config(settings: ServerSettings) -> Config:
+def _config_of(settings: ServerSettings) -> Config:
     """hypercorn's settings for ``settings``."""
     config = Config()
-    config.bind = [_address(settings)]
     config.certfile, config.keyfile = settings.certfile, settings.keyfile
     config.alpn_protocols = ["http/1.1"]
     config.include_server_header = False
     config.errorlog = None
     config.accesslog = None
-    config.backlog = 1_024
     config.websocket_max_message_size = 1 << 22
     config.websocket_ping_interval = 20.0
     return config
-
-
-def _address(settings: ServerSettings) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{host}:{settings.port}"
 
 
 class _Http1(H11Protocol):
     """HTTP/1.1 alone: whatever a client asks for, the connection stays what it is. In HTTP/2 one connection could hold
     any number of answers that it does not read."""
 
+    def __init__(self, client: trio.socket.SocketType, *args: Any) -> None:
+        super().__init__(*args)
+        self.can_read = _Turn(client, partial(self.handle, Closed()))
+
     async def _check_protocol(self, event: Any) -> None:
         """Never another protocol."""
+
+
+class _Turn(EventWrapper):
+    """hypercorn waits for it where a client has sent its next request before it has the answer to this one. Meanwhile
+    nothing is read, and so nobody would hear the client go."""
+
+    def __init__(self, client: trio.socket.SocketType, gone: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._client = client
+        self._gone = gone
+
+    async def wait(self) -> None:
+        """See hypercorn."""
+        while not self.is_set():
+            with trio.move_on_after(_LOOK_SECONDS):
+                await super().wait()
+            if not _is_there(self._client):
+                await self._gone()
+                return
+
+
+def _is_there(client: trio.socket.SocketType) -> bool:
+    """Whether a client has not closed its side, though what it has sent was not read yet; `True` where the system does
+    not say (tcp(7): TCP_INFO begins with the state)."""
+    if not hasattr(socket, "TCP_INFO"):
+        return True
+    try:
+        return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+    except OSError:
+        return False
 
 
 class _Http1Server(TCPServer):
@@ -109,6 +148,7 @@ class _Http1Server(TCPServer):
             async with TaskGroup() as tasks:
                 self._task_group = tasks
                 self.protocol: Any = _Http1(
+                    connected,
                     self.app,
                     self.config,
                     self.context,
@@ -131,36 +171,53 @@ class _Http1Server(TCPServer):
 class Listener:
     """Args:
     settings: where to listen, and how long to wait for clients.
-    app: what answers.
+
+    Raises:
+        CannotListen: the address, the certificate or its key cannot be had.
     """
 
     settings: ServerSettings
-    app: Application
     _config: Config = field(init=False)
+    _tls: ssl.SSLContext | None = field(init=False)
+    _socket: socket.socket = field(init=False)  # bound, so that nobody else gets the address
     _context: WorkerContext = field(factory=lambda: WorkerContext(None), init=False)
     _open: set[PatientStream] = field(factory=set, init=False)
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._config = hypercorn_config(self.settings)
+        self._config = _config_of(self.settings)
+        self._tls = _tls(self._config)
+        self._socket = _bound(self.settings)
 
-    async def run(self, task_status: trio.TaskStatus[list[str]]) -> None:
-        """Serves until `close`, and until every connection has ended. Started with the server's addresses.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def listen(self) -> str:
+        """Clients may connect from now on. Returns the server's address.
 
         Raises:
-            OSError: the address cannot be had.
+            CannotListen: somebody else listens there.
         """
-        context = self._config.create_ssl_context()
-        sockets = self._sockets()
+        try:
+            self._socket.listen(_BACKLOG)
+        except OSError as error:
+            raise _not_there(self.settings, error) from error
+        return _url(self._socket, tls=self._tls is not None)
+
+    async def run(self, app: Application) -> None:
+        """Serves until `close`, and until every connection has ended."""
         async with trio.open_nursery() as connections:
-            task_status.started([_url(one, tls=context is not None) for one in sockets])
+            handle = partial(self._handle, app)
             try:
                 with self._accepting:
-                    await self._accept_all(sockets, connections, context)
+                    listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))
+                    await trio.serve_listeners(handle, [listener], handler_nursery=connections)
             finally:
-                for one in sockets:
-                    self._take_backlog(one, connections, context)
-                    one.close()
+                _take_backlog(self._socket, partial(connections.start_soon, handle))
+                self._socket.close()
 
     async def close(self) -> None:
         """Accepts no more connections, and closes those that wait for a request. Those that were just made have a
@@ -174,40 +231,14 @@ class Listener:
         for stream in list(self._open):
             await trio.aclose_forcefully(stream)
 
-    def _sockets(self) -> list[socket.socket]:
-        made = self._config.create_sockets()
-        sockets = [*made.secure_sockets, *made.insecure_sockets]
-        for one in sockets:
-            one.listen(self._config.backlog)
-        return sockets
-
-    async def _accept_all(
-        self, sockets: list[socket.socket], connections: trio.Nursery, context: ssl.SSLContext | None
-    ) -> None:
-        async def handle(stream: trio.SocketStream) -> None:
-            await self._handle(stream, context)
-
-        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in sockets]
-        await trio.serve_listeners(handle, listeners, handler_nursery=connections)
-
-    def _take_backlog(
-        self, listening: socket.socket, connections: trio.Nursery, context: ssl.SSLContext | None
-    ) -> None:
-        """Takes the connections that clients have made and nobody has accepted yet: closing would reset them."""
-        with suppress(OSError):  # there are no more
-            while True:
-                accepted, _ = listening.accept()
-                stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
-                connections.start_soon(self._handle, stream, context)
-
-    async def _handle(self, stream: trio.SocketStream, context: ssl.SSLContext | None) -> None:
+    async def _handle(self, app: Application, stream: trio.SocketStream) -> None:
         if len(self._open) >= self.settings.max_connections:
-            await _turn_away(stream)
+            await _turn_away(stream, b"" if self._tls else _FULL)
             return
         patient = PatientStream(stream, self.settings.send_seconds)
         self._open.add(patient)
         try:
-            await self._serve(patient, context)
+            await self._serve(app, patient)
         except Exception as error:  # noqa: BLE001  (no error of one connection ends the server)
             _log.warning("a connection was closed, since it broke the protocol or was lost: %r", error)
         finally:
@@ -215,13 +246,48 @@ class Listener:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
                 await trio.aclose_forcefully(patient)
 
-    async def _serve(self, stream: PatientStream, context: ssl.SSLContext | None) -> None:
+    async def _serve(self, app: Application, stream: PatientStream) -> None:
         on_top: Any = stream
-        if context is not None:
-            on_top = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
-        plain: Any = self.app  # hypercorn types its messages more narrowly
-        app = wrap_app(plain, self._config.wsgi_max_body_size, "asgi")
-        await _Http1Server(app, self._config, self._context, ConnectionState({}), on_top)
+        if self._tls is not None:
+            on_top = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+        plain: Any = app  # hypercorn types its messages more narrowly
+        wrapped = wrap_app(plain, self._config.wsgi_max_body_size, "asgi")
+        await _Http1Server(wrapped, self._config, self._context, ConnectionState({}), on_top)
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    try:
+        return config.create_ssl_context()
+    except OSError as error:  # of ssl, too
+        raise CannotListen(
+            f"the certificate {config.certfile} and the key {config.keyfile} cannot be used ({error}); allowed: PEM "
+            "files of a certificate, with those that signed it, and of its own key"
+        ) from error
+
+
+def _bound(settings: ServerSettings) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setblocking(False)
+        made.bind((settings.host, settings.port))
+    except OSError as error:
+        made.close()
+        raise _not_there(settings, error) from error
+    return made
+
+
+def _not_there(settings: ServerSettings, error: OSError) -> CannotListen:
+    where = f"{settings.host}:{settings.port}"
+    return CannotListen(f"cannot listen on {where} ({error.strerror or error}); choose another port or host")
+
+
+def _take_backlog(listening: socket.socket, handle: Callable[[trio.SocketStream], object]) -> None:
+    """Takes the connections that clients have made and nobody has accepted yet: closing would reset them."""
+    with suppress(OSError):  # there are no more
+        while True:
+            accepted, _ = listening.accept()
+            handle(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)))
 
 
 def _url(listening: socket.socket, *, tls: bool) -> str:
@@ -230,8 +296,8 @@ def _url(listening: socket.socket, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{named}:{port}"
 
 
-async def _turn_away(stream: trio.SocketStream) -> None:
+async def _turn_away(stream: trio.SocketStream, words: bytes) -> None:
     with trio.move_on_after(_CLOSE_SECONDS):
         async with stream:
             with suppress(*_BROKEN):
-                await stream.send_all(_FULL)
+                await stream.send_all(words)

@@ -11,7 +11,7 @@ import base64
 import binascii
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
@@ -27,7 +27,7 @@ from .settings import ServerSettings
 _MOST_REDIRECTS = 3
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_INLINE = 1 << 20  # characters; decoding more takes longer than a thread costs
+_INLINE = 1 << 18  # characters; decoding more takes longer than a thread costs
 
 
 @define(eq=False)
@@ -38,24 +38,24 @@ class Media:
 
     settings: ServerSettings
 
-    async def fetch(self, url: str, where: str) -> bytes:
+    async def fetch(self, url: str, where: str, most: int) -> bytes:
         """What lies at ``url``. ``where`` names the member of the request for errors.
 
         Raises:
             BadBody: it is no address, or a ``data:`` that is damaged.
             Refusal: the address is not allowed, or nothing could be fetched.
-            RequestTooLarge: more bytes lie there than a request may have.
+            RequestTooLarge: more than ``most`` bytes lie there.
         """
         scheme = url.partition(":")[0].lower()
         if scheme == "data":
-            return _data(url, where) if len(url) <= _INLINE else await trio.to_thread.run_sync(_data, url, where)
+            return await decoded(url, where, _data)
         if scheme not in ("http", "https"):
             raise BadBody(f"{where}: an address of the kind {scheme[:20]!r}; allowed: data:, http: and https:", where)
         with trio.move_on_after(self.settings.url_seconds):
-            return await self._follow(url, where)
+            return await self._follow(url, where, most)
         raise _refused(where, f"nothing came in {self.settings.url_seconds:g} s")
 
-    async def _follow(self, url: str, where: str) -> bytes:
+    async def _follow(self, url: str, where: str, most: int) -> bytes:
         network = httpcore.AsyncConnectionPool(network_backend=_CheckedNetwork(private=self.settings.private_urls))
         async with network as pool:
             for _ in range(_MOST_REDIRECTS + 1):
@@ -63,7 +63,7 @@ class Media:
                 try:
                     async with pool.stream("GET", url, headers={"user-agent": "triolet", "accept": "*/*"}) as answer:
                         if answer.status not in _REDIRECTS:
-                            return await self._read(answer, where)
+                            return await _read(answer, where, most)
                         url = _joined(url, _header(answer, b"location"))
                 except (httpcore.ProtocolError, httpcore.NetworkError, httpcore.UnsupportedProtocol, OSError) as error:
                     raise _refused(where, str(error) or type(error).__name__) from None
@@ -74,23 +74,44 @@ class Media:
             allowed = ", ".join(self.settings.url_prefixes) or "data: alone"
             raise Refusal(Problem(403, f"{where}: {url[:200]} may not be fetched; allowed: {allowed}", None, where))
 
-    async def _read(self, answer: httpcore.Response, where: str) -> bytes:
-        if answer.status != 200:
-            raise _refused(where, f"the answer's status was {answer.status}")
-        data = bytearray()
-        told = _header(answer, b"content-length")
-        self._check_size(int(told) if told.isdigit() else 0, where)
-        stream: Any = answer.aiter_stream()  # it is a generator, whatever its type says
-        async with aclosing(stream) as parts:
-            async for part in parts:
-                data += part
-                self._check_size(len(data), where)
-        return bytes(data)
 
-    def _check_size(self, size: int, where: str) -> None:
-        most = self.settings.max_body_bytes
-        if size > most:
-            raise RequestTooLarge(f"{where}: {size:,} bytes or more lie there; allowed: up to {most:,}")
+async def decoded(text: str, where: str, decode: Callable[[str, str], bytes]) -> bytes:
+    """``decode(text, where)``; a long text does not hold up the event loop."""
+    return decode(text, where) if len(text) <= _INLINE else await trio.to_thread.run_sync(decode, text, where)
+
+
+def from_base64(text: str, where: str) -> bytes:
+    """The bytes of ``text``.
+
+    Raises:
+        BadBody: it is no base64.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadBody(f"{where} is no base64: {error}", where) from None
+
+
+async def _read(answer: httpcore.Response, where: str, most: int) -> bytes:
+    if answer.status != 200:
+        raise _refused(where, f"the answer's status was {answer.status}")
+    data = bytearray()
+    told = _header(answer, b"content-length")
+    _check_size(int(told) if told.isdigit() else 0, where, most)
+    stream: Any = answer.aiter_stream()  # it is a generator, whatever its type says
+    async with aclosing(stream) as parts:
+        async for part in parts:
+            data += part
+            _check_size(len(data), where, most)
+    return bytes(data)
+
+
+def _check_size(size: int, where: str, most: int) -> None:
+    if size > most:
+        raise RequestTooLarge(
+            f"{where}: {size:,} bytes or more lie there; allowed: up to {most:,} more, as all of a request together "
+            "may have so many as its body"
+        )
 
 
 def _is_plain(url: str) -> bool:
@@ -141,10 +162,7 @@ def _data(url: str, where: str) -> bytes:
         raise BadBody(f"{where}: a data address without a comma; write data:image/png;base64,...", where)
     if not head.lower().endswith(";base64"):
         return unquote_to_bytes(body)
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise BadBody(f"{where} is no base64: {error}", where) from None
+    return from_base64(body, where)
 
 
 class _CheckedNetwork(httpcore.AsyncNetworkBackend):

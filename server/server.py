@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import trio
 from attrs import define, field
 
+from ..api.engine import Engine
 from ..api.engines import Engines
+from ..api.residents import RETRY_SECONDS
+from ..core.errors import EngineClosed, TrioletError, UnknownModel
 from ..core.power import Power
 from .exchange import Cut, Exchange
 from .media import Media
 from .metrics import Metrics
 from .observers import Observers
+from .problems import Problem, Refusal
 from .settings import ServerSettings
 from .spans import Spans
 from .view.watchers import Watchers
@@ -31,7 +35,7 @@ class Pace:
     _ends: deque[float] = field(factory=lambda: deque(maxlen=1_000), init=False)
 
     def one_ended(self, now: float) -> None:
-        """A request has ended."""
+        """A request has ended well."""
         self._ends.append(now)
 
     def seconds_to_wait(self, now: float) -> int:
@@ -74,7 +78,8 @@ class Server:
         if exchange not in self.exchanges:
             return
         self.exchanges.discard(exchange)
-        self.pace.one_ended(trio.current_time())
+        if exchange.scope["method"] == "POST" and exchange.status == 200:
+            self.pace.one_ended(trio.current_time())
         self._look()
 
     def only_watches(self, exchange: Exchange) -> None:
@@ -82,6 +87,24 @@ class Server:
         itself when `stop` is called."""
         self.exchanges.discard(exchange)
         self._look()
+
+    @asynccontextmanager
+    async def use(self, model: str) -> AsyncIterator[Engine]:
+        """The engine of ``model``, which is loaded if need be, and stays for the block.
+
+        Raises:
+            UnknownModel: no model of this name is served.
+            Refusal: it cannot be loaded. The log of the engines says why; the client is not told of the server's files.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                engine = await stack.enter_async_context(self.engines.use(model))
+            except (UnknownModel, EngineClosed):
+                raise
+            except TrioletError:
+                told = f"the model {model!r} cannot be loaded; the server's log says why"
+                raise Refusal(Problem(503, told, "model_not_loaded", "model", math.ceil(RETRY_SECONDS))) from None
+            yield engine
 
     @contextmanager
     def socket_open(self) -> Iterator[None]:

@@ -18,18 +18,19 @@ _TELL_SECONDS = 3.0  # for the last words to requests that are cut off
 
 
 @asynccontextmanager
-async def serving(server: Server) -> AsyncIterator[list[str]]:
-    """Serves within the block, which gets the server's addresses. At the end of the block the server accepts no more
+async def serving(server: Server, listener: Listener) -> AsyncIterator[str]:
+    """Serves within the block, which gets the server's address. At the end of the block the server accepts no more
     connections and refuses new requests; those that run have ``drain_seconds`` to end, then they are told and cut off.
 
     Raises:
-        OSError: the address cannot be had.
+        CannotListen: somebody else listens there.
     """
-    listener = Listener(server.settings, make_app(server))
+    app = make_app(server)
+    address = listener.listen()
     async with trio.open_nursery() as nursery:
-        addresses: list[str] = await nursery.start(listener.run)
+        nursery.start_soon(listener.run, app)
         try:
-            yield addresses
+            yield address
             await _drain(server, listener)
         finally:
             server.stop()
@@ -51,7 +52,7 @@ async def _drain(server: Server, listener: Listener) -> None:
     await listener.cut_off()
 
 
-async def until_told(server: Server) -> int:
+async def until_told(server: Server, listener: Listener) -> int:
     """Serves until SIGTERM or SIGINT. Returns the exit status: 0 after a drain; after a second signal, which cuts the
     drain short, 128 and the signal's number."""
     second = 0
@@ -65,9 +66,8 @@ async def until_told(server: Server) -> int:
 
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            async with serving(server) as addresses:
-                for address in addresses:
-                    _log.info("serving %s at %s", ", ".join(server.engines.models), address)
+            async with serving(server, listener) as address:
+                _log.info("serving %s at %s", ", ".join(server.engines.models), address)
                 first = await anext(signals)
                 _log.info(
                     "%s: stopping; running requests have %g s",

@@ -14,7 +14,7 @@ import trio
 from attrs import evolve, field, frozen
 
 from ...core.checks import check_characters
-from ...core.errors import InvalidRequest, RequestTooLarge
+from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from ...core.model import Kind, ModelDescription, Prepared, Preparer
 from ...core.order import check_priority
 from ...core.planning.prefix import prompt_keys
@@ -299,12 +299,12 @@ def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequen
 def _resolve_max_tokens(description: ModelDescription, prompt_length: int, sampling: SamplingParams) -> int:
     most = description.max_positions - prompt_length
     if most < 1:
-        raise RequestTooLarge(
+        raise ContextLengthExceeded(
             f"a prompt of {prompt_length} tokens leaves no room to generate; allowed: up to "
             f"{description.max_positions - 1} tokens, the model has {description.max_positions} positions"
         )
     if sampling.max_tokens is not None and sampling.max_tokens > most:
-        raise RequestTooLarge(
+        raise ContextLengthExceeded(
             f"max_tokens={sampling.max_tokens} after a prompt of {prompt_length} tokens; allowed: up to {most}, the "
             f"model has {description.max_positions} positions; leave max_tokens out to use them all"
         )

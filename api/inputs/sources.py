@@ -43,6 +43,17 @@ _CHECKED_AT_ONCE = 1 << 20  # samples: so that the check of a long array makes n
 _KEYS = ("array", "sampling_rate")  # of a mapping, as the library `datasets` has them
 
 
+@frozen
+class NamedPath(os.PathLike[str]):
+    """A file that messages call ``name``: its path means nothing to whoever reads them."""
+
+    path: str
+    name: str
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
 @frozen(eq=False)
 class ArraySource:
     """An array that can be read as audio: one dimension, float32, float64 or int16. ``rate`` in Hz; ``None``: nobody
@@ -138,7 +149,7 @@ def opened(source: Any) -> Iterator[tuple[IO[bytes], str]]:
 
 @contextlib.contextmanager
 def _open_path(source: str | os.PathLike[str]) -> Iterator[tuple[IO[bytes], str]]:
-    name = repr(os.fspath(source))
+    name = source.name if isinstance(source, NamedPath) else repr(os.fspath(source))
     try:
         file = open(source, "rb", buffering=0)  # noqa: SIM115  (libsndfile reads from the descriptor: nothing may read ahead)
     except FileNotFoundError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from ...core.errors import InvalidRequest, RequestTooLarge
+from ...core.errors import ContextLengthExceeded, InvalidRequest
 from ...core.model import Kind, ModelDescription
 from ...core.order import check_priority
 from ...core.request import Pooling, Request
@@ -108,7 +108,7 @@ def _request(description: ModelDescription, text: Any, query: VectorQuery, most_
     if not token_ids:
         raise InvalidRequest("a text without tokens has no vector; allowed: 1 token or more")
     if len(token_ids) > most:
-        raise RequestTooLarge(
+        raise ContextLengthExceeded(
             f"a text of {len(token_ids)} tokens; allowed: up to {most} (the model has {description.max_positions} "
             f"positions, EngineConfig(max_step_tokens={most_tokens})); cut it into pieces"
         )

@@ -12,7 +12,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from ...core.errors import InvalidRequest, RequestTooLarge
+from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from ...core.model import Prepared
 from ...core.request import EncoderItem
 from ...core.tools import Tool
@@ -69,14 +69,16 @@ class TextItems:
 
         Raises:
             InvalidRequest: there is no token, or images or audio.
-            RequestTooLarge: there are more tokens than the encoder reads.
+            ContextLengthExceeded: there are more tokens than the encoder reads.
         """
         tokens = self._text.prepare(prompt, images=images, audio=audio).token_ids
         if not tokens:
             raise InvalidRequest("a text of no tokens; allowed: 1 or more, which the encoder reads")
         most = self._settings.most_embeddings
         if len(tokens) > most:
-            raise RequestTooLarge(f"a text of {len(tokens)} tokens; allowed: up to {most}, which the encoder reads")
+            raise ContextLengthExceeded(
+                f"a text of {len(tokens)} tokens; allowed: up to {most}, which the encoder reads"
+            )
         item = self._settings.item({"input_ids": torch.tensor(tokens)}, len(tokens))
         return Prepared(token_ids=(self._settings.start_id,), items=(item,))
 

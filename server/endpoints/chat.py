@@ -22,6 +22,7 @@ from ..schemas.chat import (
     ChunkChoice,
     Logprobs,
     MessageDelta,
+    NamedTool,
 )
 from .common import answered, engine_of, exchange_of, new_id, now, server_of
 from .conversations import messages_of
@@ -35,9 +36,10 @@ async def converse(request: Request) -> Response:
     body = await read_json(request, ChatRequest)
     if body.stream:
         return EventStream(partial(_streamed, request, body))
+    messages = await messages_of(request, body)
     async with engine_of(request, body.model) as engine:
         tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
-        completion = await engine.generate(**await _query(request, body, tools))
+        completion = await engine.generate(**_query(request, body, messages, tools))
         exchange_of(request).ended(completion.timings, tokens=completion.usage.completion_tokens)
         found = (completion, *completion.alternatives)
         choices = [_choice(engine, body, tools, index, one) for index, one in enumerate(found)]
@@ -53,7 +55,7 @@ async def converse(request: Request) -> Response:
     )
 
 
-async def _query(request: Request, body: ChatRequest, tools: Tools | None) -> dict[str, Any]:
+def _query(request: Request, body: ChatRequest, messages: list[dict[str, Any]], tools: Tools | None) -> dict[str, Any]:
     """The arguments of `Engine.generate`."""
     sampling = sampling_of(
         body,
@@ -62,7 +64,7 @@ async def _query(request: Request, body: ChatRequest, tools: Tools | None) -> di
         structure=structure_of(body.response_format) if tools is None else tools.structure(),
     )
     return {
-        "messages": await messages_of(request, body),
+        "messages": messages,
         "tools": () if tools is None else tools.given,
         "template_options": body.chat_template_kwargs or {},
         "sampling": sampling,
@@ -79,21 +81,23 @@ def _choice(engine: Engine, body: ChatRequest, tools: Tools | None, index: int, 
         index=index,
         message=message,
         logprobs=chat_logprobs(engine.model.tokenizer, completion) if body.logprobs else None,
-        finish_reason=_reason(completion.finish_reason, called=message.tool_calls is not None),
+        finish_reason=_reason(body, completion.finish_reason, called=message.tool_calls is not None),
     )
 
 
-def _reason(reason: FinishReason, *, called: bool) -> Any:
+def _reason(body: ChatRequest, reason: FinishReason, *, called: bool) -> Any:
     if reason is FinishReason.LENGTH:
         return "length"
-    return "tool_calls" if called else "stop"
+    chose = called and not isinstance(body.tool_choice, NamedTool)  # OpenAI's words
+    return "tool_calls" if chose else "stop"
 
 
 async def _streamed(request: Request, body: ChatRequest, events: Events) -> None:
+    messages = await messages_of(request, body)
     async with engine_of(request, body.model) as engine:
         tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
         answer = _Answer(body, events, tools)
-        query = await _query(request, body, tools)
+        query = _query(request, body, messages, tools)
         queries = [{**query, "sampling": one} for one in siblings_of(query["sampling"])]
         usages, timings = await streams_together(engine, queries, partial(answer.add, engine))
     exchange_of(request).ended(timings, tokens=sum(usage.completion_tokens for usage in usages))
@@ -124,7 +128,7 @@ class _Answer:
             await self._tell(index, part, logprobs=logprobs)
             logprobs = None
         if delta.finish_reason is not None:
-            reason = _reason(delta.finish_reason, called=reader is not None and reader.called)
+            reason = _reason(self._body, delta.finish_reason, called=reader is not None and reader.called)
             await self._tell(index, MessageDelta(), reason=reason)
 
     async def end(self, usages: list[Usage]) -> None:

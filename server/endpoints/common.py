@@ -30,13 +30,9 @@ def exchange_of(request: Request) -> Exchange:
 
 @asynccontextmanager
 async def engine_of(request: Request, model: str) -> AsyncIterator[Engine]:
-    """The engine of ``model``, which is loaded if need be, and stays for the block.
-
-    Raises:
-        UnknownModel: no model of this name is served.
-    """
+    """See `Server.use`."""
     exchange_of(request).told["model"] = model
-    async with server_of(request).engines.use(model) as engine:
+    async with server_of(request).use(model) as engine:
         yield engine
 
 

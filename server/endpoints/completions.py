@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from ...api.engine import Engine
 from ...api.outputs.results import Completion, Delta
+from ...api.outputs.results import Usage as Counted
 from ...core.request import FinishReason
 from ..body import read_json
 from ..event_stream import DONE, Events, EventStream
@@ -86,30 +87,44 @@ def _answer(body: CompletionRequest, choices: list[CompletionChoice], usage: Usa
 
 
 async def _streamed(request: Request, body: CompletionRequest, events: Events) -> None:
-    count = body.n or 1
-    offsets: dict[int, int] = {}
-    first = _answer(body, [], None)
-
-    async def tell(index: int, delta: Delta) -> None:
-        echo = "" if index in offsets else _echo(engine, body, index // count)
-        offset = offsets.setdefault(index, len(echo))
-        offsets[index] += len(delta.text)
-        if not (delta.text or echo or delta.finish_reason or (body.logprobs is not None and delta.token_ids)):
-            return
-        told = None
-        if body.logprobs is not None:
-            told = completion_logprobs(engine.model.tokenizer, delta, offset=offset)
-        reason = None if delta.finish_reason is None else _reason(delta.finish_reason)
-        choice = CompletionChoice(index=index, text=echo + delta.text, logprobs=told, finish_reason=reason)
-        await events.write(first.model_copy(update={"choices": [choice]}))
-
+    writer = _Writer(body, events)
     async with engine_of(request, body.model) as engine:
         queries = [
             {**query, "sampling": one} for query in _queries(request, body) for one in siblings_of(query["sampling"])
         ]
-        usages, timings = await streams_together(engine, queries, tell)
+        usages, timings = await streams_together(engine, queries, partial(writer.add, engine))
     exchange_of(request).ended(timings, tokens=sum(one.completion_tokens for one in usages))
-    if body.stream_options and body.stream_options.include_usage:
-        usage = _total([usage_of(usages[start : start + count]) for start in range(0, len(usages), count)])
-        await events.write(_answer(body, [], usage).model_copy(update={"id": first.id}))
-    await events.end(DONE)
+    await writer.end(usages)
+
+
+class _Writer:
+    """The events of one answer."""
+
+    def __init__(self, body: CompletionRequest, events: Events) -> None:
+        self._body = body
+        self._events = events
+        self._count = body.n or 1
+        self._frame = _answer(body, [], None)
+        self._offsets: dict[int, int] = {}  # characters that were told of each choice
+
+    async def add(self, engine: Engine, index: int, delta: Delta) -> None:
+        """Tells what ``delta`` adds to the choice ``index``."""
+        tells_tokens = self._body.logprobs is not None
+        echo = "" if index in self._offsets else _echo(engine, self._body, index // self._count)
+        offset = self._offsets.setdefault(index, len(echo))
+        self._offsets[index] += len(delta.text)
+        if not (delta.text or echo or delta.finish_reason or (tells_tokens and delta.token_ids)):
+            return
+        told = completion_logprobs(engine.model.tokenizer, delta, offset=offset) if tells_tokens else None
+        reason = None if delta.finish_reason is None else _reason(delta.finish_reason)
+        choice = CompletionChoice(index=index, text=echo + delta.text, logprobs=told, finish_reason=reason)
+        await self._events.write(self._frame.model_copy(update={"choices": [choice]}))
+
+    async def end(self, usages: list[Counted]) -> None:
+        """Tells that all choices are whole."""
+        count, options = self._count, self._body.stream_options
+        if options and options.include_usage:
+            starts = range(0, len(usages), count)
+            usage = _total([usage_of(usages[start : start + count]) for start in starts])
+            await self._events.write(self._frame.model_copy(update={"usage": usage}))
+        await self._events.end(DONE)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Any
 
 from starlette.requests import Request
 
-from ..problems import BadBody
+from ..media import Media, decoded, from_base64
 from ..schemas import chat
 from .common import server_of
 
@@ -21,44 +19,44 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
     Raises:
         BadBody: base64 that is none.
         Refusal: an address that is not allowed.
+        RequestTooLarge: its images and audio have more bytes together than a request may have.
     """
-    return [await _message(request, one, f"messages.{index}") for index, one in enumerate(body.messages)]
+    reader = _Reader(server_of(request).media)
+    return [await reader.message(one, f"messages.{index}") for index, one in enumerate(body.messages)]
 
 
-async def _message(request: Request, message: chat.ChatMessage, where: str) -> dict[str, Any]:
-    told: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    if isinstance(message.content, list):
-        parts = [await _part(request, part, f"{where}.content.{index}") for index, part in enumerate(message.content)]
-        told["content"] = _plain(parts)
-    else:
-        told["content"] = message.content
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if getattr(message, name) is not None:
-            told[name] = getattr(message, name)
-    if message.tool_calls is not None:
-        told["tool_calls"] = [call.model_dump(exclude=_UNUSED) for call in message.tool_calls]
-    return told
+class _Reader:
+    def __init__(self, media: Media) -> None:
+        self._media = media
+        self._most = media.settings.max_body_bytes
 
+    async def message(self, message: chat.ChatMessage, where: str) -> dict[str, Any]:
+        told: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+        if isinstance(message.content, list):
+            told["content"] = [
+                await self._part(part, f"{where}.content.{index}") for index, part in enumerate(message.content)
+            ]
+        else:
+            told["content"] = message.content
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if getattr(message, name) is not None:
+                told[name] = getattr(message, name)
+        if message.tool_calls is not None:
+            told["tool_calls"] = [call.model_dump(exclude=_UNUSED) for call in message.tool_calls]
+        return told
 
-def _plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """A text where there is nothing but text: many templates read no lists."""
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
+    async def _part(self, part: chat.Part, where: str) -> dict[str, Any]:
+        match part:
+            case chat.TextPart():
+                return {"type": "text", "text": part.text}
+            case chat.ImagePart():
+                return {"type": "image", "image": await self._fetch(part.image_url.url, where)}
+            case chat.AudioUrlPart():
+                return {"type": "audio", "audio": await self._fetch(part.audio_url.url, where)}
+        audio = await decoded(part.input_audio.data, f"{where}.input_audio.data", from_base64)
+        return {"type": "audio", "audio": audio}
 
-
-async def _part(request: Request, part: chat.Part, where: str) -> dict[str, Any]:
-    if isinstance(part, chat.TextPart):
-        return {"type": "text", "text": part.text}
-    if isinstance(part, chat.ImagePart):
-        return {"type": "image", "image": await server_of(request).media.fetch(part.image_url.url, where)}
-    if isinstance(part, chat.AudioUrlPart):
-        return {"type": "audio", "audio": await server_of(request).media.fetch(part.audio_url.url, where)}
-    return {"type": "audio", "audio": _base64(part.input_audio.data, f"{where}.input_audio.data")}
-
-
-def _base64(data: str, where: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise BadBody(f"{where} is no base64: {error}", where) from None
+    async def _fetch(self, url: str, where: str) -> bytes:
+        found = await self._media.fetch(url, where, self._most)
+        self._most -= len(found)
+        return found

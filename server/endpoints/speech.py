@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from ...api.engine import Engine
 from ...api.formats.objects import as_line, as_verbose_object
 from ...api.formats.writers import SRT, VTT, written
+from ...api.inputs.sources import NamedPath
 from ...api.outputs.results import Segment, Transcript
 from ...core.errors import RequestTooLarge
 from ..body import audio_of, read_form
@@ -68,7 +69,7 @@ def _options(form: SpeechForm) -> dict[str, Any]:
     return {"seed": form.seed, **{name: value for name, value in given.items() if value is not None}}
 
 
-async def _whole(request: Request, form: SpeechForm, audio: bytes | str, options: dict[str, Any]) -> Response:
+async def _whole(request: Request, form: SpeechForm, audio: bytes | NamedPath, options: dict[str, Any]) -> Response:
     async with engine_of(request, form.model) as engine:
         transcript, logprobs = await _read(request, engine, form, audio, options, _nothing)
     if form.response_format in _SUBTITLES:
@@ -87,7 +88,7 @@ async def _whole(request: Request, form: SpeechForm, audio: bytes | str, options
 
 
 async def _streamed(
-    request: Request, form: TranscriptionForm, audio: bytes | str, options: dict[str, Any], events: Events
+    request: Request, form: TranscriptionForm, audio: bytes | NamedPath, options: dict[str, Any], events: Events
 ) -> None:
     async with engine_of(request, form.model) as engine:
 
@@ -109,7 +110,7 @@ async def _read(
     request: Request,
     engine: Engine,
     form: SpeechForm,
-    audio: bytes | str,
+    audio: bytes | NamedPath,
     options: dict[str, Any],
     tell: Callable[[Segment, list[SpeechLogprob] | None], Awaitable[None]],
 ) -> tuple[Transcript, list[SpeechLogprob] | None]:

@@ -28,7 +28,7 @@ from ..schemas.vectors import (
     RerankAnswer,
     RerankRequest,
 )
-from .common import answered, engine_of, new_id
+from .common import answered, engine_of, exchange_of, new_id
 
 
 async def embed(request: Request) -> Response:
@@ -37,8 +37,11 @@ async def embed(request: Request) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     async with engine_of(request, body.model) as engine:
         vectors = await engine.embed(texts, priority=body.priority)
-        usage = await _usage(engine, [(text,) for text in texts])
-    vectors = _shortened(vectors, body.dimensions)
+        usage = await _usage(request, engine, [(text,) for text in texts])
+    return await trio.to_thread.run_sync(_embedded, body, _shortened(vectors, body.dimensions), usage)
+
+
+def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Response:
     data = [
         Embedding(object="embedding", index=index, embedding=_coded(vector, body.encoding_format))
         for index, vector in enumerate(vectors)
@@ -69,7 +72,7 @@ async def rerank(request: Request) -> Response:
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     async with engine_of(request, body.model) as engine:
         scores = await engine.score(body.query, texts, priority=body.priority)
-        usage = await _usage(engine, [(body.query, text) for text in texts])
+        usage = await _usage(request, engine, [(body.query, text) for text in texts])
     best = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
     results = [
         Ranked(
@@ -97,7 +100,7 @@ async def classify(request: Request) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     async with engine_of(request, body.model) as engine:
         found = await engine.classify(texts, priority=body.priority)
-        usage = await _usage(engine, [(text,) for text in texts])
+        usage = await _usage(request, engine, [(text,) for text in texts])
     data = [
         Classified(index=index, label=max(labels, key=lambda one: labels[one]), probabilities=labels)
         for index, labels in enumerate(found)
@@ -105,7 +108,8 @@ async def classify(request: Request) -> Response:
     return answered(ClassifyAnswer(id=new_id("classify"), object="list", model=body.model, data=data, usage=usage))
 
 
-async def _usage(engine: Engine, texts: Sequence[tuple[str, ...]]) -> PromptUsage:
+async def _usage(request: Request, engine: Engine, texts: Sequence[tuple[str, ...]]) -> PromptUsage:
+    """What was read, told to the access log, too."""
     preparer = engine.model.preparer
 
     def count() -> int:
@@ -116,4 +120,5 @@ async def _usage(engine: Engine, texts: Sequence[tuple[str, ...]]) -> PromptUsag
         )
 
     tokens = await trio.to_thread.run_sync(count)
+    exchange_of(request).ended(None, tokens=tokens)
     return PromptUsage(prompt_tokens=tokens, total_tokens=tokens)

@@ -21,6 +21,7 @@ from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,
     CheckpointError,
+    ContextLengthExceeded,
     DeviceLost,
     DeviceOutOfMemory,
     EncodeFailed,
@@ -53,6 +54,7 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ContentPiece",
+    "ContextLengthExceeded",
     "Delta",
     "DeltaStream",
     "DeviceLost",

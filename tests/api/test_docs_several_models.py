@@ -37,7 +37,10 @@ async def test_every_piece_of_code_says_what_the_page_says(
             running = eval(compile(code, str(PAGE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
             if inspect.iscoroutine(running):
                 await running
-            logged = [f"{record.levelname} {record.name}: {record.getMessage()}" for record in caplog.records]
+            records = [
+                record for record in caplog.records if record.name != "triolet"
+            ]  # that of OpenMP, in a test's process
+            logged = [f"{record.levelname} {record.name}: {record.getMessage()}" for record in records]
             lines = said or (logged if expected else [])
             assert len(lines) == len(expected.splitlines()), lines
             for line, pattern in zip(lines, expected.splitlines(), strict=True):

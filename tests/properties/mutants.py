@@ -210,7 +210,7 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-LEDGER = machine(LedgerMachine)
+LEDGER = machine(LedgerMachine, examples=200)
 SHARING = machine(SharingMachine)
 WHOLE_PROMPTS = machine(WholePromptsMachine)
 PLANNER = machine(PlannerMachine)

@@ -14,6 +14,7 @@ from attrs import define
 
 from triolet import Engine, Engines, ModelSpec
 from triolet.core.config import EngineConfig
+from triolet.server.listening import Listener
 from triolet.server.observers import Observers
 from triolet.server.server import Server
 from triolet.server.serving import serving
@@ -76,9 +77,10 @@ def served(models: Mapping[str, str], **settings: Any) -> Iterator[Served]:
         }
         async with Engines(specs) as engines:
             server = Server(ServerSettings(**{"port": 0, **settings}), engines, observers)
-            async with serving(server) as addresses:
-                told.put(Served(server, addresses[0], trio.lowlevel.current_trio_token()))
-                await leave.wait()
+            with Listener(server.settings) as listener:
+                async with serving(server, listener) as address:
+                    told.put(Served(server, address, trio.lowlevel.current_trio_token()))
+                    await leave.wait()
 
     def run() -> None:
         told.put(outcome.capture(trio.run, main))

@@ -179,6 +179,12 @@ def test_who_sends_a_large_request_to_its_end_hears_the_answer(patient: Served) 
     assert told["error"]["code"] == "request_too_large"
 
 
+def test_a_file_that_was_spooled_is_told_by_no_path_of_the_server(patient: Served) -> None:
+    status, told = post(patient, SPEECH, form(b"noise" * 20_000, model="whisper"), FORM)
+    assert status == 415
+    assert told["error"]["message"].startswith("the uploaded file is not audio that can be decoded")
+
+
 def png(width: int, height: int) -> bytes:
     """A picture of one colour: a megabyte of it is a kilobyte."""
 
@@ -239,6 +245,35 @@ def test_a_client_that_hangs_up_while_its_answer_is_made_withdraws_it(patient: S
         with closing(connect(patient)) as connection:
             connection.sendall(head("/v1/chat/completions", len(body), "application/json") + body)
             wait_until(lambda: patient.ask(lambda: rest(patient))[2] > 0)
+
+
+def test_who_sends_more_before_the_answer_is_heard_when_it_hangs_up(patient: Served) -> None:
+    asked = {"model": "llama", "messages": [{"role": "user", "content": "go on"}], "ignore_eos": True, "n": 4}
+    body = json.dumps(asked).encode()
+    for more in (b"G", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100):
+        for at_once in (True, False):
+            with closing(connect(patient)) as connection:
+                first = head("/v1/chat/completions", len(body), "application/json") + body
+                connection.sendall(first + more if at_once else first)
+                wait_until(lambda: patient.ask(lambda: rest(patient))[2] > 0)
+                connection.sendall(more)
+            wait_until(lambda: patient.ask(lambda: rest(patient)) == (0, 0, 0, 0))
+
+
+def test_who_sends_more_before_the_answer_gets_all_answers(patient: Served) -> None:
+    request = b"GET /health HTTP/1.1\r\nhost: localhost\r\n%s\r\n"
+    answers = talk(patient, request % b"" * 4 + request % b"connection: close\r\n")
+    assert answers.count(b"HTTP/1.1 200") == 5
+
+
+def test_requests_that_follow_answers_share_a_connection(patient: Served) -> None:
+    with closing(connect(patient)) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 200")
 
 
 def test_protocol_nonsense_does_not_end_the_server(patient: Served) -> None:

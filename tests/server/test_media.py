@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from triolet.core.errors import InvalidRequest, RequestTooLarge
+from triolet.server.endpoints.conversations import _Reader
 from triolet.server.media import Media, _is_public
 from triolet.server.problems import BadBody, Refusal
+from triolet.server.schemas.chat import ChatMessage
 from triolet.server.settings import ServerSettings
 
 
@@ -55,8 +57,8 @@ def media(files: str, **settings: Any) -> Media:
 
 
 async def test_an_address_with_an_allowed_prefix_is_fetched(files: str) -> None:
-    assert await media(files).fetch(f"{files}/picture", "here") == b"pixels"
-    assert await media(files).fetch(f"{files}/away?{files}/picture", "here") == b"pixels"
+    assert await media(files).fetch(f"{files}/picture", "here", 1_000) == b"pixels"
+    assert await media(files).fetch(f"{files}/away?{files}/picture", "here", 1_000) == b"pixels"
 
 
 @pytest.mark.parametrize(
@@ -71,40 +73,40 @@ async def test_an_address_with_an_allowed_prefix_is_fetched(files: str) -> None:
 )
 async def test_other_addresses_are_refused(files: str, url: str) -> None:
     with pytest.raises(Refusal, match="may not be fetched; allowed"):
-        await media(files).fetch(url, "here")
+        await media(files).fetch(url, "here", 1_000)
 
 
 async def test_nothing_is_fetched_by_default() -> None:
     with pytest.raises(Refusal, match="allowed: data: alone"):
-        await Media(ServerSettings()).fetch("http://example.org/", "here")
+        await Media(ServerSettings()).fetch("http://example.org/", "here", 1_000)
 
 
 async def test_an_allowed_prefix_that_leads_to_a_private_address_is_refused(files: str) -> None:
     """Whatever the name is: what it resolves to counts."""
     with pytest.raises(Refusal, match=r"127\.0\.0\.1, which is no public address"):
-        await media(files, private_urls=False).fetch(f"{files}/picture", "here")
+        await media(files, private_urls=False).fetch(f"{files}/picture", "here", 1_000)
     local = files.replace("127.0.0.1", "localhost")
     with pytest.raises(Refusal, match="is no public address"):
-        await media(local, private_urls=False).fetch(f"{local}/picture", "here")
+        await media(local, private_urls=False).fetch(f"{local}/picture", "here", 1_000)
 
 
 async def test_a_redirection_is_checked_like_the_first_address(files: str) -> None:
     with pytest.raises(Refusal, match=r"http://example\.org/x may not be fetched"):
-        await media(files).fetch(f"{files}/away?http://example.org/x", "here")
+        await media(files).fetch(f"{files}/away?http://example.org/x", "here", 1_000)
     with pytest.raises(Refusal, match="more than 3 redirections"):
-        await media(files).fetch(f"{files}/round", "here")
+        await media(files).fetch(f"{files}/round", "here", 1_000)
 
 
 async def test_what_is_not_there_is_told(files: str) -> None:
     with pytest.raises(Refusal, match="status was 404"):
-        await media(files).fetch(f"{files}/nothing", "here")
+        await media(files).fetch(f"{files}/nothing", "here", 1_000)
     with pytest.raises(Refusal, match="here cannot be fetched"):
-        await media("http://127.0.0.1:9").fetch("http://127.0.0.1:9/", "here")
+        await media("http://127.0.0.1:9").fetch("http://127.0.0.1:9/", "here", 1_000)
 
 
 async def test_what_is_too_large_is_not_read_to_its_end(files: str) -> None:
     with pytest.raises(RequestTooLarge, match="6 bytes or more lie there; allowed: up to 3"):
-        await media(files, max_body_bytes=3).fetch(f"{files}/picture", "here")
+        await media(files, max_body_bytes=3).fetch(f"{files}/picture", "here", 3)
 
 
 @pytest.mark.parametrize(
@@ -116,13 +118,13 @@ async def test_what_is_too_large_is_not_read_to_its_end(files: str) -> None:
     ],
 )
 async def test_a_data_address_holds_what_it_names(url: str, data: bytes) -> None:
-    assert await Media(ServerSettings()).fetch(url, "here") == data
+    assert await Media(ServerSettings()).fetch(url, "here", 1_000) == data
 
 
 @pytest.mark.parametrize("url", ["data:;base64,%%%", "data:image/png", "file:///etc/passwd", "ftp://x", "nonsense"])
 async def test_what_is_no_address_is_told_so(url: str) -> None:
     with pytest.raises(BadBody, match="here"):
-        await Media(ServerSettings()).fetch(url, "here")
+        await Media(ServerSettings()).fetch(url, "here", 1_000)
 
 
 @pytest.mark.parametrize(
@@ -131,14 +133,14 @@ async def test_what_is_no_address_is_told_so(url: str) -> None:
 )
 async def test_the_way_behind_a_prefix_leads_nowhere_else(files: str, rest: str) -> None:
     with pytest.raises(Refusal, match="may not be fetched"):
-        await media(files).fetch(f"{files}/{rest}" if not rest.startswith(":") else f"{files}{rest}", "here")
+        await media(files).fetch(f"{files}/{rest}" if not rest.startswith(":") else f"{files}{rest}", "here", 1_000)
 
 
 async def test_an_address_that_is_none_is_refused(files: str) -> None:
     with pytest.raises(Refusal, match="may not be fetched"):
-        await Media(ServerSettings()).fetch("https://[", "here")
+        await Media(ServerSettings()).fetch("https://[", "here", 1_000)
     with pytest.raises(Refusal, match="may not be fetched"):
-        await media(files).fetch(f"{files}/away?http://[", "here")
+        await media(files).fetch(f"{files}/away?http://[", "here", 1_000)
 
 
 @pytest.mark.parametrize(
@@ -170,3 +172,12 @@ def test_which_addresses_are_public(address: str, public: bool) -> None:
 def test_a_prefix_names_a_whole_host(prefix: str) -> None:
     with pytest.raises(InvalidRequest, match="a list of prefixes with a whole host"):
         ServerSettings(url_prefixes=(prefix,))
+
+
+async def test_all_that_a_request_names_has_no_more_bytes_than_a_request(files: str) -> None:
+    picture = {"type": "image_url", "image_url": {"url": f"{files}/picture"}}
+    message = ChatMessage.model_validate({"role": "user", "content": [picture, picture]})
+    told = await _Reader(media(files, max_body_bytes=12)).message(message, "here")
+    assert [part["image"] for part in told["content"]] == [b"pixels"] * 2
+    with pytest.raises(RequestTooLarge, match=r"here\.content\.1: 6 bytes or more lie there; allowed: up to 5 more"):
+        await _Reader(media(files, max_body_bytes=11)).message(message, "here")

@@ -236,7 +236,7 @@ def test_parse_gives_the_arguments_of_a_call_and_the_result_goes_back_with_it(cl
     answer = client.chat.completions.parse(messages=QUESTION, **CALL, **MUST).choices[0]
     (call,) = answer.message.tool_calls
     assert isinstance(call.function.parsed_arguments, Verdict)
-    assert answer.finish_reason == "tool_calls"
+    assert answer.finish_reason == "stop"
     result = {"role": "tool", "tool_call_id": call.id, "content": "it is"}
     again = talk(client, messages=[*QUESTION, answer.message, result], **CALL, max_tokens=4)
     assert again.usage.prompt_tokens > talk(client, **CALL, max_tokens=4).usage.prompt_tokens

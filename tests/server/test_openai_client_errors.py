@@ -30,9 +30,9 @@ def test_what_the_engine_refuses_comes_in_its_words(service, client):
         service.engine("llama", lambda engine: engine.generate(messages=QUESTION, max_tokens=10_000))
     with pytest.raises(openai.APIStatusError) as caught:
         talk(client, max_tokens=10_000)
-    assert caught.value.message == f"Error code: 413 - {expected.value}"
+    assert caught.value.message == f"Error code: 400 - {expected.value}"
     assert caught.value.body["message"] == str(expected.value)
-    assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
+    assert (caught.value.status_code, caught.value.code) == (400, "context_length_exceeded")
     assert caught.value.type == "invalid_request_error"
 
 
@@ -205,3 +205,12 @@ def test_a_streams_name_comes_with_its_beginning(client):
         assert raw.headers["x-request-id"].startswith("req-")
         assert raw.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert b"".join(raw.iter_bytes()).endswith(b"data: [DONE]\n\n")
+
+
+def test_a_model_that_cannot_be_loaded_is_the_servers_fault_and_tells_of_no_file(tmp_path):
+    with served({"broken": str(tmp_path / "secret")}) as running:
+        with pytest.raises(openai.InternalServerError) as caught:
+            talk(openai_client(running), model="broken")
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (503, "model_not_loaded", "model")
+    assert caught.value.body["message"] == "the model 'broken' cannot be loaded; the server's log says why"
+    assert int(caught.value.response.headers["retry-after"]) > 0
