@@ -107,7 +107,7 @@ class Gate:
         if scope.get("method") == "GET":
             return None
         most = self._server.settings.max_requests
-        if len(self._server.exchanges) + self._server.sockets >= most:
+        if len(self._server.exchanges) + len(self._server.sockets) >= most:
             wait = self._server.pace.seconds_to_wait(trio.current_time())
             return Problem(429, f"{most} requests run or wait already; try again later", "overloaded", retry_after=wait)
         seconds = self._rate.seconds_to_wait(who, trio.current_time()) if self._rate is not None else 0.0

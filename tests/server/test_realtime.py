@@ -1,0 +1,125 @@
+"""Live audio: what a session takes, what it tells, and how it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from triolet.server.endpoints import live_backlog
+from triolet.server.endpoints.live_backlog import MOST_SAMPLES
+from triolet.server.serving import _drain
+
+from .talking import COMPLETED, Talk, talking, update
+
+SERVER = {"type": "server_vad"}
+ERROR = "error"
+
+
+async def texts(talk: Talk) -> list[str]:
+    return [one["transcript"] for one in await talk.of(COMPLETED)]
+
+
+async def errors(talk: Talk) -> list[str]:
+    return [one["error"]["message"] for one in await talk.of(ERROR)]
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("samples", "most"), [(1_200_000, MOST_SAMPLES), (1, 20_000)])
+async def test_a_client_that_sends_faster_than_the_model_hears_is_sent_away(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, samples: int, most: int
+) -> None:
+    """However small its pieces are. All is given back, though the model is not done."""
+    monkeypatch.setattr(live_backlog, "MOST_SAMPLES", most)
+    async with talking() as talk:
+        talk.engine.may_answer = trio.Event()
+        talk.append(10)
+        talk.commit()
+        for _ in range(most // max(samples, 128)):
+            talk.append(samples)
+        assert await errors(talk) == [
+            f"more than {most:,} samples wait to be heard; send no faster than the model hears"
+        ]
+        assert talk.closed == 1008
+        await talk.over.wait()
+
+
+async def test_a_client_that_reads_nothing_is_sent_away(autojump_clock: Any) -> None:
+    """It asks for answers, and the reader waits for none of them to be read."""
+    async with talking() as talk:
+        talk.read_no_more()
+        for _ in range(20):
+            talk.update(prompt="x" * 100_000)
+        await talk.settled()
+        assert talk.engine.users == 0
+        talk.read_again()
+        assert "read what the server tells" in (await errors(talk))[-1]
+        assert talk.closed == 1008
+
+
+async def test_a_client_that_reads_nothing_is_missed_when_it_goes(autojump_clock: Any) -> None:
+    """The model has much to tell, the client much to say, and neither waits for the other."""
+    async with talking(SERVER) as talk:
+        talk.read_no_more()
+        talk.engine.told += [update(1.0, stable="x" * 10_000, start=0.0, end=1.0) for _ in range(1_000)]
+        for _ in range(200):
+            talk.append(10)
+        await talk.settled()
+        assert talk.engine.users == 1
+        assert talk.engine.told, "what nobody reads has a bound, too"
+        talk.leave()
+        await talk.settled()
+        assert talk.engine.users == 0
+        assert not talk.server.sockets
+
+
+# -- the server stops --------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_does_not_answer_the_end_holds_it_up_for_a_while(autojump_clock: Any) -> None:
+    async with talking() as talk:
+        talk.stays = True
+        talk.server.stop()
+        await talk.settled()
+        assert (talk.closed, len(talk.server.sockets)) == (1001, 1)
+        await talk.server.all_ended()
+
+
+async def test_a_session_that_overruns_the_servers_time_has_last_words(autojump_clock: Any) -> None:
+    async with talking() as talk:
+        talk.engine.may_answer = trio.Event()
+        talk.append(10)
+        talk.commit()
+        await talk.settled()
+        talk.server.stop()
+        talk.server.cut_off()
+        assert await errors(talk) == ["the server stops, and the time for open sessions is over; connect again later"]
+        assert talk.closed == 1001
+        await talk.server.all_ended()
+
+
+class NoListener:
+    """Has no connections."""
+
+    async def close(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def cut_off(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_open_sessions_are_counted_when_the_time_to_stop_is_over(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with talking() as talk:
+        talk.engine.may_answer = trio.Event()
+        talk.append(10)
+        talk.commit()
+        await talk.settled()
+        listener: Any = NoListener()
+        await _drain(talk.server, listener)
+        assert talk.closed == 1001
+    assert "0 requests and 1 WebSockets run still, and are cut off" in caplog.text
