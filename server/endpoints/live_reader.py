@@ -13,7 +13,7 @@ from ..body import parsed
 from ..problems import BadBody
 from ..schemas import realtime as bodies
 from .live_audio import Decoder
-from .live_backlog import Audio, Backlog, EndTurn
+from .live_backlog import MOST_SAMPLES, Audio, Backlog, EndTurn
 from .live_client import Client
 from .live_settings import Settings
 
@@ -72,8 +72,13 @@ class Reader:
 
     def _append(self, data: bytes) -> None:
         length = self._decoder.length(data)
-        if self.settings.turns is None and self._turn + length > _MOST_TURN_SECONDS * self.settings.format.rate:
-            raise BadBody(f"a turn of more than {_MOST_TURN_SECONDS} s of audio; commit it earlier", "audio")
+        most = min(_MOST_TURN_SECONDS * self.settings.format.rate, MOST_SAMPLES)
+        if self.settings.turns is None and self._turn + length > most:
+            raise BadBody(
+                f"with this a turn would have more than {most:,} samples; allowed: {MOST_SAMPLES:,}, and "
+                f"{_MOST_TURN_SECONDS} s. Commit what there is, then append this",
+                "audio",
+            )
         samples = self._decoder.decode(data)
         if length:
             self.backlog.put(Audio(samples), length)

@@ -28,6 +28,27 @@ async def errors(talk: Talk) -> list[str]:
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
+async def test_a_turn_has_so_many_samples_and_no_more_at_any_rate(
+    autojump_clock: Any,
+) -> None:
+    """What is refused is not taken, and what was taken can be committed."""
+    for rate, most in ((8_000, 4_800_000), (24_000, MOST_SAMPLES), (96_000, MOST_SAMPLES)):
+        async with talking() as talk:
+            talk.update(rate=rate)
+            for _ in range(most // 1_200_000):
+                talk.append(1_200_000)
+                await talk.settled()
+            assert await errors(talk) == []
+            talk.append(1)
+            [told] = await errors(talk)
+            assert f"more than {most:,} samples; allowed: 14,400,000, and 600 s. Commit" in told
+            talk.commit()
+            assert await texts(talk) == [f"{most} samples"]
+            talk.append(1)
+            talk.commit()
+            assert (await texts(talk))[1:] == ["1 samples"]
+
+
 @pytest.mark.parametrize(("samples", "most"), [(1_200_000, MOST_SAMPLES), (1, 20_000)])
 async def test_a_client_that_sends_faster_than_the_model_hears_is_sent_away(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, samples: int, most: int
