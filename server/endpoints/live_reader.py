@@ -61,6 +61,8 @@ class Reader:
             case bodies.Append(audio=audio):
                 self._append(_decoded(audio))
             case bodies.Commit():
+                if not self._turn:
+                    raise BadBody("there is no audio to commit; append some first")
                 self._end_turn(keep=True)
             case bodies.Clear():
                 self._end_turn(keep=False)

@@ -25,6 +25,26 @@ async def errors(talk: Talk) -> list[str]:
     return [one["error"]["message"] for one in await talk.of(ERROR)]
 
 
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_without_audio_is_an_error_each_time(autojump_clock: Any) -> None:
+    """The first one, one behind a turn, and one behind audio that is not wanted. A half sample is none."""
+    async with talking() as talk:
+        talk.commit(event_id="first")
+        assert [one["error"]["event_id"] for one in await talk.of(ERROR)] == ["first"]
+        talk.append(10)
+        talk.commit()
+        talk.commit()
+        talk.append(10)
+        talk.say("input_audio_buffer.clear")
+        talk.commit()
+        talk.append(data=b"x")
+        talk.commit()
+        assert await errors(talk) == ["there is no audio to commit; append some first"] * 4
+        assert await texts(talk) == ["10 samples"]
+
+
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
