@@ -17,6 +17,8 @@ from .live_backlog import Audio, Backlog, Command, EndTurn
 from .live_client import Client
 from .live_settings import Settings
 
+_PAUSE_SECONDS = 1.0  # of audio, after a failure of the engine
+
 
 @define(eq=False)
 class Hearing:
@@ -57,8 +59,8 @@ class Hearing:
         try:
             await self._turn()
         except Exception as error:  # noqa: BLE001  (told; the next turn may go better)
-            await self._failed(error)
-            await self._next()
+            again = await self._failed(error)
+            await self._skip(again)
 
     async def _turn(self) -> None:
         """Hears the audio that there is now, and what follows, until there is something else."""
@@ -69,6 +71,12 @@ class Hearing:
                 await self._collected(engine)
             else:
                 await self._heard(engine)
+
+    async def _skip(self, seconds: float) -> None:
+        """What follows of a turn that has failed is not heard, for ``seconds`` or up to the turn's end."""
+        until = self._taken + seconds
+        while isinstance(self._now, Audio) and self._taken <= until:
+            await self._next()
 
     # -- the server finds where somebody speaks ------------------------------------------------------------------------
 
@@ -159,13 +167,19 @@ class Hearing:
             usage={"type": "duration", "seconds": math.ceil(max(seconds, 0.0))},
         )
 
-    async def _failed(self, error: Exception) -> None:
-        item, told = self._item or _new_item(), self.client.explained(error)
+    async def _failed(self, error: Exception) -> float:
+        """Tells ``error``, of the item if the client knows one. Returns how many seconds of audio go by before another
+        attempt: without end where it would fail alike, or where the client says when the turn is over."""
+        item, told = self._item, self.client.explained(error)
         self._forget()
-        await self.client.tell("error", error={**told, "event_id": None})
-        await self.client.tell(
-            "conversation.item.input_audio_transcription.failed", item_id=item, content_index=0, error=told
-        )
+        if item is None:
+            await self.client.tell("error", error={**told, "event_id": None})
+        else:
+            await self.client.tell(
+                "conversation.item.input_audio_transcription.failed", item_id=item, content_index=0, error=told
+            )
+        fails_alike = told["type"] == "invalid_request_error"
+        return math.inf if fails_alike or self.settings.turns is None else _PAUSE_SECONDS
 
     def _forget(self) -> None:
         self._item, self._text = None, ""

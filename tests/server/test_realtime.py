@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import trio
 
+from triolet.core.errors import EncodeFailed
 from triolet.server.endpoints import live_backlog
 from triolet.server.endpoints.live_backlog import MOST_SAMPLES
 from triolet.server.serving import _drain
 
-from .talking import COMPLETED, Talk, talking, update
+from .talking import COMPLETED, FAILED, RATE, Talk, talking, update
 
 SERVER = {"type": "server_vad"}
 ERROR = "error"
@@ -43,6 +44,47 @@ async def test_a_commit_without_audio_is_an_error_each_time(autojump_clock: Any)
         talk.commit()
         assert await errors(talk) == ["there is no audio to commit; append some first"] * 4
         assert await texts(talk) == ["10 samples"]
+
+
+@pytest.mark.parametrize("turns", [None, SERVER])
+async def test_a_model_that_is_none_is_one_error_a_turn(autojump_clock: Any, turns: Any) -> None:
+    async with talking(turns) as talk:
+        talk.update(turns, model="nobody")
+        for _ in range(50):
+            talk.append(RATE)
+        assert await errors(talk) == ["no model 'nobody'; allowed: whisper"]
+        talk.commit()
+        assert len(await errors(talk)) == 1
+        for _ in range(50):
+            talk.append(RATE)
+        assert len(await errors(talk)) == 2, "the next turn"
+        assert await talk.of(FAILED) == [], "there is no item"
+        talk.update(None, model="whisper")
+        talk.append(7)
+        talk.commit()
+        assert await texts(talk) == ["7 samples"]
+
+
+async def test_settings_of_a_client_outlive_the_failure_of_the_turn_that_they_ended(autojump_clock: Any) -> None:
+    async with talking(SERVER) as talk:
+        talk.engine.told += [EncodeFailed("no")]
+        talk.append(10)
+        await talk.settled()
+        talk.update(None, prompt="Ada")
+        talk.append(10)
+        talk.commit()
+        assert await texts(talk) == ["10 samples"]
+        assert talk.engine.prompts == ["Ada"]
+
+
+async def test_an_engine_that_fails_hears_again_after_a_second_of_audio(autojump_clock: Any) -> None:
+    """Where the server finds the turns, nobody else begins one."""
+    async with talking(SERVER) as talk:
+        talk.engine.told += [EncodeFailed("once")]
+        for _ in range(10):
+            talk.append(RATE // 2)
+        assert await errors(talk) == ["once"]
+        assert len(talk.engine.lives) == 2
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
