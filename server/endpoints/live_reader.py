@@ -89,12 +89,12 @@ class Reader:
     def _update(self, session: bodies.Session, answer: str) -> None:
         self.settings = self.settings.updated(session)
         self._end_turn(keep=True, then=self.settings)
-        self._decoder = Decoder(self.settings.format)
         self.client.answer(answer, session=self.settings.told(self.client.name))
 
     def _end_turn(self, *, keep: bool, then: Settings | None = None) -> None:
         self.backlog.put(EndTurn(keep, then), 0 if then is None else len(then.prompt or ""))
         self._turn = 0
+        self._decoder = Decoder(self.settings.format)
 
 
 def _event_of(text: str) -> Any:

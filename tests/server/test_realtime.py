@@ -12,7 +12,7 @@ from triolet.server.endpoints import live_backlog
 from triolet.server.endpoints.live_backlog import MOST_SAMPLES
 from triolet.server.serving import _drain
 
-from .talking import COMPLETED, FAILED, RATE, Talk, talking, update
+from .talking import COMPLETED, FAILED, RATE, Talk, talking, tone, update
 
 SERVER = {"type": "server_vad"}
 ERROR = "error"
@@ -44,6 +44,21 @@ async def test_a_commit_without_audio_is_an_error_each_time(autojump_clock: Any)
         talk.commit()
         assert await errors(talk) == ["there is no audio to commit; append some first"] * 4
         assert await texts(talk) == ["10 samples"]
+
+
+@pytest.mark.parametrize("end", ["commit", "clear", "update"])
+async def test_half_a_sample_at_the_end_of_a_turn_is_not_in_the_next(autojump_clock: Any, end: str) -> None:
+    async with talking() as talk:
+        talk.append(data=tone(5) + b"\x7f")
+        if end == "update":
+            talk.update()
+        else:
+            talk.say(f"input_audio_buffer.{end}")
+        talk.append(data=tone(3)[:3])
+        talk.append(data=tone(3)[3:])
+        talk.commit()
+        await talk.settled()
+        assert talk.engine.heard[-1].tolist() == [0, 1, 2], "a sample may be cut within a turn"
 
 
 @pytest.mark.parametrize("turns", [None, SERVER])
