@@ -123,7 +123,7 @@ class Hearing:
         while isinstance(self._now, Audio):
             parts.append(self._now.samples)
             await self._next()
-        if self._now is None or self._is_unwanted:
+        if self._is_unwanted:
             return
         rate = self.settings.format.rate
         await self._commit(_new_item(), None)

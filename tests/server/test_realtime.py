@@ -102,6 +102,26 @@ async def test_an_engine_that_fails_hears_again_after_a_second_of_audio(autojump
         assert len(talk.engine.lives) == 2
 
 
+# -- what the engine tells ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["failed", "cleared", "dropped"])
+async def test_times_go_on_however_a_turn_has_ended(autojump_clock: Any, way: str) -> None:
+    async with talking() as talk:
+        if way == "failed":
+            talk.engine.faults.append(EncodeFailed("no"))
+        if way == "dropped":
+            talk.update(None, model="nobody")
+        talk.append(2 * RATE)
+        talk.append(RATE)
+        talk.say(f"input_audio_buffer.{'clear' if way == 'cleared' else 'commit'}")
+        talk.engine.told += [update(1.0, provisional=" so")]
+        talk.update(SERVER, model="whisper")
+        talk.append(RATE)
+        [started] = await talk.of("input_audio_buffer.speech_started")
+        assert started["audio_start_ms"] == 4_000
+
+
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +195,28 @@ async def test_a_client_that_reads_nothing_is_missed_when_it_goes(autojump_clock
 
 
 # -- the server stops --------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_stops_tells_every_turn_that_it_has_heard(autojump_clock: Any) -> None:
+    """One that is being heard, one that waits, and one that the client has not ended; what comes later is not heard."""
+    async with talking() as talk:
+        talk.engine.may_answer = trio.Event()
+        talk.append(10)
+        talk.commit()
+        talk.append(20)
+        talk.commit()
+        talk.append(30)
+        await talk.settled()
+        talk.server.stop()
+        await talk.settled()
+        talk.append(40)
+        talk.commit()
+        assert await texts(talk) == []
+        talk.engine.may_answer.set()
+        assert await texts(talk) == ["10 samples", "20 samples", "30 samples"]
+        assert await errors(talk) == []
+        assert talk.closed == 1001
+        await talk.server.all_ended()
 
 
 async def test_a_client_that_does_not_answer_the_end_holds_it_up_for_a_while(autojump_clock: Any) -> None:
