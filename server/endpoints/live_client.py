@@ -59,7 +59,9 @@ class Client:
         self._give.close()
 
     def explained(self, error: Exception) -> dict[str, Any]:
-        """``error`` in OpenAI's shape. The log is told where it is ours."""
+        """``error`` in OpenAI's shape: of several that came together the first. The log is told where it is ours."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
         problem = problem_of(error)
         report(self.name, {}, error, problem)
         told: dict[str, Any] = problem.as_object()["error"]

@@ -80,6 +80,23 @@ async def test_a_model_that_is_none_is_one_error_a_turn(autojump_clock: Any, tur
         assert await texts(talk) == ["7 samples"]
 
 
+async def test_a_failure_is_told_of_its_item_with_the_first_error_of_a_group(autojump_clock: Any) -> None:
+    fault = EncodeFailed("the device is out of memory")
+    async with talking() as talk:
+        talk.engine.faults.append(ExceptionGroup("two tasks", [ExceptionGroup("", [fault]), ValueError("later")]))
+        talk.append(10)
+        talk.commit()
+        talk.append(20)
+        talk.commit()
+        [failed] = await talk.of(FAILED)
+        [first, second] = await talk.of("input_audio_buffer.committed")
+        assert failed["error"]["message"] == "the device is out of memory"
+        assert failed["item_id"] == first["item_id"]
+        assert second["previous_item_id"] == first["item_id"]
+        assert await errors(talk) == []
+        assert await texts(talk) == ["20 samples"]
+
+
 async def test_settings_of_a_client_outlive_the_failure_of_the_turn_that_they_ended(autojump_clock: Any) -> None:
     async with talking(SERVER) as talk:
         talk.engine.told += [EncodeFailed("no")]
