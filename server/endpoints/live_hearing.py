@@ -31,6 +31,8 @@ class Hearing:
     _now: Command | None = field(default=None, init=False)  # what the client said last, of what was taken
     _taken: float = field(default=0.0, init=False)  # seconds of audio
     _before: float = field(default=0.0, init=False)  # of these, before this turn
+    _start: float = field(default=0.0, init=False)  # of the utterance
+    _end: float | None = field(default=None, init=False)  # of its last word so far
     _item: str | None = field(default=None, init=False)
     _last: str | None = field(default=None, init=False)  # the item before
     _text: str = field(default="", init=False)
@@ -100,21 +102,23 @@ class Hearing:
     async def _tell(self, update: LiveText) -> None:
         start = self._before + (update.position if update.start is None else update.start)
         if self._item is None:
-            self._item = _new_item()
+            self._item, self._start = _new_item(), start
             await self.client.tell(
                 "input_audio_buffer.speech_started", audio_start_ms=_milliseconds(start), item_id=self._item
             )
+        self._start = min(self._start, start)
+        self._end = self._end if update.end is None else self._before + update.end
         if update.stable:
             await self._add(update.stable)
         if "triolet.provisional" in self.settings.include:
             await self.client.tell("triolet.provisional", item_id=self._item, text=update.provisional)
         if update.ends_utterance:
-            end = self._before + (update.position if update.end is None else update.end)
-            await self.client.tell(
-                "input_audio_buffer.speech_stopped", audio_end_ms=_milliseconds(end), item_id=self._item
-            )
-            await self._commit(self._item, self._text.strip())
-            await self._complete(end - start)
+            await self._end_utterance(self._item, self._before + update.position if self._end is None else self._end)
+
+    async def _end_utterance(self, item: str, end: float) -> None:
+        await self.client.tell("input_audio_buffer.speech_stopped", audio_end_ms=_milliseconds(end), item_id=item)
+        await self._commit(item, self._text.strip())
+        await self._complete(end - self._start)
 
     # -- the client says where the turn ends ---------------------------------------------------------------------------
 
@@ -182,7 +186,7 @@ class Hearing:
         return math.inf if fails_alike or self.settings.turns is None else _PAUSE_SECONDS
 
     def _forget(self) -> None:
-        self._item, self._text = None, ""
+        self._item, self._text, self._end = None, "", None
 
 
 def _new_item() -> str:

@@ -122,6 +122,28 @@ async def test_an_engine_that_fails_hears_again_after_a_second_of_audio(autojump
 # -- what the engine tells ---------------------------------------------------------------------------------------------
 
 
+async def test_speech_has_started_with_the_first_sound_and_ends_with_the_last_word(autojump_clock: Any) -> None:
+    async with talking(SERVER) as talk:
+        talk.engine.told += [update(1.0, provisional=" so")]
+        talk.append(10)
+        kinds = [one["type"] for one in await talk.settled()]
+        assert kinds[-1] == "input_audio_buffer.speech_started", "before any word is final"
+    async with talking(SERVER) as talk:
+        talk.engine.told += [
+            update(1.0, provisional=" so"),
+            update(2.0, stable=" so far", start=0.5, end=1.75),
+            update(3.0, ends_utterance=True),
+        ]
+        talk.append(10)
+        [started] = await talk.of("input_audio_buffer.speech_started")
+        [stopped] = await talk.of("input_audio_buffer.speech_stopped")
+        [whole] = await talk.of(COMPLETED)
+        assert started["item_id"] == stopped["item_id"] == whole["item_id"]
+        assert stopped["audio_end_ms"] == 1750
+        assert whole["transcript"] == "so far"
+        assert whole["usage"]["seconds"] == 2, "0.5 to 1.75 s"
+
+
 @pytest.mark.parametrize("way", ["failed", "cleared", "dropped"])
 async def test_times_go_on_however_a_turn_has_ended(autojump_clock: Any, way: str) -> None:
     async with talking() as talk:
