@@ -43,10 +43,10 @@ class Reader:
         message = await self.client.socket.receive()
         while message["type"] != "websocket.disconnect":
             if not self.backlog.is_closed:
-                self._read(message["text"])
+                self._read(message.get("text"))
             message = await self.client.socket.receive()
 
-    def _read(self, text: str) -> None:
+    def _read(self, text: str | None) -> None:
         event_id = None
         try:
             event = _event_of(text)
@@ -97,16 +97,18 @@ class Reader:
         self._decoder = Decoder(self.settings.format)
 
 
-def _event_of(text: str) -> Any:
+def _event_of(text: str | None) -> Any:
+    if text is None:
+        raise BadBody("a message of bytes; allowed: events, which are texts of JSON. Audio goes into one as base64")
     try:
         return _EVENTS.validate_json(text)
     except ValidationError as error:
         raise BadBody.of(error, parsed(text)) from None
 
 
-def _id_of(text: str) -> str | None:
+def _id_of(text: str | None) -> str | None:
     """What a client calls its event, even if that is none."""
-    event = parsed(text)
+    event = None if text is None else parsed(text)
     named = event.get("event_id") if isinstance(event, dict) else None
     return named if isinstance(named, str) else None
 

@@ -233,6 +233,31 @@ async def test_a_client_that_reads_nothing_is_missed_when_it_goes(autojump_clock
         assert not talk.server.sockets
 
 
+# -- messages that are none --------------------------------------------------------------------------------------------
+
+
+async def test_a_message_of_bytes_is_an_error_and_the_session_goes_on(autojump_clock: Any) -> None:
+    async with talking() as talk:
+        talk.raw(None, b"\0\1")
+        assert "a message of bytes; allowed: events" in (await errors(talk))[0]
+        talk.append(3)
+        talk.commit()
+        assert await texts(talk) == ["3 samples"]
+
+
+async def test_a_bug_is_logged_and_its_client_told_no_more_than_that_there_is_one(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with talking() as talk:
+        talk.raw(3)  # type: ignore[arg-type]  # which hypercorn never gives
+        await talk.over.wait()
+        assert talk.closed == 1011
+        assert "log has the reason" in talk.sent[-1]["reason"]
+    [record] = [one for one in caplog.records if one.name == "triolet.server"]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ExceptionGroup
+
+
 # -- the server stops --------------------------------------------------------------------------------------------------
 
 
