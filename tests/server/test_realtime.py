@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from triolet.server.endpoints import live_backlog
 from triolet.server.endpoints.live_backlog import MOST_SAMPLES
 from triolet.server.serving import _drain
 
-from .talking import COMPLETED, FAILED, RATE, Talk, talking, tone, update
+from .talking import COMPLETED, FAILED, RATE, PaperEngine, Talk, answered, paper_server, scope_of, talking, tone, update
 
 SERVER = {"type": "server_vad"}
 ERROR = "error"
@@ -327,3 +328,45 @@ async def test_open_sessions_are_counted_when_the_time_to_stop_is_over(
         await _drain(talk.server, listener)
         assert talk.closed == 1001
     assert "0 requests and 1 WebSockets run still, and are cut off" in caplog.text
+
+
+# -- who may enter -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scope", "settings", "status", "headers"),
+    [
+        (scope_of(), {"api_keys": ["right"]}, 401, {"www-authenticate": "Bearer"}),
+        (scope_of(headers={"origin": "http://evil.example"}), {}, 403, {}),
+        (scope_of("/v1/nothing"), {}, 404, {}),
+        (scope_of(), {"max_requests": 1}, 429, {"retry-after": "1"}),
+        (scope_of(), {}, 503, {"retry-after": "5"}),
+    ],
+)
+async def test_who_is_refused_is_answered_and_logged_as_any_request(
+    caplog: pytest.LogCaptureFixture, scope: Any, settings: Any, status: int, headers: dict[str, str]
+) -> None:
+    caplog.set_level("INFO", "triolet.access")
+    scope["headers"].append((b"x-request-id", b"mine"))
+    server = paper_server(PaperEngine(), **settings)
+    server.sockets.add(print)
+    server.stopping = status == 503
+    start, body = await answered(server, scope)
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", status)
+    assert headers.items() | {("x-request-id", "mine")} <= {
+        (name.decode(), value.decode()) for name, value in start["headers"]
+    }
+    line = json.loads(caplog.records[-1].message)
+    assert (line["id"], line["status"]) == ("mine", status)
+    code = json.loads(body["body"])["error"]["code"]
+    assert line.get("error", "not_found") == code
+
+
+async def test_who_is_served_has_the_id_of_its_line_in_the_access_log(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "triolet.access")
+    async with talking() as talk:
+        [named] = [value.decode() for name, value in talk.sent[0]["headers"] if name == b"x-request-id"]
+    line = json.loads(caplog.records[-1].message)
+    assert (line["id"], line["status"]) == (named, 101)
