@@ -16,8 +16,6 @@ from typing import Any
 import trio
 from attrs import define, field
 from hypercorn.config import Config
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -25,6 +23,7 @@ from hypercorn.utils import parse_socket_addr, wrap_app
 
 from .exchange import Application
 from .settings import ServerSettings
+from .upgrades import SocketProtocol, SocketTasks
 
 _log = logging.getLogger("triolet.server")
 _CLOSE_SECONDS = 2.0
@@ -85,7 +84,7 @@ def _address(settings: ServerSettings) -> str:
     return f"{host}:{settings.port}"
 
 
-class _Http1(H11Protocol):
+class _Http1(SocketProtocol):
     """HTTP/1.1 alone: whatever a client asks for, the connection stays what it is. In HTTP/2 one connection could hold
     any number of answers that it does not read."""
 
@@ -106,7 +105,7 @@ class _Http1Server(TCPServer):
                 with trio.fail_after(self.config.ssl_handshake_timeout):
                     await stream.do_handshake()
             client, server = connected.getpeername(), connected.getsockname()
-            async with TaskGroup() as tasks:
+            async with SocketTasks() as tasks:
                 self._task_group = tasks
                 self.protocol: Any = _Http1(
                     self.app,
