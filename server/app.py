@@ -28,10 +28,20 @@ def make_app(server: Server) -> Application:
     routes: list[BaseRoute] = [Route(one.path, one.handle, methods=[one.method]) for one in ENDPOINTS]
     routes.append(WebSocketRoute("/v1/realtime", listen))
     routes.append(Route("/openapi.json", _document(server)))
-    handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), explain)
+    handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), _explain)
     app = Starlette(routes=routes, middleware=_middleware(server), exception_handlers=handlers)
     app.state.server = server
     return Gate(server, app)
+
+
+async def _explain(connection: Request, error: Exception) -> Response:
+    """The gate answers errors of WebSockets, which Starlette brings here, too."""
+    if connection.scope["type"] == "http":
+        return await explain(connection, error)
+    try:
+        raise error
+    finally:
+        del error  # a frame in its own error's traceback would be a reference cycle
 
 
 def _document(server: Server) -> Callable[[Request], Awaitable[Response]]:

@@ -18,6 +18,7 @@ from .exchange import Application, Cut, Exchange, Receive, Send
 from .manners.keys import Keys, presented_key
 from .manners.origins import host_fault, origin_fault
 from .manners.rate import RateLimit
+from .opening import Opening
 from .problems import Problem, problem_answer, problem_of
 from .server import Server
 
@@ -70,18 +71,22 @@ class Gate:
     async def _open_socket(
         self, scope: MutableMapping[str, Any], headers: Headers, receive: Receive, send: Send
     ) -> None:
-        told: dict[str, object] = {}
-        problem = self._refusal(scope, headers, told)
-        if problem is not None:
-            await receive()
-            await _refuse_socket(problem, send)
-            return
-        scope["request_id"] = _request_id(headers)
+        opening, told = Opening(scope, _request_id(headers), receive, send), dict[str, object]()
         begun = trio.current_time()
         try:
-            await self._inner(scope, receive, send)
+            problem = self._refusal(scope, headers, told)
+            if problem is None:
+                scope["request_id"] = opening.id
+                await self._inner(scope, receive, opening.send)
+            else:
+                told["error"] = problem.as_object()["error"]["code"]
+                await opening.refuse(problem)
+        except Exception as error:  # noqa: BLE001  (no error of one WebSocket ends the server)
+            _log.exception("%s failed", opening.id)
+            await opening.fail(problem_of(error))
         finally:
-            self._tell(scope, headers, trio.current_time() - begun, {"id": scope["request_id"], "status": 101, **told})
+            told = {"id": opening.id, "status": opening.status, **told}
+            self._tell(scope, headers, trio.current_time() - begun, told)
 
     # -- who may enter ---------------------------------------------------------------------------------------------
 
@@ -107,7 +112,7 @@ class Gate:
         if scope.get("method") == "GET":
             return None
         most = self._server.settings.max_requests
-        if len(self._server.exchanges) + self._server.sockets >= most:
+        if len(self._server.exchanges) + len(self._server.sockets) >= most:
             wait = self._server.pace.seconds_to_wait(trio.current_time())
             return Problem(429, f"{most} requests run or wait already; try again later", "overloaded", retry_after=wait)
         seconds = self._rate.seconds_to_wait(who, trio.current_time()) if self._rate is not None else 0.0
@@ -160,10 +165,3 @@ def _told(exchange: Exchange) -> dict[str, object]:
 def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
     return given if _ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
-
-
-async def _refuse_socket(problem: Problem, send: Send) -> None:
-    body = json.dumps(problem.as_object()).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "websocket.http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": body})

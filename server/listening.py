@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self
@@ -18,25 +18,19 @@ from typing import Any, Self
 import trio
 from attrs import define, field
 from hypercorn.config import Config
-from hypercorn.events import Closed
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import EventWrapper, WorkerContext
+from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from hypercorn.utils import parse_socket_addr, wrap_app
+from hypercorn.utils import wrap_app
 
 from ..core.errors import TrioletError
 from .exchange import Application
+from .http1 import Connection
 from .settings import ServerSettings
 
 _log = logging.getLogger("triolet.server")
-
 _BACKLOG = 1_024
 _CLOSE_SECONDS = 2.0
-_ESTABLISHED = 1
 _GRACE_SECONDS = 0.2
-_LOOK_SECONDS = 0.25
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, OSError)
 
@@ -88,83 +82,6 @@ def _config_of(settings: ServerSettings) -> Config:
     config.websocket_max_message_size = 1 << 22
     config.websocket_ping_interval = 20.0
     return config
-
-
-class _Http1(H11Protocol):
-    """HTTP/1.1 alone: whatever a client asks for, the connection stays what it is. In HTTP/2 one connection could hold
-    any number of answers that it does not read."""
-
-    def __init__(self, client: trio.socket.SocketType, *args: Any) -> None:
-        super().__init__(*args)
-        self.can_read = _Turn(client, partial(self.handle, Closed()))
-
-    async def _check_protocol(self, event: Any) -> None:
-        """Never another protocol."""
-
-
-class _Turn(EventWrapper):
-    """hypercorn waits for it where a client has sent its next request before it has the answer to this one. Meanwhile
-    nothing is read, and so nobody would hear the client go."""
-
-    def __init__(self, client: trio.socket.SocketType, gone: Callable[[], Awaitable[None]]) -> None:
-        super().__init__()
-        self._client = client
-        self._gone = gone
-
-    async def wait(self) -> None:
-        """See hypercorn."""
-        while not self.is_set():
-            with trio.move_on_after(_LOOK_SECONDS):
-                await super().wait()
-            if not _is_there(self._client):
-                await self._gone()
-                return
-
-
-def _is_there(client: trio.socket.SocketType) -> bool:
-    """Whether a client has not closed its side, though what it has sent was not read yet; `True` where the system does
-    not say (tcp(7): TCP_INFO begins with the state)."""
-    if not hasattr(socket, "TCP_INFO"):
-        return True
-    try:
-        return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
-    except OSError:
-        return False
-
-
-class _Http1Server(TCPServer):
-    """hypercorn's connection, with `_Http1` in place of the choice of protocols."""
-
-    async def run(self) -> None:
-        """Serves the connection to its end."""
-        stream: Any = self.stream
-        tls = isinstance(stream, trio.SSLStream)
-        connected = (stream.transport_stream if tls else stream).socket
-        try:
-            if tls:
-                with trio.fail_after(self.config.ssl_handshake_timeout):
-                    await stream.do_handshake()
-            client, server = connected.getpeername(), connected.getsockname()
-            async with TaskGroup() as tasks:
-                self._task_group = tasks
-                self.protocol: Any = _Http1(
-                    connected,
-                    self.app,
-                    self.config,
-                    self.context,
-                    tasks,
-                    ConnectionState(self.state),
-                    tls,
-                    parse_socket_addr(connected.family, client),
-                    parse_socket_addr(connected.family, server),
-                    self.protocol_send,
-                )
-                await self.idle_task.restart(tasks, self._idle_timeout)
-                await self._read_data()
-        except (OSError, trio.BrokenResourceError, trio.TooSlowError):  # the client is gone, or was never there
-            return
-        finally:
-            await self._close()
 
 
 @define(eq=False)
@@ -252,7 +169,7 @@ class Listener:
             on_top = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         plain: Any = app  # hypercorn types its messages more narrowly
         wrapped = wrap_app(plain, self._config.wsgi_max_body_size, "asgi")
-        await _Http1Server(wrapped, self._config, self._context, ConnectionState({}), on_top)
+        await Connection(wrapped, self._config, self._context, ConnectionState({}), on_top)
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:

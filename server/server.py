@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import trio
@@ -57,7 +57,7 @@ class Server:
     observers: Observers = field(factory=Observers)
     exchanges: set[Exchange] = field(factory=set, init=False)
     watchers: Watchers = field(factory=Watchers, init=False)
-    sockets: int = field(default=0, init=False)
+    sockets: set[Callable[[], None]] = field(factory=set, init=False)  # each ends its WebSocket
     stopping: bool = field(default=False, init=False)
     stop_called: trio.Event = field(factory=trio.Event, init=False)
     pace: Pace = field(factory=Pace, init=False)
@@ -107,13 +107,13 @@ class Server:
             yield engine
 
     @contextmanager
-    def socket_open(self) -> Iterator[None]:
-        """A WebSocket is open, for the block."""
-        self.sockets += 1
+    def socket_open(self, cut_off: Callable[[], None]) -> Iterator[None]:
+        """A WebSocket is open, for the block. ``cut_off`` ends it, and must not wait."""
+        self.sockets.add(cut_off)
         try:
             yield
         finally:
-            self.sockets -= 1
+            self.sockets.discard(cut_off)
             self._look()
 
     def asleep(self) -> list[str]:
@@ -132,9 +132,11 @@ class Server:
         await self._nobody.wait()
 
     def cut_off(self) -> None:
-        """Ends the requests that still run; each client is told."""
+        """Ends the requests that still run, and the open WebSockets; each client is told."""
         for exchange in list(self.exchanges):
             exchange.end(Cut.STOPPING)
+        for cut_off in list(self.sockets):
+            cut_off()
 
     def _look(self) -> None:
         if self.stopping and not self.exchanges and not self.sockets:

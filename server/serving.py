@@ -45,7 +45,8 @@ async def _drain(server: Server, listener: Listener) -> None:
     with trio.move_on_after(server.settings.drain_seconds) as drain:
         await server.all_ended()
     if drain.cancelled_caught:
-        _log.warning("%d requests run still, and are cut off", len(server.exchanges))
+        running, sockets = len(server.exchanges), len(server.sockets)
+        _log.warning("%d requests and %d WebSockets run still, and are cut off", running, sockets)
         server.cut_off()
         with trio.move_on_after(_TELL_SECONDS):
             await server.all_ended()

@@ -22,6 +22,10 @@ class Decoder:
     format: Pcm | G711
     _rest: bytes = field(default=b"", init=False)
 
+    def length(self, data: bytes) -> int:
+        """How many samples ``data`` makes."""
+        return len(data) if isinstance(self.format, G711) else (len(self._rest) + len(data)) // 2
+
     def decode(self, data: bytes) -> Samples:
         """int16 samples, mono, at the format's rate."""
         if isinstance(self.format, G711):

@@ -251,8 +251,9 @@ def test_every_event_of_live_audio_is_in_the_tables() -> None:
     told = [names(row[0]) for row in rows(section("## Live audio"))]
     union, _ = typing.get_args(realtime.ClientEvent)
     sent = {one.model_fields["type"].annotation.__args__[0] for one in typing.get_args(union)}
-    tree = ast.parse((ROOT / "server/endpoints/realtime.py").read_text(encoding="utf-8"))
-    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    files = [*(ROOT / "server/endpoints").glob("live_*.py"), ROOT / "server/endpoints/realtime.py"]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    strings = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     answered = {
         one
         for one in strings

@@ -1,0 +1,137 @@
+"""`Connection`: one connection of hypercorn's, HTTP/1.1 and WebSockets, with bounds that hypercorn does not have.
+
+hypercorn unpacks a compressed message before it looks at its size, goes on keeping a message that is too large, waits
+for ever to tell an application that has ended of the client's end, and does not hear a client go that has sent more
+than one request.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Awaitable, Callable
+from copy import copy
+from functools import partial
+from typing import Any
+
+import h11
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import EventWrapper
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
+from hypercorn.utils import parse_socket_addr
+
+_ESTABLISHED = 1
+_LOOK_SECONDS = 0.25
+
+
+class Connection(TCPServer):
+    """hypercorn's connection, with `_Protocol` in place of the choice of protocols."""
+
+    async def run(self) -> None:
+        """Serves the connection to its end."""
+        stream: Any = self.stream
+        tls = isinstance(stream, trio.SSLStream)
+        connected = (stream.transport_stream if tls else stream).socket
+        try:
+            if tls:
+                with trio.fail_after(self.config.ssl_handshake_timeout):
+                    await stream.do_handshake()
+            client, server = connected.getpeername(), connected.getsockname()
+            async with _Tasks() as tasks:
+                self._task_group = tasks
+                self.protocol: Any = _Protocol(
+                    connected,
+                    self.app,
+                    self.config,
+                    self.context,
+                    tasks,
+                    ConnectionState(self.state),
+                    tls,
+                    parse_socket_addr(connected.family, client),
+                    parse_socket_addr(connected.family, server),
+                    self.protocol_send,
+                )
+                await self.idle_task.restart(tasks, self._idle_timeout)
+                await self._read_data()
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError):  # the client is gone, or was never there
+            return
+        finally:
+            await self._close()
+
+
+class _Tasks(TaskGroup):
+    """The messages of a WebSocket have no bound between hypercorn and the application: where hypercorn waits for room,
+    it does not hear that the client has gone. The application takes each at once."""
+
+    async def spawn_app(
+        self, app: AppWrapper, config: Config, scope: Scope, send: Callable[[ASGISendEvent | None], Awaitable[None]]
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        if scope["type"] == "websocket":
+            without_bound: Any = copy(config)
+            without_bound.max_app_queue_size = math.inf
+            config = without_bound
+        return await super().spawn_app(app, config, scope, send)
+
+
+class _Protocol(H11Protocol):
+    """HTTP/1.1 alone, and WebSockets whose messages are as large as they look. Whatever a client asks for, the
+    connection stays what it is: in HTTP/2 one could hold any number of answers that it does not read."""
+
+    def __init__(self, client: trio.socket.SocketType, *args: Any) -> None:
+        super().__init__(*args)
+        self.can_read = _Turn(client, partial(self.handle, Closed()))
+
+    async def handle(self, event: Any) -> None:
+        """Behind a message that is too large nothing is read any more. hypercorn has told so (1009); the client has as
+        long to close the connection as one that is idle."""
+        await super().handle(event)
+        if isinstance(self.stream, WSStream) and self.stream.buffer.length > self.stream.buffer.max_length:
+            await self._close_stream()
+            await self.send(Updated(idle=True))
+
+    async def _check_protocol(self, event: Any) -> None:
+        """Never another protocol."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """Without extensions: permessage-deflate is one."""
+        headers = [(name, value) for name, value in request.headers if name != b"sec-websocket-extensions"]
+        plain = h11.Request(
+            method=request.method, headers=headers, target=request.target, http_version=request.http_version
+        )
+        await super()._create_stream(plain)
+
+
+class _Turn(EventWrapper):
+    """hypercorn waits for it where a client has sent its next request before it has the answer to this one. Meanwhile
+    nothing is read, and so nobody would hear the client go."""
+
+    def __init__(self, client: trio.socket.SocketType, gone: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._client = client
+        self._gone = gone
+
+    async def wait(self) -> None:
+        """See hypercorn."""
+        while not self.is_set():
+            with trio.move_on_after(_LOOK_SECONDS):
+                await super().wait()
+            if not _is_there(self._client):
+                await self._gone()
+                return
+
+
+def _is_there(client: trio.socket.SocketType) -> bool:
+    """Whether a client has not closed its side, though what it has sent was not read yet; `True` where the system does
+    not say (tcp(7): TCP_INFO begins with the state)."""
+    if not hasattr(socket, "TCP_INFO"):
+        return True
+    try:
+        return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+    except OSError:
+        return False

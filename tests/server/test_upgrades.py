@@ -1,0 +1,81 @@
+"""WebSockets as bytes on a connection: what hypercorn would keep without a bound."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from websockets.sync.client import connect
+
+from .served import Served, served
+
+TEXT, GOES_ON, PIECE = 0x1, 0x0, 1 << 20
+MOST = 1 << 22  # characters of a message
+
+
+@pytest.fixture
+def running(models: dict[str, str]) -> Iterator[Served]:
+    with served({"whisper": models["whisper"]}) as one:
+        yield one
+
+
+def opened(running: Served) -> socket.socket:
+    """A WebSocket that was accepted."""
+    host, port = running.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(
+        b"GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += connection.recv(1)
+    assert head.startswith(b"HTTP/1.1 101")
+    return connection
+
+
+def frame(opcode: int, data: bytes, *, last: bool) -> bytes:
+    """Masked with zeros, so that the data are themselves."""
+    return struct.pack(">BBQ", opcode | (0x80 if last else 0), 0x80 | 127, len(data)) + bytes(4) + data
+
+
+def close_code(connection: socket.socket) -> int:
+    """Of the server's end of the WebSocket."""
+    stream = connection.makefile("rb")
+    while True:
+        opcode, length = stream.read(2)
+        if length == 126:
+            (length,) = struct.unpack(">H", stream.read(2))
+        payload = stream.read(length)
+        if opcode & 0xF == 0x8:
+            return int.from_bytes(payload[:2], "big")
+
+
+def test_messages_are_not_compressed(running: Served) -> None:
+    """A compressed message would be unpacked, to whatever it grows, before anybody looks at its size."""
+    with connect(running.url.replace("http", "ws") + "/v1/realtime", compression="deflate") as client:
+        assert client.protocol.extensions == []
+        assert client.recv()
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_message_that_is_too_large_ends_its_session_and_is_not_kept(running: Served, count: int) -> None:
+    """In one frame or in many, and whatever the client goes on sending."""
+    with closing(opened(running)) as connection:
+        running.until(lambda: len(running.server.sockets) == 1)
+        piece = b"x" * (8 * PIECE // count)
+        for number in range(count):
+            connection.sendall(frame(GOES_ON if number else TEXT, piece, last=False))
+        assert close_code(connection) == 1009
+        running.until(lambda: not running.server.sockets)
+        connection.sendall(frame(GOES_ON, b"x" * PIECE, last=False))
+
+
+def test_a_message_of_the_largest_size_is_read(running: Served) -> None:
+    with connect(running.url.replace("http", "ws") + "/v1/realtime", max_size=None) as client:
+        client.recv()
+        client.send("x" * MOST)
+        assert '"type":"error"' in str(client.recv())
