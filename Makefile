@@ -8,7 +8,7 @@ STAMP = $(VENV)/.installed
 SOURCES = core models actors api server bench testing src demo tests benchmarks examples docs/site .ci
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
-	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js examples/*.md examples/*.py demo/*.md demo/training/*.py)
+	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md demo/training/*.py)
 
 .PHONY: demo test lint types docs dist soak bench load memory clients clean
 
