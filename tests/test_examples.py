@@ -367,9 +367,11 @@ def test_trio_service_answers_what_it_is_sent_too_much_too(serve):
 
 
 def test_the_example_of_the_readme_runs(tmp_path):
-    """In a process of its own, from elsewhere. One line for each sample: its language, if any, then its text."""
-    example, *_ = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    """In a process of its own, from elsewhere; it prints what stands below it."""
+    ((example, expected),) = re.findall(
+        r"^```python\n(.*?)^```\n\n```text\n(.*?)^```",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
     done = subprocess.run(
         [sys.executable, "-c", example],
@@ -380,7 +382,4 @@ def test_the_example_of_the_readme_runs(tmp_path):
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that compete for a busy machine's cores spin
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(demo.samples())
-    assert all(re.match(r"([a-z]{2}|None) ", line) for line in lines), lines
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", expected)

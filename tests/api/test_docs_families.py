@@ -19,8 +19,8 @@ from triolet import Engine, EngineConfig, Engines
 from triolet.testing import make_checkpoint
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-README = DOCS.parent / "README.md"
-README_MODELS = {"Qwen/Qwen3-0.6B": "qwen3", "Qwen/Qwen2-VL-2B-Instruct": "qwen2_vl", "BAAI/bge-small-en-v1.5": "bert"}
+FEATURES = DOCS / "features.md"
+FEATURE_MODELS = {"Qwen/Qwen3-0.6B": "qwen3", "Qwen/Qwen2-VL-2B-Instruct": "qwen2_vl", "BAAI/bge-small-en-v1.5": "bert"}
 PAGES = {  # the engines that each page names, and how many pieces of code it has
     "text": ({"engine": "qwen3"}, 5),
     "vision": ({"engine": "qwen2_vl"}, 4),
@@ -77,19 +77,19 @@ def collect(printed: list[object], *values: object, **_: object) -> None:
     printed.extend(values)
 
 
-async def test_the_pieces_of_the_readme_run_on_the_models_that_it_names(tmp_path: Path) -> None:
+async def test_the_pieces_of_the_features_run_on_the_models_that_they_name(tmp_path: Path) -> None:
     """Each prints something; what, depends on the model."""
-    _, *pieces = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    pieces = re.findall(r"^```python\n(.*?)^```", FEATURES.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(pieces) == 4
     for code in pieces:
-        named = [model for model in README_MODELS if f'"{model}"' in code]
+        named = [model for model in FEATURE_MODELS if f'"{model}"' in code]
         assert named, code
         for model in named:
-            folder = make_checkpoint(README_MODELS[model], tmp_path / model)
+            folder = make_checkpoint(FEATURE_MODELS[model], tmp_path / model)
             code = code.replace(f'"{model}"', repr(str(folder)))  # noqa: PLW2901
         printed: list[object] = []
         names: dict[str, Any] = {"print": partial(collect, printed), "Engine": Engine, "Engines": Engines}
-        await eval(compile(code, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+        await eval(compile(code, "features.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
         assert printed, code
 
 
