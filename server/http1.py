@@ -11,7 +11,6 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from copy import copy
-from functools import partial
 from typing import Any
 
 import h11
@@ -33,6 +32,10 @@ _LOOK_SECONDS = 0.25
 class Connection(TCPServer):
     """hypercorn's connection, with `_Protocol` in place of the choice of protocols."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._tasks = _Tasks()
+
     async def run(self) -> None:
         """Serves the connection to its end."""
         stream: Any = self.stream
@@ -43,7 +46,7 @@ class Connection(TCPServer):
                 with trio.fail_after(self.config.ssl_handshake_timeout):
                     await stream.do_handshake()
             client, server = connected.getpeername(), connected.getsockname()
-            async with _Tasks() as tasks:
+            async with self._tasks as tasks:
                 self._task_group = tasks
                 self.protocol: Any = _Protocol(
                     connected,
@@ -64,10 +67,33 @@ class Connection(TCPServer):
         finally:
             await self._close()
 
+    async def _read_data(self) -> None:
+        """Hears the client to its end. hypercorn's tasks that wait for a time would outlast it, and keep the connection
+        counted."""
+        try:
+            await super()._read_data()
+        except trio.BrokenResourceError:  # see `_Turn`
+            await self.protocol.handle(Closed())
+        self._tasks.beside.cancel()
+        await self.idle_task.stop()
+
 
 class _Tasks(TaskGroup):
-    """The messages of a WebSocket have no bound between hypercorn and the application: where hypercorn waits for room,
+    """The tasks of one connection: the application, and in ``beside`` those that last as long as the client.
+
+    The messages of a WebSocket have no bound between hypercorn and the application: where hypercorn waits for room,
     it does not hear that the client has gone. The application takes each at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside = trio.CancelScope()
+
+    def spawn(self, func: Callable[..., Awaitable[object]], *args: Any) -> None:
+        async def run() -> None:
+            with self.beside:
+                await func(*args)
+
+        super().spawn(run)
 
     async def spawn_app(
         self, app: AppWrapper, config: Config, scope: Scope, send: Callable[[ASGISendEvent | None], Awaitable[None]]
@@ -85,7 +111,7 @@ class _Protocol(H11Protocol):
 
     def __init__(self, client: trio.socket.SocketType, *args: Any) -> None:
         super().__init__(*args)
-        self.can_read = _Turn(client, partial(self.handle, Closed()))
+        self.can_read = _Turn(client)
 
     async def handle(self, event: Any) -> None:
         """Behind a message that is too large nothing is read any more. hypercorn has told so (1009); the client has as
@@ -111,19 +137,21 @@ class _Turn(EventWrapper):
     """hypercorn waits for it where a client has sent its next request before it has the answer to this one. Meanwhile
     nothing is read, and so nobody would hear the client go."""
 
-    def __init__(self, client: trio.socket.SocketType, gone: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, client: trio.socket.SocketType) -> None:
         super().__init__()
         self._client = client
-        self._gone = gone
 
     async def wait(self) -> None:
-        """See hypercorn."""
+        """See hypercorn.
+
+        Raises:
+            trio.BrokenResourceError: the client has gone.
+        """
         while not self.is_set():
             with trio.move_on_after(_LOOK_SECONDS):
                 await super().wait()
             if not _is_there(self._client):
-                await self._gone()
-                return
+                raise trio.BrokenResourceError("the client closed its side, and sent more than one request before")
 
 
 def _is_there(client: trio.socket.SocketType) -> bool:

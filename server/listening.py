@@ -79,6 +79,7 @@ def _config_of(settings: ServerSettings) -> Config:
     config.include_server_header = False
     config.errorlog = None
     config.accesslog = None
+    config.keep_alive_timeout = 20.0  # longer than clients keep connections: OpenAI's has 5 s
     config.websocket_max_message_size = 1 << 22
     config.websocket_ping_interval = 20.0
     return config
@@ -88,17 +89,18 @@ def _config_of(settings: ServerSettings) -> Config:
 class Listener:
     """Args:
     settings: where to listen, and how long to wait for clients.
+    connections: those that are open.
 
     Raises:
         CannotListen: the address, the certificate or its key cannot be had.
     """
 
     settings: ServerSettings
+    connections: set[PatientStream] = field(factory=set, init=False)
     _config: Config = field(init=False)
     _tls: ssl.SSLContext | None = field(init=False)
     _socket: socket.socket = field(init=False)  # bound, so that nobody else gets the address
     _context: WorkerContext = field(factory=lambda: WorkerContext(None), init=False)
-    _open: set[PatientStream] = field(factory=set, init=False)
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -126,14 +128,14 @@ class Listener:
 
     async def run(self, app: Application) -> None:
         """Serves until `close`, and until every connection has ended."""
-        async with trio.open_nursery() as connections:
+        async with trio.open_nursery() as nursery:
             handle = partial(self._handle, app)
             try:
                 with self._accepting:
                     listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))
-                    await trio.serve_listeners(handle, [listener], handler_nursery=connections)
+                    await trio.serve_listeners(handle, [listener], handler_nursery=nursery)
             finally:
-                _take_backlog(self._socket, partial(connections.start_soon, handle))
+                _take_backlog(self._socket, partial(nursery.start_soon, handle))
                 self._socket.close()
 
     async def close(self) -> None:
@@ -145,21 +147,21 @@ class Listener:
 
     async def cut_off(self) -> None:
         """Closes all connections, whatever they do."""
-        for stream in list(self._open):
+        for stream in list(self.connections):
             await trio.aclose_forcefully(stream)
 
     async def _handle(self, app: Application, stream: trio.SocketStream) -> None:
-        if len(self._open) >= self.settings.max_connections:
+        if len(self.connections) >= self.settings.max_connections:
             await _turn_away(stream, b"" if self._tls else _FULL)
             return
         patient = PatientStream(stream, self.settings.send_seconds)
-        self._open.add(patient)
+        self.connections.add(patient)
         try:
             await self._serve(app, patient)
         except Exception as error:  # noqa: BLE001  (no error of one connection ends the server)
             _log.warning("a connection was closed, since it broke the protocol or was lost: %r", error)
         finally:
-            self._open.discard(patient)
+            self.connections.discard(patient)
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
                 await trio.aclose_forcefully(patient)
 

@@ -28,6 +28,7 @@ class Served:
     """A server that runs, its address, and its own trio loop."""
 
     server: Server
+    listener: Listener
     url: str
     token: trio.lowlevel.TrioToken
 
@@ -79,7 +80,7 @@ def served(models: Mapping[str, str], **settings: Any) -> Iterator[Served]:
             server = Server(ServerSettings(**{"port": 0, **settings}), engines, observers)
             with Listener(server.settings) as listener:
                 async with serving(server, listener) as address:
-                    told.put(Served(server, address, trio.lowlevel.current_trio_token()))
+                    told.put(Served(server, listener, address, trio.lowlevel.current_trio_token()))
                     await leave.wait()
 
     def run() -> None:

@@ -37,9 +37,9 @@ def patient(models: dict[str, str]) -> Iterator[Served]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(patient: Served) -> Iterator[None]:
-    """After each test the books are empty."""
+    """After each test the books are empty, and no connection is open."""
     yield
-    wait_until(lambda: patient.ask(lambda: rest(patient)) == (0, 0, 0, 0))
+    wait_until(lambda: patient.ask(lambda: rest(patient)) == (0, 0, 0, 0) and not patient.listener.connections)
 
 
 def rest(running: Served) -> tuple[int, int, int, int]:
@@ -257,7 +257,7 @@ def test_who_sends_more_before_the_answer_is_heard_when_it_hangs_up(patient: Ser
                 connection.sendall(first + more if at_once else first)
                 wait_until(lambda: patient.ask(lambda: rest(patient))[2] > 0)
                 connection.sendall(more)
-            wait_until(lambda: patient.ask(lambda: rest(patient)) == (0, 0, 0, 0))
+            wait_until(lambda: not patient.listener.connections)
 
 
 def test_who_sends_more_before_the_answer_gets_all_answers(patient: Served) -> None:
