@@ -31,6 +31,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ from contextlib import asynccontextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median, quantiles
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 import click
@@ -75,26 +76,37 @@ def claim(holds: bool, told: str) -> None:
 # -- the server ------------------------------------------------------------------------------------------------------
 
 
-def start(*options: str) -> tuple[subprocess.Popen[str], int]:
-    """``triolet serve`` of the demo checkpoint, and its port."""
-    command = [
-        sys.executable,
-        "-m",
-        "triolet",
-        "serve",
-        "--model",
-        "demo=demo",
-        "--port",
-        "0",
-        "--no-access-log",
-        *options,
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if ": serving demo" in line:
-            return process, int(line.rpartition(":")[2])
-    raise SystemExit(f"the server ended with {process.wait()}")
+@define
+class Running:
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[str]
+    port: int
+    _log: Any  # a file: the server would wait for a pipe that nobody reads
+
+    def log(self) -> str:
+        """What it has said so far."""
+        return Path(self._log.name).read_text(encoding="utf-8")
+
+    def end(self) -> None:
+        """Tells it to stop, and waits."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=60)
+
+
+def start(*options: str) -> Running:
+    """``triolet serve`` of the demo checkpoint."""
+    command = [sys.executable, "-m", "triolet", "serve", "--model", "demo=demo", "--port", "0", "--no-access-log"]
+    log = NamedTemporaryFile("w")  # noqa: SIM115  (it is there as long as the server is known)
+    process = subprocess.Popen([*command, *options], stderr=log, text=True)
+    running = Running(process, 0, log)
+    while process.poll() is None:
+        told = re.search(r": serving demo.*:(\d+)\n", running.log())
+        if told:
+            running.port = int(told[1])
+            return running
+        time.sleep(0.02)
+    raise SystemExit(f"the server ended with {process.returncode}: {running.log()}")
 
 
 # -- clients ---------------------------------------------------------------------------------------------------------
@@ -233,10 +245,9 @@ def cli() -> None:
 def load(seconds: float, clients: int, turns: int) -> None:
     """The server beside the engine in process."""
     print(f"load {os.getloadavg()}")
-    process, port = start()
-    alone, served = trio.run(_turns, port, clients, seconds / turns, turns)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    running = start()
+    alone, served = trio.run(_turns, running.port, clients, seconds / turns, turns)
+    running.end()
     print("| how | answers | lost | a second | p50 s | p95 s | p99 s |\n|---|---|---|---|---|---|---|")
     print(alone.row("in process"), served.row("HTTP"), sep="\n")
     shares = [1.0 - http / own for http, own in zip(served.rates, alone.rates, strict=True)]
@@ -341,11 +352,12 @@ def sigterm(times: int, clients: int, drain: float) -> None:
     """Requests run when the server is told to stop."""
     good, slowest, answered = 0, 0.0, {}
     for number in range(times):
-        process, port = start("--drain-seconds", str(drain))
+        running = start("--drain-seconds", str(drain))
+        process = running.process
         delay = 0.02 + 0.5 * number / times  # another moment of the requests each time
-        statuses = trio.run(_interrupted, process, port, clients, delay)
+        statuses = trio.run(_interrupted, process, running.port, clients, delay)
         begun = time.perf_counter()
-        process.communicate(timeout=drain + 30)
+        process.wait(timeout=drain + 30)
         slowest = max(slowest, time.perf_counter() - begun)
         for status in statuses:
             answered[status] = answered.get(status, 0) + 1
@@ -390,13 +402,14 @@ def kill(times: int) -> None:
     starts = []
     for _ in range(times):
         begun = time.perf_counter()
-        process, port = start()
-        status, _ = trio.run(_once, port)
+        running = start()
+        process = running.process
+        status, _ = trio.run(_once, running.port)
         starts.append(time.perf_counter() - begun)
         assert status == 200, status
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.kill()
-        process.communicate()
+        process.wait()
         orphans = [child for child in children if Path(f"/proc/{child}").exists()]
         claim(not orphans, f"a killed server left {len(orphans)} processes")
     told = ", ".join(f"{one:.1f}" for one in starts)
@@ -416,16 +429,23 @@ def fuzz(examples: int, seed: int) -> None:
         for family in FUZZED:
             make_checkpoint(family, Path(folder) / family)
             models += ["--model", f"{family}={Path(folder) / family}"]
-        process, port = start(*models, "--preload")
+        running = start(*models, "--preload")
         options = ["--max-examples", str(examples), "--seed", str(seed), "--continue-on-failure"]
         options += ["--exclude-checks", "positive_data_acceptance"]
-        command = [str(Path(sys.executable).parent / "st"), "run", f"http://127.0.0.1:{port}/openapi.json", *options]
+        command = [
+            str(Path(sys.executable).parent / "st"),
+            "run",
+            f"http://127.0.0.1:{running.port}/openapi.json",
+            *options,
+        ]
         found = subprocess.run(command, text=True, capture_output=True, check=False, cwd=folder)
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=60)
+        running.end()
     print(found.stdout[-3_000:])
     claim(found.returncode == 0, "each answer was as the document says, and none was 500 or above")
-    claim(process.returncode == 0 and "Traceback" not in log, "the server's log has no traceback, and it left with 0")
+    claim(
+        running.process.returncode == 0 and "Traceback" not in running.log(),
+        "the server's log has no traceback, and it left with 0",
+    )
 
 
 async def _once(port: int) -> tuple[int, bytes]:

@@ -179,6 +179,7 @@ def _log_to_stderr() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form; the client is told
 
 
 def _server(settings: ServerSettings, given: dict[str, Any]) -> Server:

@@ -53,10 +53,16 @@ class PatientStream(trio.abc.HalfCloseableStream):
         view = memoryview(data)
         for start in range(0, len(view), 1 << 16):  # a piece is small: who reads at all is not too slow
             with trio.move_on_after(self._seconds) as patience:
-                await self._stream.send_all(view[start : start + (1 << 16)])
+                await self._send(view[start : start + (1 << 16)])
             if patience.cancelled_caught:
                 await trio.aclose_forcefully(self._stream)
                 raise trio.BrokenResourceError(f"the client read nothing for {self._seconds:g} s")
+
+    async def _send(self, data: memoryview) -> None:
+        try:
+            await self._stream.send_all(data)
+        except trio.BusyResourceError:  # hypercorn sends one at a time, but closes whenever it likes
+            raise trio.BrokenResourceError("the connection is being closed") from None
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
