@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any
 
 PATIENCE = 8  # empty-handed steps after which whoever still waits counts as waiting for ever
+PLENTY = 4  # times the room: a budget that lets several requests have the same room in one step
 ANSWERS = {"hit", "encode", "later", "never"}
 LAST, LATE, EVERYTHING = "last", "late", "everything"
 
@@ -61,6 +62,7 @@ class StepGame:
         steps_in_flight: int = 2,
     ) -> None:
         self.cache, self.room, self.sizes = cache, room, dict(sizes)
+        self.plenty = PLENTY * room  # of budget
         self.closes, self.resets, self.shared = closes, resets, shared
         self.missed_free, self.evicts_within_step = missed_free, evicts_within_step
         self.repeats, self.steps_in_flight = repeats, steps_in_flight
@@ -75,8 +77,9 @@ class StepGame:
 
     # -- what the engine does ----------------------------------------------------------------------------------------
 
-    def plan(self, wanted: list[tuple[str, ...]], budget: int) -> None:
-        """Plans a step of ``("ask", request, key)`` and ``("preempt", request)``."""
+    def plan(self, wanted: list[tuple[str, ...]], budget: int | None = None) -> None:
+        """Plans a step of ``("ask", request, key)`` and ``("preempt", request)``; by default with plenty of budget."""
+        budget = self.plenty if budget is None else budget
         if len(self.in_flight) >= self.steps_in_flight:
             return
         calls = self.possible(wanted)
@@ -154,7 +157,7 @@ class StepGame:
         for request, key in list(self.holds):
             oldest = next(iter(self.device), None)
             late = [("ask", LATE, oldest)] if oldest is not None and self.shared else []
-            self.plan([("ask", LAST, EVERYTHING), *late], self.room)
+            self.plan([("ask", LAST, EVERYTHING), *late])
             self.run_all()
             self.release(request, key)
         self.finish(LATE)
@@ -172,20 +175,22 @@ class StepGame:
         holds."""
         patience = PATIENCE
         while waiting and patience:
-            device = list(self.device)
-            self.plan([("ask", request, key) for request, key in waiting], self.room)
+            device, told = list(self.device), len(self.rows)
+            self.plan([("ask", request, key) for request, key in waiting])
             self.run_all()
             served = [hold for hold in waiting if hold in self.holds]
             if served and beside:
-                self.plan(beside, self.room)
+                self.plan(beside)
                 self.run_all()
             for request, key in served:
                 self.release(request, key)
             waiting = [hold for hold in waiting if hold not in served]
             patience = PATIENCE if served or device != list(self.device) else patience - 1
+            if patience < PATIENCE - 1:
+                del self.rows[told:]  # as the step before
         if waiting:
-            told = " and ".join(f"{request} for {key}" for request, key in waiting)
-            self.broken(EVERY_ASK_ANSWERED, f"{told}: a wait for ever, though nobody holds anything", "waits for ever")
+            who = " and ".join(f"{request} for {key}" for request, key in waiting)
+            self.broken(EVERY_ASK_ANSWERED, f"{who}: a wait for ever, though nobody holds anything", "waits for ever")
 
     def run_all(self, failed: list[str] | tuple[str, ...] = ()) -> None:
         while self.in_flight:
@@ -202,10 +207,12 @@ class StepGame:
         self.run_all(failed)
         patience = PATIENCE if self.closes else 0
         while self.device and patience:
-            there = len(self.device)
-            self.plan([], 0)
+            there, told = len(self.device), len(self.rows)
+            self.plan([])
             self.run_all()
             patience = PATIENCE if len(self.device) < there else patience - 1
+            if patience < PATIENCE - 1:
+                del self.rows[told:]
         if self.device and self.closes:
             self.broken(ALWAYS_FREED, f"{' '.join(self.device)} on the device after close, and no step frees it")
 
@@ -345,8 +352,7 @@ class StepGame:
             else (f"{call[1]} is preempted", "")
             for call in calls
         ] or [("nobody asks", "")]
-        asked = sum(call[3] for call in calls if call[0] == "ask")
-        step = f"{self.steps}, budget {budget}" if budget < asked else str(self.steps)
+        step = str(self.steps) if budget == self.plenty else f"{self.steps}, budget {budget}"
         for number, row in enumerate(rows, 1):
             last = number == len(rows)
             end = (" ".join(frees), " ".join(encodes), " ".join(self.device) or "-") if last else ("", "", "")

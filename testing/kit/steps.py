@@ -238,8 +238,9 @@ def _operations(
             yield "executed", (list(dict.fromkeys(key for _, key in pairs[:: chance.randint(1, 2)])),) if fails else ()
         else:
             in_flight += 1
-            small = declared.budgets and roll() < 0.2
-            yield "plan", (_wanted(chance, pairs), chance.randint(0, room) if small else room)
+            small = declared.budgets and roll() < 0.3
+            budgets = (chance.randint(0, room),) if small else ()
+            yield "plan", (_wanted(chance, pairs), *budgets)
         for _ in range(chance.randint(0, 2)):
             request, key = chance.choice(pairs)
             yield ("finish", (request,)) if roll() < 0.4 else ("release", (request, key))
@@ -248,10 +249,15 @@ def _operations(
 
 
 def _wanted(chance: random.Random, pairs: list[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """Up to five. Those that are preempted have mostly asked in the same step."""
     some: list[tuple[str, ...]] = []
-    for _ in range(chance.randint(0, 4)):
+    for _ in range(chance.randint(0, 5)):
         request, key = chance.choice(pairs)
-        some.append(("preempt", request) if chance.random() < 0.2 else ("ask", request, key))
+        if chance.random() < 0.8:
+            some.append(("ask", request, key))
+        else:
+            asked = [one[1] for one in some if one[0] == "ask"]
+            some.append(("preempt", chance.choice(asked) if asked else request))
     return some
 
 
@@ -260,7 +266,7 @@ def simpler_workloads(workload: StepWorkload) -> Iterator[StepWorkload]:
     for fewer in without_some(workload.operations):
         yield evolve(workload, operations=fewer)
     for at, operation in enumerate(workload.operations):
-        for smaller in _simpler_operations(operation, workload.room):
+        for smaller in _simpler_operations(operation):
             yield evolve(workload, operations=(*workload.operations[:at], smaller, *workload.operations[at + 1 :]))
     if workload.late_failures:
         yield evolve(workload, late_failures=())
@@ -268,19 +274,20 @@ def simpler_workloads(workload: StepWorkload) -> Iterator[StepWorkload]:
     if not used >= set(workload.sizes):
         yield evolve(workload, sizes={key: size for key, size in workload.sizes.items() if key in used})
     yield from _smaller(workload)
+    yield from _renamed(workload)
 
 
-def _simpler_operations(operation: Operation, room: int) -> Iterator[Operation]:
+def _simpler_operations(operation: Operation) -> Iterator[Operation]:
     name, arguments = operation
     if name == "executed" and arguments:
         yield name, ()
         if len(arguments[0]) > 1:
             yield from ((name, (list(fewer),)) for fewer in without_some(arguments[0]) if fewer)
     if name == "plan":
-        wanted, budget = arguments
-        if budget != room:
-            yield name, (wanted, room)
-        yield from ((name, (list(fewer), budget)) for fewer in without_some(wanted))
+        wanted, *budget = arguments
+        if budget:
+            yield name, (wanted,)
+        yield from ((name, (list(fewer), *budget)) for fewer in without_some(wanted))
 
 
 def _names(value: Any) -> Iterator[str]:
@@ -293,34 +300,45 @@ def _names(value: Any) -> Iterator[str]:
 
 
 def _smaller(workload: StepWorkload) -> Iterator[StepWorkload]:
-    """All sizes halved where they are large, the room one less, one size one less."""
+    """Numbers in units of the large one; the room one less; one size one less."""
     if workload.room >= _LARGE:
-        yield _scaled(workload, lambda size: size // _LARGE)
-        return
-    if workload.room > 1:
-        sizes = {key: min(size, workload.room) for key, size in workload.sizes.items()}
-        yield evolve(_with_budgets(workload, workload.room - 1), sizes=sizes)
+        yield _with_numbers(workload, lambda number: number // _LARGE)
+    elif workload.room > 1:
+        yield _with_numbers(workload, lambda number: min(number, workload.room - 1))
     for key, size in workload.sizes.items():
-        if size > 1:
+        if 1 < size < _LARGE:
             yield evolve(workload, sizes={**workload.sizes, key: size - 1})
 
 
-def _scaled(workload: StepWorkload, scale: Callable[[int], int]) -> StepWorkload:
-    return evolve(
-        _with_budgets(workload, scale(workload.room)),
-        sizes={key: scale(size) for key, size in workload.sizes.items()},
-    )
-
-
-def _with_budgets(workload: StepWorkload, room: int) -> StepWorkload:
-    """In another room, which is the budget of a step that had all of it."""
-    operations = [
-        (name, (arguments[0], room if arguments[1] == workload.room else min(arguments[1], room)))
-        if name == "plan"
-        else (name, arguments)
+def _with_numbers(workload: StepWorkload, change: Callable[[int], int]) -> StepWorkload:
+    """With another room, and with other sizes and budgets."""
+    operations = tuple(
+        (name, (arguments[0], *map(change, arguments[1:])) if name == "plan" else arguments)
         for name, arguments in workload.operations
-    ]
-    return evolve(workload, room=room, operations=tuple(operations))
+    )
+    sizes = {key: change(size) for key, size in workload.sizes.items()}
+    return evolve(workload, room=change(workload.room), sizes=sizes, operations=operations)
+
+
+def _renamed(workload: StepWorkload) -> Iterator[StepWorkload]:
+    """With the first names instead of others; two names may become one. Where entries are not shared, names say whose
+    they are, and stay."""
+    for names in (_REQUESTS, _KEYS) if not any("." in key for key in workload.sizes) else ():
+        used = [name for name in names if name in _names(workload.operations)]
+        for at, name in enumerate(used):
+            for other in names[: names.index(name)]:
+                if other not in used or at:
+                    yield _with_name(workload, name, other)
+
+
+def _with_name(workload: StepWorkload, name: str, other: str) -> StepWorkload:
+    def named(value: Any) -> Any:
+        if isinstance(value, str):
+            return other if value == name else value
+        return type(value)(map(named, value)) if isinstance(value, tuple | list) else value
+
+    sizes = {other if key == name else key: size for key, size in workload.sizes.items()}
+    return evolve(workload, sizes=sizes, operations=named(workload.operations))
 
 
 # -- playing ---------------------------------------------------------------------------------------------------------
