@@ -97,7 +97,7 @@ class _Rates:
     def draw(cls, chance: random.Random, declared: Declaration) -> _Rates:
         return cls(
             preempts=chance.choice((0.0, 0.1, 0.3, 0.5)),
-            tight=chance.choice((0.0, 0.2, 0.8)) if declared.budgets else 0.0,
+            tight=chance.choice((0.0, 0.3, 1.0)) if declared.budgets else 0.0,
             runs=chance.choice((0.1, 0.4, 0.9)),
             fails=chance.choice((0.0, 0.1, 0.3)) if declared.may_fail_after_plan else 0.0,
             ends=chance.choice((0.1, 0.4, 0.8)),
@@ -108,9 +108,9 @@ def draw_workload(chance: random.Random, declared: Declaration) -> StepWorkload:
     """Up to 20 rounds of one to three requests on one to three keys in a room of 1 to 4, rarely of six each: few that
     get in each other's way find faults soonest."""
     roll = chance.random
-    keys = _KEYS[: 6 if roll() < 0.1 else chance.randint(1, 3)]
-    requests = _REQUESTS[: 6 if roll() < 0.1 else chance.randint(1, 3)]
-    room = chance.randint(len(keys) - 2, len(keys) + 1) if len(keys) > 3 else chance.randint(1, 4)
+    keys = _KEYS[: chance.choice((1, 2, 2, 3, 3, 3, 4, 6))]
+    requests = _REQUESTS[: chance.choice((1, 2, 2, 2, 3, 3, 3, 6))]
+    room = chance.randint(max(len(keys) - 2, 1), len(keys) + 2)
     unit = _LARGE if roll() < 0.1 else 1
     pairs = [(request, key if declared.shared else f"{request}.{key}") for request in requests for key in keys]
     sizes: dict[str, int] = {}
@@ -164,7 +164,7 @@ def _plan(
             wanted.append(("preempt", chance.choice(asked) if asked else request))
     yield wanted
     if chance.random() < rates.tight:
-        yield chance.choice((0, *sizes.values()))
+        yield chance.choice(list(sizes.values())) if chance.random() < 0.9 else 0
 
 
 def simpler_workloads(workload: StepWorkload) -> Iterator[StepWorkload]:

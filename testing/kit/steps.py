@@ -28,6 +28,7 @@ from .findings import (
     Severity,
     Table,
     examine,
+    import_of,
     raised,
 )
 from .step_game import Broken, StepGame, WrongAdapter
@@ -181,7 +182,7 @@ def examine_steps(
     """
     declared = declared or Declaration()
     _check_methods(make_cache(1), declared)
-    script = _script(subject or f"{make_cache.__module__}:{make_cache.__qualname__}", declared)
+    script = _script(import_of(make_cache, subject), declared)
     play = partial(play_steps, make_cache, declared)
     return examine(
         lambda chance: draw_workload(chance, declared), play, simpler_workloads, script, seed=seed, workloads=workloads
@@ -197,10 +198,10 @@ def _check_methods(cache: object, declared: Declaration) -> None:
         raise WrongAdapter(f"{told}{option.get(missing[0], '')}; see triolet.testing.kit.steps.StepCache")
 
 
-def _script(subject: str, declared: Declaration) -> Script[StepWorkload]:
+def _script(imported: tuple[str, str], declared: Declaration) -> Script[StepWorkload]:
     """Tests that carry the clients and the device along."""
-    module, _, factory = subject.partition(":")
-    prelude = f"{inspect.getsource(step_game)}\n\nfrom {module} import {factory}  # noqa: E402\n"
+    line, factory = imported
+    prelude = f"{inspect.getsource(step_game)}\n\n{line}  # noqa: E402\n"
     rules = "".join(f", {name}={told!r}" for name, told in declared.rules().items())
 
     def body(workload: StepWorkload) -> str:
