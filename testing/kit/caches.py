@@ -22,6 +22,7 @@ from .findings import (
     Severity,
     Table,
     examine,
+    import_of,
     raised,
     without_some,
 )
