@@ -34,7 +34,7 @@ def test_what_the_cache_raises_is_a_finding_with_its_history():
 
 
 def test_a_regression_test_plays_the_workload_again():
-    broken, invariant, _ = FAULTS[0]
+    broken, *_ = FAULTS[0]
     finding = next(iter(examine_cache(broken)))
     made = []
     names = {"play": lambda make, workload: made.append((make, workload))}
