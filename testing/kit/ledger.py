@@ -41,7 +41,7 @@ class LedgerSteps:
 
     def executed(self, failed: Sequence[str]) -> None:
         self.ledger.encoded([key for key in self.steps.popleft() if key not in failed], now=0.0)
-        for holder, key in [(holder, key) for key in failed for holder in self.ledger.entries()[key][1]]:
+        for holder, key in [(holder, lost) for lost in failed for holder in self.ledger.entries()[lost][1]]:
             self.release(holder, key)
         self.ledger.encode_failed(failed, RuntimeError("failed"))
 
