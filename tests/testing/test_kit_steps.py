@@ -143,9 +143,8 @@ def test_a_planted_bug_is_found_and_its_regression_test_fails_until_it_is_mended
     make = behind_the_adapter(engine)
     findings = examine_steps(make, ALL, subject="my_engine:make")
     (wanted,) = [finding for finding in findings if finding.promise.name == PLANTED[engine]]
-    print(
-        f"\n{engine.__name__}: {wanted.promise.name}, workload {wanted.number}, {len(wanted.table.rows)} rows", end=""
-    )  # noqa: T201
+    told = f"{wanted.promise.name}, workload {wanted.number}, {len(wanted.table.rows)} rows"
+    print(f"\n{engine.__name__}: {told}", end="")  # noqa: T201
     for finding in findings:
         written = finding.test()
         assert "import triolet" not in written
