@@ -14,7 +14,7 @@ from ..actors.worker import Job
 from ..core.errors import (
     DeviceLost,
 )
-from .trio_hooks import leaves_a_nursery, throw_into
+from .trio_tools.hooks import leaves_a_nursery, throw_into
 
 
 class FaultKind(enum.Enum):

@@ -18,7 +18,7 @@ from typing import TypeVar
 import trio
 from attrs import define, field, frozen, validators
 
-from .trio_hooks import OneTaskPerTick, Pick, seeded_batches, virtual_clock
+from .hooks import OneTaskPerTick, Pick, seeded_batches, virtual_clock
 
 Result = TypeVar("Result")
 
