@@ -40,8 +40,6 @@ def _run_module() -> Any:
     for name in ("_counter", "_next_send", "_next_send_fn"):
         if not hasattr(trio.lowlevel.Task, name):
             raise TrioChanged(f"trio.lowlevel.Task.{name} is gone")
-    if not hasattr(trio.Nursery, "_pending_excs"):
-        raise TrioChanged("trio.Nursery._pending_excs is gone")
     if not hasattr(trio.Nursery, "_nested_child_finished"):
         raise TrioChanged("trio.Nursery._nested_child_finished is gone")
     if not isinstance(run._r, random.Random):
