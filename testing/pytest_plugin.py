@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import shlex
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -130,7 +132,6 @@ def _plain(item: pytest.Function, test: Callable[..., Any]) -> Callable[..., Non
 
     @functools.wraps(test)
     def run(**arguments: Any) -> None:
-        __tracebackhide__ = True
         mark = _mark(item)
         assert mark is not None, "the mark was there when the test was found"
         if not inspect.iscoroutinefunction(test):
@@ -142,16 +143,15 @@ def _plain(item: pytest.Function, test: Callable[..., Any]) -> Callable[..., Non
 
 def _run(item: pytest.Function, mark: pytest.Mark, test: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """Runs a test, as the options and its mark say."""
-    __tracebackhide__ = True
-    from .trio_tools import ProgramBroken, replay_program, sweep_program
+    from .trio_tools import replay_program, sweep_program
 
     faults = _read_faults(mark)
-    subject = _subject(test, arguments, device="device" in faults)
+    subject = _subject(test, arguments, item.funcargs, device="device" in faults)
     options = item.config.option
-    try:
-        if options.triolet_replay is not None:
-            replay_program(subject, _read_case(options.triolet_replay))
-            return
+    if options.triolet_replay is not None:
+        replay_program(subject, _read_case(options.triolet_replay))
+        return
+    with _unlogged():
         report = sweep_program(
             subject,
             kinds=_trio_kinds(faults),
@@ -159,8 +159,6 @@ def _run(item: pytest.Function, mark: pytest.Mark, test: Callable[..., Any], arg
             seed=options.triolet_seed,
             ignore=mark.kwargs.get("ignore", ()),
         )
-    except ProgramBroken as broken:
-        pytest.fail(str(broken), pytrace=False)
     item.user_properties += [("triolet runs", report.runs), ("triolet faults", report.faults)]
     if report.failures:
         pytest.fail(_told(report, item.nodeid), pytrace=False)
@@ -185,7 +183,7 @@ def _trio_kinds(faults: tuple[str, ...]) -> list[Any]:
     return [kind for name, kind in kinds.items() if name in faults]
 
 
-def _subject(test: Callable[..., Any], arguments: dict[str, Any], *, device: bool) -> Subject:
+def _subject(test: Callable[..., Any], arguments: dict[str, Any], fixtures: dict[str, Any], *, device: bool) -> Subject:
     """What is run: the test, with what it is given anew in each run. A test without an engine has no device."""
     from .trio_tools import Subject
 
@@ -204,8 +202,8 @@ def _subject(test: Callable[..., Any], arguments: dict[str, Any], *, device: boo
 
     return service_subject(
         with_engine,
-        model=arguments.get("triolet_model"),
-        config=arguments.get("triolet_config"),
+        model=fixtures.get("triolet_model"),
+        config=fixtures.get("triolet_config"),
         opens=any(value._opens for value in given.values()),
         device=DEVICE_KINDS if device else (),
         passes=passes,
@@ -227,13 +225,28 @@ def _read_case(text: str) -> Case:
     return case
 
 
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Within the block engines log nothing: each injected fault would be told."""
+    log = logging.getLogger("triolet")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def _told(report: ProgramReport, test: str) -> str:
     """The failures, each with the command that shows it again."""
-    told = [
-        f"{failure}\n  in pytest: pytest {shlex.quote(test)} --triolet-replay {shlex.quote(repr(failure.case))}"
-        for failure in report.failures
-    ]
+    command = f"pytest {_quoted(test)} --triolet-replay"
+    told = [f"{failure}\n  again: {command} {_quoted(repr(failure.case))}" for failure in report.failures]
     return "\n\n".join([*told, report.counts])
+
+
+def _quoted(text: str) -> str:
+    """Text for a shell, in double quotes where these are enough, since Python's own are single."""
+    return shlex.quote(text) if set(text) & set('"$`!\\') or text == shlex.quote(text) else f'"{text}"'
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

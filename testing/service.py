@@ -6,7 +6,6 @@ what must hold of the engine whatever the program does.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -199,7 +198,7 @@ def service_subject(
     """
     around = _Around(model or SimModel(), evolve(config or EngineConfig(), verify=True), opens)
 
-    def faults(first: Trial) -> Iterable[AnyFault[enum.Enum]]:
+    def faults(first: Trial) -> Iterable[AnyFault[Any]]:
         calls = [job for one in first.given.engines for job in one.executor.calls]
         for kind in device:
             count = sum(job in DEVICE_FAULTS[kind][0] for job in calls)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from types import AsyncGeneratorType
 from typing import Any
 
 from attrs import define, field
@@ -16,18 +17,18 @@ class OpenGenerators:
     """Watches the async generators that begin within its block."""
 
     dropped: list[str] = field(factory=list)  # those that were collected before their end
-    _begun: list[weakref.ref[AsyncGenerator[Any, Any]]] = field(factory=list)
+    _begun: list[weakref.ref[AsyncGeneratorType[Any, Any]]] = field(factory=list)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """A block of a task; trio's own hooks are called as well."""
         trios = sys.get_asyncgen_hooks()
 
-        def begins(generator: AsyncGenerator[Any, Any]) -> None:
+        def begins(generator: AsyncGeneratorType[Any, Any]) -> None:
             self._begun.append(weakref.ref(generator))
             trios.firstiter(generator)  # type: ignore[misc]  # trio always has both
 
-        def is_dropped(generator: AsyncGenerator[Any, Any]) -> None:
+        def is_dropped(generator: AsyncGeneratorType[Any, Any]) -> None:
             self.dropped += _name(generator)
             trios.finalizer(generator)  # type: ignore[misc]
 
@@ -44,7 +45,7 @@ class OpenGenerators:
         return self.dropped + [name for generator in alive for name in _name(generator)]
 
 
-def _name(generator: AsyncGenerator[Any, Any]) -> list[str]:
+def _name(generator: AsyncGeneratorType[Any, Any]) -> list[str]:
     """The name of an open generator; none of trio's own or of one that has ended."""
     frame = generator.ag_frame
     if frame is None or frame.f_globals.get("__name__", "").split(".")[0] == "trio":

@@ -119,7 +119,7 @@ class InTurn(Schedule):
     k-th of the runnable tasks runs, counted from 0. A schedule that failed is shrunk to the fewest such pairs: see
     `shrink`."""
 
-    but: tuple[tuple[int, int], ...] = field(default=(), converter=lambda pairs: tuple(map(tuple, pairs)))
+    but: tuple[tuple[int, int], ...] = ()
 
     def picker(self) -> Pick:
         """See `Schedule.picker`."""
@@ -270,9 +270,10 @@ def task_tree() -> str:
 
 
 def where_of(task: trio.lowlevel.Task) -> str:
-    """The task's innermost frame that is not trio's own."""
+    """The task's innermost frame that is neither trio's nor of these tools."""
     where = "about to start"
     for frame, line in task.iter_await_frames():
-        if frame.f_globals.get("__name__", "").split(".")[0] != "trio":
+        module = frame.f_globals.get("__name__", "")
+        if module.split(".")[0] != "trio" and module.rpartition(".")[0] != __package__:
             where = f"{frame.f_code.co_qualname} at {frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line}"
     return where

@@ -28,7 +28,7 @@ from .faults import Fault, TrioFault
 from .promises import Broken
 from .schedules import InTurn, Overtaking, Pct, Schedule, Uniform
 from .shrink import shrink
-from .trial import Case, Program, Subject, Trial, run_trial
+from .trial import MOST_TICKS, Case, Program, Subject, Trial, run_trial
 
 _PATIENCE = 5  # times the steps of the first run, after which a run is taken for one that never ends
 _SHARE = 10  # one of so many runs is without a fault
@@ -50,7 +50,7 @@ class ProgramFailure:
 
     def __str__(self) -> str:
         lines = [f"{self.broken.promise}: {self.broken.what}", f"  why it matters: {self.broken.why}"]
-        lines += [f"  fault: {self.fault}", f"  schedule: {self.schedule}", f"  run again: {self.case!r}"]
+        lines += [f"  fault: {self.fault}", f"  schedule: {self.schedule}", f"  case: {self.case!r}"]
         return "\n".join(lines)
 
     @property
@@ -110,7 +110,7 @@ class _Sweep:
     ignored: frozenset[str]
     most_failures: int
     report: ProgramReport = field(factory=ProgramReport)
-    most_ticks: int = 200_000
+    most_ticks: int = MOST_TICKS
     _seen: set[tuple[str, str]] = field(factory=set)
     _broken_by: Counter[tuple[object, str, str]] = field(factory=Counter)
 
@@ -261,13 +261,15 @@ def check_program(
     sweep_program(program, kinds=kinds, runs=runs, seed=seed, ignore=ignore).raise_if_any()
 
 
-def replay_program(program: Program | Subject, case: Case) -> Trial:
-    """Runs one case again.
+def replay_program(program: Program | Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> Trial:
+    """Runs one case again; after ``most_ticks`` the program is taken for one that never ends.
 
     Raises:
         ProgramBroken: a promise is broken.
     """
-    trial = run_trial(program if isinstance(program, Subject) else Subject(program=program), case)
+    trial = run_trial(
+        program if isinstance(program, Subject) else Subject(program=program), case, most_ticks=most_ticks
+    )
     if trial.broken:
-        raise ProgramBroken("\n\n".join(str(_failure(trial, broken)) for broken in trial.broken))
+        raise ProgramBroken("\n\n".join(str(_failure(trial, broken)) for broken in trial.broken)) from trial.error
     return trial

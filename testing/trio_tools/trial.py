@@ -20,6 +20,9 @@ from .promises import PROMISES, Broken, told, without
 from .schedules import Deadlock, InTurn, Recorder, Schedule, role, run_scheduled
 from .threads import in_the_loop
 
+MOST_TICKS = 50_000
+"""Steps after which a program is taken for one that never ends."""
+
 
 @frozen(kw_only=True)
 class Case:
@@ -140,7 +143,7 @@ def _judge_interrupt(trial: Trial, error: BaseException | None) -> BaseException
     return rest
 
 
-def run_trial(subject: Subject, case: Case, *, most_ticks: int = 200_000) -> Trial:
+def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> Trial:
     """Runs ``subject`` once; see `Trial.broken`."""
     trial = Trial(case)
 
