@@ -54,5 +54,6 @@ def told(error: BaseException) -> str:
 def without(error: BaseException, kind: type[BaseException]) -> BaseException | None:
     """The rest of an error, or of a group of errors, without those of ``kind``."""
     if isinstance(error, BaseExceptionGroup):
-        return error.split(kind)[1]
+        found, rest = error.split(kind)
+        return rest if found is not None else error
     return None if isinstance(error, kind) else error

@@ -116,7 +116,7 @@ class _Sweep:
 
     def go(self) -> ProgramReport:
         first = self._take(Case())
-        self.most_ticks = _PATIENCE * (sum(first.disturber.steps.values()) + 500)
+        self.most_ticks = _PATIENCE * (sum(first.disturber.steps.values()) + 200)
         for case in () if self.report.failures else self._cases(first):
             if self.report.runs >= self.runs or len(self.report.failures) >= self.most_failures:
                 break
@@ -168,6 +168,9 @@ class _Sweep:
         trial = self._run(case)
         self.report.runs += 1
         self.report.faults += trial.met
+        if trial.broken and trial.met and case.schedule != InTurn():  # is it the schedule alone?
+            bare = self._run(Case(schedule=case.schedule))
+            trial = bare if bare.broken else trial
         for broken in trial.broken:
             key = (broken.promise, re.sub(r"\d+", "#", broken.what.partition("\n")[0]))
             if broken.promise in self.ignored:

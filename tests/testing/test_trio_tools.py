@@ -382,6 +382,19 @@ def test_a_control_c_of_the_user_ends_the_sweep():
         sweep_program(interrupted, kinds=[TrioFault.CANCEL])
 
 
+def test_an_error_in_a_group_is_no_control_c():
+    async def fails() -> None:
+        raise ValueError("mine")
+
+    (failure,) = sweep_program(lambda trial: two(fails, trio.lowlevel.checkpoint)).failures
+    assert "ValueError: mine at test_trio_tools.py:" in failure.broken.what
+
+
+def test_a_fault_that_the_schedule_shows_without_it_is_told_without_it():
+    report = sweep_program(loses_an_update, runs=2 * RUNS)
+    assert [failure.case.fault for failure in report.failures] == [None]
+
+
 def test_outside_of_the_main_thread_no_control_c_is_injected():
     errors: list[BaseException] = []
 
