@@ -214,8 +214,10 @@ def _read_case(text: str) -> Case:
     """The case that a failure has told."""
     from . import trio_tools
     from .faults import FaultKind
+    from .service import LastingFault
 
-    names = {name: getattr(trio_tools, name) for name in trio_tools.__all__} | {"FaultKind": FaultKind}
+    names = {name: getattr(trio_tools, name) for name in trio_tools.__all__}
+    names |= {"FaultKind": FaultKind, "LastingFault": LastingFault}
     try:
         case = eval(text, {"__builtins__": {}}, names)
     except Exception as error:  # whatever was typed

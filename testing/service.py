@@ -6,6 +6,7 @@ what must hold of the engine whatever the program does.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,11 +16,12 @@ import trio.testing
 from attrs import define, evolve, field, frozen
 
 from ..actors.supervisor import EngineStatistics
+from ..actors.worker import Job
 from ..api.engine import Engine
 from ..core import events
 from ..core.config import EngineConfig
 from ..core.errors import InvariantViolation
-from .faults import DEVICE_FAULTS, OCCASIONS, Fault, FaultKind, Injector
+from .faults import DEVICE_FAULTS, FaultKind, Injector
 from .judge import judge_statistics
 from .sim import SimExecutor, SimWorker, sim_engine
 from .sim_model import SimModel
@@ -38,8 +40,53 @@ ENGINE_PROMISES = {
 }
 """What is checked of a program that embeds an engine, beside `triolet.testing.trio_tools.PROMISES`."""
 
-DEVICE_KINDS = tuple(kind for kind in DEVICE_FAULTS if kind not in {FaultKind.SLEEP_FAILS, FaultKind.WAKE_FAILS})
+
+class LastingFault(enum.Enum):
+    """What goes wrong with the device for good. The engine tries again what fails once; of this a caller hears."""
+
+    ENCODES_FAIL = "each encode raises from then on"
+    STEPS_FAIL = "each step raises from then on"
+
+    def __repr__(self) -> str:
+        return f"LastingFault.{self.name}"
+
+
+_LASTING = {LastingFault.ENCODES_FAIL: Job.ENCODE, LastingFault.STEPS_FAIL: Job.STEP}
+DEVICE_KINDS = (
+    *LastingFault,
+    *(kind for kind in DEVICE_FAULTS if kind not in {FaultKind.SLEEP_FAILS, FaultKind.WAKE_FAILS}),
+)
+"""The faults of the device that a program is to bear; those of sleep are for engines that sleep."""
+
 _FOREIGN = ("triolet ", "sim worker")
+
+
+@define(eq=False)
+class _DeviceFault:
+    """The fault of one run, if it is one of the device."""
+
+    fault: AnyFault[Any] | None
+    injector: Injector = field(init=False)
+    _calls: int = 0
+    _lasts: bool = False
+
+    @injector.default
+    def _injector(self) -> Injector:
+        once = self.fault is not None and isinstance(self.fault.kind, FaultKind)
+        return Injector(self.fault if once else None)
+
+    @property
+    def met(self) -> bool:
+        """True if it has happened."""
+        return self._lasts or self.injector.met
+
+    def on_device(self, job: Job, argument: Any) -> BaseException | None:
+        """See `SimExecutor.fault`."""
+        if self.fault is not None and _LASTING.get(self.fault.kind) is job:
+            self._calls += 1
+            self._lasts = self._calls >= self.fault.step
+            return RuntimeError(f"injected into {job.value}") if self._lasts else None
+        return self.injector.on_device(job, argument)
 
 
 @define(eq=False)
@@ -73,7 +120,7 @@ class SimulatedService:
     trial: Trial
     model: SimModel
     config: EngineConfig
-    injector: Injector
+    fault: _DeviceFault
     engines: list[_Simulated] = field(factory=list)
     _clients: int = 0
     _left: bool = False  # a client has left since there were none
@@ -88,10 +135,9 @@ class SimulatedService:
             if config.observer is not None:
                 config.observer(event)
 
-        executor = SimExecutor(self.model, fault=self.injector.on_device)
-        engine = sim_engine(
-            executor, config=evolve(config, observer=observe), worker=SimWorker(hangs=self.injector.hangs)
-        )
+        executor = SimExecutor(self.model, fault=self.fault.on_device)
+        worker = SimWorker(hangs=self.fault.injector.hangs)
+        engine = sim_engine(executor, config=evolve(config, observer=observe), worker=worker)
         self.engines.append(_Simulated(executor, engine, trace))
         return engine
 
@@ -159,9 +205,7 @@ class _Around:
 
     @asynccontextmanager
     async def __call__(self, trial: Trial) -> AsyncIterator[SimulatedService]:
-        fault = trial.case.fault
-        injector = Injector(fault if fault is not None and isinstance(fault.kind, FaultKind) else None)
-        service = SimulatedService(trial, self.model, self.config, injector)
+        service = SimulatedService(trial, self.model, self.config, _DeviceFault(trial.case.fault))
         try:
             if self.opens:
                 async with service.make_engine():
@@ -170,7 +214,7 @@ class _Around:
             else:
                 yield service
         finally:
-            trial.disturber.met = trial.disturber.met or injector.met
+            trial.disturber.met = trial.disturber.met or service.fault.met
             service.look_at_the_end()
 
 
@@ -180,7 +224,7 @@ def service_subject(
     model: SimModel | None = None,
     config: EngineConfig | None = None,
     opens: bool = True,
-    device: Sequence[FaultKind] = DEVICE_KINDS,
+    device: Sequence[FaultKind | LastingFault] = DEVICE_KINDS,
     passes: tuple[type[BaseException], ...] = (),
 ) -> Subject:
     """A program that embeds an engine, for `triolet.testing.trio_tools.sweep_program`.
@@ -201,8 +245,10 @@ def service_subject(
     def faults(first: Trial) -> Iterable[AnyFault[Any]]:
         calls = [job for one in first.given.engines for job in one.executor.calls]
         for kind in device:
-            count = sum(job in DEVICE_FAULTS[kind][0] for job in calls)
-            yield from (Fault(kind, OCCASIONS[kind], number) for number in range(1, count + 1))
+            jobs = {_LASTING[kind]} if isinstance(kind, LastingFault) else DEVICE_FAULTS[kind][0]
+            name = f"calls of {', '.join(sorted(job.value for job in jobs))}"
+            count = sum(job in jobs for job in calls)
+            yield from (AnyFault(kind, name, number) for number in range(1, count + 1))
 
     return Subject(
         program=lambda trial: program(trial.given),
@@ -215,6 +261,6 @@ def service_subject(
 
 
 def _accepts(error: BaseException, fault: AnyFault[Any]) -> bool:
-    if not isinstance(fault.kind, FaultKind):
+    if not isinstance(fault.kind, FaultKind | LastingFault):
         return False
     return isinstance(error, Exception) and without(error, InvariantViolation) is error

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from types import AsyncGeneratorType
 from typing import Any
 
 from attrs import define, field
@@ -17,18 +16,18 @@ class OpenGenerators:
     """Watches the async generators that begin within its block."""
 
     dropped: list[str] = field(factory=list)  # those that were collected before their end
-    _begun: list[weakref.ref[AsyncGeneratorType[Any, Any]]] = field(factory=list)
+    _begun: list[weakref.ref[AsyncGenerator[Any, Any]]] = field(factory=list)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """A block of a task; trio's own hooks are called as well."""
         trios = sys.get_asyncgen_hooks()
 
-        def begins(generator: AsyncGeneratorType[Any, Any]) -> None:
+        def begins(generator: AsyncGenerator[Any, Any]) -> None:
             self._begun.append(weakref.ref(generator))
             trios.firstiter(generator)  # type: ignore[misc]  # trio always has both
 
-        def is_dropped(generator: AsyncGeneratorType[Any, Any]) -> None:
+        def is_dropped(generator: AsyncGenerator[Any, Any]) -> None:
             self.dropped += _name(generator)
             trios.finalizer(generator)  # type: ignore[misc]
 
@@ -41,11 +40,12 @@ class OpenGenerators:
     @property
     def left(self) -> list[str]:
         """Those that nobody reads and nobody has closed, by name, and where each stands."""
-        alive = [generator for one in self._begun if (generator := one()) is not None and not generator.ag_running]
+        begun: list[Any] = [one() for one in self._begun]
+        alive = [generator for generator in begun if generator is not None and not generator.ag_running]
         return self.dropped + [name for generator in alive for name in _name(generator)]
 
 
-def _name(generator: AsyncGeneratorType[Any, Any]) -> list[str]:
+def _name(generator: Any) -> list[str]:
     """The name of an open generator; none of trio's own or of one that has ended."""
     frame = generator.ag_frame
     if frame is None or frame.f_globals.get("__name__", "").split(".")[0] == "trio":

@@ -60,7 +60,7 @@ class ProgramFailure:
         if fault is None:
             return "none"
         if not isinstance(fault.kind, TrioFault):
-            return f"{fault.kind.value}, number {fault.step} of the {fault.task}"
+            return f"{fault.kind.value}, at number {fault.step} of the {fault.task}"
         standing = f", which stands in {self.place}" if self.place else ""
         return f"{fault.kind.value}, just before step {fault.step} of task {fault.task!r}{standing}"
 

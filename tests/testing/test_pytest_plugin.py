@@ -305,6 +305,7 @@ def test_a_case_that_is_none_is_told(run):
 
 def test_fixtures_for_the_model_and_the_settings_may_be_overridden(run):
     run("""
+import numpy as np
 from triolet import EngineConfig
 from triolet.testing import SimModel
 
@@ -322,7 +323,7 @@ def triolet_config():
 @pytest.mark.triolet_sweep(runs=20)
 async def test_it(triolet_engine):
     assert triolet_engine.inside.config.max_pending == 3
-    await triolet_engine.generate(prompt_token_ids=[1], audio=[0.0] * 1600, max_tokens=2)
+    await triolet_engine.generate(prompt_token_ids=[1], audio=np.zeros(1600, np.float32), max_tokens=2)
 """).assert_outcomes(passed=1)
 
 
