@@ -45,7 +45,7 @@ _HOMES = {
     ".sweep": "Failure Report sweep_all sweep_scenario",
     ".tensors": "live_bytes",
     ".trace": "INVARIANTS InvariantViolation TraceChecker",
-    ".trio_tools": "Batches Deadlock Listed Pct Schedule TrioChanged Uniform run_scheduled run_virtually",
+    ".trio_tools": "Batches Deadlock InTurn Listed Pct Schedule TrioChanged Uniform run_scheduled run_virtually",
 }
 """The module of each name: the first that is asked for imports it, so that a part is had without the others."""
 
@@ -66,6 +66,7 @@ __all__ = [
     "Fault",
     "FaultKind",
     "Free",
+    "InTurn",
     "InvariantViolation",
     "Kind",
     "Listed",

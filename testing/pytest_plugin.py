@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MARKS = ("triolet_sweep", "triolet_schedules")
 _FAULTS = ("cancel", "leave", "interrupt", "device")
-_QUICK, _THOROUGH = 200, 3000  # runs of a test
+_QUICK, _THOROUGH = 200, 2000  # runs of a test
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -153,14 +153,17 @@ class SimulatedService:
             self._clients -= 1
             self._left = self._left or scope.cancelled_caught
         if self._left and not self._clients:
-            self._left = False
-            await self.look_for_orphans("its client has left", grace)
+            if grace:
+                await trio.sleep(grace)
+            await self._look_for_orphans("its client has left")
 
-    async def look_for_orphans(self, why: str, grace: float = 0.0) -> None:
-        """Waits until nothing moves any more, and notes the requests that nobody can wait for."""
-        if grace:
-            await trio.sleep(grace)
+    async def _look_for_orphans(self, why: str) -> None:
+        """Waits until nothing moves any more, and notes the requests that nobody can wait for. Where other clients have
+        come meanwhile, that is done when they leave."""
         await trio.testing.wait_all_tasks_blocked()
+        if self._clients:
+            return
+        self._left = False
         orphans = [request for one in self.engines for request in one.orphans]
         if orphans:
             self.breaks(NO_ORPHAN, f"request {', '.join(orphans)} goes on, though {why}")
@@ -210,7 +213,7 @@ class _Around:
             if self.opens:
                 async with service.make_engine():
                     yield service
-                    await service.look_for_orphans("the program has ended")
+                    await service._look_for_orphans("the program has ended")
             else:
                 yield service
         finally:
