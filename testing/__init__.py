@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     from .sweep import Failure, Report, sweep_all, sweep_scenario
     from .tensors import live_bytes
     from .trace import INVARIANTS, InvariantViolation, TraceChecker
-    from .trio_tools import Batches, Deadlock, Listed, Pct, Schedule, TrioChanged, Uniform, run_scheduled, run_virtually
+    from .trio_tools import (
+        Batches,
+        Deadlock,
+        InTurn,
+        Listed,
+        Pct,
+        Schedule,
+        TrioChanged,
+        Uniform,
+        run_scheduled,
+        run_virtually,
+    )
 
 _HOMES = {
     "..core.config": "Speculation",
