@@ -149,9 +149,9 @@ class SimulatedService:
         try:
             async with self.trial.part() as scope:
                 yield scope
+            self._left = self._left or scope.cancelled_caught
         finally:
             self._clients -= 1
-            self._left = self._left or scope.cancelled_caught
         if self._left and not self._clients:
             if grace:
                 await trio.sleep(grace)
