@@ -1,7 +1,7 @@
 """The tools of Triolet's own tests, for yours: a simulated device, deterministic simulation, fault sweeps, a trace
 checker, a conformance kit for encoder caches and model adapters, tiny random checkpoints, and Hypothesis strategies.
 
-Names that need Hypothesis (``pip install 'triolet[test]'``) are imported at their first use.
+Each name is imported at its first use; some need Hypothesis (``pip install 'triolet[test]'``).
 """
 
 from __future__ import annotations
@@ -9,42 +9,56 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..core.config import Speculation
-from ..core.model import Kind
-from ..core.request import Alignment, Pooling
-from .adapters import ADAPTER_INVARIANTS, check_model_adapter
-from .clients import SCENARIOS, Client, Scenario
-from .families import FAMILIES, make_checkpoint
-from .faults import Fault, FaultKind
-from .schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
-from .sim import SimExecutor, SimWorker, sim_engine
-from .sim_model import SimModel, SimPreparer, expected_alignment, expected_tokens, expected_vector
-from .simulation import Outcome, simulate
-from .sweep import Failure, Report, sweep_all, sweep_scenario
-from .tensors import live_bytes
-from .trace import INVARIANTS, InvariantViolation, TraceChecker
-from .trio_hooks import TrioChanged
-from .virtual import run_virtually
-
 if TYPE_CHECKING:
+    from ..core.config import Speculation
+    from ..core.model import Kind
+    from ..core.request import Alignment, Pooling
+    from .adapters import ADAPTER_INVARIANTS, check_model_adapter
     from .cache_workloads import Ask, Encoded, Free, Release, Workload
+    from .clients import SCENARIOS, Client, Scenario
     from .conformance import Answer, EncoderCache, check_encoder_cache, play
+    from .families import FAMILIES, make_checkpoint
+    from .faults import Fault, FaultKind
+    from .sim import SimExecutor, SimWorker, sim_engine
+    from .sim_model import SimModel, SimPreparer, expected_alignment, expected_tokens, expected_vector
+    from .simulation import Outcome, simulate
     from .strategies import image_requests, requests, scenarios, schedules, workloads
+    from .sweep import Failure, Report, sweep_all, sweep_scenario
+    from .tensors import live_bytes
+    from .trace import INVARIANTS, InvariantViolation, TraceChecker
+    from .trio_tools import (
+        Batches,
+        Deadlock,
+        InTurn,
+        Listed,
+        Pct,
+        Schedule,
+        TrioChanged,
+        Uniform,
+        run_scheduled,
+        run_virtually,
+    )
 
-_CONFORMANCE = (
-    "Answer",
-    "Ask",
-    "Encoded",
-    "EncoderCache",
-    "Failure",
-    "Free",
-    "Release",
-    "Report",
-    "Workload",
-    "check_encoder_cache",
-    "play",
-)
-_STRATEGIES = ("image_requests", "requests", "scenarios", "schedules", "workloads")
+_HOMES = {
+    "..core.config": "Speculation",
+    "..core.model": "Kind",
+    "..core.request": "Alignment Pooling",
+    ".adapters": "ADAPTER_INVARIANTS check_model_adapter",
+    ".cache_workloads": "Ask Encoded Free Release Workload",
+    ".clients": "SCENARIOS Client Scenario",
+    ".conformance": "Answer EncoderCache check_encoder_cache play",
+    ".families": "FAMILIES make_checkpoint",
+    ".faults": "Fault FaultKind",
+    ".sim": "SimExecutor SimWorker sim_engine",
+    ".sim_model": "SimModel SimPreparer expected_alignment expected_tokens expected_vector",
+    ".simulation": "Outcome simulate",
+    ".strategies": "image_requests requests scenarios schedules workloads",
+    ".sweep": "Failure Report sweep_all sweep_scenario",
+    ".tensors": "live_bytes",
+    ".trace": "INVARIANTS InvariantViolation TraceChecker",
+    ".trio_tools": "Batches Deadlock InTurn Listed Pct Schedule TrioChanged Uniform run_scheduled run_virtually",
+}
+"""The module of each name: the first that is asked for imports it, so that a part is had without the others."""
 
 __all__ = [
     "ADAPTER_INVARIANTS",
@@ -63,6 +77,7 @@ __all__ = [
     "Fault",
     "FaultKind",
     "Free",
+    "InTurn",
     "InvariantViolation",
     "Kind",
     "Listed",
@@ -104,12 +119,14 @@ __all__ = [
 ]
 
 
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
 def __getattr__(name: str) -> Any:
-    module = ".conformance" if name in _CONFORMANCE else ".strategies" if name in _STRATEGIES else None
-    if module is None:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(module, __name__), name)
+        return getattr(importlib.import_module(_HOME_OF[name], __name__), name)
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise

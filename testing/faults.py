@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import enum
 import signal
-from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from ..actors.worker import Job
 from ..core.errors import (
     DeviceLost,
 )
-from .trio_hooks import leaves_a_nursery, throw_into
+from .trio_tools import faults as trio_faults
+from .trio_tools.faults import StepCounter
+from .trio_tools.hooks import leaves_a_nursery, throw_into
+from .trio_tools.schedules import role
 
 
 class FaultKind(enum.Enum):
@@ -55,20 +58,10 @@ ACTORS = {  # each with the names of the channels that lead to it; a runner that
 }
 
 
-@frozen
-class Fault:
-    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1. A task that is leaving a
-    nursery then crashes at its next step. A kind of `OCCASIONS` happens on the ``step``-th of its occasions instead;
-    ``task`` is their name."""
-
-    kind: FaultKind
-    task: str
-    step: int
-
-
-def role(task: trio.lowlevel.Task) -> str:
-    """A task's name without its module and class; names of trio's own tasks begin with ``<``."""
-    return task.name if task.name.startswith("<") else task.name.rsplit(".", 1)[-1]
+Fault: TypeAlias = trio_faults.Fault[FaultKind]
+"""``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1. A task that is leaving a nursery
+then crashes at its next step. A kind of `OCCASIONS` happens on the ``step``-th of its occasions instead; ``task`` is
+their name."""
 
 
 DEVICE_FAULTS: Mapping[FaultKind, tuple[set[Job], type[Exception]]] = {
@@ -95,31 +88,17 @@ OCCASIONS: Mapping[FaultKind, str] = {
 
 
 @define(eq=False)
-class Injector(trio.abc.Instrument):
+class Injector(StepCounter):
     """Counts the steps of every task, and makes the fault happen."""
 
-    fault: Fault | None
     scope: trio.CancelScope = field(factory=trio.CancelScope)
-    steps: Counter[str] = field(factory=Counter)
-    met: bool = False
-    over: bool = False
     put_back: Callable[[str, object], None] = lambda *_: None  # a message that an actor was about to read
     release_failed: bool = False
     _releases_fail: bool = False
     _occasions: int = 0
-    _roles: dict[str, str] = field(factory=dict)  # by the name of the task
 
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """trio calls it."""
-        if self.over:
-            return
-        name = self._roles.get(task.name) or self._roles.setdefault(task.name, role(task))
-        self.steps[name] += 1
-        fault = self.fault
-        if fault is not None and name == fault.task and self.steps[name] == fault.step:
-            self._fire(task, fault)
-
-    def _fire(self, task: trio.lowlevel.Task, fault: Fault) -> None:
+    def fire(self, task: trio.lowlevel.Task, fault: Fault) -> None:
+        """See `StepCounter.fire`."""
         kind = fault.kind
         if kind in {FaultKind.CANCEL, FaultKind.CANCEL_RELEASE_FAILS}:
             self.met, self._releases_fail = True, kind is FaultKind.CANCEL_RELEASE_FAILS

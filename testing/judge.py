@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from ..actors.supervisor import EngineStatistics
 from ..core import events
 from ..core.errors import (
     DeviceLost,
@@ -145,9 +146,12 @@ def _judge_books(run: Run, *, opened: bool, whole: bool) -> None:
     engine = run.engine
     pending = engine.inside.pending
     assert not pending, f"{pending} permits of the queue did not come back"
-    books = run.books
-    if not (opened and whole) or books is None:
-        return
+    if opened and whole and run.books is not None:
+        judge_statistics(run.books)
+
+
+def judge_statistics(books: EngineStatistics) -> None:
+    """Checks the books of an engine that has ended: nobody holds a place, a page, a slot or an entry."""
     requests = books.requests
     left = requests.waiting + requests.running + requests.leaving + requests.cross_slots_used
     assert not left, f"the planner still has {requests}"

@@ -24,7 +24,7 @@ from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
 from .sim_beams import SimSearch
 from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen, aligned_tokens, expected_logprob
-from .trio_hooks import Alarm
+from .trio_tools.hooks import Alarm
 
 SECONDS: Mapping[Job, float] = {
     Job.OPEN: 1.0,

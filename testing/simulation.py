@@ -22,7 +22,7 @@ from .clients import SCENARIOS, Scenario
 from .faults import OCCASIONS, Fault, FaultKind, Injector
 from .judge import judge, judge_interrupt
 from .run import Run
-from .schedule import Schedule, Uniform, run_scheduled
+from .trio_tools.schedules import Schedule, Uniform, run_scheduled
 
 
 @frozen(kw_only=True)

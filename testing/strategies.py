@@ -20,8 +20,8 @@ from ..core.model import Kind
 from ..core.request import Pooling
 from .cache_workloads import workloads
 from .clients import FOREVER, Client, Scenario
-from .schedule import Listed, Pct, Schedule, Uniform
 from .sim_model import IMAGE, MOST_IMAGE, START, SimModel
+from .trio_tools.schedules import Listed, Pct, Schedule, Uniform
 
 __all__ = ["image_requests", "requests", "scenarios", "schedules", "workloads"]
 

@@ -25,8 +25,8 @@ from attrs import define, field, frozen
 
 from .clients import SCENARIOS, Scenario
 from .faults import OCCASIONS, Fault, FaultKind
-from .schedule import Batches, Pct, Schedule, Uniform
 from .simulation import Outcome, again, simulate
+from .trio_tools.schedules import Batches, Pct, Schedule, Uniform
 
 
 @frozen

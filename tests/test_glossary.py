@@ -33,7 +33,7 @@ UNAMBIGUOUS = {
 FINE = {
     ("drawn", "api/command_line"),  # of a picture in the terminal
     ("drawn", "CHANGELOG.md"),  # of scenarios, by chance
-    ("asks", "testing/trio_hooks.py"),  # of the system, by trio's I/O manager
+    ("asks", "testing/trio_tools/hooks.py"),  # of the system, by trio's I/O manager
 }
 
 

@@ -62,6 +62,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "server/manners": set(),
     "server/schemas": set(),
     "server/view": {"server"},
+    "testing/trio_tools": set(),
 }
 FOREIGN = {  # what a folder must not know of the outside
     "core": {
@@ -127,6 +128,11 @@ def test_a_room_uses_only_the_rooms_below_it(room: str) -> None:
         for target in imports(path):
             if target[:2] == ("triolet", folder):
                 assert room_of(target) in allowed, f"{path.relative_to(ROOT)} imports {'.'.join(target)}"
+
+
+def test_the_tools_for_any_trio_program_use_nothing_of_triolet_but_themselves() -> None:
+    found = [target for path in modules("testing/trio_tools") for target in imports(path)]
+    assert {target[:3] for target in found if target[0] == "triolet"} == {("triolet", "testing", "trio_tools")}
 
 
 def test_every_folder_is_a_room_with_a_rule_a_docstring_and_a_place_in_the_package() -> None:

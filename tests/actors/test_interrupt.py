@@ -16,8 +16,8 @@ from attrs import define, field
 import triolet
 from triolet import Engine, SamplingParams
 from triolet.actors import supervisor
-from triolet.testing.schedule import Batches, run_scheduled
 from triolet.testing.sim import SimExecutor, sim_engine
+from triolet.testing.trio_tools.schedules import Batches, run_scheduled
 
 from .shared import audio, prompt
 

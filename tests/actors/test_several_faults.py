@@ -27,9 +27,9 @@ from triolet import (
 from triolet.actors.worker import Job
 from triolet.core.power import Power
 from triolet.testing.clients import Client, audio, true_tokens
-from triolet.testing.schedule import Batches, Uniform, run_scheduled
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
 from triolet.testing.sim_model import SimModel
+from triolet.testing.trio_tools.schedules import Batches, Uniform, run_scheduled
 
 from .shared import ask
 

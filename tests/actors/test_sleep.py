@@ -24,9 +24,9 @@ from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.power import Power
 from triolet.testing.clients import Client, Scenario
-from triolet.testing.schedule import Uniform, run_scheduled
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
 from triolet.testing.simulation import simulate
+from triolet.testing.trio_tools.schedules import Uniform, run_scheduled
 
 from .shared import ask, audio, expected, prompt
 

@@ -23,8 +23,8 @@ from triolet import Engines, TrioletError
 from triolet.actors.worker import Job
 from triolet.api import engines as engines_module
 from triolet.api import resident, residents
-from triolet.testing.schedule import Batches, Schedule, Uniform, run_scheduled
 from triolet.testing.sim import SimWorker
+from triolet.testing.trio_tools.schedules import Batches, Schedule, Uniform, run_scheduled
 
 from ..actors.shared import ask
 from .fleet import Fleet

@@ -29,10 +29,10 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from triolet import EngineConfig
 from triolet.testing.clients import SCENARIOS, Scenario
 from triolet.testing.faults import FaultKind
-from triolet.testing.schedule import Batches, Schedule, run_scheduled
 from triolet.testing.sim import SimExecutor
 from triolet.testing.simulation import simulate
 from triolet.testing.sweep import sweep_scenario
+from triolet.testing.trio_tools.schedules import Batches, Schedule, run_scheduled
 
 from ..actors import shared
 from ..actors.test_promises import SCHEDULES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triolet.testing.faults import FaultKind
-from triolet.testing.schedule import Batches, run_scheduled
+from triolet.testing.trio_tools.schedules import Batches, run_scheduled
 
 from ..actors import test_encoder_cache, test_promises
 from ..actors import test_engine_sim as engine_tests

@@ -22,8 +22,8 @@ from triolet.core.event_lines import event_of, line_of, read_events
 from triolet.core.timeline import Record, Timeline, timeline_of
 from triolet.testing import SCENARIOS, Fault, FaultKind, Uniform, scenarios, schedules, simulate
 from triolet.testing.faults import ACTORS, OCCASIONS
-from triolet.testing.schedule import Schedule
 from triolet.testing.sim import sim_engine
+from triolet.testing.trio_tools.schedules import Schedule
 
 from ..actors.shared import ask
 

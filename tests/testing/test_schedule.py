@@ -9,7 +9,7 @@ import pytest
 import trio
 from hypothesis import find, settings
 
-from triolet.testing.schedule import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
+from triolet.testing.trio_tools.schedules import Batches, Deadlock, Listed, Pct, Schedule, Uniform, run_scheduled
 
 NAMES = "abcd"
 BAD_ORDER = "dacb"  # one of 24

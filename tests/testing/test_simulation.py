@@ -22,11 +22,11 @@ from triolet.core.plan import StepPlan, StepResult
 from triolet.core.planning.planner import Planner
 from triolet.testing.clients import SCENARIOS, Client, Scenario
 from triolet.testing.faults import OCCASIONS, Fault, FaultKind
-from triolet.testing.schedule import Batches, Deadlock, Pct, Uniform
 from triolet.testing.sim import SimExecutor
 from triolet.testing.simulation import simulate
 from triolet.testing.sweep import Report, sweep_all, sweep_scenario
 from triolet.testing.trace import InvariantViolation
+from triolet.testing.trio_tools.schedules import Batches, Deadlock, Pct, Uniform
 
 SCHEDULES = [Batches(3), Uniform(3), Pct(3)]
 
@@ -124,7 +124,7 @@ def test_a_sweep_reports_what_is_broken_and_goes_on(monkeypatch):
     report = sweep_scenario(TINY, kinds=[FaultKind.CANCEL], most_failures=3)
     assert len(report.failures) == 3
     with pytest.raises(RunnerCrashed, match="ZeroDivisionError"):
-        eval(report.failures[0].again, vars(triolet.testing))
+        eval(report.failures[0].again, {name: getattr(triolet.testing, name) for name in triolet.testing.__all__})
 
 
 # -- what it must not overlook ---------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from hypothesis import find, given, settings
 
 import triolet.testing
 from triolet.testing import conformance, strategies
-from triolet.testing import schedule as schedule_module
 from triolet.testing.cache_workloads import Ask, Workload
 from triolet.testing.clients import Client
-from triolet.testing.schedule import Listed
 from triolet.testing.sim_model import START
 from triolet.testing.simulation import simulate
 from triolet.testing.strategies import requests, scenarios, schedules, workloads
+from triolet.testing.trio_tools import schedules as schedule_module
+from triolet.testing.trio_tools.schedules import Listed
 
 
 @given(scenarios(), schedules())

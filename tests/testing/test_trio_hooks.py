@@ -8,8 +8,8 @@ import trio._core._run as run
 import trio.testing
 from trio.testing import MockClock
 
-from triolet.testing import trio_hooks
-from triolet.testing.trio_hooks import TrioChanged, leaves_a_nursery, self_test
+from triolet.testing.trio_tools import hooks as trio_hooks
+from triolet.testing.trio_tools.hooks import TrioChanged, leaves_a_nursery, self_test
 
 
 def test_the_hooks_do_what_they_promise_with_the_installed_trio():

@@ -10,6 +10,7 @@ A schedule's ``repr`` is the way to run it again.
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +19,7 @@ from typing import TypeVar
 import trio
 from attrs import define, field, frozen, validators
 
-from .trio_hooks import OneTaskPerTick, Pick, seeded_batches, virtual_clock
+from .hooks import OneTaskPerTick, Pick, seeded_batches, virtual_clock
 
 Result = TypeVar("Result")
 
@@ -112,6 +113,71 @@ class Listed(Schedule):
         return lambda _: next(rest, 0)
 
 
+@frozen
+class InTurn(Schedule):
+    """One task a tick, the longest waiting first: trio's plain order, but for ``but``, pairs ``(n, k)``: in tick n the
+    k-th of the runnable tasks runs, counted from 0. A schedule that failed is shrunk to the fewest such pairs: see
+    `shrink`."""
+
+    but: tuple[tuple[int, int], ...] = ()
+
+    def picker(self) -> Pick:
+        """See `Schedule.picker`."""
+        choices, ticks = dict(self.but), itertools.count()
+        return lambda _: choices.get(next(ticks), 0)
+
+
+@frozen
+class Overtaking:
+    """In tick ``tick`` the task ``chosen`` ran before ``waiting``, which had waited longer."""
+
+    tick: int
+    choice: int
+    chosen: str
+    waiting: str
+
+
+@define(eq=False)
+class Recorder:
+    """Wraps a schedule's picker and writes down where it departs from `InTurn`."""
+
+    pick: Pick
+    overtakings: list[Overtaking] = field(factory=list)
+    _ticks: int = 0
+
+    def __call__(self, tasks: list[trio.lowlevel.Task]) -> int:
+        """See `Schedule.picker`."""
+        choice = self.pick(tasks) % len(tasks)
+        if choice:
+            self.overtakings.append(Overtaking(self._ticks, choice, role(tasks[choice]), role(tasks[0])))
+        self._ticks += 1
+        return choice
+
+    @property
+    def schedule(self) -> InTurn:
+        """The same run, as a value that can be shrunk."""
+        return InTurn(tuple((one.tick, one.choice) for one in self.overtakings))
+
+
+@frozen
+class _Bounded:
+    """Wraps a picker, and gives up after ``most`` ticks."""
+
+    pick: Pick
+    most: int
+    ticks: Iterator[int] = field(factory=itertools.count)
+
+    def __call__(self, tasks: list[trio.lowlevel.Task]) -> int:
+        if next(self.ticks) >= self.most:
+            raise Deadlock(f"the program has taken {self.most} steps, and goes on:\n{task_tree()}")
+        return self.pick(tasks)
+
+
+def role(task: trio.lowlevel.Task) -> str:
+    """A task's name without its module and class; names of trio's own tasks begin with ``<``."""
+    return task.name if task.name.startswith("<") else task.name.rsplit(".", 1)[-1]
+
+
 @define(eq=False)
 class _Watch:
     """Cancels the program at its first deadlock, so that it can clean up, and gives up at its second."""
@@ -131,11 +197,20 @@ def run_scheduled(
     *,
     schedule: Schedule | None = None,
     instruments: Sequence[trio.abc.Instrument] = (),
+    recorded: Callable[[Recorder], None] | None = None,
+    most_ticks: int | None = None,
 ) -> Result:
     """Runs an async program on virtual time under a schedule, and returns its result.
 
+    Args:
+        program: called without arguments.
+        schedule: which task runs next; by default one task a tick, by chance.
+        instruments: trio's.
+        recorded: called before the run with the recorder of its choices, where the schedule makes any.
+        most_ticks: after so many the program is taken for one that never ends, where the schedule makes choices.
+
     Raises:
-        Deadlock: all tasks of the program wait for ever.
+        Deadlock: all tasks of the program wait for ever, or there are more than ``most_ticks``.
         Exception: whatever the program raises.
     """
     schedule = schedule or Uniform()
@@ -147,6 +222,11 @@ def run_scheduled(
             result.append(await program())
 
     pick = schedule.picker()
+    if pick is not None and recorded is not None:
+        pick = Recorder(pick)
+        recorded(pick)
+    if pick is not None and most_ticks is not None:
+        pick = _Bounded(pick, most_ticks)
     hooks = [*instruments, OneTaskPerTick(pick)] if pick is not None else instruments
     try:
         with schedule.around(), _collector_held():
@@ -178,7 +258,7 @@ def task_tree() -> str:
     lines: list[str] = []
 
     def walk(task: trio.lowlevel.Task, depth: int) -> None:
-        lines.append("  " * depth + f"{task.name}: {_where(task)}")
+        lines.append("  " * depth + f"{task.name}: {where_of(task)}")
         for nursery in task.child_nurseries:
             for child in sorted(nursery.child_tasks, key=lambda child: child.name):
                 walk(child, depth + 1)
@@ -189,10 +269,11 @@ def task_tree() -> str:
     return "\n".join(lines)
 
 
-def _where(task: trio.lowlevel.Task) -> str:
-    """The task's innermost frame that is not trio's own."""
+def where_of(task: trio.lowlevel.Task) -> str:
+    """The task's innermost frame that is neither trio's nor of these tools."""
     where = "about to start"
     for frame, line in task.iter_await_frames():
-        if frame.f_globals.get("__name__", "").split(".")[0] != "trio":
+        module = frame.f_globals.get("__name__", "")
+        if module.split(".")[0] != "trio" and module.rpartition(".")[0] != __package__:
             where = f"{frame.f_code.co_qualname} at {frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line}"
     return where

@@ -10,7 +10,7 @@ import operator
 import random
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import trio
@@ -223,6 +223,18 @@ def leaves_a_nursery(task: trio.lowlevel.Task) -> bool:
     return any(frame.f_code.co_name == "_nested_child_finished" for frame, _ in task.iter_await_frames())
 
 
+def about_to_raise(task: trio.lowlevel.Task) -> BaseException | None:
+    """The error that ``task``, which is about to run, will have raised where it waited."""
+    hidden: Any = task
+    return getattr(hidden._next_send, "error", None)
+
+
+def errors_within(nursery: trio.Nursery | None) -> int:
+    """How many errors the tasks of ``nursery`` have ended with so far."""
+    hidden: Any = nursery
+    return len(getattr(hidden, "_pending_excs", ()))
+
+
 # -- the self-test ---------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +250,8 @@ def self_test() -> None:
         raise TrioChanged("trio's batches do not follow the seed")
     if not _is_thrown_into():
         raise TrioChanged("an error does not come out where it was thrown in")
+    if (heard := _how_tasks_end()) != ["sound: told", "sound: 1 more", "swallows: told", "swallows: 0 more"]:
+        raise TrioChanged(f"of tasks that are cancelled one sees only {heard}")
     if not _tells_of_a_deadlock():
         raise TrioChanged("the virtual clock does not tell of a deadlock")
     if (heard := _hears_of_files_and_threads()) != ["handed over", "then", "handed over once", "then", "file"]:
@@ -324,6 +338,37 @@ def _is_thrown_into() -> bool:
 
     trio.run(main, instruments=[Thrower()])
     return len(caught) == 1
+
+
+def _how_tasks_end() -> list[str]:
+    """What is seen of two tasks that are cancelled, one after the other, of which the second swallows it."""
+    seen: list[str] = []
+
+    class Observer(trio.abc.Instrument):
+        errors = 0
+
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            self.errors = errors_within(task.parent_nursery)
+            if isinstance(about_to_raise(task), trio.Cancelled) and not task.name.startswith("<"):
+                seen.append(f"{task.name}: told")
+
+        def task_exited(self, task: trio.lowlevel.Task) -> None:
+            if seen and seen[-1] == f"{task.name}: told":
+                seen.append(f"{task.name}: {errors_within(task.parent_nursery) - self.errors} more")
+
+    async def swallows() -> None:
+        with suppress(trio.Cancelled):
+            await trio.sleep_forever()
+
+    async def main() -> None:
+        for name, waits in (("sound", trio.sleep_forever), ("swallows", swallows)):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(waits, name=name)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main, instruments=[Observer()])
+    return seen
 
 
 def _tells_of_a_deadlock() -> bool:

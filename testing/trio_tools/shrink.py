@@ -1,0 +1,61 @@
+"""A failing schedule becomes the shortest that can be found: the fewest departures from trio's plain order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define
+
+from .schedules import InTurn
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@define
+class _Search:
+    """Asks ``fails`` at most ``left`` times; unasked, a schedule does not fail."""
+
+    fails: Callable[[InTurn], bool]
+    left: int
+
+    def __call__(self, pairs: Pairs) -> bool:
+        self.left -= 1
+        return self.left >= 0 and self.fails(InTurn(pairs))
+
+
+def shrink(schedule: InTurn, fails: Callable[[InTurn], bool], *, most_runs: int = 300) -> InTurn:
+    """The shortest schedule found that ``fails``, as ``schedule`` does: first with fewer pairs, then with smaller
+    choices. At most ``most_runs`` schedules are tried."""
+    search = _Search(fails, most_runs)
+    if search(()):
+        return InTurn()
+    return InTurn(_lowered(_fewer(schedule.but, search), search))
+
+
+def _fewer(pairs: Pairs, fails: _Search) -> Pairs:
+    """Leaves out halves of what is left, then quarters, and so on (Zeller and Hildebrandt, "Simplifying and isolating
+    failure-inducing input", IEEE TSE 2002)."""
+    size = max(1, len(pairs) // 2)
+    while pairs:
+        before, start = pairs, 0
+        while start < len(pairs):
+            shorter = pairs[:start] + pairs[start + size :]
+            if fails(shorter):
+                pairs = shorter
+            else:
+                start += size
+        if size == 1 and pairs == before:
+            break
+        size = max(1, size // 2)
+    return pairs
+
+
+def _lowered(pairs: Pairs, fails: _Search) -> Pairs:
+    """Takes a task that has waited longer, where that fails too."""
+    for index, (tick, choice) in enumerate(pairs):
+        for smaller in range(1, choice):
+            lower = (*pairs[:index], (tick, smaller), *pairs[index + 1 :])
+            if fails(lower):
+                pairs = lower
+                break
+    return pairs

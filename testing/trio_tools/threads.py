@@ -1,0 +1,39 @@
+"""Threads that no schedule could control: within `in_the_loop` their work is done in the loop instead."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import trio
+
+Result = TypeVar("Result")
+_CALLERS = ("trio.to_thread", "anyio._backends._trio")  # the modules in which programs and libraries find `run_sync`
+
+
+@contextmanager
+def in_the_loop() -> Iterator[None]:
+    """Within the block `trio.to_thread.run_sync`, and anyio's over it, call the function at once and take no virtual
+    time, so that the run is the same each time. A function that calls `trio.from_thread` does not work there."""
+    original = trio.to_thread.run_sync
+    modules = [module for name in _CALLERS if getattr(module := sys.modules.get(name), "run_sync", None) is original]
+    for module in modules:
+        module.run_sync = _run_sync  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.run_sync = original  # type: ignore[union-attr]
+
+
+async def _run_sync(function: Callable[..., Result], *args: Any, **options: Any) -> Result:
+    """See `trio.to_thread.run_sync`; the options say what is done with a thread."""
+    del options
+    await trio.lowlevel.checkpoint_if_cancelled()
+    try:
+        return contextvars.copy_context().run(function, *args)
+    finally:
+        await trio.lowlevel.cancel_shielded_checkpoint()

@@ -1,0 +1,201 @@
+"""One run of a program under a schedule and a fault."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from typing import Any
+
+import trio
+from attrs import define, field, frozen
+
+from . import promises
+from .disturber import Disturber, interruptible
+from .faults import Fault, TrioFault
+from .generators import OpenGenerators
+from .promises import PROMISES, Broken, told, without
+from .schedules import Deadlock, InTurn, Recorder, Schedule, role, run_scheduled
+from .threads import in_the_loop
+
+MOST_TICKS = 50_000
+"""Steps after which a program is taken for one that never ends."""
+
+
+@frozen(kw_only=True)
+class Case:
+    """What happens in one run; its ``repr`` is the way to run it again."""
+
+    schedule: Schedule = field(factory=InTurn)
+    fault: Fault[Any] | None = None
+
+
+@define(eq=False)
+class Trial:
+    """One run, as the program sees it."""
+
+    case: Case
+    broken: list[Broken] = field(factory=list)  # the worst first
+    recorder: Recorder | None = None  # where the schedule made choices
+    given: Any = None  # by `Subject.around`
+    error: BaseException | None = None  # what left the program and should not
+    disturber: Disturber = field(init=False)
+
+    @disturber.default
+    def _disturber(self) -> Disturber:
+        return Disturber(self.case.fault)
+
+    def part(self) -> AbstractAsyncContextManager[trio.CancelScope]:
+        """A block that a fault cancels alone (`TrioFault.CANCEL_PART`), as a server does when a client has gone. The
+        rest of the program goes on, and may check that it still works."""
+        return self.disturber.block()
+
+    @property
+    def met(self) -> bool:
+        """True if the fault has happened."""
+        return self.disturber.met
+
+    def breaks(self, promise: str, what: str, why: str = "") -> None:
+        """Notes that the program has broken a promise; ``why`` that matters, if it is none of `PROMISES`."""
+        self.broken.append(Broken(promise, what, why or PROMISES[promise]))
+
+
+Program = Callable[[Trial], Awaitable[object]]
+
+
+@frozen(kw_only=True)
+class Subject:
+    """A program, and what is around it.
+
+    Args:
+        program: called anew for every run.
+        around: a block around the program that lives longer and is not cancelled.
+        foreign: says of a task's name whether the task is not the program's own. Such a task may end as it likes, and
+            faults happen at its steps when all others have been tried.
+        accepts: says whether an error may leave the program after a fault.
+        passes: errors that say nothing about the program, such as that of a test that skips itself.
+        more_faults: the faults that ``around`` makes happen; it is asked after the first run.
+    """
+
+    program: Program
+    around: Callable[[Trial], AbstractAsyncContextManager[object]] = field(default=lambda _: nullcontext())
+    foreign: Callable[[str], bool] = field(default=lambda _: False)
+    accepts: Callable[[BaseException, Fault[Any]], bool] = field(default=lambda *_: False)
+    passes: tuple[type[BaseException], ...] = ()
+    more_faults: Callable[[Trial], Iterable[Fault[Any]]] = field(default=lambda _: ())
+
+    async def run(self, trial: Trial) -> None:
+        """Runs the program once, and looks at what it leaves behind."""
+        async with self.around(trial) as trial.given:
+            before, generators = _tasks(), OpenGenerators()
+            try:
+                with generators.watched():
+                    async with trial.disturber.block():
+                        await self.program(trial)
+            finally:
+                self._look(trial, before, generators)
+
+    def _look(self, trial: Trial, before: set[trio.lowlevel.Task], generators: OpenGenerators) -> None:
+        names = {role(task) for task in _tasks() - before}
+        for name in sorted(name for name in names if not (self.foreign(name) or name.startswith(_OF_TRIO))):
+            trial.breaks(promises.NO_TASK, f"task {name!r} goes on when the program has ended")
+        for name in sorted(set(generators.left)):
+            trial.breaks(promises.GENERATORS, f"the async generator {name} was left open: use contextlib.aclosing")
+
+    def judge(self, trial: Trial, error: BaseException | None) -> None:
+        """Judges a run that has ended, with ``error`` or well.
+
+        Raises:
+            KeyboardInterrupt: somebody has pressed ^C, not the fault.
+        """
+        fault = trial.case.fault if trial.met else None
+        if fault is not None and fault.kind is TrioFault.INTERRUPT:
+            rest = _judge_interrupt(trial, error)
+        else:
+            rest = error
+            if error is not None and without(error, KeyboardInterrupt) is not error:
+                raise KeyboardInterrupt
+        if rest is not None and not (fault is not None and self.accepts(rest, fault)):
+            trial.error = rest
+            trial.breaks(_promise_of(fault), f"what left the program is {told(rest)}")
+        for name, what in trial.disturber.swallowed:
+            if not self.foreign(name):
+                trial.breaks(promises.CANCELLATION, what)
+
+
+_OF_TRIO = ("<", "close asyncgen")
+
+
+def _promise_of(fault: Fault[Any] | None) -> str:
+    """The promise that an error breaks."""
+    if fault is None:
+        return promises.WORKS
+    return promises.REST_WORKS if fault.kind is TrioFault.CANCEL_PART else promises.ONLY_THE_FAULT
+
+
+def _judge_interrupt(trial: Trial, error: BaseException | None) -> BaseException | None:
+    """Returns what came out beside the ^C."""
+    rest = None if error is None else without(error, KeyboardInterrupt)
+    if error is None or rest is error:
+        trial.breaks(promises.INTERRUPT, "the program went on as if nobody had pressed ^C")
+    return rest
+
+
+def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> Trial:
+    """Runs ``subject`` once; see `Trial.broken`."""
+    trial = Trial(case)
+
+    async def main() -> None:
+        await subject.run(trial)
+
+    def record(recorder: Recorder) -> None:
+        trial.recorder = recorder
+
+    error: BaseException | None = None
+    with interruptible(case.fault), in_the_loop(), _quiet():
+        try:
+            run_scheduled(
+                main,
+                schedule=case.schedule,
+                instruments=[trial.disturber],
+                recorded=record,
+                most_ticks=most_ticks,
+            )
+        except Deadlock as deadlock:
+            trial.breaks(promises.IT_ENDS, str(deadlock))
+            gc.collect()  # of a run that was abandoned
+        except subject.passes:
+            raise
+        except BaseException as left:  # noqa: BLE001  (judged)
+            error = left
+        subject.judge(trial, error)
+    del error
+    order = list(PROMISES)
+    trial.broken.sort(key=lambda one: order.index(one.promise) if one.promise in order else -1)
+    return trial
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Within the block nobody hears of generators and tasks that a fault has left: the trial tells of them."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            yield
+    finally:
+        sys.unraisablehook = hook
+
+
+def _tasks() -> set[trio.lowlevel.Task]:
+    """All tasks of the run but the one that asks."""
+    found: set[trio.lowlevel.Task] = set()
+    root = trio.lowlevel.current_root_task()
+    unseen = [root] if root is not None else []
+    while unseen:
+        task = unseen.pop()
+        found.add(task)
+        unseen += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+    return found - {trio.lowlevel.current_task()}
