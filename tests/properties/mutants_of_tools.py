@@ -12,14 +12,15 @@ from . import test_tool_calls
 from .mutants import Killer, Mutant
 
 
-def examples(test: Any, **values: Any) -> Killer:
-    """A property over some examples, the same in every run, not shrunk. ``values`` are strategies, or plain values."""
+def examples(test: Any, *, most: int = 60, **values: Any) -> Killer:
+    """A property over some examples, not shrunk. They are the same in every run that has imported the same modules,
+    whose constants Hypothesis draws, too. ``values`` are strategies, or plain values."""
     check: Callable[..., None] = test.hypothesis.inner_test
     drawn = {name: value for name, value in values.items() if isinstance(value, st.SearchStrategy)}
 
     @settings(
         derandomize=True,
-        max_examples=60,
+        max_examples=most,
         deadline=None,
         database=None,
         report_multiple_bugs=False,
@@ -41,7 +42,9 @@ def cut(name: str) -> Killer:
 CUT = cut("hermes")
 CUT_TAGS = cut("qwen3_coder")
 CUT_TEMPLATE = cut("response_template")
-OUT = examples(test_tool_calls.test_what_is_fed_comes_out_and_arguments_are_objects, name="mistral", data=st.data())
+OUT = examples(
+    test_tool_calls.test_what_is_fed_comes_out_and_arguments_are_objects, most=400, name="mistral", data=st.data()
+)
 JSON = examples(test_tool_calls.test_what_is_json_is_what_json_says, text=test_tool_calls.PIECED)
 WHOLE = "== whole"
 
