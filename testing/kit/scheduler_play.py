@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from .paged_device import BALANCE, EOS, PagedDevice
+from .paged_device import BALANCE, EOS, PagedDevice, Record, sampled
 
 ALWAYS_FREED = "always freed eventually"
 STARVES = "nobody starves"
@@ -78,24 +78,24 @@ class SchedulerPlay:
         self.scheduler.finish(request_id)
 
     def plan(self) -> bool:
-        """The next step is planned, if another one may be in flight. False: there was none."""
-        if len(self.flights) >= self.limits.steps_ahead:
+        """The next step is planned, if another one may be in flight. False: there is nothing to do in it."""
+        if len(self.flights) >= self.limits.steps_in_flight:
             return False
         step = self.scheduler.schedule()
-        if step is None or not (step.chunks or step.frees or step.encodes):
-            self.tell("a step is to be planned", "nothing to run")
-            return False
         if self.told is not None:
-            self.tell("a step is to be planned", describe_step(step))
+            self.tell("plan", "nothing" if step is None else describe_step(step))
+        if step is None:
+            return False
         self.judge(step)
         self.flights.append(step)
-        return True
+        return has_work(step)
 
     def run(self) -> bool:
-        """The device runs the oldest step, and the scheduler is told. False: none was planned."""
+        """The device runs the oldest step, and the scheduler is told. False: there was nothing to do in it, or none."""
         if not self.flights:
             return False
         step = self.flights.pop(0)
+        self.tell("run")
         tokens = self.device.run(step)
         further = False
         for chunk in step.chunks:
@@ -105,11 +105,11 @@ class SchedulerPlay:
         self.stuck = 0 if further else self.stuck + 1
         ended = tuple(self.scheduler.update(step, tokens) or ())
         if self.told is not None:
-            sampled = ", ".join(f"{request} samples {token}" for request, token in tokens.items())
-            self.tell(f"the oldest step runs{': ' * bool(sampled)}{sampled}", told_ends(ended), self.device_holds())
+            got = "".join(f", {request} gets {token}" for request, token in tokens.items())
+            self.told[-1] = (f"run{got}", told_ends(ended), self.device_holds())
         for request_id in ended:
             self.end(request_id)
-        return True
+        return has_work(step)
 
     def most(self, request_id: str) -> int:
         """The most positions that a request can need."""
@@ -135,8 +135,8 @@ class SchedulerPlay:
         """What can be said of a step before it runs."""
         limits = self.limits
         tokens = sum(chunk.length for chunk in step.chunks)
-        if tokens > limits.step_tokens:
-            self.fail(BALANCE, f"a step feeds {tokens} tokens; at most {limits.step_tokens} fit")
+        if tokens > limits.max_step_tokens:
+            self.fail(BALANCE, f"a step feeds {tokens} tokens; at most {limits.max_step_tokens} fit")
         if len(step.chunks) > limits.max_running:
             self.fail(BALANCE, f"a step runs {len(step.chunks)} requests; there are {limits.max_running} places")
         names = [chunk.request for chunk in step.chunks]
@@ -200,16 +200,16 @@ class SchedulerPlay:
             if not waiting:
                 return
             if len(self.live) - len(waiting) < 2:
-                self.ask(asked(f"s{number}", (3,), priority=least))
+                self.ask(lasting(f"s{number}", min(4, self.limits.pages * self.limits.page_size), least))
                 number += 1
             self.turn()
-        self.fail(STARVES, f"{', '.join(waiting)} wait while {number} requests that came later are served")
+        self.give_up(f"{', '.join(waiting)} wait while {number} requests that came later are served")
 
     def serve_everybody(self) -> None:
         """Nobody asks any more: every request ends."""
         idle = self.turn_until_idle()
-        while self.run():
-            pass
+        while self.flights:
+            self.run()
         if self.live:
             how = "nothing is planned for them" if idle else f"{self.stuck} steps brought nobody further"
             self.give_up(f"{', '.join(self.live)} never end, though nobody else asks: {how}")
@@ -218,6 +218,8 @@ class SchedulerPlay:
         """Requests wait for ever: says whether pages were lost, or whether the scheduler forgot them."""
         for name in list(self.live):
             self.finish(name)
+        while self.flights:
+            self.run()
         self.look_for_leaks(what)
         self.fail(STARVES, what)
 
@@ -239,20 +241,42 @@ class SchedulerPlay:
             self.fail(ALWAYS_FREED, f"{what} ({before})" if before else what)
 
 
-def asked(name: str, tokens: tuple[int, ...], priority: int = 0, items: tuple[Any, ...] = ()) -> Any:
-    """A request of the kit's own, for one token."""
-    return SimpleNamespace(id=name, tokens=tokens, max_tokens=1, priority=priority, items=items)
+def asked(
+    name: str, tokens: tuple[int, ...], priority: int = 0, items: tuple[Any, ...] = (), max_tokens: int = 1
+) -> Any:
+    """A request of the kit's own."""
+    return SimpleNamespace(id=name, tokens=tokens, max_tokens=max_tokens, priority=priority, items=items)
+
+
+def lasting(name: str, steps: int, priority: int) -> Any:
+    """A request for so many tokens, which does not end before."""
+    for first in range(3, 1000):
+        request = asked(name, (first,), priority, max_tokens=steps)
+        record = Record(request)
+        for position in range(1, steps):
+            record.tokens.append(sampled(record.upto(position)[-1]))
+        if EOS not in record.tokens:
+            return request
+    raise AssertionError("no request lasts so long")
 
 
 def describe(request: Any) -> str:
     """What a client asks for."""
-    items = "".join(f", {item.key} (size {item.size}) from {item.start} on" for item in request.items)
+    items = "".join(f", {item.key} of size {item.size} at {item.start}" for item in request.items)
     priority = f", priority {request.priority}" if request.priority else ""
-    return f"{request.id} asks: {list(request.tokens)} and up to {request.max_tokens} more{items}{priority}"
+    tokens = " ".join(map(str, request.tokens))
+    return f"{request.id} asks for {request.max_tokens} behind {tokens}{items}{priority}"
+
+
+def has_work(step: Any) -> bool:
+    """Whether a step does anything."""
+    return bool(step.chunks or step.frees or step.encodes)
 
 
 def describe_step(step: Any) -> str:
     """What a step does."""
+    if not has_work(step):
+        return "a step without work"
     told = [f"frees {', '.join(step.frees)}"] if step.frees else []
     told += [f"encodes {', '.join(step.encodes)}"] if step.encodes else []
     for chunk in step.chunks:

@@ -33,10 +33,10 @@ class Limits:
 
     pages: int
     page_size: int
-    step_tokens: int
+    max_step_tokens: int
     max_running: int
     room: int
-    steps_ahead: int
+    steps_in_flight: int
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -84,10 +84,10 @@ def draw(declared: Declared, random: Random) -> SchedulerWorkload:
     limits = Limits(
         pages=random.randint(3, 10),
         page_size=page_size,
-        step_tokens=random.choice((1, 2, 3, 4, 6, 8, 16)),
+        max_step_tokens=random.choice((1, 2, 3, 4, 6, 8, 16)),
         max_running=random.randint(1, 4),
         room=random.randint(1, 4) if declared.items else 0,
-        steps_ahead=random.choice(declared.steps_ahead),
+        steps_in_flight=random.choice(declared.steps_in_flight),
     )
     requests = _requests(declared, limits, random)
     return SchedulerWorkload(limits=limits, requests=requests, operations=_operations(declared, len(requests), random))
@@ -127,9 +127,9 @@ def _prompt(
         return (*last.tokens, *answer(last), random.randint(1, 2)), last.items
     tokens = random.choice(bases)[: random.randint(0, 8)]
     items: list[Item] = []
-    while limits.room and random.random() < 0.4 and len(items) < 3:
+    while limits.room and random.random() < 0.5 and len(items) < 3:
         number = random.randrange(3)
-        length = 1 + number % 2
+        length = 1 + number
         items.append(Item(f"i{number}", sizes[number], len(tokens), length))
         tokens = [*tokens, *[_PLACEHOLDER] * length, *[random.randint(1, 2)] * random.randint(0, 1)]
     return (*tokens, random.randint(1, 3)), tuple(items)
@@ -176,7 +176,7 @@ def simpler(workload: SchedulerWorkload) -> Iterator[SchedulerWorkload]:
         for other in _simpler_requests(request, workload.limits):
             requests = (*workload.requests[:number], other, *workload.requests[number + 1 :])
             yield evolve(workload, requests=requests)
-    for name, least in (("steps_ahead", 1), ("max_running", 1), ("room", min(1, workload.limits.room)), ("pages", 1)):
+    for name, least in (("steps_in_flight", 1), ("max_running", 1), ("room", min(1, workload.limits.room)), ("pages", 1)):
         if getattr(workload.limits, name) > least:
             fewer = getattr(workload.limits, name) - 1
             smaller = evolve(workload, limits=evolve(workload.limits, **{name: fewer}))
@@ -215,6 +215,11 @@ def _simpler_requests(request: NewRequest, limits: Limits) -> Iterator[NewReques
     for length in sorted({len(request.tokens) // 2, len(request.tokens) - limits.page_size, len(request.tokens) - 1}):
         if last < length < len(request.tokens) and length >= 1:
             yield evolve(request, tokens=request.tokens[:length])
+    first = min((item.start for item in request.items), default=len(request.tokens) - 1)
+    for cut in sorted({first, limits.page_size, 1}, reverse=True):
+        if 0 < cut <= first:
+            items = tuple(evolve(item, start=item.start - cut) for item in request.items)
+            yield evolve(request, tokens=request.tokens[cut:], items=items)
     plain = (1,) * len(request.tokens)
     if request.tokens != plain and not request.items:
         yield evolve(request, tokens=plain)

@@ -37,7 +37,21 @@ from attrs import field, frozen
 from . import paged_device, scheduler_play
 from .findings import WORKLOADS, BrokenPromise, Findings, Promise, Script, Severity, Table, examine, raised
 from .scheduler_play import SchedulerPlay
-from .scheduler_workloads import Limits, NewRequest, SchedulerWorkload, draw, simpler
+from .scheduler_workloads import Item, Limits, NewRequest, SchedulerWorkload, draw, simpler
+
+
+__all__ = [
+    "Chunk",
+    "Declared",
+    "Item",
+    "Limits",
+    "NewRequest",
+    "Scheduler",
+    "SchedulerWorkload",
+    "Step",
+    "examine_scheduler",
+    "play_scheduler",
+]
 
 
 @frozen
@@ -69,7 +83,8 @@ class Scheduler(Protocol):
         ...
 
     def schedule(self) -> Step | None:
-        """Plans the next step; ``None``, or a step without anything: there is nothing to do now."""
+        """Plans the next step; ``None``: there is nothing to do now. What is planned is run, and `update` told of it, even
+        if there is nothing to do in it."""
         ...
 
     def update(self, step: Step, tokens: Mapping[str, int]) -> Iterable[str] | None:
@@ -93,7 +108,7 @@ class Declared:
     workloads have, and nothing else.
 
     Args:
-        steps_ahead: how many steps may be in flight, of which a workload has one: ``(1,)`` for an engine that waits for
+        steps_in_flight: how many steps may be in flight, of which a workload has one: ``(1,)`` for an engine that waits for
             each step, ``(2,)`` for one that always plans ahead.
         items: requests have items that an encoder encodes. ``False`` for an engine of texts.
         priorities: requests have priorities, the smallest served first. ``False`` for one that serves by arrival alone.
@@ -107,7 +122,7 @@ class Declared:
         page_sizes: the sizes of pages, of which a workload has one.
     """
 
-    steps_ahead: tuple[int, ...] = (1, 2)
+    steps_in_flight: tuple[int, ...] = (1, 2)
     items: bool = True
     priorities: bool = True
     fair: bool = True

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import define, field
-
 from triolet.testing.kit import paged_device as device
 from triolet.testing.kit import scheduler_play as play
-from triolet.testing.kit.schedulers import Chunk, NewRequest, Step
+from triolet.testing.kit.schedulers import Item, NewRequest, Step
 
 from .small_scheduler import Sequence, SmallScheduler
 
@@ -112,10 +110,8 @@ class UrgencyOfTheHour(SmallScheduler):
 class FreesWhatIsHalfRead(SmallScheduler):
     """An item counts as read with its first position."""
 
-    def release_read(self, sequence: Sequence) -> None:
-        for number in list(sequence.reads):
-            if sequence.request.items[number].start < sequence.answered:
-                self.holders[sequence.reads.pop(number)] -= 1
+    def is_read(self, item: Item, position: int) -> bool:
+        return item.start < position
 
 
 class EvictsWhatIsHeld(SmallScheduler):
@@ -223,22 +219,21 @@ class JoinsWhatIsUnused(SmallScheduler):
         super().join(sequence, pages)
         self.unused = unused
 
-    def take_page(self) -> int:
-        page = super().take_page()
-        return page
-
 
 class GoesOnBehindNothing(SmallScheduler):
     """Who was preempted goes on where it was, in new pages."""
 
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.kept: dict[str, int] = {}
+
     def preempt(self, victim: Sequence) -> None:
-        fed = victim.fed
+        self.kept[victim.request.id] = victim.fed
         super().preempt(victim)
-        victim.kept = fed
 
     def join(self, sequence: Sequence, pages: list[int]) -> None:
         super().join(sequence, pages)
-        kept = getattr(sequence, "kept", 0)
+        kept = self.kept.get(sequence.request.id, 0)
         if kept > sequence.fed:
             sequence.pages += [self.take_page() for _ in range(self.missing(sequence, kept))]
             sequence.fed = kept

@@ -8,7 +8,7 @@ from collections import deque
 from attrs import define, field
 
 from triolet.testing.kit.paged_device import EOS
-from triolet.testing.kit.schedulers import Chunk, Limits, NewRequest, Step
+from triolet.testing.kit.schedulers import Chunk, Item, Limits, NewRequest, Step
 
 
 @define(eq=False)
@@ -77,7 +77,7 @@ class SmallScheduler:
         self.chunks = []
         self.frees = []
         self.encodes = []
-        self.left = self.limits.step_tokens
+        self.left = self.limits.max_step_tokens
         self.preempted = False
         for sequence in sorted(self.running, key=self.order):
             self.go_on(sequence)
@@ -267,13 +267,16 @@ class SmallScheduler:
         """As many of the next positions as there are outputs for."""
         stop = sequence.fed + length
         for number, item in enumerate(sequence.request.items):
-            if item.start >= stop or item.start + item.length <= sequence.fed or number in sequence.reads:
+            if item.start >= stop or self.is_read(item, sequence.fed) or number in sequence.reads:
                 continue
             if not self.hold(item.key, item.size):
                 stop = max(sequence.fed, item.start)
                 break
             sequence.reads[number] = item.key
         return stop - sequence.fed
+
+    def is_read(self, item: Item, position: int) -> bool:
+        return item.start + item.length <= position
 
     def hold(self, key: str, size: int) -> bool:
         if key not in self.holders:
@@ -298,8 +301,7 @@ class SmallScheduler:
 
     def release_read(self, sequence: Sequence) -> None:
         for number in list(sequence.reads):
-            item = sequence.request.items[number]
-            if item.start + item.length <= sequence.answered:
+            if self.is_read(sequence.request.items[number], sequence.answered):
                 self.holders[sequence.reads.pop(number)] -= 1
 
     def release_all(self, sequence: Sequence) -> None:
