@@ -31,6 +31,8 @@ class SchedulerPlay:
         self.device = PagedDevice(limits.page_size, limits.room, missed_free)
         self.flights: list[Any] = []
         self.live: dict[str, Any] = {}  # requests that have not ended, by id
+        self.left: set[str] = set()  # whose clients have left: a step in flight may still end them, once
+        self.seen: set[int] = set()  # pages, whatever the scheduler numbers them by
         self.known: dict[str, int] = {}  # tokens of each, those that steps in flight sample included
         self.reached: dict[str, int] = {}  # the most positions that steps have run
         self.told: list[tuple[str, str, str]] | None = None
@@ -74,7 +76,8 @@ class SchedulerPlay:
     def finish(self, request_id: str) -> None:
         """The client of a request leaves; it may have ended already."""
         self.tell(f"the client of {request_id} leaves" + ("" if request_id in self.live else ", after its end"))
-        self.live.pop(request_id, None)
+        if self.live.pop(request_id, None) is not None:
+            self.left.add(request_id)
         self.scheduler.finish(request_id)
 
     def plan(self) -> bool:
@@ -118,6 +121,9 @@ class SchedulerPlay:
 
     def end(self, request_id: str) -> None:
         """The scheduler says that a request has ended."""
+        if request_id in self.left:
+            self.left.remove(request_id)
+            return
         if request_id not in self.live:
             self.fail(TERMINAL, f"{request_id} is said to end, and it has ended already")
         request = self.live.pop(request_id)
@@ -155,10 +161,11 @@ class SchedulerPlay:
         if chunk.length < 1 or chunk.start < 0 or stop > self.known[name]:
             what = f"positions {chunk.start} to {stop - 1} of {name}, which has {self.known[name]} tokens"
             self.fail(BALANCE, f"a step feeds {what}")
-        strange = [page for page in chunk.pages if not 0 <= page < self.limits.pages]
-        if strange or len(chunk.pages) * self.limits.page_size < stop:
-            what = f"{name} has pages {chunk.pages} of {self.limits.pages} for {stop} positions"
-            self.fail(BALANCE, what)
+        if len(chunk.pages) * self.limits.page_size < stop:
+            self.fail(BALANCE, f"{name} has pages {chunk.pages} for {stop} positions")
+        self.seen.update(chunk.pages)
+        if len(self.seen) > self.limits.pages:
+            self.fail(BALANCE, f"there are {self.limits.pages} pages, and steps use {sorted(self.seen)}")
         if chunk.samples and stop < len(self.live[name].tokens):
             self.fail(BALANCE, f"a token of {name} is sampled in the middle of its prompt, behind position {stop - 1}")
         if chunk.samples and stop == self.known[name]:

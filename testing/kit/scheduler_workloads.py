@@ -27,8 +27,7 @@ _PLACEHOLDER = 9  # the token at a position of an item
 
 @frozen(kw_only=True)
 class Limits:
-    """What the scheduler has. ``room`` and the sizes of items are in units of the encoder cache. Pages are numbered from
-    0. A request runs alone where the pages suffice for its prompt and all but the last token that it asks for, and
+    """What the scheduler has. ``room`` and the sizes of items are in units of the encoder cache. A request runs alone where the pages suffice for its prompt and all but the last token that it asks for, and
     the room for each of its items."""
 
     pages: int
@@ -94,7 +93,8 @@ def draw(declared: Declared, random: Random) -> SchedulerWorkload:
 
 
 def _requests(declared: Declared, limits: Limits, random: Random) -> tuple[NewRequest, ...]:
-    bases = [[random.randint(1, 2) for _ in range(10)] for _ in range(2)]
+    longest = max(6, limits.pages * limits.page_size // 2)
+    bases = [[random.randint(1, 2) for _ in range(longest)] for _ in range(2)]
     sizes = [random.randint(1, limits.room) if limits.room else 0 for _ in range(3)]
     found: list[NewRequest] = []
     for number in range(random.randint(1, 5)):
@@ -111,7 +111,7 @@ def _requests(declared: Declared, limits: Limits, random: Random) -> tuple[NewRe
             NewRequest(
                 id=f"r{number}",
                 tokens=tokens,
-                max_tokens=random.randint(1, min(6, left)),
+                max_tokens=random.randint(1, min(4 + 2 * limits.page_size, left)),
                 items=items,
                 priority=random.randint(0, 1) if declared.priorities else 0,
             )
@@ -125,10 +125,10 @@ def _prompt(
     if before and random.random() < 0.25:  # the next turn of a conversation
         last = random.choice(before)
         return (*last.tokens, *answer(last), random.randint(1, 2)), last.items
-    tokens = random.choice(bases)[: random.randint(0, 8)]
+    tokens = random.choice(bases)[: random.randint(0, len(bases[0]))]
     items: list[Item] = []
     while limits.room and random.random() < 0.5 and len(items) < 3:
-        number = random.randrange(3)
+        number = random.choice((0, 0, 0, 1, 2))
         length = 1 + number
         items.append(Item(f"i{number}", sizes[number], len(tokens), length))
         tokens = [*tokens, *[_PLACEHOLDER] * length, *[random.randint(1, 2)] * random.randint(0, 1)]

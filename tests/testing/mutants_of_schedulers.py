@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from triolet.testing.kit import paged_device as device
 from triolet.testing.kit import scheduler_play as play
 from triolet.testing.kit.schedulers import Item, NewRequest, Step
@@ -148,11 +150,26 @@ class EvictsAndRemembers(SmallScheduler):
 
 
 class CallsOffTheEncoding(SmallScheduler):
-    """Who is preempted in the step that reserved its item takes the encoding along, and leaves the entry."""
+    """Who is preempted in the step that reserved its item takes the encoding along, and leaves the entry, which is freed later."""
 
     def preempt(self, victim: Sequence) -> None:
         self.encodes = [key for key in self.encodes if key not in victim.reads.values()]
         super().preempt(victim)
+
+
+class EncodesOneStepLate(SmallScheduler):
+    """Encodings go out with the step behind the one that reads them."""
+
+    late: tuple[str, ...] = ()
+
+    def schedule(self) -> Step | None:
+        step = super().schedule()
+        if step is None and not self.late:
+            return None
+        if step is None:
+            self.flights.append([])
+        now, self.late = self.late, step.encodes if step is not None else ()
+        return Step(encodes=now) if step is None else evolve(step, encodes=now)
 
 
 class EncodesForEachReader(SmallScheduler):
@@ -291,7 +308,8 @@ MUTANTS = {
     FreesWhatIsHalfRead: device.FREE_HELD,
     EvictsWhatIsHeld: device.FREE_HELD,
     EvictsAndRemembers: device.PHANTOM,
-    CallsOffTheEncoding: device.BEFORE_READY,
+    EncodesOneStepLate: device.BEFORE_READY,
+    CallsOffTheEncoding: device.BALANCE,
     EncodesForEachReader: device.ENCODE_ONCE,
     ForgetsTheBudget: device.BALANCE,
     RunsTheDead: play.TERMINAL,
