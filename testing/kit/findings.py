@@ -312,3 +312,13 @@ def _shrink(
         if again is not None:
             workload, broken, candidates = candidate, again, iter(simpler(candidate))
     return workload, broken
+
+
+def import_of(make: Callable[..., Any], subject: str | None) -> tuple[str, str]:
+    """The line by which a regression test imports what makes the subject, and the name it has then. ``subject`` is
+    ``module:name``; by default it is where ``make`` was defined, unless it has no name there that can be imported."""
+    named = subject or f"{make.__module__}:{getattr(make, '__qualname__', '')}"
+    module, _, name = named.partition(":")
+    if module != "__main__" and all(part.isidentifier() for part in (*module.split("."), name)):
+        return f"from {module} import {name}", name
+    return f"from my_engine import make  # what was checked, {named}, cannot be imported: name yours", "make"

@@ -1,0 +1,138 @@
+"""The command ``triolet verify``: whether another engine's cache manager or scheduler keeps its promises."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from .api.command_line.pages import Page, files
+from .api.command_line.terminal import FAILED, OutputError, complain, stdout, write
+
+if TYPE_CHECKING:
+    from .testing.kit.findings import Findings
+
+PROTOCOLS = ("step", "cache")
+_BOOLEANS = {"yes": True, "true": True, "no": False, "false": False}
+_EXAMPLES = (
+    ("triolet verify triolet.testing.kit.step_engine:Adapter", "the engine of the page"),
+    ("triolet verify my_engine.adapter:make_cache --declare closes=no --declare missed_free=harmless", ""),
+    ("triolet verify my_engine.adapter:make_cache --workloads 100000 --emit-test test_found.py", ""),
+)
+
+
+@click.command(cls=Page, examples=_EXAMPLES, short_help="Look for bugs in another engine's cache manager.")
+@click.argument("factory", metavar="MODULE:FACTORY")
+@click.option(
+    "--protocol",
+    type=click.Choice(PROTOCOLS),
+    default="step",
+    help="How the adapter is called: step (plans of whole steps) or cache (single operations). Default: step.",
+)
+@click.option(
+    "--declare",
+    "declared",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="What the engine does otherwise, such as closes=no; more than once. See docs/adapt_your_cache.md.",
+)
+@click.option("--workloads", metavar="N", type=click.IntRange(1), default=1000, help="How many. Default: 1000.")
+@click.option("--seed", metavar="N", type=int, default=0, help="Another one plays other workloads. Default: 0.")
+@click.option(
+    "--emit-test",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    shell_complete=files,
+    help="Write a regression test for each finding into FILE.",
+)
+def verify(
+    factory: str, protocol: str, declared: Sequence[str], workloads: int, seed: int, emit_test: Path | None
+) -> int:
+    """Look for bugs in another engine's cache manager, through an adapter of a few lines.
+
+    FACTORY, imported from MODULE, makes an empty cache of so much room. Requests and the device are played with it, and
+    every promise that it breaks is told, the worst first, with its shortest history. Status 1: there is one.
+    """
+    out = stdout()
+    make = _factory(factory)
+    examine, declaration = _protocol(protocol)
+    options: dict[str, Any] = {"seed": seed, "workloads": workloads, "subject": factory}
+    if declared or declaration is not None:
+        options["declared"] = _declaration(declaration, declared)
+    try:
+        findings = examine(make, **options)
+    except TypeError as error:
+        if type(error).__name__ != "WrongAdapter":
+            raise
+        complain(str(error))
+        return FAILED
+    write(str(findings), out)
+    if emit_test is not None and findings:
+        _emit(findings, emit_test)
+    return FAILED if findings else 0
+
+
+def _protocol(name: str) -> tuple[Callable[..., Findings], type[Any] | None]:
+    """What plays the protocol, and the class of its declarations."""
+    if name == "step":
+        from .testing.kit.steps import Declaration, examine_steps
+
+        return examine_steps, Declaration
+    from .testing.kit.caches import examine_cache
+
+    return examine_cache, None
+
+
+def _factory(named: str) -> Any:
+    """Imported as Python would in the working folder."""
+    module, _, name = named.partition(":")
+    if not module or not name:
+        raise click.UsageError(
+            f"{named!r} names no factory; write MODULE:FACTORY, such as my_engine.adapter:make_cache"
+        )
+    sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise click.UsageError(f"{named!r} cannot be imported: {error}") from error
+
+
+def _declaration(declaration: type[Any] | None, declared: Sequence[str]) -> Any:
+    fields = {} if declaration is None else {one.name: one for one in attrs.fields(declaration)}
+    values: dict[str, Any] = {}
+    for one in declared:
+        name, _, value = one.partition("=")
+        if name not in fields:
+            allowed = ", ".join(fields) or "none, by this protocol"
+            raise click.UsageError(f"--declare {one}: there is no {name!r}; allowed: {allowed}")
+        values[name] = _value(one, value, fields[name].default)
+    try:
+        return declaration(**values) if declaration is not None else None
+    except ValueError as error:
+        raise click.UsageError(f"--declare: {error.args[0]}") from error
+
+
+def _value(told: str, value: str, default: object) -> Any:
+    """Of the default's type."""
+    if isinstance(default, bool):
+        if value not in _BOOLEANS:
+            raise click.UsageError(f"--declare {told}: got {value!r}, allowed: yes or no")
+        return _BOOLEANS[value]
+    if isinstance(default, int):
+        if not value.isdecimal():
+            raise click.UsageError(f"--declare {told}: got {value!r}, allowed: a number")
+        return int(value)
+    return value
+
+
+def _emit(findings: Findings, path: Path) -> None:
+    try:
+        path.write_text(findings.tests(), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error}") from error
+    complain(f"wrote {len(findings)} regression tests into {path}")

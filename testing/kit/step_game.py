@@ -1,0 +1,359 @@
+"""The clients and the device of a step engine, and the judgement of its cache manager: plain Python, standard library
+only, since regression tests carry this file along. `triolet.testing.kit.steps` says what the cache must do.
+
+The device runs the steps in their order, and in each the frees, then the encodings, then the reads. So what it will
+hold is known as soon as a step is planned, but for encodings that fail: a step is judged when it is planned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+PATIENCE = 8  # empty-handed steps after which whoever still waits counts as waiting for ever
+PLENTY = 4  # times the room: a budget that lets several requests have the same room in one step
+ANSWERS = {"hit", "encode", "later", "never"}
+LAST, LATE, EVERYTHING = "last", "late", "everything"
+
+NO_FREE_WHILE_HELD = "no free while held"
+NO_PHANTOM = "no phantom"
+ROOM_IS_KEPT = "room is kept"
+EVERY_ASK_ANSWERED = "every acquire is answered"
+ALWAYS_FREED = "always freed eventually"
+FREES_HIT = "frees hit"
+ENCODE_ONCE = "encode once"
+BUDGET_IS_KEPT = "budget is kept"
+
+
+class Broken(AssertionError):
+    """A promise of the cache is broken."""
+
+    def __init__(self, promise: str, what: str, kind: str) -> None:
+        super().__init__(f"{promise}: {what}")
+        self.promise, self.what, self.kind = promise, what, kind
+
+
+class WrongAdapter(TypeError):
+    """The adapter does not speak the protocol."""
+
+
+class Hold:
+    """A request's hold of a key: the step that began it, and the latest step that reads."""
+
+    def __init__(self, step: int) -> None:
+        self.since = self.read_in = step
+
+
+class StepGame:
+    """Plays with one cache. What cannot be done now (the end of a step that nobody planned) is passed over."""
+
+    def __init__(
+        self,
+        cache: Any,
+        room: int,
+        sizes: dict[str, int],
+        *,
+        closes: bool = True,
+        resets: bool = False,
+        shared: bool = True,
+        missed_free: str = "fault",
+        evicts_within_step: bool = True,
+        repeats: bool = True,
+        steps_in_flight: int = 2,
+    ) -> None:
+        self.cache, self.room, self.sizes = cache, room, dict(sizes)
+        self.plenty = PLENTY * room  # of budget
+        self.closes, self.resets, self.shared = closes, resets, shared
+        self.missed_free, self.evicts_within_step = missed_free, evicts_within_step
+        self.repeats, self.steps_in_flight = repeats, steps_in_flight
+        self.steps = self.steps_run = 0
+        self.in_flight: deque[list[str]] = deque()  # what each step encodes
+        self.device: dict[str, int] = {}  # once all steps have run: each key, and the step that encoded it
+        self.holds: dict[tuple[str, str], Hold] = {}
+        self.waiting: dict[tuple[str, str], None] = {}
+        self.released: set[tuple[str, str]] = set()  # by requests that go on
+        self.known: set[str] = set()  # requests that have ever asked
+        self.rows: list[tuple[str, ...]] = []  # of the history
+
+    # -- what the engine does ----------------------------------------------------------------------------------------
+
+    def plan(self, wanted: list[tuple[str, ...]], budget: int | None = None) -> None:
+        """Plans a step of ``("ask", request, key)`` and ``("preempt", request)``; by default with plenty of budget."""
+        budget = self.plenty if budget is None else budget
+        if len(self.in_flight) >= self.steps_in_flight:
+            return
+        calls = self.possible(wanted)
+        answers, frees, encodes = self.planned(calls, budget)
+        self.steps += 1
+        before = dict(self.device)
+        self.carry_out(frees, encodes)
+        self.tell_plan(calls, answers, frees, encodes, budget)
+        complaints = self.obey(calls, answers)
+        self.judge_step(frees, encodes, before)
+        self.judge_budget(encodes, budget)
+        for what, kind in complaints:
+            self.broken(EVERY_ASK_ANSWERED, what, kind)
+        self.in_flight.append(encodes)
+
+    def executed(self, failed: list[str] | tuple[str, ...] = ()) -> None:
+        """The oldest planned step has run. Of its encodings those ``failed`` that nobody has freed since."""
+        if not self.in_flight:
+            return
+        encodes = self.in_flight.popleft()
+        self.steps_run += 1
+        lost = [key for key in dict.fromkeys(failed) if key in encodes and self.device.get(key) == self.steps_run]
+        for key in lost:
+            del self.device[key]
+            self.holds = {hold: since for hold, since in self.holds.items() if hold[1] != key}
+        fails = f"; {' '.join(lost)} failed, and its holds are over" if lost else ""
+        self.tell(f"step {self.steps_run} has run{fails}")
+        self.cache.executed(lost)
+
+    def release(self, request: str, key: str) -> None:
+        """``request`` has read ``key`` and goes on; it says so again, if it is to release once more."""
+        hold = self.holds.get((request, key))
+        if hold is None:
+            if self.repeats and (request, key) in self.released:
+                self.tell(f"{request} releases {key} again")
+                self.cache.release(request, key)
+        elif hold.read_in <= self.steps_run:
+            del self.holds[request, key]
+            self.released.add((request, key))
+            self.tell(f"{request} releases {key}")
+            self.cache.release(request, key)
+
+    def finish(self, request: str) -> None:
+        """``request`` has ended, or was aborted or preempted between two steps."""
+        there = self.is_there(request)
+        if there or (self.repeats and request in self.known):
+            self.forget(request)
+            self.tell(f"{request} ends" if there else f"{request}, which holds nothing, ends")
+            self.cache.finish(request)
+
+    def reset(self) -> None:
+        """The device is emptied and the books with it, between two steps; requests go on and ask anew."""
+        if not self.resets or self.in_flight:
+            return
+        for request in self.all_there():
+            if self.repeats:
+                self.forget(request)
+            else:
+                self.finish(request)
+        self.device.clear()
+        self.tell("the device is emptied: reset")
+        self.cache.reset()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Fair to the cache: all steps run, all holders release, and who waits goes on asking until it is served.
+
+        Before each release one request asks for the whole room, and another for the oldest output. The former must be
+        served when nobody holds anything; then others ask for the rest. At last each key is asked for once more, and
+        all of them at once.
+        """
+        self.run_all()
+        self.sizes[EVERYTHING] = self.room
+        for request, key in list(self.holds):
+            oldest = next(iter(self.device), None)
+            late = [("ask", LATE, oldest)] if oldest is not None and self.shared else []
+            self.plan([("ask", LAST, EVERYTHING), *late])
+            self.run_all()
+            self.release(request, key)
+        self.finish(LATE)
+        self.serve(list(self.waiting))
+        keys = [key for key in self.sizes if key != EVERYTHING and self.sizes[key] <= self.room]
+        self.serve([(LAST, EVERYTHING)], beside=[("ask", self.other(key), key) for key in keys])
+        self.serve(list(self.waiting))
+        for key in keys:
+            self.serve([(self.other(key), key)])
+        self.serve([(self.other(key), key) for key in keys])
+        self.close()
+
+    def serve(self, waiting: list[tuple[str, str]], beside: list[tuple[str, ...]] | None = None) -> None:
+        """Each of ``waiting`` asks in every step until it is served, and releases then; those ``beside`` ask while it
+        holds."""
+        patience = PATIENCE
+        while waiting and patience:
+            device, told = list(self.device), len(self.rows)
+            self.plan([("ask", request, key) for request, key in waiting])
+            self.run_all()
+            served = [hold for hold in waiting if hold in self.holds]
+            if served and beside:
+                self.plan(beside)
+                self.run_all()
+            for request, key in served:
+                self.release(request, key)
+            waiting = [hold for hold in waiting if hold not in served]
+            patience = PATIENCE if served or device != list(self.device) else patience - 1
+            if patience < PATIENCE - 1:
+                del self.rows[told:]  # as the step before
+        if waiting:
+            who = " and ".join(f"{request} for {key}" for request, key in waiting)
+            self.broken(EVERY_ASK_ANSWERED, f"{who}: a wait for ever, though nobody holds anything", "waits for ever")
+
+    def run_all(self, failed: list[str] | tuple[str, ...] = ()) -> None:
+        while self.in_flight:
+            self.executed(failed)
+
+    def close(self, failed: list[str] | tuple[str, ...] = ()) -> None:
+        """All requests end, and the cache is closed, while planned steps run, whose encodings may have ``failed``. Then
+        empty steps bring the frees to the device."""
+        for request in self.all_there():
+            self.finish(request)
+        if self.closes:
+            self.tell("close")
+            self.cache.close()
+        self.run_all(failed)
+        patience = PATIENCE if self.closes else 0
+        while self.device and patience:
+            there, told = len(self.device), len(self.rows)
+            self.plan([])
+            self.run_all()
+            patience = PATIENCE if len(self.device) < there else patience - 1
+            if patience < PATIENCE - 1:
+                del self.rows[told:]
+        if self.device and self.closes:
+            self.broken(ALWAYS_FREED, f"{' '.join(self.device)} on the device after close, and no step frees it")
+
+    # -- judgement ---------------------------------------------------------------------------------------------------
+
+    def judge_answer(self, hold: tuple[str, str], size: int, answer: str) -> list[tuple[str, str]]:
+        """What is wrong with an answer whatever the device holds, and the kind of it."""
+        request, key = hold
+        if answer == "later" and hold in self.holds:
+            return [(f"{request} is to wait for {key}, which it holds", "waits for its own")]
+        if answer == "later" and size > self.room:
+            return [(f"{request} is to wait for {key}, which can never fit", "waits in vain")]
+        if answer == "never" and size <= self.room:
+            return [(f"{request} is refused {key}, which can fit", "is refused")]
+        return []
+
+    def judge_step(self, frees: list[str], encodes: list[str], before: dict[str, int]) -> None:
+        """What the device makes of a step, the worst first."""
+        step = f"step {self.steps}"
+        for (request, key), hold in self.holds.items():
+            there = key in self.device
+            if key in frees and (key in before or key in encodes) and (hold.since < self.steps or not there):
+                self.broken(NO_FREE_WHILE_HELD, f"{step} frees {key}, which {request} may read")
+            if hold.read_in == self.steps and not there:
+                self.broken(NO_PHANTOM, f"{step} reads {key} for {request}, but it is not on the device")
+        peak = self.device if self.evicts_within_step else {**before, **self.device}
+        taken = sum(self.sizes[key] for key in peak)
+        if taken > self.room:
+            self.broken(ROOM_IS_KEPT, f"{step} has {' '.join(peak)} on the device: {taken} in a room of {self.room}")
+        could_be_freed = before if self.evicts_within_step else {*before, *encodes}
+        missed = [key for at, key in enumerate(frees) if key not in could_be_freed or key in frees[:at]]
+        if missed and self.missed_free == "fault":
+            self.broken(FREES_HIT, f"{step} frees {missed[0]}, which is not on the device")
+        stays = {key for key in before if key not in frees or not self.evicts_within_step}
+        twice = [key for at, key in enumerate(encodes) if key in stays or key in encodes[:at]]
+        if twice:
+            self.broken(ENCODE_ONCE, f"{step} encodes {twice[0]}, which is on the device, or on its way there")
+
+    def judge_budget(self, encodes: list[str], budget: int) -> None:
+        if sum(self.sizes[key] for key in encodes) > budget:
+            told = f"step {self.steps} encodes {' '.join(encodes)}: more than its budget of {budget}"
+            self.broken(BUDGET_IS_KEPT, told)
+
+    def broken(self, promise: str, what: str, kind: str = "") -> None:
+        raise Broken(promise, what, kind)
+
+    # -- books -------------------------------------------------------------------------------------------------------
+
+    def possible(self, wanted: list[tuple[str, ...]]) -> list[tuple[Any, ...]]:
+        """``wanted`` with sizes. A request asks for nothing more once it is preempted, and is preempted only where it
+        holds, waits or has asked."""
+        calls: list[tuple[Any, ...]] = []
+        gone: set[str] = set()
+        for word, request, *keys in wanted:
+            if request in gone:
+                continue
+            if word == "ask":
+                calls.append((word, request, keys[0], self.sizes[keys[0]]))
+            elif self.is_there(request) or any(call[1] == request for call in calls):
+                calls.append((word, request))
+                gone.add(request)
+        return calls
+
+    def planned(self, calls: list[tuple[Any, ...]], budget: int) -> tuple[list[str], list[str], list[str]]:
+        """The cache's plan.
+
+        Raises:
+            WrongAdapter: it is none.
+        """
+        plan = self.cache.plan(list(calls), budget)
+        if not isinstance(plan, tuple | list) or len(plan) != 3:
+            raise WrongAdapter(f"plan returned {plan!r}; allowed: a tuple of answers, frees and encodes")
+        answers, frees, encodes = map(list, plan)
+        asked = [call for call in calls if call[0] == "ask"]
+        if len(answers) != len(asked) or not set(answers) <= ANSWERS:
+            raise WrongAdapter(f"plan answered {answers!r} to {asked!r}; allowed: one of {sorted(ANSWERS)} for each")
+        unknown = [key for key in (*frees, *encodes) if key not in self.sizes]
+        if unknown:
+            raise WrongAdapter(f"plan frees or encodes {unknown!r}; allowed: keys that were asked for")
+        return answers, frees, encodes
+
+    def carry_out(self, frees: list[str], encodes: list[str]) -> None:
+        """What the device will hold once the step has run."""
+        stays = {key: step for key, step in self.device.items() if key not in frees}
+        later = [] if self.evicts_within_step else frees
+        self.device = {**stays, **{key: self.steps for key in encodes if key not in later}}
+
+    def obey(self, calls: list[tuple[Any, ...]], answers: list[str]) -> list[tuple[str, str]]:
+        """Takes the answers into the books; what is wrong with them is returned."""
+        told, complaints = iter(answers), []
+        for word, request, *item in calls:
+            if word == "preempt":
+                self.forget(request)
+                continue
+            answer = next(told)
+            self.known.add(request)
+            complaints += self.judge_answer((request, item[0]), item[1], answer)
+            self.take_answer((request, item[0]), answer)
+        return complaints
+
+    def take_answer(self, hold: tuple[str, str], answer: str) -> None:
+        self.waiting.pop(hold, None)
+        if answer == "later":
+            self.waiting[hold] = None
+        elif answer != "never":
+            self.holds.setdefault(hold, Hold(self.steps)).read_in = self.steps
+        self.released.discard(hold)
+
+    def is_there(self, request: str) -> bool:
+        return any(request == holder for holder, _ in (*self.holds, *self.waiting))
+
+    def all_there(self) -> list[str]:
+        return list(dict.fromkeys(request for request, _ in (*self.holds, *self.waiting)))
+
+    def forget(self, request: str) -> None:
+        self.holds = {hold: since for hold, since in self.holds.items() if hold[0] != request}
+        self.waiting = {hold: None for hold in self.waiting if hold[0] != request}
+        self.released = {hold for hold in self.released if hold[0] != request}
+
+    def other(self, key: str) -> str:
+        """Who asks for ``key`` at the end: its own request, where entries are not shared."""
+        return LATE if self.shared else key.partition(".")[0]
+
+    # -- the history -------------------------------------------------------------------------------------------------
+
+    def tell(self, event: str) -> None:
+        self.rows.append(("", event, "", "", "", ""))
+
+    def tell_plan(
+        self, calls: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str], budget: int
+    ) -> None:
+        """A row for each ask; the last one tells what the device does and holds when the step has run."""
+        told = iter(answers)
+        rows = [
+            (f"{call[1]} asks for {call[2]} ({call[3]})", next(told))
+            if call[0] == "ask"
+            else (f"{call[1]} is preempted", "")
+            for call in calls
+        ] or [("nobody asks", "")]
+        step = str(self.steps) if budget == self.plenty else f"{self.steps}, budget {budget}"
+        for number, row in enumerate(rows, 1):
+            last = number == len(rows)
+            end = (" ".join(frees), " ".join(encodes), " ".join(self.device) or "-") if last else ("", "", "")
+            self.rows.append((step if number == 1 else "", *row, *end))

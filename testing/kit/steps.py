@@ -1,0 +1,211 @@
+"""Is the cache manager of your step engine sound? The step protocol: the kit plays requests and the device.
+
+::
+
+    def test_my_cache_keeps_its_promises():
+        examine_steps(MyAdapter, Declaration(closes=False)).raise_if_any()  # MyAdapter(room) has `StepCache`'s methods
+
+The engine plans steps: in each, requests ask for encoder outputs, and some requests are preempted. The device runs the
+steps in their order, and in each the frees, then the encodings, then the reads. ``docs/adapt_your_cache.md`` has the
+protocol as a table, and adapts a cache manager.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Literal, Protocol
+
+from . import step_game
+from .findings import (
+    RAISES_NOTHING,
+    WORKLOADS,
+    BrokenPromise,
+    Findings,
+    Promise,
+    Script,
+    Severity,
+    Table,
+    examine,
+    import_of,
+    raised,
+)
+from .step_game import Broken, StepGame, WrongAdapter
+from .step_workloads import Declaration, StepWorkload, draw_workload, simpler_workloads
+
+Wanted = tuple[Literal["ask"], str, str, int] | tuple[Literal["preempt"], str]
+"""``("ask", request, key, size)`` or ``("preempt", request)``."""
+
+StepPlanned = tuple[Collection[str], Collection[str], Collection[str]]
+"""The answers, the keys that the step frees, and those that it encodes."""
+
+
+class StepCache(Protocol):
+    """What the kit needs of the cache manager of a step engine: decisions about keys and sizes, never tensors. Requests
+    and keys are texts, sizes and room are in one unit (bytes, embeddings), and everything is plain Python, so that an
+    adapter need not import Triolet."""
+
+    def plan(self, wanted: Sequence[Wanted], budget: int) -> StepPlanned:
+        """Plans the next step. The answers are one for each ``ask``, in order:
+
+        - ``"hit"``: the output is there when the step reads, since an earlier step, or this one, encodes it.
+        - ``"encode"``: the same, and this step encodes it, for this request and all that share it.
+        - ``"later"``: no room, or no budget. The request asks again in later steps, or ends.
+        - ``"never"``: larger than the whole room.
+
+        After ``"hit"`` and ``"encode"`` the request holds the key, once, however often it asks again. ``preempt`` takes
+        back all that the request holds and has asked for, in this step too; who shares a key with it keeps it.
+
+        The encodings of one step take ``budget`` together, at most. The output of ``key`` has ``size`` in every call.
+        """
+        ...
+
+    def executed(self, failed: Sequence[str]) -> None:
+        """The oldest planned step has run. The encodings of ``failed`` left nothing, and all holds of these keys are
+        over: who still needs one asks anew."""
+        ...
+
+    def release(self, request: str, key: str) -> None:
+        """``request`` has read ``key``, and goes on. May come again, as a step loop does in each later step."""
+        ...
+
+    def finish(self, request: str) -> None:
+        """``request`` has ended, was aborted, or was preempted between two steps: all that it holds and waits for is
+        given back. May come again, and for a request that holds nothing. A preempted request asks anew later."""
+        ...
+
+    # and, where the declaration says so:
+    # reset(): the device was emptied between two steps; nobody holds anything any more.
+    # close(): no request asks any more; the next steps free all that is on the device.
+
+
+MakeStepCache = Callable[[int], StepCache]
+"""Makes an empty cache of so much room."""
+
+
+PROMISES = {
+    promise.name: promise
+    for promise in (
+        Promise(
+            step_game.NO_FREE_WHILE_HELD,
+            Severity.CORRUPTS,
+            "A step reads an output that is gone: an error at best, another request's image or voice at worst.",
+        ),
+        Promise(
+            step_game.NO_PHANTOM,
+            Severity.CORRUPTS,
+            "The runner finds nothing under the key and crashes, or reads what happens to lie there.",
+        ),
+        Promise(
+            step_game.ROOM_IS_KEPT,
+            Severity.CRASHES,
+            "The device holds more than the books say: it runs out of memory under load, long after the cause.",
+        ),
+        RAISES_NOTHING,
+        Promise(
+            step_game.EVERY_ASK_ANSWERED,
+            Severity.HANGS,
+            "A request waits for ever, and its client with it; under load the whole queue stands behind it.",
+        ),
+        Promise(
+            step_game.ALWAYS_FREED,
+            Severity.LEAKS,
+            "Memory that nobody gives back is lost until the process ends, and with it the next engine's start.",
+        ),
+        Promise(
+            step_game.FREES_HIT,
+            Severity.LEAKS,
+            "The free came before the output: it misses, and the output that comes later is in no book any more.",
+        ),
+        Promise(
+            step_game.ENCODE_ONCE,
+            Severity.WASTES,
+            "The encoder computes what is there already, and writes over an output that others may be reading.",
+        ),
+        Promise(
+            step_game.BUDGET_IS_KEPT,
+            Severity.WASTES,
+            "The step takes longer than planned, for everybody in it, and its activations may not fit.",
+        ),
+    )
+}
+"""The promises of a `StepCache`, the worst first."""
+
+# -- playing ---------------------------------------------------------------------------------------------------------
+
+COLUMNS = ("step", "what happens", "answer", "frees", "encodes", "then on the device")
+
+
+def play_steps(make_cache: MakeStepCache, declared: Declaration, workload: StepWorkload) -> None:
+    """Plays ``workload`` on a new cache, brings it to its end (`StepGame.end`), and checks every promise on the way.
+
+    Raises:
+        BrokenPromise: the cache broke one, or raised an error.
+        WrongAdapter: the adapter does not speak the protocol.
+    """
+    game = StepGame(make_cache(workload.room), workload.room, dict(workload.sizes), **declared.rules())
+    try:
+        for name, arguments in workload.operations:
+            getattr(game, name)(*arguments)
+        if workload.hurried:
+            game.close(workload.late_failures)
+        else:
+            game.end()
+    except Broken as broken:
+        raise BrokenPromise(PROMISES[broken.promise], broken.what, Table(COLUMNS, game.rows), broken.kind) from None
+    except WrongAdapter:
+        raise
+    except Exception as error:
+        raise raised(error, Table(COLUMNS, game.rows)) from error
+
+
+def examine_steps(
+    make_cache: MakeStepCache,
+    declared: Declaration | None = None,
+    *,
+    seed: int = 0,
+    workloads: int = WORKLOADS,
+    subject: str | None = None,
+) -> Findings:
+    """Looks for workloads that break the promises of a `StepCache`.
+
+    Args:
+        make_cache: makes an empty cache of so much room; the adapter's class, if it takes the room alone.
+        declared: what the engine does otherwise.
+        seed: the same seed plays the same workloads.
+        workloads: how many; a thousand take about a second.
+        subject: what regression tests import, ``package.module:factory``; by default where ``make_cache`` was defined.
+
+    Raises:
+        TypeError: the adapter lacks a method, or does not speak the protocol.
+    """
+    declared = declared or Declaration()
+    _check_methods(make_cache(1), declared)
+    script = _script(import_of(make_cache, subject), declared)
+    play = partial(play_steps, make_cache, declared)
+    return examine(
+        lambda chance: draw_workload(chance, declared), play, simpler_workloads, script, seed=seed, workloads=workloads
+    )
+
+
+def _check_methods(cache: object, declared: Declaration) -> None:
+    optional = [name for name, has in (("close", declared.closes), ("reset", declared.resets)) if has]
+    missing = [name for name in ("plan", "executed", "release", "finish", *optional) if not hasattr(cache, name)]
+    if missing:
+        told = f"{type(cache).__name__} has no {missing[0]}"
+        option = {"close": "; without one declare closes=False", "reset": "; without one declare resets=False"}
+        raise WrongAdapter(f"{told}{option.get(missing[0], '')}; see triolet.testing.kit.steps.StepCache")
+
+
+def _script(imported: tuple[str, str], declared: Declaration) -> Script[StepWorkload]:
+    """Tests that carry the clients and the device along."""
+    line, factory = imported
+    prelude = f"{inspect.getsource(step_game)}\n\n{line}  # noqa: E402\n"
+    rules = "".join(f", {name}={told!r}" for name, told in declared.rules().items())
+
+    def body(workload: StepWorkload) -> str:
+        begin = f"game = StepGame({factory}({workload.room}), {workload.room}, {dict(workload.sizes)!r}{rules})"
+        return "\n".join([begin, *(f"game.{call}" for call in workload.calls())])
+
+    return Script(prelude, body)

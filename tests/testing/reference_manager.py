@@ -1,0 +1,199 @@
+"""A cache manager in the shape that step engines with references counted by request have, written anew: room is counted
+in embeddings; an entry has a set of requests; one without any is freeable, in the order in which it became so; room
+that is free and room that is freeable are counted apart. And faults of that shape, one a class."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class Request:
+    """A request with its items, each by its number: an identifier and how many embeddings it has."""
+
+    def __init__(self, request_id):
+        self.request_id = request_id
+        self.items = {}
+
+    def number_of(self, identifier, size):
+        self.items.setdefault(identifier, size)
+        return list(self.items).index(identifier)
+
+    def item(self, number):
+        return list(self.items.items())[number]
+
+
+class ReferenceManager:
+    """Sound."""
+
+    def __init__(self, size):
+        self.num_free = self.num_freeable = size
+        self.cached = {}
+        self.freeable = OrderedDict()
+        self.freed = []
+
+    def check_and_update_cache(self, request, number):
+        """Is the item cached? Then the request refers to it from now on."""
+        identifier, size = request.item(number)
+        if identifier not in self.cached:
+            return False
+        if not self.cached[identifier]:
+            self.taken_up(identifier, size)
+        self.cached[identifier].add(request.request_id)
+        return True
+
+    def taken_up(self, identifier, size):
+        del self.freeable[identifier]
+        self.num_freeable -= size
+
+    def can_allocate(self, request, number, budget):
+        """Makes room where there is any to be made."""
+        _, size = request.item(number)
+        if size > budget or size > self.num_freeable:
+            return False
+        while size > self.num_free:
+            self.evict(*self.freeable.popitem(last=False))
+        return True
+
+    def evict(self, identifier, size):
+        del self.cached[identifier]
+        self.freed.append(identifier)
+        self.num_free += size
+
+    def allocate(self, request, number):
+        identifier, size = request.item(number)
+        self.cached[identifier] = {request.request_id}
+        self.num_free -= size
+        self.num_freeable -= size
+
+    def free_encoder_input(self, request, number):
+        """The request has read the item: called in each later step, too."""
+        identifier, size = request.item(number)
+        if not self.cached.get(identifier):
+            return
+        self.cached[identifier].discard(request.request_id)
+        if not self.cached[identifier]:
+            self.freeable[identifier] = size
+            self.num_freeable += size
+
+    def free(self, request):
+        for number in range(len(request.items)):
+            self.free_encoder_input(request, number)
+
+    def take_back(self, identifier):
+        """What was allocated in this step will not be encoded, since nobody needs it any more."""
+        self.num_free += self.freeable.pop(identifier)
+        del self.cached[identifier]
+
+    def get_freed(self):
+        freed, self.freed = self.freed, []
+        return freed
+
+
+class ReferenceAdapter:
+    """The part of a scheduler that calls the manager."""
+
+    manager_of = ReferenceManager
+
+    def __init__(self, room):
+        self.manager, self.requests = self.manager_of(room), {}
+
+    def plan(self, wanted, budget):
+        answers, encodes = [], {}
+        for word, name, *item in wanted:
+            request = self.requests.setdefault(name, Request(name))
+            if word == "preempt":
+                self.manager.free(request)
+                for key in [key for key in encodes if not self.manager.cached.get(key)]:
+                    self.manager.take_back(key)
+                    del encodes[key]
+            elif self.manager.check_and_update_cache(request, number := request.number_of(*item)):
+                answers.append("hit")
+            elif self.manager.can_allocate(request, number, budget - sum(encodes.values())):
+                self.manager.allocate(request, number)
+                encodes[item[0]] = item[1]
+                answers.append("encode")
+            else:
+                answers.append("later")
+        return answers, self.manager.get_freed(), list(encodes)
+
+    def executed(self, failed):
+        pass
+
+    def release(self, name, key):
+        self.manager.free_encoder_input(self.requests[name], list(self.requests[name].items).index(key))
+
+    def finish(self, name):
+        self.manager.free(self.requests[name])
+
+
+class OfferedInItsOwnStep(ReferenceManager):
+    """E1: what was allocated for a preempted request is evicted in the same step, and its free misses."""
+
+    def take_back(self, identifier):
+        self.freed.append(identifier)
+        super().take_back(identifier)
+
+
+class ReuseTakesRoomTwice(ReferenceManager):
+    """E2: free and freeable drift apart."""
+
+    def taken_up(self, identifier, size):
+        super().taken_up(identifier, size)
+        self.num_free -= size
+
+
+class AbortFreesOneItem(ReferenceManager):
+    """E3: the items of an aborted request but the first stay referred to."""
+
+    def free(self, request):
+        self.free_encoder_input(request, 0)
+
+
+class FirstReaderFrees(ReferenceManager):
+    """E5: freeable as soon as one request has read it."""
+
+    def free_encoder_input(self, request, number):
+        identifier, _ = request.item(number)
+        if request.request_id in self.cached.get(identifier, ()):
+            self.cached[identifier] = {request.request_id}
+        super().free_encoder_input(request, number)
+
+
+class EachStepGivesRoomBack(ReferenceManager):
+    """E8: the room of an item is freeable once more with each step of a request that goes on."""
+
+    def free_encoder_input(self, request, number):
+        identifier, size = request.item(number)
+        if self.cached.get(identifier) == set():
+            self.num_freeable += size
+        super().free_encoder_input(request, number)
+
+
+class PhantomOfThePreempted(ReferenceManager):
+    """E9: preemption gives the budget back, and leaves the entry listed."""
+
+    def take_back(self, identifier):
+        pass
+
+
+class EvictedStaysListed(ReferenceManager):
+    """The eviction tells the runner, and forgets the list of what is cached."""
+
+    def evict(self, identifier, size):
+        self.freed.append(identifier)
+        self.num_free += size
+
+    def taken_up(self, identifier, size):
+        if self.freeable.pop(identifier, None):
+            self.num_freeable -= size
+
+
+class FreesAreNotTaken(ReferenceManager):
+    """The list of frees is handed out and never emptied."""
+
+    def get_freed(self):
+        return list(self.freed)
+
+
+def behind_the_adapter(manager):
+    return type(manager.__name__, (ReferenceAdapter,), {"manager_of": manager, "__module__": __name__})
