@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import attrs
 from attrs import evolve, frozen
 
 from .findings import without_some
 from .paged_device import EOS, Record, sampled
-
-if TYPE_CHECKING:
-    from .schedulers import Declared
 
 Operation = tuple[str, int]
 """``ask`` and ``leave`` of a request, by its number; ``plan``, ``run`` and ``storm``, with 0."""
@@ -26,9 +23,38 @@ _PLACEHOLDER = 9  # the token at a position of an item
 
 
 @frozen(kw_only=True)
+class Declaration:
+    """What the scheduler does not promise, or promises beyond the others. A declaration turns off one check, or what
+    workloads have, and nothing else.
+
+    Args:
+        steps_in_flight: how many steps may be planned and not answered, at most: 1 for an engine that waits for each.
+        items: requests have items that an encoder encodes. ``False`` for an engine of texts.
+        priorities: requests have priorities, the smallest served first. ``False`` for one that serves by arrival alone.
+        fair: a request is served at last, however many others of its priority come later. ``False`` for an engine that
+            fills gaps with whoever fits.
+        settled: a page is given to another request only when the steps that use it are done. For an engine whose pages
+            are also read by others than the steps, by a transfer to the host say, or that runs a failed step again. The
+            device runs steps in order, so most engines need not wait.
+        missed_free: ``"harmless"`` for a runner that takes a free of what it does not have for nothing.
+        refuses: workloads have requests that can never fit, which are to be refused. Without it none has.
+        page_size: the smallest that the scheduler can have.
+    """
+
+    steps_in_flight: int = 2
+    items: bool = True
+    priorities: bool = True
+    fair: bool = True
+    settled: bool = False
+    missed_free: Literal["harmless", "fault"] = "fault"
+    refuses: bool = False
+    page_size: int = 1
+
+
+@frozen(kw_only=True)
 class Limits:
-    """What the scheduler has. ``room`` and the sizes of items are in units of the encoder cache. A request runs alone where the pages suffice for its prompt and all but the last token that it asks for, and
-    the room for each of its items."""
+    """What the scheduler has. ``room`` and the sizes of items are in units of the encoder cache. A request runs alone
+    where the pages suffice for its prompt and all but the last token that it asks for, and the room for each item."""
 
     pages: int
     page_size: int
@@ -56,7 +82,7 @@ class Item:
 
 @frozen(kw_only=True)
 class NewRequest:
-    """``max_tokens``: how many tokens it asks for; it ends earlier with `EOS`. The smallest priority is served first."""
+    """``max_tokens``: how many tokens it asks for; it ends earlier with `EOS`. The smallest ``priority`` is first."""
 
     id: str
     tokens: tuple[int, ...]
@@ -77,22 +103,22 @@ class SchedulerWorkload:
 # -- drawn by chance -----------------------------------------------------------------------------------------------
 
 
-def draw(declared: Declared, random: Random) -> SchedulerWorkload:
+def draw(declared: Declaration, random: Random) -> SchedulerWorkload:
     """A workload of random numbers."""
-    page_size = random.choice(declared.page_sizes)
+    page_size = declared.page_size * random.choice((1, 2, 4) if declared.page_size < 4 else (1,))
     limits = Limits(
         pages=random.randint(3, 10),
         page_size=page_size,
         max_step_tokens=random.choice((1, 2, 3, 4, 6, 8, 16)),
         max_running=random.randint(1, 4),
         room=random.randint(1, 4) if declared.items else 0,
-        steps_in_flight=random.choice(declared.steps_in_flight),
+        steps_in_flight=random.randint(1, declared.steps_in_flight),
     )
     requests = _requests(declared, limits, random)
     return SchedulerWorkload(limits=limits, requests=requests, operations=_operations(declared, len(requests), random))
 
 
-def _requests(declared: Declared, limits: Limits, random: Random) -> tuple[NewRequest, ...]:
+def _requests(declared: Declaration, limits: Limits, random: Random) -> tuple[NewRequest, ...]:
     longest = max(6, limits.pages * limits.page_size // 2)
     bases = [[random.randint(1, 2) for _ in range(longest)] for _ in range(2)]
     sizes = [random.randint(1, limits.room) if limits.room else 0 for _ in range(3)]
@@ -101,7 +127,8 @@ def _requests(declared: Declared, limits: Limits, random: Random) -> tuple[NewRe
         most = limits.pages * limits.page_size
         tokens, items = _prompt(bases, sizes, found, limits, random)
         room = max(1, most - 1)
-        tokens, items = tokens[:room], tuple(item for item in items if item.start + item.length < min(len(tokens), room))
+        tokens = tokens[:room]
+        items = tuple(item for item in items if item.start + item.length < len(tokens))
         if declared.refuses and random.random() < 0.1:
             tokens = (*tokens, *[1] * (most + 1 - len(tokens)))
         elif declared.refuses and items and random.random() < 0.1:
@@ -146,23 +173,25 @@ def answer(request: NewRequest) -> tuple[int, ...]:
     return tuple(record.tokens[len(request.tokens) :])
 
 
-def _operations(declared: Declared, requests: int, random: Random) -> tuple[Operation, ...]:
+def _operations(declared: Declaration, requests: int, random: Random) -> tuple[Operation, ...]:
     operations: list[Operation] = []
     for number in range(requests):
         operations.append(("ask", number))
         if random.random() < 0.4:
             continue
-        for _ in range(random.randint(1, 8)):
-            operations.append((random.choice(("plan", "run")), 0))
+        operations += _turns(random.randint(1, 8), random)
         if random.random() < 0.3:
             operations.append(("leave", random.randint(0, number)))
-    for _ in range(random.randint(0, 6)):
-        operations.append((random.choice(("plan", "run")), 0))
+    operations += _turns(random.randint(0, 6), random)
     if random.random() < 0.3:
         operations += [("leave", number) for number in range(requests) if random.random() < 0.5]
     if declared.fair and random.random() < 0.15:
         operations.append(("storm", 0))
     return tuple(operations)
+
+
+def _turns(count: int, random: Random) -> list[Operation]:
+    return [(random.choice(("plan", "run")), 0) for _ in range(count)]
 
 
 # -- simpler ones --------------------------------------------------------------------------------------------------
@@ -176,12 +205,16 @@ def simpler(workload: SchedulerWorkload) -> Iterator[SchedulerWorkload]:
         for other in _simpler_requests(request, workload.limits):
             requests = (*workload.requests[:number], other, *workload.requests[number + 1 :])
             yield evolve(workload, requests=requests)
-    for name, least in (("steps_in_flight", 1), ("max_running", 1), ("room", min(1, workload.limits.room)), ("pages", 1)):
-        if getattr(workload.limits, name) > least:
-            fewer = getattr(workload.limits, name) - 1
-            smaller = evolve(workload, limits=evolve(workload.limits, **{name: fewer}))
-            if all(_fits(request, workload.limits) <= _fits(request, smaller.limits) for request in workload.requests):
-                yield smaller
+    for limits in _smaller(workload.limits):
+        if all(_fits(request, workload.limits) <= _fits(request, limits) for request in workload.requests):
+            yield evolve(workload, limits=limits)
+
+
+def _smaller(limits: Limits) -> Iterator[Limits]:
+    least = {"steps_in_flight": 1, "max_running": 1, "room": min(1, limits.room), "pages": 1}
+    for name, allowed in least.items():
+        if getattr(limits, name) > allowed:
+            yield evolve(limits, **{name: getattr(limits, name) - 1})
 
 
 def _fits(request: NewRequest, limits: Limits) -> bool:

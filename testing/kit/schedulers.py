@@ -25,24 +25,34 @@ Not seen: steps that fail, pages that move or are copied, draft tokens, beams, a
 from __future__ import annotations
 
 import inspect
-import random
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Literal, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from attrs import field, frozen
 
 from . import paged_device, scheduler_play
-from .findings import WORKLOADS, BrokenPromise, Findings, Promise, Script, Severity, Table, examine, raised
+from .findings import (
+    RAISES_NOTHING,
+    WORKLOADS,
+    BrokenPromise,
+    Findings,
+    Promise,
+    Script,
+    Severity,
+    Table,
+    examine,
+    import_of,
+    raised,
+)
 from .scheduler_play import SchedulerPlay
-from .scheduler_workloads import Item, Limits, NewRequest, SchedulerWorkload, draw, simpler
-
+from .scheduler_workloads import Declaration, Item, Limits, NewRequest, SchedulerWorkload, draw, simpler
 
 __all__ = [
     "Chunk",
-    "Declared",
+    "Declaration",
     "Item",
     "Limits",
     "NewRequest",
@@ -57,7 +67,7 @@ __all__ = [
 @frozen
 class Chunk:
     """One request's part of a step: feed its tokens at positions ``start .. start+length-1``, over ``pages``: position
-    p lies in ``pages[p // page_size]``, and all positions before are read. ``samples``: a token is sampled behind it."""
+    p lies in ``pages[p // page_size]``. All positions before are read. ``samples``: a token is sampled behind it."""
 
     request: str
     start: int
@@ -83,8 +93,8 @@ class Scheduler(Protocol):
         ...
 
     def schedule(self) -> Step | None:
-        """Plans the next step; ``None``: there is nothing to do now. What is planned is run, and `update` told of it, even
-        if there is nothing to do in it."""
+        """Plans the next step; ``None``: there is nothing to do now. What is planned is run, and `update` told of it,
+        even if there is nothing to do in it."""
         ...
 
     def update(self, step: Step, tokens: Mapping[str, int]) -> Iterable[str] | None:
@@ -100,36 +110,6 @@ class Scheduler(Protocol):
 
 
 MakeScheduler = Callable[[Limits], Scheduler]
-
-
-@frozen(kw_only=True)
-class Declared:
-    """What the scheduler does not promise, or promises beyond the others. A declaration turns off one check, or what
-    workloads have, and nothing else.
-
-    Args:
-        steps_in_flight: how many steps may be in flight, of which a workload has one: ``(1,)`` for an engine that waits for
-            each step, ``(2,)`` for one that always plans ahead.
-        items: requests have items that an encoder encodes. ``False`` for an engine of texts.
-        priorities: requests have priorities, the smallest served first. ``False`` for one that serves by arrival alone.
-        fair: a request is served at last, however many others of its priority come later. ``False`` for an engine that
-            fills gaps with whoever fits.
-        settled: a page is given to another request only when the steps that use it are done. For an engine whose pages
-            are also read by others than the steps, by a transfer to the host say, or that runs a failed step again. The
-            device runs steps in order, so most engines need not wait.
-        missed_free: ``"harmless"`` for a runner that takes a free of what it does not have for nothing.
-        refuses: workloads have requests that can never fit, which are to be refused. Without it none has.
-        page_sizes: the sizes of pages, of which a workload has one.
-    """
-
-    steps_in_flight: tuple[int, ...] = (1, 2)
-    items: bool = True
-    priorities: bool = True
-    fair: bool = True
-    settled: bool = False
-    missed_free: Literal["harmless", "fault"] = "fault"
-    refuses: bool = False
-    page_sizes: tuple[int, ...] = (1, 2, 4)
 
 
 PROMISES = {
@@ -167,6 +147,7 @@ PROMISES = {
             Severity.CORRUPTS,
             "The books list an output that is gone: everybody who finds it there reads garbage, until a restart.",
         ),
+        RAISES_NOTHING,
         Promise(
             scheduler_play.STARVES,
             Severity.HANGS,
@@ -186,7 +167,7 @@ PROMISES = {
         Promise(
             scheduler_play.ALWAYS_FREED,
             Severity.LEAKS,
-            "What does not come back is missing for ever: the engine serves fewer and fewer at once, and stops at last.",
+            "What does not come back is missing for ever: the engine serves fewer and fewer, and stops at last.",
         ),
         Promise(
             scheduler_play.FREE_FOLLOWS,
@@ -209,7 +190,12 @@ PROMISES = {
 
 
 def examine_scheduler(
-    make: MakeScheduler, declared: Declared | None = None, *, seed: int = 0, workloads: int = WORKLOADS
+    make: MakeScheduler,
+    declared: Declaration | None = None,
+    *,
+    seed: int = 0,
+    workloads: int = WORKLOADS,
+    subject: str | None = None,
 ) -> Findings:
     """Looks for workloads that break the scheduler's promises. The same arguments give the same findings.
 
@@ -217,26 +203,22 @@ def examine_scheduler(
         make: makes a scheduler of these limits, with nothing in it.
         declared: what the scheduler does not promise.
         seed: of the workloads.
-        workloads: how many are played.
+        workloads: how many are played; a thousand of a small scheduler take about a second.
+        subject: what regression tests import, ``package.module:factory``; by default where ``make`` was defined.
     """
-    declared = declared or Declared()
-    return examine(
-        partial(draw, declared),
-        partial(play_scheduler, make, declared=declared),
-        simpler,
-        Script(prelude(), partial(_regression, declared)),
-        seed=seed,
-        workloads=workloads,
-    )
+    declared = declared or Declaration()
+    play = partial(play_scheduler, make, declared=declared)
+    script = _script(import_of(make, subject), declared)
+    return examine(partial(draw, declared), play, simpler, script, seed=seed, workloads=workloads)
 
 
-def play_scheduler(make: MakeScheduler, workload: SchedulerWorkload, declared: Declared | None = None) -> None:
+def play_scheduler(make: MakeScheduler, workload: SchedulerWorkload, declared: Declaration | None = None) -> None:
     """Plays one workload on a new scheduler.
 
     Raises:
         BrokenPromise: with the history as a table.
     """
-    declared = declared or Declared()
+    declared = declared or Declaration()
     try:
         _play(make, workload, declared, None)
     except Exception:  # noqa: BLE001  (played again, and told)
@@ -260,7 +242,7 @@ def _fail(promise: str, what: str) -> NoReturn:
 
 
 def _play(
-    make: MakeScheduler, workload: SchedulerWorkload, declared: Declared, told: list[tuple[str, str, str]] | None
+    make: MakeScheduler, workload: SchedulerWorkload, declared: Declaration, told: list[tuple[str, str, str]] | None
 ) -> None:
     play = SchedulerPlay(make(workload.limits), workload.limits, declared.settled, declared.missed_free)
     play.told = told
@@ -288,12 +270,12 @@ def _table(told: list[tuple[str, str, str]]) -> Table:
 # -- regression tests ----------------------------------------------------------------------------------------------
 
 
-def prelude() -> str:
-    """What all regression tests of a file share: the device and the clients, in plain Python."""
-    parts = [_text_of(module) for module in (paged_device, scheduler_play)]
-    own = "from types import SimpleNamespace\nfrom typing import Any, NoReturn\n"
-    hint = "# make_scheduler(limits) is yours: the adapter that was checked\n"
-    return f"from __future__ import annotations\n\n{own}\n{hint}\n" + "\n\n".join(parts)
+def _script(imported: tuple[str, str], declared: Declaration) -> Script[SchedulerWorkload]:
+    """Tests that carry the clients and the device along."""
+    line, factory = imported
+    texts = "\n\n".join(_text_of(module) for module in (paged_device, scheduler_play))
+    head = "from __future__ import annotations\n\nfrom types import SimpleNamespace\nfrom typing import Any, NoReturn\n"
+    return Script(f"{head}\n{line}\n\n{texts}", partial(_regression, factory, declared))
 
 
 def _text_of(module: ModuleType) -> str:
@@ -303,11 +285,11 @@ def _text_of(module: ModuleType) -> str:
     return re.sub(r"^from .*\n", "", text, flags=re.MULTILINE).strip() + "\n"
 
 
-def _regression(declared: Declared, workload: SchedulerWorkload) -> str:
+def _regression(factory: str, declared: Declaration, workload: SchedulerWorkload) -> str:
     limits = ", ".join(f"{name}={getattr(workload.limits, name)}" for name in workload.limits.names())
     lines = [
         f"limits = SimpleNamespace({limits})",
-        f"play = SchedulerPlay(make_scheduler(limits), limits, {declared.settled}, {declared.missed_free!r})",
+        f"play = SchedulerPlay({factory}(limits), limits, {declared.settled}, {declared.missed_free!r})",
     ]
     for what, number in workload.operations:
         match what:

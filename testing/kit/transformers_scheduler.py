@@ -1,5 +1,5 @@
-"""The continuous batching of transformers as the subject of `examine_scheduler`: its manager, scheduler and paged cache,
-driven without its thread. The kit stands in for the model. It waits for each step, and has no priorities::
+"""The continuous batching of transformers as the subject of `examine_scheduler`: its manager, scheduler and paged
+cache, driven without its thread. The kit stands in for the model. It waits for each step, and has no priorities::
 
     findings = examine_scheduler(TransformersScheduler, DECLARED)
 """
@@ -15,9 +15,9 @@ from transformers.generation import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from .paged_device import EOS
-from .schedulers import Chunk, Declared, Limits, NewRequest, Step
+from .schedulers import Chunk, Declaration, Limits, NewRequest, Step
 
-DECLARED = Declared(steps_in_flight=(1,), items=False, priorities=False, fair=False, page_sizes=(4,))
+DECLARED = Declaration(steps_in_flight=1, items=False, priorities=False, fair=False, page_size=4)
 """``fair``: whoever fits is admitted, so that a large request waits while small ones come."""
 
 
@@ -39,7 +39,7 @@ class TransformersScheduler:
             return None
         return Step(chunks=[self.chunk(part) for part in self.processor.inputs_and_outputs.requests_in_batch])
 
-    def update(self, step: Step, tokens: Mapping[str, int]) -> list[str]:
+    def update(self, _: Step, tokens: Mapping[str, int]) -> list[str]:
         for row, token in enumerate(tokens.values()):
             self.processor.inputs_and_outputs.output_ids[0, row] = token
         self.processor.update_batch()

@@ -150,7 +150,7 @@ class EvictsAndRemembers(SmallScheduler):
 
 
 class CallsOffTheEncoding(SmallScheduler):
-    """Who is preempted in the step that reserved its item takes the encoding along, and leaves the entry, which is freed later."""
+    """Who is preempted in the step that reserved its item takes the encoding along, but not the entry."""
 
     def preempt(self, victim: Sequence) -> None:
         self.encodes = [key for key in self.encodes if key not in victim.reads.values()]

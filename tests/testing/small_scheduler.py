@@ -53,7 +53,9 @@ class SmallScheduler:
     holders: dict[str, int] = field(factory=dict)  # of each encoder output
     sizes: dict[str, int] = field(factory=dict)
     arrivals: int = 0
-    chunks: list[tuple[Sequence, int, Chunk]] = field(factory=list)  # of the step that is being planned, as the next four
+    chunks: list[tuple[Sequence, int, Chunk]] = field(
+        factory=list
+    )  # of the step that is being planned, as the next four
     frees: list[str] = field(factory=list)
     encodes: list[str] = field(factory=list)
     left: int = 0  # tokens
