@@ -84,7 +84,7 @@ class PagedDevice:
         for key in step.frees:
             self.free(key)
         for key in step.encodes:
-            self.encode(key)
+            self.encode(key, next(record.sizes[key] for record in self.records.values() if key in record.sizes))
         for chunk in step.chunks:
             self.write(chunk)
         tokens = {}
@@ -104,11 +104,11 @@ class PagedDevice:
         self.outputs.pop(key, None)
         self.freed[key] = self.steps
 
-    def encode(self, key: str) -> None:
+    def encode(self, key: str, size: int) -> None:
         """Computes an output."""
         if key in self.outputs:
             self.fail(ENCODE_ONCE, f"{key} is to be encoded, and it is on the device")
-        self.outputs[key] = next(record.sizes[key] for record in self.records.values() if key in record.sizes)
+        self.outputs[key] = size
         taken = sum(self.outputs.values())
         if taken > self.room:
             there = ", ".join(sorted(self.outputs))
