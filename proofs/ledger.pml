@@ -27,6 +27,7 @@ bit closed;
 bit lost;                    /* a generation was lost: once is enough for every interleaving */
 byte withdrawn;
 chan queue = [REQUESTS] of { byte };  /* acquires that wait, in order */
+chan to_encode = [KEYS] of { byte };  /* reserved entries, in order */
 chan dispatches = [KEYS] of { byte };   /* what the device was told, in order */
 chan frees = [KEYS] of { byte };
 
@@ -40,10 +41,18 @@ chan frees = [KEYS] of { byte };
 #define ANY(what, k) (what(0, k) || what(1, k) || what(2, k) || what(3, k))
 #endif
 
+mtype was = absent;
 byte k, r, i, room, lacking;  /* of the message that is handled; the same between two messages */
 
 inline change(key, what) {
+  was = life[key];
   look_up(life[key], what, ANY(HAS, key));
+  if
+  :: was != reserved && life[key] == reserved -> to_encode ! key
+  :: was == reserved && life[key] != reserved -> to_encode ?? eval(key)
+  :: else
+  fi;
+  was = absent
 }
 
 inline tell_readers(key) {   /* the output is ready: all who hold it may read */
@@ -114,10 +123,10 @@ inline make_room() {         /* which idle entry goes first is left open: any ma
      fi
   od;
   if                         /* an idle entry that others wait for goes for the first wait alone */
-  :: nempty(queue) && room < 1 && EVICTABLE(0) -> evict_one(0)
-  :: nempty(queue) && room < 1 && EVICTABLE(1) -> evict_one(1)
+  :: len(queue) > 0 && room < 1 && EVICTABLE(0) -> evict_one(0)
+  :: len(queue) > 0 && room < 1 && EVICTABLE(1) -> evict_one(1)
 #if KEYS > 2
-  :: nempty(queue) && room < 1 && EVICTABLE(2) -> evict_one(2)
+  :: len(queue) > 0 && room < 1 && EVICTABLE(2) -> evict_one(2)
 #endif
   :: else
   fi
@@ -184,18 +193,8 @@ proctype Encoder() {
   byte key;
   do
   :: atomic {
-       life[0] == reserved || life[1] == reserved
-#if KEYS > 2
-       || life[2] == reserved
-#endif
-       ->
-       if
-       :: life[0] == reserved -> key = 0
-       :: life[1] == reserved -> key = 1
-#if KEYS > 2
-       :: life[2] == reserved -> key = 2
-#endif
-       fi;
+       nempty(to_encode) ->
+       to_encode ? <key>;
        change(key, dispatched);
        dispatches ! key;
        key = 0; check()

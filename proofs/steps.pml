@@ -115,7 +115,7 @@ proctype Planner() {
        if                    /* the last one served may be preempted, once in a run */
        :: !preempted && wants ->
           preempted = 1;
-          r = (IN(wants, 2) -> 2 : (IN(wants, 1) -> 1 : 0));
+          r = (IN(wants, 3) -> 3 : (IN(wants, 2) -> 2 : (IN(wants, 1) -> 1 : 0)));
           preempt(r);
           phase[r] = asks;
           number = len(queue);

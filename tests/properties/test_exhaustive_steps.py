@@ -133,5 +133,5 @@ def test_the_exploration_finds_what_is_planted(monkeypatch: pytest.MonkeyPatch) 
     """A sequence's first page never comes back."""
     give_back = PageAllocator.give_back
     monkeypatch.setattr(PageAllocator, "give_back", lambda self, pages: give_back(self, pages[1:]))
-    with pytest.raises(AssertionError, match=r"always freed eventually: .*, after .*'run'"):
+    with pytest.raises(AssertionError, match=r"always freed eventually: .*, after .*'ask', 0"):
         explore(WORLDS["two that grow beyond the pages"])
