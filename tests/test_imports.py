@@ -1,5 +1,5 @@
-"""The import rule: core <- models <- actors <- api <- the face; testing may use all, and only tests use testing. The
-rooms within core, models and api have rules of their own."""
+"""The import rule: core <- models <- actors <- api <- the face; testing may use all, and only tests and the command
+`triolet verify` use testing. The rooms within core, models and api have rules of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALLOWED = {
     "api": {"core", "models", "actors", "api", "demo"},
     "bench": {"core", "models", "api", "bench", FACE},
     "server": {"core", "actors", "api", "demo", "server"},
-    FACE: {"core", "models", "actors", "api", "bench", "server", FACE},
+    FACE: {"core", "models", "actors", "api", "bench", "server", "testing", FACE},  # testing: by `triolet verify` alone
     "testing": {"core", "models", "actors", "api", "testing", "demo"},
     "demo": {"demo"},
 }
@@ -169,6 +169,11 @@ def _modules(target: tuple[str, ...], known: set[str]) -> Iterator[str]:
     for length in (len(target), len(target) - 1):
         if ".".join(target[:length]) in known:
             yield ".".join(target[:length])
+
+
+def test_only_the_command_verify_uses_testing() -> None:
+    users = {path.stem for path in modules(FACE) for target in imports(path) if target[:2] == ("triolet", "testing")}
+    assert users == {"verify"}
 
 
 def test_asyncio_stays_behind_the_portal() -> None:

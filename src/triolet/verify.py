@@ -21,8 +21,8 @@ PROTOCOLS = ("step", "cache", "scheduler")
 _BOOLEANS = {"yes": True, "true": True, "no": False, "false": False}
 _EXAMPLES = (
     ("triolet verify triolet.testing.kit.step_engine:Adapter", "the engine of the page"),
-    ("triolet verify my_engine.adapter:make_cache --declare closes=no --declare missed_free=harmless", ""),
-    ("triolet verify my_engine.adapter:make_cache --workloads 100000 --emit-test test_found.py", ""),
+    ("triolet verify my_engine.adapter:make_cache --declare closes=no", "no close()"),
+    ("triolet verify my_engine.adapter:make_cache --emit-test test_found.py", ""),
 )
 
 

@@ -22,6 +22,7 @@ from .findings import (
     Severity,
     Table,
     examine,
+    import_of,
     raised,
     without_some,
 )
@@ -107,7 +108,7 @@ def examine_cache(
     """Looks for workloads that break the promises of an `EncoderCache`: the worst first. See `examine`."""
     line, factory = import_of(make_cache, subject)
     prelude = f"from triolet.testing.conformance import Ask, Encoded, Free, Release, Workload, play\n\n{line}\n"
-    script = Script(prelude, lambda workload: f"play({factory}, {workload!r})")
+    script: Script[Workload] = Script(prelude, lambda workload: f"play({factory}, {workload!r})")
     return examine(
         draw_cache_workload,
         partial(play_cache, make_cache),

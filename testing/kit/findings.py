@@ -83,7 +83,7 @@ class Table:
     """A history as a table of steps. `str` aligns the columns; trailing columns that are empty throughout are left
     out."""
 
-    columns: tuple[str, ...] = field(default=(), converter=tuple)
+    columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = field(default=(), converter=_as_rows)
 
     def __str__(self) -> str:

@@ -1,13 +1,13 @@
 """Triolet's own encoder ledger behind the step protocol. Its encode batches have a budget of their own, so that a step
 has none; it asserts that everything is given back once::
 
-    triolet verify triolet.testing.kit.ledger:LedgerSteps --no-budgets --no-repeats
+    triolet verify triolet.testing.kit.ledger:LedgerSteps --declare budgets=no --declare repeats=no
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...core.ledger import EncoderLedger, Hold
@@ -32,7 +32,8 @@ class LedgerSteps:
         return "later" if waits else "encode" if self.ledger.state(key) is State.RESERVED else "hit"
 
     def plan(self, wanted: Sequence[Wanted], budget: int) -> StepPlanned:  # noqa: ARG002
-        answers = [self.ask(*one[1:]) if one[0] == "ask" else self.finish(one[1]) for one in wanted]
+        does: dict[str, Callable[..., str | None]] = {"ask": self.ask, "preempt": self.finish}
+        answers = [does[word](*told) for word, *told in wanted]
         frees = [key for key, (state, *_) in self.ledger.entries().items() if state is State.FREEING]
         self.ledger.freed(frees)
         self.steps.append([job.key for job in self.ledger.take_encode_batch()])
@@ -40,10 +41,9 @@ class LedgerSteps:
 
     def executed(self, failed: Sequence[str]) -> None:
         self.ledger.encoded([key for key in self.steps.popleft() if key not in failed], now=0.0)
-        for key in failed:
-            for holder in self.ledger.entries()[key][1]:
-                self.release(holder, key)
-            self.ledger.encode_failed([key], RuntimeError("failed"))
+        for holder, key in [(holder, lost) for lost in failed for holder in self.ledger.entries()[lost][1]]:
+            self.release(holder, key)
+        self.ledger.encode_failed(failed, RuntimeError("failed"))
 
     def finish(self, request: str) -> None:
         for key in [hold.key for hold in self.ledger.holds_and_waits() if hold.holder == request]:

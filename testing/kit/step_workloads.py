@@ -176,6 +176,8 @@ def simpler_workloads(workload: StepWorkload) -> Iterator[StepWorkload]:
             yield evolve(workload, operations=(*workload.operations[:at], smaller, *workload.operations[at + 1 :]))
     if workload.late_failures:
         yield evolve(workload, late_failures=())
+    if not workload.hurried:
+        yield evolve(workload, hurried=True)
     used = {name for _, arguments in workload.operations for name in _names(arguments)}
     if not used >= set(workload.sizes):
         yield evolve(workload, sizes={key: size for key, size in workload.sizes.items() if key in used})

@@ -34,6 +34,18 @@ from .findings import (
 from .step_game import Broken, StepGame, WrongAdapter
 from .step_workloads import Declaration, StepWorkload, draw_workload, simpler_workloads
 
+__all__ = [
+    "PROMISES",
+    "Declaration",
+    "MakeStepCache",
+    "StepCache",
+    "StepPlanned",
+    "StepWorkload",
+    "Wanted",
+    "examine_steps",
+    "play_steps",
+]
+
 Wanted = tuple[Literal["ask"], str, str, int] | tuple[Literal["preempt"], str]
 """``("ask", request, key, size)`` or ``("preempt", request)``."""
 

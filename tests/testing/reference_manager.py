@@ -79,10 +79,10 @@ class ReferenceManager:
         for number in range(len(request.items)):
             self.free_encoder_input(request, number)
 
-    def take_back(self, identifier):
+    def take_back(self, identifier, size):
         """What was allocated in this step will not be encoded, since nobody needs it any more."""
-        self.num_free += self.freeable.pop(identifier)
-        del self.cached[identifier]
+        del self.cached[identifier], self.freeable[identifier]
+        self.num_free += size
 
     def get_freed(self):
         freed, self.freed = self.freed, []
@@ -92,10 +92,8 @@ class ReferenceManager:
 class ReferenceAdapter:
     """The part of a scheduler that calls the manager."""
 
-    manager_of = ReferenceManager
-
-    def __init__(self, room):
-        self.manager, self.requests = self.manager_of(room), {}
+    def __init__(self, manager):
+        self.manager, self.requests = manager, {}
 
     def plan(self, wanted, budget):
         answers, encodes = [], {}
@@ -104,8 +102,7 @@ class ReferenceAdapter:
             if word == "preempt":
                 self.manager.free(request)
                 for key in [key for key in encodes if not self.manager.cached.get(key)]:
-                    self.manager.take_back(key)
-                    del encodes[key]
+                    self.manager.take_back(key, encodes.pop(key))
             elif self.manager.check_and_update_cache(request, number := request.number_of(*item)):
                 answers.append("hit")
             elif self.manager.can_allocate(request, number, budget - sum(encodes.values())):
@@ -117,7 +114,7 @@ class ReferenceAdapter:
         return answers, self.manager.get_freed(), list(encodes)
 
     def executed(self, failed):
-        pass
+        """The manager is not told."""
 
     def release(self, name, key):
         self.manager.free_encoder_input(self.requests[name], list(self.requests[name].items).index(key))
@@ -129,9 +126,9 @@ class ReferenceAdapter:
 class OfferedInItsOwnStep(ReferenceManager):
     """E1: what was allocated for a preempted request is evicted in the same step, and its free misses."""
 
-    def take_back(self, identifier):
+    def take_back(self, identifier, size):
         self.freed.append(identifier)
-        super().take_back(identifier)
+        super().take_back(identifier, size)
 
 
 class ReuseTakesRoomTwice(ReferenceManager):
@@ -172,7 +169,7 @@ class EachStepGivesRoomBack(ReferenceManager):
 class PhantomOfThePreempted(ReferenceManager):
     """E9: preemption gives the budget back, and leaves the entry listed."""
 
-    def take_back(self, identifier):
+    def take_back(self, identifier, size):
         pass
 
 
@@ -196,4 +193,4 @@ class FreesAreNotTaken(ReferenceManager):
 
 
 def behind_the_adapter(manager):
-    return type(manager.__name__, (ReferenceAdapter,), {"manager_of": manager, "__module__": __name__})
+    return lambda room: ReferenceAdapter(manager(room))

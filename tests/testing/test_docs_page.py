@@ -1,94 +1,98 @@
-"""The page for cache builders is true: its code runs, and prints what it says."""
+"""The page for engine builders is true: its code runs in order, and prints what it says."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import inspect
+import io
 import re
 from pathlib import Path
 
 import pytest
-from attrs import frozen
-from hypothesis import settings
 
-from triolet.core.errors import InvariantViolation
-from triolet.testing import conformance
+from triolet.testing.kit import step_engine
+from triolet.testing.kit.step_workloads import Declaration
+from triolet.testing.kit.steps import PROMISES
+
+from .test_kit_steps import PLANTED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapt_your_cache.md"
-CHECK = re.compile(r"^check_encoder_cache\((lambda capacity: Adapter\((\w+)\(capacity\)\))\)\n", re.MULTILINE)
-PRINTED = re.compile(r"InvariantViolation: (.*?)\n(Workload\(.*)\n", re.DOTALL)
-
-
-@frozen
-class Block:
-    """One piece of code, the manager that it checks, and what that prints."""
-
-    code: str
-    make_cache: str
-    manager: str
-    printed: str
-
-
-def blocks() -> list[Block]:
-    found = re.findall(
-        r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?",
-        PAGE.read_text(encoding="utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
-    return [_block(code, printed) for code, printed in found]
-
-
-def _block(code: str, printed: str) -> Block:
-    check = CHECK.search(code)
-    make_cache, manager = check.groups() if check else ("", "")
-    return Block(CHECK.sub("", code), make_cache, manager, printed)
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", TEXT, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def page():
-    """The names that the page's code defines; its checks are left out."""
-    names: dict[str, object] = {}
-    for block in blocks():
-        exec(compile(block.code, str(PAGE), "exec"), names)
-    return names
+def run():
+    """What each block printed; all share their names."""
+    names: dict[str, object] = {"__name__": "page"}
+    printed = []
+    for code, _ in BLOCKS:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(code, str(PAGE), "exec"), names)
+        printed.append(out.getvalue())
+    return printed
 
 
-CHECKED = [block for block in blocks() if block.manager]
-MENDED = [block.manager for block in CHECKED if not block.printed]
+def test_every_block_prints_what_stands_below_it(run):
+    assert len(BLOCKS) == 6
+    assert run == [said for _, said in BLOCKS]
 
 
-def test_the_page_ends_with_managers_that_pass():
-    assert len(CHECKED) == 9
-    assert [block.manager for block in CHECKED][-2:] == MENDED
+def test_the_engine_of_the_page_is_the_one_in_the_package():
+    """But for type hints and docstrings of the adapter."""
+    page = ast.parse("".join(code for code, _ in BLOCKS))
+    for name in ("StepEngine", "Adapter"):
+        (shown,) = [node for node in page.body if isinstance(node, ast.ClassDef) and node.name == name]
+        packaged = ast.parse(inspect.getsource(getattr(step_engine, name))).body[0]
+        assert plain(shown) == plain(packaged)
 
 
-@pytest.mark.parametrize("block", CHECKED, ids=lambda block: block.manager)
-def test_every_check_of_the_page_comes_out_as_it_says(page, block):
-    """Another release of Hypothesis may shrink to another workload, and meet another of the faults that the page has
-    not mended yet: what it finds must be a promise that the page says is broken here or further down. The workload that
-    the page shows is played again, and must print the same to the letter."""
-    make_cache = eval(block.make_cache, page)
-    chosen = settings(max_examples=400, print_blob=False)
-    if not block.printed:
-        conformance.check_encoder_cache(make_cache, settings=chosen)
-        return
-    told, workload = PRINTED.fullmatch(block.printed).groups()
-    with pytest.raises(InvariantViolation) as shown:
-        conformance.play(make_cache, eval(workload, page))
-    assert str(shown.value) == told
-    with pytest.raises(InvariantViolation) as found:
-        conformance.check_encoder_cache(make_cache, settings=chosen)
-    later = CHECKED[CHECKED.index(block) :]
-    assert any(one.printed.startswith(f"InvariantViolation: {found.value.invariant}: ") for one in later)
+def plain(tree: ast.AST) -> str:
+    """Without type hints and docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            node.body = [untyped(one) for one in node.body if not is_docstring(one)]
+    return ast.unparse(tree)
 
 
-def test_the_adapter_is_short():
-    """As the page says of itself: less than 60 lines."""
-    (adapter,) = [block.code for block in blocks() if "class Adapter" in block.code]
-    assert len(adapter.splitlines()) < 60
+def untyped(node: ast.stmt) -> ast.stmt:
+    if isinstance(node, ast.AnnAssign):
+        return ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node)
+    return node
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the table whose first column has this heading."""
+    after = TEXT.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in after]
+
+
+def test_the_table_of_promises_is_that_of_the_kit_the_worst_first():
+    assert [row[0] for row in table("promise")] == list(PROMISES)
+
+
+def test_the_table_of_options_has_every_declaration_with_its_default():
+    words = {"True": "yes", "False": "no"}
+    defaults = {one.name: str(one.default) for one in Declaration.__attrs_attrs__}
+    told = [(row[0].strip("`"), row[1].strip("`")) for row in table("option")]
+    assert told == [(name, words.get(default, default)) for name, default in defaults.items()]
+
+
+def test_the_table_of_bugs_has_every_planted_one_and_the_promise_that_it_breaks():
+    assert [row[2] for row in table("bug")] == list(PLANTED.values())
 
 
 def test_what_the_page_names_exists():
-    text = PAGE.read_text(encoding="utf-8")
     root = PAGE.parents[1]
-    named = re.findall(r"`((?:\w+/)+\w+\.\w+)`", text)
+    named = re.findall(r"`((?:\w+/)+\w+\.\w+)`", TEXT)
     assert named
     assert [name for name in named if not (root / name).exists()] == []

@@ -1,0 +1,162 @@
+"""The search of the kit: what is found, in which order, and what becomes of it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from triolet.core.errors import InvariantViolation
+from triolet.testing.kit.findings import (
+    RAISES_NOTHING,
+    BrokenPromise,
+    Findings,
+    Promise,
+    Script,
+    Severity,
+    Table,
+    examine,
+    import_of,
+    raised,
+    without_some,
+)
+
+NO_SEVEN = Promise("no seven", Severity.CORRUPTS, "Sevens end in tears.")
+NO_NINE = Promise("no nine", Severity.WASTES, "Nines take long.")
+SCRIPT: Script[tuple[int, ...]] = Script("from engine import play\n", lambda workload: f"play({workload!r})")
+
+
+def draw(chance):
+    return tuple(chance.randrange(10) for _ in range(12))
+
+
+def play(workload):
+    """Breaks in three ways; a nine alone is seen first."""
+    if 9 in workload:
+        raise BrokenPromise(NO_NINE, "there is a nine")
+    if 7 in workload and 3 in workload:
+        at = "before" if workload.index(7) < workload.index(3) else "behind"
+        raise BrokenPromise(NO_SEVEN, f"a seven {at} a three", Table(("step", "number"), [("1", "7")]), at)
+
+
+def search(**options):
+    return examine(draw, play, without_some, SCRIPT, **options)
+
+
+def test_every_way_to_break_a_promise_is_found_once_the_worst_first_and_shrunk():
+    findings = search()
+    assert [(finding.promise, finding.kind) for finding in findings][-1] == (NO_NINE, "")
+    assert {(finding.kind, finding.workload) for finding in findings} == {
+        ("before", "(7, 3)"),
+        ("behind", "(3, 7)"),
+        ("", "(9,)"),
+    }
+    assert findings.played == 1000
+
+
+def test_the_same_seed_finds_the_same_and_another_one_plays_other_workloads():
+    assert str(search(seed=3)) == str(search(seed=3))
+    played: dict[int, list[tuple[int, ...]]] = {}
+    for seed in (1, 2):
+        examine(draw, played.setdefault(seed, []).append, without_some, SCRIPT, seed=seed, workloads=5)
+    assert played[1] != played[2]
+
+
+def test_nothing_is_written_into_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    search(workloads=50)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_report_tells_what_why_the_steps_and_the_workload():
+    told = str(search())
+    assert told.startswith("3 findings in 1000 workloads, the worst first\n\n1. no seven (wrong output")
+    assert "Why it matters: Sevens end in tears." in told
+    assert "  step  number\n  ----  ------\n  1     7\n\n  (7, 3)" in told
+
+
+def test_without_findings_the_report_says_how_many_workloads_there_were():
+    findings = examine(draw, lambda _: None, without_some, SCRIPT, workloads=7)
+    assert (str(findings), bool(findings), findings.tests()) == ("no promise was broken in 7 workloads", False, "")
+    findings.raise_if_any()
+
+
+def test_the_worst_is_raised_with_the_whole_report():
+    with pytest.raises(InvariantViolation, match="no seven") as found:
+        search().raise_if_any()
+    assert "3 findings" in found.value.__notes__[0]
+
+
+def test_a_finding_that_does_not_come_again_says_so():
+    """State of one subject that reaches the next."""
+    seen = []
+
+    def forgetful(workload):
+        seen.append(workload)
+        if len(seen) == 3:
+            raise BrokenPromise(NO_NINE, "the third")
+
+    (finding,) = examine(draw, forgetful, without_some, SCRIPT, workloads=5)
+    assert not finding.repeats
+    assert "broke nothing" in str(finding)
+
+
+def test_a_fault_of_the_protocol_ends_the_search():
+    def wrong(workload):
+        raise LookupError("ours")
+
+    with pytest.raises(LookupError, match="ours"):
+        examine(draw, wrong, without_some, SCRIPT)
+
+
+def test_errors_of_the_subject_are_findings_by_type_and_function():
+    def fails(workload):
+        try:
+            {}[len(workload)]
+        except KeyError as error:
+            raise raised(error, Table()) from error
+
+    (finding,) = examine(draw, fails, without_some, SCRIPT, workloads=3)
+    assert (finding.promise, finding.kind) == (RAISES_NOTHING, "KeyError in fails")
+
+
+def test_the_emitted_file_has_a_test_for_each_finding():
+    written = search().tests()
+    names = {}
+    made = []
+    exec(compile(written.replace("from engine import play\n", ""), "emitted", "exec"), names := {"play": made.append})
+    tests = [name for name in names if name.startswith("test_")]
+    assert tests == ["test_no_seven", "test_no_seven_2", "test_no_nine"]
+    for name in tests:
+        names[name]()
+    assert sorted(made) == [(3, 7), (7, 3), (9,)]
+    assert names["test_no_nine"].__doc__ == "there is a nine. Nines take long."
+
+
+def test_a_test_of_one_finding_stands_alone():
+    finding = list(search())[-1]
+    assert finding.test().startswith("from engine import play\n\n\ndef test_no_nine():\n")
+
+
+def test_what_is_left_out_gets_smaller():
+    assert list(without_some("abc")) == [(), ("b", "c"), ("a", "c"), ("a", "b")]
+    assert list(without_some("abcd"))[:3] == [(), ("c", "d"), ("a", "b")]
+    assert not list(without_some(""))
+
+
+def test_a_broken_promise_travels_between_processes():
+    broken = BrokenPromise(NO_SEVEN, "seven", Table(("step",), [("1",)]), "kind")
+    again = pickle.loads(pickle.dumps(broken))
+    assert (str(again), again.kind, again.invariant) == (str(broken), "kind", "no seven")
+
+
+def test_a_table_has_no_empty_columns():
+    assert str(Table(("a", "b", "c"), [("1", "", "x"), ("22", "", "")])) == "a   c\n--  -\n1   x\n22"
+
+
+def test_the_line_that_imports_the_subject_is_its_place_or_asks_for_one():
+    assert import_of(Findings, None) == ("from triolet.testing.kit.findings import Findings", "Findings")
+    assert import_of(Findings, "engine.cache:make") == ("from engine.cache import make", "make")
+    line, name = import_of(lambda room: room, None)
+    assert line.startswith("from my_engine import make  # what was checked, ")
+    assert name == "make"

@@ -1,0 +1,302 @@
+"""The step protocol passes engines that are sound, however they are built, and finds every planted bug.
+
+With ``--hypothesis-profile=soak`` the engine of the page has 100,000 workloads."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import random
+import sys
+import textwrap
+import types
+
+import pytest
+from attrs import evolve
+from hypothesis import settings
+
+from triolet.testing.kit import step_game
+from triolet.testing.kit.findings import BrokenPromise
+from triolet.testing.kit.ledger import DECLARED, LedgerSteps
+from triolet.testing.kit.step_engine import Adapter, StepEngine
+from triolet.testing.kit.step_game import StepGame, WrongAdapter
+from triolet.testing.kit.step_workloads import Declaration, StepWorkload, draw_workload, simpler_workloads
+from triolet.testing.kit.steps import PROMISES, examine_steps, play_steps
+
+from . import planted, reference_manager, sound_engines
+from .planted import behind_the_adapter
+from .reference_manager import behind_the_adapter as behind_the_reference
+
+ALL = Declaration(resets=True)
+REFERENCE = Declaration(closes=False, refuses=False, may_fail_after_plan=False)
+
+PLANTED = {  # and the promise that each breaks
+    planted.OfferedInItsOwnStep: step_game.ROOM_IS_KEPT,
+    planted.ReuseTakesRoomTwice: step_game.EVERY_ASK_ANSWERED,
+    planted.AbortIsForgotten: step_game.EVERY_ASK_ANSWERED,
+    planted.FirstReaderFrees: step_game.NO_FREE_WHILE_HELD,
+    planted.LateFrees: step_game.ROOM_IS_KEPT,
+    planted.EveryReleaseGivesRoomBack: step_game.ROOM_IS_KEPT,
+    planted.PhantomOfThePreempted: step_game.NO_PHANTOM,
+    planted.SharersLoseTheEncoding: step_game.NO_PHANTOM,
+    planted.TooLargeWaits: step_game.EVERY_ASK_ANSWERED,
+    planted.FailuresStayListed: step_game.NO_PHANTOM,
+    planted.CalledOffTwice: step_game.BUDGET_IS_KEPT,
+    planted.ResetKeepsTheBooks: step_game.EVERY_ASK_ANSWERED,
+    planted.ClosedInFlight: step_game.ALWAYS_FREED,
+}
+OF_THE_REFERENCE = {
+    reference_manager.OfferedInItsOwnStep: step_game.FREES_HIT,
+    reference_manager.ReuseTakesRoomTwice: "raises nothing",
+    reference_manager.AbortFreesOneItem: step_game.EVERY_ASK_ANSWERED,
+    reference_manager.FirstReaderFrees: step_game.NO_FREE_WHILE_HELD,
+    reference_manager.EachStepGivesRoomBack: "raises nothing",
+    reference_manager.PhantomOfThePreempted: step_game.NO_PHANTOM,
+    reference_manager.EvictedStaysListed: step_game.NO_PHANTOM,
+    reference_manager.FreesAreNotTaken: step_game.NO_FREE_WHILE_HELD,
+}
+WHOLE = settings.get_current_profile_name() == "soak"
+CHANGED = {  # a declaration, and the bugs that live by what it takes away
+    "closes": (evolve(ALL, closes=False), {planted.ClosedInFlight}),
+    "resets": (evolve(ALL, resets=False), {planted.ResetKeepsTheBooks}),
+    "shared": (evolve(ALL, shared=False), {planted.FirstReaderFrees, planted.SharersLoseTheEncoding}),
+    "missed_free": (evolve(ALL, missed_free="harmless"), set()),
+    "may_fail_after_plan": (evolve(ALL, may_fail_after_plan=False), {planted.FailuresStayListed}),
+    "refuses": (evolve(ALL, refuses=False), {planted.TooLargeWaits}),
+    "budgets": (evolve(ALL, budgets=False), {planted.CalledOffTwice}),
+    "repeats": (evolve(ALL, repeats=False), set()),
+    "steps_in_flight": (evolve(ALL, steps_in_flight=1), set()),
+}
+
+
+def first_broken(make_cache, declared, workloads=1000):
+    """The name of the first broken promise, without the time to shrink it."""
+    for number in range(1, workloads + 1):
+        try:
+            play_steps(make_cache, declared, draw_workload(random.Random(f"0 {number}"), declared))
+        except BrokenPromise as broken:
+            return broken.promise.name
+    return None
+
+
+# -- sound engines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", sound_engines.ENGINES)
+def test_a_sound_engine_has_no_finding_however_it_is_built(engine):
+    workloads = 100_000 if WHOLE and engine is StepEngine else 400
+    findings = examine_steps(behind_the_adapter(engine), ALL, workloads=workloads)
+    print(f"\n{engine.__name__}: {findings}", end="")  # noqa: T201
+    findings.raise_if_any()
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+def test_a_sound_engine_has_no_finding_whatever_is_declared(changed):
+    declared, _ = CHANGED[changed]
+    assert first_broken(Adapter, declared, 300) is None
+
+
+def test_our_own_ledger_has_no_finding():
+    examine_steps(LedgerSteps, DECLARED, workloads=600).raise_if_any()
+
+
+@pytest.mark.parametrize("missed_free", ["fault", "harmless"])
+def test_a_manager_that_counts_references_by_request_has_no_finding(missed_free):
+    declared = evolve(REFERENCE, missed_free=missed_free)
+    examine_steps(behind_the_reference(reference_manager.ReferenceManager), declared, workloads=600).raise_if_any()
+
+
+def test_the_frees_of_an_engine_that_frees_last_need_not_be_of_the_same_step():
+    declared = evolve(ALL, evicts_within_step=False)
+    assert first_broken(behind_the_adapter(sound_engines.FreesAStepLater), declared, 400) is None
+    assert first_broken(Adapter, declared, 400) in {step_game.ROOM_IS_KEPT, step_game.NO_FREE_WHILE_HELD}
+
+
+# -- planted bugs ----------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_row_for_every_planted_bug():
+    assert list(PLANTED) == StepEngine.__subclasses__()[: len(PLANTED)]
+    assert list(OF_THE_REFERENCE) == reference_manager.ReferenceManager.__subclasses__()
+
+
+@pytest.fixture
+def engine_module(monkeypatch):
+    """``my_engine``, with ``make`` to be set."""
+    module = types.ModuleType("my_engine")
+    monkeypatch.setitem(sys.modules, "my_engine", module)
+    return module
+
+
+def run(source, module, make):
+    """Runs the one test of an emitted file."""
+    module.make = make
+    names: dict[str, object] = {"__name__": "test_emitted"}
+    exec(compile(source, "test_emitted.py", "exec"), names)
+    (test,) = [value for name, value in names.items() if name.startswith("test_")]
+    test()
+
+
+@pytest.mark.parametrize("engine", PLANTED)
+def test_a_planted_bug_is_found_and_its_regression_test_fails_until_it_is_mended(engine, engine_module):
+    """Within 1,000 workloads, by the promise that it breaks, behind the adapter that the sound engine has."""
+    make = behind_the_adapter(engine)
+    findings = examine_steps(make, ALL, subject="my_engine:make")
+    (wanted,) = [finding for finding in findings if finding.promise.name == PLANTED[engine]]
+    told = f"{wanted.promise.name}, workload {wanted.number}, {len(wanted.table.rows)} rows"
+    print(f"\n{engine.__name__}: {told}", end="")  # noqa: T201
+    for finding in findings:
+        written = finding.test()
+        assert "import triolet" not in written
+        assert "from triolet" not in written
+        with pytest.raises(Exception, match=r".") as failed:
+            run(written, engine_module, make)
+        assert finding.promise.name in str(failed.value) or finding.promise.name == "raises nothing"
+        run(written, engine_module, Adapter)
+
+
+@pytest.mark.parametrize("manager", OF_THE_REFERENCE)
+def test_the_known_faults_of_a_manager_that_counts_references_are_found(manager):
+    findings = examine_steps(behind_the_reference(manager), REFERENCE, workloads=400)
+    assert OF_THE_REFERENCE[manager] in [finding.promise.name for finding in findings]
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+def test_a_declaration_hides_no_bug_but_those_that_live_by_what_it_takes_away(changed):
+    declared, hidden = CHANGED[changed]
+    survivors = {engine for engine in PLANTED if first_broken(behind_the_adapter(engine), declared) is None}
+    assert survivors == hidden
+
+
+def test_a_missed_free_that_is_declared_harmless_is_passed_over_but_not_what_it_leaves_behind():
+    offered = behind_the_reference(reference_manager.OfferedInItsOwnStep)
+    harmless = evolve(REFERENCE, missed_free="harmless")
+    assert first_broken(offered, REFERENCE) == step_game.FREES_HIT
+    assert first_broken(offered, harmless) is None
+    encoded_all_the_same = behind_the_adapter(planted.OfferedInItsOwnStep)
+    assert first_broken(encoded_all_the_same, evolve(ALL, missed_free="harmless")) == step_game.ROOM_IS_KEPT
+
+
+def test_every_declaration_has_a_row():
+    assert {*CHANGED, "evicts_within_step"} == {one.name for one in Declaration.__attrs_attrs__}
+
+
+# -- what is told ----------------------------------------------------------------------------------------------------
+
+
+def test_the_history_is_a_table_of_steps():
+    findings = examine_steps(behind_the_adapter(planted.PhantomOfThePreempted), ALL)
+    assert """
+  step  what happens       answer  then on the device
+  ----  -----------------  ------  ------------------
+  1     r0 asks for a (1)  encode
+        r0 is preempted
+        r1 asks for a (1)  hit     -
+""" in str(findings)
+
+
+def test_a_wait_for_ever_is_told_once():
+    findings = examine_steps(behind_the_adapter(planted.ResetKeepsTheBooks), ALL)
+    assert all(len(finding.table.rows) < 12 for finding in findings)
+
+
+def test_every_promise_says_why_it_matters():
+    assert all(promise.why.endswith(".") for promise in PROMISES.values())
+
+
+def test_no_workload_depends_on_another():
+    """`examine` draws workload n from the seed and n alone."""
+    drawn = [draw_workload(random.Random("0 7"), ALL) for _ in range(2)]
+    assert repr(drawn[0]) == repr(drawn[1])
+
+
+def test_what_a_workload_is_shrunk_to_keeps_its_form():
+    """Each candidate can be played, and has sizes for all that is asked for."""
+    for number in range(30):
+        for simpler in simpler_workloads(draw_workload(random.Random(f"s {number}"), ALL)):
+            play_steps(Adapter, ALL, simpler)
+
+
+def test_what_cannot_be_done_is_passed_over():
+    game = StepGame(Adapter(1), 1, {"a": 1}, steps_in_flight=1)
+    game.executed()
+    game.release("r0", "a")
+    game.finish("r0")
+    game.reset()
+    game.plan([("preempt", "r0"), ("ask", "r0", "a"), ("preempt", "r0"), ("ask", "r0", "a")])
+    game.plan([("ask", "r0", "a")])
+    assert [row[1] for row in game.rows] == ["r0 asks for a (1)", "r0 is preempted"]
+
+
+def test_a_reader_whose_step_has_not_run_does_not_release():
+    game = StepGame(Adapter(1), 1, {"a": 1})
+    game.plan([("ask", "r0", "a")])
+    game.release("r0", "a")
+    assert game.holds
+    game.executed()
+    game.release("r0", "a")
+    assert not game.holds
+
+
+# -- adapters that are wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        (None, "plan returned None"),
+        ((["hit"], []), "allowed: a tuple of answers, frees and encodes"),
+        (([], [], []), "allowed: one of"),
+        ((["yes"], [], []), "plan answered"),
+        ((["encode"], [], ["b"]), "keys that were asked for"),
+    ],
+)
+def test_an_adapter_that_does_not_speak_the_protocol_is_told(plan, told):
+    class Wrong(Adapter):
+        def plan(self, wanted, budget):
+            return plan
+
+    game = StepGame(Wrong(1), 1, {"a": 1})
+    with pytest.raises(WrongAdapter, match=told):
+        game.plan([("ask", "r0", "a")])
+    with pytest.raises(WrongAdapter):
+        examine_steps(Wrong)
+
+
+def test_a_method_that_is_missing_is_told_with_the_declaration_that_does_without():
+    with pytest.raises(WrongAdapter, match="ReferenceAdapter has no close; without one declare closes=False"):
+        examine_steps(behind_the_reference(reference_manager.ReferenceManager))
+    with pytest.raises(WrongAdapter, match="resets=False"):
+        examine_steps(LedgerSteps, ALL)
+
+
+@pytest.mark.parametrize("wrong", [{"missed_free": "sometimes"}, {"steps_in_flight": 3}])
+def test_a_declaration_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Declaration(**wrong)
+
+
+def test_an_error_of_the_engine_is_a_finding_with_its_history():
+    class Raises(StepEngine):
+        def step_done(self, failed):
+            raise KeyError("gone")
+
+    (finding,) = examine_steps(behind_the_adapter(Raises), ALL, workloads=50)
+    assert finding.promise.name == "raises nothing"
+    assert "KeyError: 'gone' (line" in finding.what
+    assert finding.table.rows[-1][1].startswith("step 1 has run")
+
+
+@pytest.mark.parametrize("adapter", [Adapter, LedgerSteps, reference_manager.ReferenceAdapter])
+def test_an_adapter_is_short(adapter):
+    """At most 25 lines, without blank ones and docstrings."""
+    lines = textwrap.dedent(inspect.getsource(adapter)).splitlines()
+    named = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    told = [node.body[0] for node in named if ast.get_docstring(node)]
+    docstrings = sum(one.end_lineno - one.lineno + 1 for one in told)
+    assert 10 < len([line for line in lines if line.strip()]) - docstrings <= 25
+
+
+def test_a_workload_tells_how_to_play_it():
+    workload = StepWorkload(1, {"a": 1}, (("plan", ([("ask", "r0", "a")], 0)), ("executed", ())), hurried=True)
+    assert repr(workload) == "room 1, sizes {'a': 1}: plan([('ask', 'r0', 'a')], 0); executed(); close()"
