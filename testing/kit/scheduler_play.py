@@ -117,7 +117,7 @@ class SchedulerPlay:
     def most(self, request_id: str) -> int:
         """The most positions that a request can need."""
         request = self.live[request_id]
-        return len(request.tokens) + request.max_tokens - 1
+        return int(len(request.tokens) + request.max_tokens - 1)
 
     def end(self, request_id: str) -> None:
         """The scheduler says that a request has ended."""

@@ -64,6 +64,18 @@ __all__ = [
 ]
 
 
+def _pages(pages: Iterable[int]) -> tuple[int, ...]:
+    return tuple(pages)
+
+
+def _keys(keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(keys)
+
+
+def _chunks(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+    return tuple(chunks)
+
+
 @frozen
 class Chunk:
     """One request's part of a step: feed its tokens at positions ``start .. start+length-1``, over ``pages``: position
@@ -72,7 +84,7 @@ class Chunk:
     request: str
     start: int
     length: int
-    pages: tuple[int, ...] = field(converter=tuple)
+    pages: tuple[int, ...] = field(converter=_pages)
     samples: bool
 
 
@@ -80,9 +92,9 @@ class Chunk:
 class Step:
     """What the device does in one launch, in this order: frees outputs of the encoder, encodes items, runs chunks."""
 
-    chunks: tuple[Chunk, ...] = field(default=(), converter=tuple)
-    encodes: tuple[str, ...] = field(default=(), converter=tuple)
-    frees: tuple[str, ...] = field(default=(), converter=tuple)
+    chunks: tuple[Chunk, ...] = field(default=(), converter=_chunks)
+    encodes: tuple[str, ...] = field(default=(), converter=_keys)
+    frees: tuple[str, ...] = field(default=(), converter=_keys)
 
 
 class Scheduler(Protocol):

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-from transformers.generation import ContinuousBatchingConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from .paged_device import EOS
@@ -25,11 +25,12 @@ class TransformersScheduler:
     """`ContinuousBatchingManager`, a turn of its loop in two halves."""
 
     def __init__(self, limits: Limits) -> None:
-        sizes = {"page_size": limits.page_size, "num_blocks": limits.pages, "max_batch_tokens": limits.max_step_tokens}
-        sizes |= {"max_requests_per_batch": limits.max_running}
-        settings = ContinuousBatchingConfig(**sizes, use_async_batching=False, auto_switch_to_flash=False)
-        self.manager = ContinuousBatchingManager(_model(), GenerationConfig(eos_token_id=EOS), settings)
-        self.processor = self.manager._create_batch_processor()
+        sizes: dict[str, Any] = {"page_size": limits.page_size, "num_blocks": limits.pages}
+        sizes |= {"max_batch_tokens": limits.max_step_tokens, "max_requests_per_batch": limits.max_running}
+        settings = ContinuousBatchingConfig(use_async_batching=False, auto_switch_to_flash=False, **sizes)
+        generation: Any = GenerationConfig
+        self.manager = ContinuousBatchingManager(_model(), generation(eos_token_id=EOS), settings)
+        self.processor: Any = self.manager._create_batch_processor()
 
     def add_request(self, request: NewRequest) -> None:
         self.manager.add_request(list(request.tokens), request.id, max_new_tokens=request.max_tokens)
@@ -56,9 +57,11 @@ class TransformersScheduler:
 
 
 @cache
-def _model() -> LlamaForCausalLM:
+def _model() -> Any:
     """Its sizes alone matter, since it never runs; so no masks are needed for it either."""
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, head_dim=8, **sizes))
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8
+    )
+    model = LlamaForCausalLM(config)
     model.config._attn_implementation_internal = "paged|flash_attention_2"
     return model
