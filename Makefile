@@ -5,12 +5,12 @@ BIN = $(VENV)/bin
 SEED ?= 1
 WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
-SOURCES = core models actors api server bench testing src demo tests benchmarks examples docs/site .ci
+SOURCES = core models actors api server bench testing src demo tests benchmarks examples docs/site proofs .ci
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md demo/training/*.py)
 
-.PHONY: demo test lint types docs dist soak bench load memory clients clean
+.PHONY: demo test lint types docs dist soak proofs bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
@@ -66,6 +66,9 @@ soak: $(STAMP)  ## new random examples and a million faults; what fails prints h
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
 		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py \
 		--hypothesis-profile=soak
+
+proofs: $(STAMP)  ## the models of the ledger and of the steps, by Spin: all states; needs the packages spin and gcc
+	$(BIN)/python proofs/check.py
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'

@@ -35,6 +35,7 @@ def main(faults: int, seed: int, workers: int) -> None:
 
 def _print(report: Report, seconds: float) -> None:
     click.echo(f"{report.runs} runs, {report.faults} faults in {seconds:.0f} s; {len(report.failures)} broken promises")
+    click.echo(f"{report.judged} steps of our scheduler were judged as the kit judges another's")
     if report.seconds:
         click.echo(f"{report.runs / report.seconds:.0f} runs a second and core")
     for kind, count in report.by_kind.most_common():

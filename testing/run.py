@@ -25,6 +25,7 @@ from ..core.trace import TraceChecker
 from .clients import Client, Scenario, audio, prompt_of, true_answer, true_probe, true_tokens
 from .faults import ACTORS, FaultKind, Injected, Injector
 from .sim import SimExecutor, SimWorker, sim_engine
+from .step_judge import JudgedWorker, StepJudge
 
 PATIENCE = 60.0
 """Virtual seconds after which a scenario's body leaves the block, even if clients still wait."""
@@ -37,6 +38,7 @@ class Run:
     scenario: Scenario
     injector: Injector
     executor: SimExecutor = field(init=False)
+    judge: StepJudge = field(init=False)
     worker: SimWorker = field(init=False)
     engine: Engine = field(init=False)
     trace: list[events.Event] = field(factory=list)
@@ -55,7 +57,8 @@ class Run:
         config = EngineConfig(observer=self._observe, **settings)  # type: ignore[arg-type]
         self.checker = TraceChecker(capacity=config.encoder_cache_bytes, steps_in_flight=config.steps_in_flight)
         self.injector.put_back = self._put_back
-        self.worker = SimWorker(hangs=self.injector.hangs)
+        self.judge = StepJudge(scenario.model, config)
+        self.worker = JudgedWorker(hangs=self.injector.hangs, judge=self.judge)
         self.engine = sim_engine(self.executor, config=config, worker=self.worker)
 
     def _put_back(self, actor: str, message: object) -> None:

@@ -36,6 +36,7 @@ class Outcome:
     error: BaseException | None  # what left the engine's block
     trace: tuple[events.Event, ...]
     seconds: float  # of virtual time
+    judged: int  # steps that the scheduler-shaped judge has seen run
     requests: PlannerStatistics | None  # the planner's books at the end; ``None`` where it never began
 
 
@@ -60,8 +61,9 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
     run = Run(scenario, injector)
     try:
         interrupted = _run_to_its_end(run, schedule)
-        if run.violation is not None:
-            raise run.violation
+        for violation in (run.violation, run.judge.violation):
+            if violation is not None:
+                raise violation
         judge(run, interrupted=interrupted)
     except Exception as error:
         error.add_note(f"run it again with {again(scenario, schedule, fault)}")
@@ -77,6 +79,7 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
         error=run.error,
         trace=tuple(run.trace),
         seconds=run.seconds,
+        judged=run.judge.steps,
         requests=run.books.requests if run.books is not None else None,
     )
 

@@ -46,6 +46,7 @@ class Report:
 
     runs: int = 0
     faults: int = 0  # runs in which the fault happened
+    judged: int = 0  # steps that the kit for schedulers has judged
     by_kind: Counter[str] = field(factory=Counter)  # faults of each kind
     by_end: Counter[str] = field(factory=Counter)  # how clients ended
     failures: list[Failure] = field(factory=list)
@@ -55,6 +56,7 @@ class Report:
         """Adds another sweep's counts; ``seconds`` are of processor time."""
         self.runs += other.runs
         self.faults += other.faults
+        self.judged += other.judged
         self.by_kind += other.by_kind
         self.by_end += other.by_end
         self.failures += other.failures
@@ -106,6 +108,7 @@ def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault | 
     except Exception as error:  # noqa: BLE001  (told in the report)
         report.failures.append(Failure(again(scenario, schedule, fault), f"{type(error).__name__}: {error}"))
         return None
+    report.judged += outcome.judged
     if fault is not None and outcome.met:
         report.faults += 1
         report.by_kind[fault.kind.value] += 1

@@ -17,7 +17,7 @@ from .api.command_line.terminal import FAILED, OutputError, complain, stdout, wr
 if TYPE_CHECKING:
     from .testing.kit.findings import Findings
 
-PROTOCOLS = ("step", "cache")
+PROTOCOLS = ("step", "cache", "scheduler")
 _BOOLEANS = {"yes": True, "true": True, "no": False, "false": False}
 _EXAMPLES = (
     ("triolet verify triolet.testing.kit.step_engine:Adapter", "the engine of the page"),
@@ -32,7 +32,7 @@ _EXAMPLES = (
     "--protocol",
     type=click.Choice(PROTOCOLS),
     default="step",
-    help="How the adapter is called: step (plans of whole steps) or cache (single operations). Default: step.",
+    help="How the adapter is called: step (plans of whole steps), cache (single operations), scheduler. Default: step.",
 )
 @click.option(
     "--declare",
@@ -83,6 +83,10 @@ def _protocol(name: str) -> tuple[Callable[..., Findings], type[Any] | None]:
         from .testing.kit.steps import Declaration, examine_steps
 
         return examine_steps, Declaration
+    if name == "scheduler":
+        from .testing.kit import schedulers
+
+        return schedulers.examine_scheduler, schedulers.Declaration
     from .testing.kit.caches import examine_cache
 
     return examine_cache, None

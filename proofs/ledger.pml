@@ -1,0 +1,301 @@
+/* The encoder ledger as a model for Spin: the life of entries (table.pml, made of TRANSITIONS in core/ledger_table.py),
+   the queue of acquires, eviction, the device, a lost generation, and the close. Everything that happens is one message
+   to the ledger, as in actors/encoder_cache.py, so each is atomic. All outputs have the size 1.
+
+   Run by proofs/check.py, which also plants the bugs below (-DBUG_...): the checker must find each. */
+
+#include "table.pml"
+
+#ifndef KEYS
+#define KEYS 2
+#endif
+#ifndef REQUESTS
+#define REQUESTS 3
+#endif
+#ifndef ROOM
+#define ROOM 1
+#endif
+
+mtype = { away, waits, holds, reads }
+
+mtype life[KEYS] = absent;   /* what the ledger says */
+bit device[KEYS];            /* what the device has */
+bit failed_alone[KEYS];
+mtype phase[REQUESTS] = away;
+byte taken;
+bit closed;
+bit lost;                    /* a generation was lost: once is enough for every interleaving */
+byte withdrawn;
+chan queue = [REQUESTS] of { byte };  /* acquires that wait, in order */
+chan to_encode = [KEYS] of { byte };  /* reserved entries, in order */
+chan dispatches = [KEYS] of { byte };   /* what the device was told, in order */
+chan frees = [KEYS] of { byte };
+
+#define KEY(r) ((r) % KEYS)
+#define HAS(r, k) (r < REQUESTS && KEY(r) == k && (phase[r] == holds || phase[r] == reads))
+#define READS(r, k) (r < REQUESTS && KEY(r) == k && phase[r] == reads)
+#define WAITS(r, k) (r < REQUESTS && KEY(r) == k && phase[r] == waits)
+#if REQUESTS == 3
+#define ANY(what, k) (what(0, k) || what(1, k) || what(2, k))
+#else
+#define ANY(what, k) (what(0, k) || what(1, k) || what(2, k) || what(3, k))
+#endif
+
+mtype was = absent;
+byte k, r, i, room, lacking;  /* of the message that is handled; the same between two messages */
+
+inline change(key, what) {
+  was = life[key];
+  look_up(life[key], what, ANY(HAS, key));
+  if
+  :: was != reserved && life[key] == reserved -> to_encode ! key
+  :: was == reserved && life[key] != reserved -> to_encode ?? eval(key)
+  :: else
+  fi;
+  was = absent
+}
+
+inline tell_readers(key) {   /* the output is ready: all who hold it may read */
+  for (i : 0 .. REQUESTS - 1) {
+    if
+    :: KEY(i) == key && phase[i] == holds -> assert(device[key]); phase[i] = reads
+    :: else
+    fi
+  }
+}
+
+#ifdef BUG_RESURRECTS
+#define MUST_WAIT(k) (life[k] == absent && taken >= ROOM)
+#else
+#define MUST_WAIT(k) (life[k] == freeing_state || (life[k] == absent && taken >= ROOM))
+#endif
+
+inline serve() {             /* from the first wait on, until one must go on waiting */
+  do
+  :: nempty(queue) ->
+     queue ? <r>;
+     k = KEY(r);
+     if
+     :: MUST_WAIT(k) -> break
+     :: else ->
+        queue ? r;
+        if :: life[k] == absent -> taken++ :: else fi;
+        phase[r] = holds;
+        change(k, acquire);
+        if :: life[k] == ready -> tell_readers(k) :: else fi
+     fi
+  :: empty(queue) -> break
+  od
+}
+
+inline count_room() {
+  room = ROOM - taken;
+  lacking = 0;
+  for (i : 0 .. KEYS - 1) {
+    if :: life[i] == freeing_state -> room++ :: else fi;
+    if :: ANY(WAITS, i) && (life[i] == absent || life[i] == freeing_state) -> lacking++ :: else fi
+  }
+}
+
+#ifdef BUG_EVICTS_HELD
+#define EVICTABLE(k) (life[k] == idle || life[k] == ready)
+#else
+#define EVICTABLE(k) (life[k] == idle)
+#endif
+
+inline evict_one(key) {
+  assert(!ANY(READS, key));  /* no free while held */
+  assert(device[key]);       /* only what is resident is freed */
+  change(key, evict);
+  frees ! key
+}
+
+inline make_room() {         /* which idle entry goes first is left open: any may */
+  do
+  :: count_room();
+     if
+     :: (closed || room < lacking) && EVICTABLE(0) && !ANY(WAITS, 0) -> evict_one(0)
+     :: (closed || room < lacking) && EVICTABLE(1) && !ANY(WAITS, 1) -> evict_one(1)
+#if KEYS > 2
+     :: (closed || room < lacking) && EVICTABLE(2) && !ANY(WAITS, 2) -> evict_one(2)
+#endif
+     :: else -> break
+     fi
+  od;
+  if                         /* an idle entry that others wait for goes for the first wait alone */
+  :: len(queue) > 0 && room < 1 && EVICTABLE(0) -> evict_one(0)
+  :: len(queue) > 0 && room < 1 && EVICTABLE(1) -> evict_one(1)
+#if KEYS > 2
+  :: len(queue) > 0 && room < 1 && EVICTABLE(2) -> evict_one(2)
+#endif
+  :: else
+  fi
+}
+
+inline check() {             /* what the books say is what the device has */
+  assert(taken <= ROOM);
+  room = 0;
+  for (i : 0 .. KEYS - 1) {
+    if :: life[i] != absent -> room++ :: else fi;
+    assert(device[i] == (life[i] == ready || life[i] == idle || life[i] == freeing_state));
+    assert(!ANY(READS, i) || life[i] == ready)
+  }
+  assert(taken == room);
+  k = 0; r = 0; i = 0; room = 0; lacking = 0
+}
+
+inline decide() { serve(); make_room(); check() }
+
+inline part(request) {       /* it gives its hold back */
+  phase[request] = away;
+  k = KEY(request);
+  change(k, release);
+  if :: life[k] == absent -> taken-- :: else fi
+}
+
+proctype Request(byte me) {
+  do
+  :: atomic {
+       !closed && phase[me] == away ->
+       phase[me] = waits;
+       queue ! me;
+#ifdef BUG_HITS_OVERTAKE
+       if
+       :: life[KEY(me)] == ready -> queue ?? eval(me); phase[me] = holds; change(KEY(me), acquire); tell_readers(KEY(me))
+       :: else
+       fi;
+#endif
+       decide()
+     }
+  :: atomic { phase[me] == reads -> part(me); decide() }
+  od
+}
+
+proctype Impatient() {       /* withdraws a few acquires, or none */
+  byte who;
+  do
+  :: withdrawn < 2 ->
+     select(who : 0 .. REQUESTS - 1);
+     atomic {
+       withdrawn++;
+       if
+       :: phase[who] == waits -> queue ?? eval(who); phase[who] = away; decide()
+       :: phase[who] == holds -> part(who); decide()
+       :: else
+       fi;
+       who = 0
+     }
+  :: break
+  od
+}
+
+proctype Encoder() {
+  byte key;
+  do
+  :: atomic {
+       nempty(to_encode) ->
+       to_encode ? <key>;
+       change(key, dispatched);
+       dispatches ! key;
+       key = 0; check()
+     }
+  :: atomic {
+       dispatches ? key ->
+       if
+       :: true ->            /* stored */
+          assert(!device[key]);  /* encode once */
+          device[key] = 1;
+          failed_alone[key] = 0;
+          change(key, encoded);
+          if :: life[key] == ready -> tell_readers(key) :: else fi
+       :: true ->            /* failed: tried once more, then its holders are refused */
+          if
+          :: failed_alone[key] ->
+             for (i : 0 .. REQUESTS - 1) {
+               if :: HAS(i, key) -> phase[i] = away :: else fi
+             }
+             failed_alone[key] = 0
+          :: else -> failed_alone[key] = 1
+          fi;
+          change(key, encode_failed);
+          if :: life[key] == absent -> taken--; failed_alone[key] = 0 :: else fi
+       fi;
+       key = 0; decide()
+     }
+  od
+}
+
+proctype Freer() {
+  byte key;
+  do
+  :: atomic {
+       frees ? key ->
+       device[key] = 0;
+       change(key, freed);
+       taken--;
+       key = 0; decide()
+     }
+  od
+}
+
+proctype Loss() {            /* the runner restarts, or never does */
+  if
+  :: atomic {
+       true ->
+       lost = 1;
+       do :: dispatches ? _ :: empty(dispatches) -> break od;
+       do :: frees ? _ :: empty(frees) -> break od;
+       for (r : 0 .. REQUESTS - 1) {
+         if :: phase[r] == reads -> phase[r] = holds :: else fi
+       }
+       for (k : 0 .. KEYS - 1) {
+         device[k] = 0;
+         if
+         :: life[k] != absent ->
+            change(k, lost_change);
+            if :: life[k] == absent -> taken-- :: else fi
+         :: else
+         fi
+       }
+       decide()
+     }
+  :: true
+  fi
+}
+
+proctype Close() {           /* the end of the engine, or never */
+  if
+  :: atomic {
+       true ->
+       closed = 1;
+       for (r : 0 .. REQUESTS - 1) {
+         if
+         :: phase[r] == waits -> queue ?? eval(r); phase[r] = away
+         :: phase[r] == holds || phase[r] == reads -> part(r)
+         :: else
+         fi
+       }
+       decide()
+     }
+  :: true
+  fi
+}
+
+init {
+  atomic {
+    for (i : 0 .. REQUESTS - 1) { run Request(i) }
+    i = 0;
+    run Impatient(); run Encoder(); run Freer(); run Loss(); run Close()
+  }
+}
+
+#define ASKS(who) (phase[who] == waits || phase[who] == holds)
+#define ANSWERED(who) (phase[who] == reads || phase[who] == away)
+ltl first { [] (ASKS(0) -> <> ANSWERED(0)) }    /* every acquire is answered; 0 and 2 share a key where there are two */
+ltl second { [] (ASKS(1) -> <> ANSWERED(1)) }
+ltl third { [] (ASKS(2) -> <> ANSWERED(2)) }
+#if KEYS > 2
+ltl freed_at_last { [] (closed -> <> [] (taken == 0 && !device[0] && !device[1] && !device[2])) }
+#else
+ltl freed_at_last { [] (closed -> <> [] (taken == 0 && !device[0] && !device[1])) }
+#endif

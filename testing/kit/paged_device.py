@@ -1,0 +1,200 @@
+"""A device of pages, without tensors: what each position of each page holds, and which encoder outputs there are.
+
+Every position of a page holds a fingerprint of all that real KV would depend on: the tokens and items up to it. So a
+read of a wrong, stale or foreign page is seen as such. The device runs a step in this order: frees, encodings, all
+writes of the step, all reads. It runs steps in the order they were planned.
+
+Regression tests carry the text of this module, so it imports nothing of Triolet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+EOS = 0  # the token that ends a request
+
+GIVEN_AWAY = "no page is given away in use"
+SHARED_WRITTEN = "no shared page is written"
+PREFIX_HITS = "prefix hits are what was computed"
+BEFORE_READY = "no use before ready"
+FREE_HELD = "no free while held"
+PHANTOM = "no phantom"
+ENCODE_ONCE = "encode once"
+BALANCE = "books balance"
+
+
+def sampled(fingerprint: int) -> int:
+    """The token that is sampled behind a position."""
+    return fingerprint // 7 % 4
+
+
+def first_wrong(held: list[int | None] | None, true: list[int]) -> int:
+    """The first offset of a page that does not hold what it should."""
+    return next(offset for offset, one in enumerate(true) if held is None or held[offset] != one)
+
+
+class Record:
+    """What the device knows of one request."""
+
+    def __init__(self, request: Any) -> None:
+        self.tokens = list(request.tokens)
+        self.prompt = len(self.tokens)
+        self.seen = {item.start + row: (item.key, row) for item in request.items for row in range(item.length)}
+        self.sizes = {item.key: item.size for item in request.items}
+        self.fingerprints: list[int] = []  # of the positions, as far as they were needed
+        self.began = -1  # the step that ran it first
+        self.verified = 0  # how many positions were right when it ran last
+        self.table: tuple[int, ...] = ()  # its pages then
+
+    def upto(self, stop: int) -> list[int]:
+        """The fingerprints of the positions before ``stop``."""
+        known = self.fingerprints
+        for position in range(len(known), stop):
+            key, row = self.seen.get(position, ("", 0))
+            here = self.tokens[position] * 131 + sum(key.encode()) * 1009 + row * 31 + 1
+            known.append(((known[-1] if known else 0) * 48271 + here) % 2147483647)
+        return known[:stop]
+
+
+class PagedDevice:
+    """Runs steps, and sees what they read and write. ``room`` is for encoder outputs."""
+
+    def __init__(self, page_size: int, room: int, missed_free: str = "fault") -> None:
+        self.page_size = page_size
+        self.room = room
+        self.missed_free = missed_free
+        self.steps = 0
+        self.pages: dict[int, list[int | None]] = {}
+        self.outputs: dict[str, int] = {}
+        self.freed: dict[str, int] = {}  # the step that freed it last
+        self.records: dict[str, Record] = {}
+        self.writes: list[tuple[str, int, int, tuple[int, ...]]] = []  # request, first position, stop, pages
+
+    def fail(self, promise: str, what: str) -> NoReturn:
+        """A promise is broken."""
+        raise AssertionError(f"{promise}: {what}")
+
+    def add(self, request: Any) -> None:
+        """A request that steps may run from now on."""
+        self.records[request.id] = Record(request)
+
+    def run(self, step: Any) -> dict[str, int]:
+        """Runs a step. Returns the sampled tokens."""
+        self.steps += 1
+        for key in step.frees:
+            self.free(key)
+        for key in step.encodes:
+            self.encode(key, next(record.sizes[key] for record in self.records.values() if key in record.sizes))
+        for chunk in step.chunks:
+            self.write(chunk)
+        tokens = {}
+        for chunk in step.chunks:
+            self.read_items(chunk)
+            self.read_pages(chunk)
+            if chunk.samples:
+                tokens[chunk.request] = self.sample(chunk)
+        return tokens
+
+    # -- encoder outputs ---------------------------------------------------------------------------------------------
+
+    def free(self, key: str) -> None:
+        """Drops an output."""
+        if key not in self.outputs and self.missed_free == "fault":
+            self.fail(BALANCE, f"{key} is to be freed, and it is not on the device")
+        self.outputs.pop(key, None)
+        self.freed[key] = self.steps
+
+    def encode(self, key: str, size: int) -> None:
+        """Computes an output."""
+        if key in self.outputs:
+            self.fail(ENCODE_ONCE, f"{key} is to be encoded, and it is on the device")
+        self.outputs[key] = size
+        taken = sum(self.outputs.values())
+        if taken > self.room:
+            there = ", ".join(sorted(self.outputs))
+            self.fail(BALANCE, f"{there} take {taken} of {self.room} units of the room for encoder outputs")
+
+    def read_items(self, chunk: Any) -> None:
+        """A chunk reads the items that lie among its positions."""
+        record = self.records[chunk.request]
+        if record.began < 0:
+            record.began = self.steps
+        for position in range(chunk.start, chunk.start + chunk.length):
+            key, _ = record.seen.get(position, ("", 0))
+            if not key or key in self.outputs:
+                continue
+            what = f"{chunk.request} reads {key} at position {position}"
+            if key not in self.freed:
+                self.fail(BEFORE_READY, f"{what}, and it was never encoded")
+            if self.freed[key] >= record.began:
+                self.fail(FREE_HELD, f"{what}, and it was freed while {chunk.request} ran and had yet to read it")
+            self.fail(PHANTOM, f"{what}, and it was freed before {chunk.request} began, and not encoded since")
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def write(self, chunk: Any) -> None:
+        """A chunk writes its positions."""
+        record, size, stop = self.records[chunk.request], self.page_size, chunk.start + chunk.length
+        if chunk.start != record.verified:
+            record.verified = 0  # it starts anew, behind pages that it takes for computed
+        true = record.upto(stop)
+        for position in range(chunk.start, stop):
+            page = chunk.pages[position // size]
+            if page not in self.pages:
+                self.pages[page] = [None] * size
+            self.pages[page][position % size] = true[position]
+        self.writes.append((chunk.request, chunk.start, stop, tuple(chunk.pages)))
+
+    def read_pages(self, chunk: Any) -> None:
+        """A chunk reads every position up to its last one."""
+        record, size, stop = self.records[chunk.request], self.page_size, chunk.start + chunk.length
+        true = record.upto(stop)
+        for begin in range(0, stop, size):
+            part = true[begin : min(begin + size, stop)]
+            held = self.pages.get(chunk.pages[begin // size])
+            if held is None or held[: len(part)] != part:
+                self.blame(chunk, begin + first_wrong(held, part))
+        record.verified, record.table = stop, tuple(chunk.pages)
+
+    def sample(self, chunk: Any) -> int:
+        """The token behind a chunk. A token that was sampled before, and is computed anew, is the same."""
+        record, stop = self.records[chunk.request], chunk.start + chunk.length
+        if stop == len(record.tokens):
+            record.tokens.append(sampled(record.fingerprints[stop - 1]))
+        return int(record.tokens[stop])
+
+    def blame(self, chunk: Any, position: int) -> NoReturn:
+        """Says which promise is broken where a page does not hold what ``chunk`` needs at ``position``."""
+        reader, record = chunk.request, self.records[chunk.request]
+        index, offset = divmod(position, self.page_size)
+        page = chunk.pages[index]
+        author = self.author(page, offset)
+        if author is None:
+            self.fail(PREFIX_HITS, f"{reader} takes position {position}, in page {page}, for computed: nobody has")
+        writer, at, shares = author
+        wrote = f"{writer} has written its position {at} into page {page}"
+        if position >= chunk.start:
+            self.fail(GIVEN_AWAY, f"{wrote} in the step in which {reader} wrote its position {position} there")
+        if position < record.verified and record.table[index] == page:
+            if shares:
+                self.fail(SHARED_WRITTEN, f"{wrote}, which it shares with {reader}, who has position {position} there")
+            self.fail(GIVEN_AWAY, f"{wrote}, and {reader} still has its position {position} there")
+        self.fail(PREFIX_HITS, f"{reader} takes page {page} for its computed position {position}; {wrote}")
+
+    def author(self, page: int, offset: int) -> tuple[str, int, bool] | None:
+        """Who wrote last at an offset of a page, its position, and whether the page began with another's positions."""
+        for number in range(len(self.writes) - 1, -1, -1):
+            request, start, stop, pages = self.writes[number]
+            for position in range(stop - 1, start - 1, -1):
+                if position % self.page_size == offset and pages[position // self.page_size] == page:
+                    first = position - offset
+                    return request, position, first < start and self.began_by_another(number, page, request)
+        return None
+
+    def began_by_another(self, before: int, page: int, request: str) -> bool:
+        """Whether another than ``request`` wrote the first position of ``page`` last."""
+        for other, start, stop, pages in reversed(self.writes[:before]):
+            for position in range(start, stop):
+                if position % self.page_size == 0 and pages[position // self.page_size] == page:
+                    return other != request
+        return False

@@ -1,0 +1,303 @@
+"""One workload played with a scheduler: its clients and its device, and what the scheduler may not do.
+
+Regression tests carry the text of this module and of `paged_device`, so it imports nothing else of Triolet.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from .paged_device import BALANCE, EOS, PagedDevice, Record, sampled
+
+ALWAYS_FREED = "always freed eventually"
+STARVES = "nobody starves"
+TERMINAL = "terminal once"
+FREE_FOLLOWS = "free follows completion"
+REFUSED = "what fits is not refused"
+
+IDLE = 3  # calls of schedule() that plan nothing, while nothing is in flight, after which nobody can be served any more
+
+
+class SchedulerPlay:
+    """Plays clients and device. ``settled``: the scheduler gives a page to another request only when the steps that use
+    it are done. ``told`` gets a row for each thing that happens: what the clients and the device do, what the scheduler
+    does, what is on the device then; ``None``: nobody reads it."""
+
+    def __init__(self, scheduler: Any, limits: Any, settled: bool = False, missed_free: str = "fault") -> None:
+        self.scheduler = scheduler
+        self.limits = limits
+        self.settled = settled
+        self.device = PagedDevice(limits.page_size, limits.room, missed_free)
+        self.flights: list[Any] = []
+        self.live: dict[str, Any] = {}  # requests that have not ended, by id
+        self.left: set[str] = set()  # whose clients have left: a step in flight may still end them, once
+        self.seen: set[int] = set()  # pages, whatever the scheduler numbers them by
+        self.known: dict[str, int] = {}  # tokens of each, those that steps in flight sample included
+        self.reached: dict[str, int] = {}  # the most positions that steps have run
+        self.told: list[tuple[str, str, str]] | None = None
+        self.stuck = 0  # steps in a row that brought nobody further
+        self.total = 0  # tokens of all requests
+
+    def fail(self, promise: str, what: str) -> NoReturn:
+        """A promise is broken."""
+        self.device.fail(promise, what)
+
+    def tell(self, event: str, answer: str = "", note: str = "") -> None:
+        """Adds a row to the history."""
+        if self.told is not None:
+            self.told.append((event, answer, note))
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def ask(self, request: Any) -> None:
+        """A client asks."""
+        fits = self.fits(request)
+        taken = self.scheduler.add_request(request)
+        if self.told is not None:
+            self.tell(describe(request), "refused" if taken is False else "")
+        if taken is False:
+            if fits:
+                self.fail(REFUSED, f"{request.id} is refused, and it fits the pages and the room when it runs alone")
+            return
+        if not fits:
+            self.fail(STARVES, f"{request.id} can never fit, and is not refused: it would wait for ever")
+        self.device.add(request)
+        self.live[request.id] = request
+        self.known[request.id] = len(request.tokens)
+        self.reached[request.id] = 0
+        self.total += len(request.tokens) + request.max_tokens
+
+    def fits(self, request: Any) -> bool:
+        """Whether the request could run alone."""
+        pages = -(-(len(request.tokens) + request.max_tokens - 1) // self.limits.page_size)
+        return pages <= self.limits.pages and all(item.size <= self.limits.room for item in request.items)
+
+    def finish(self, request_id: str) -> None:
+        """The client of a request leaves; it may have ended already."""
+        self.tell(f"the client of {request_id} leaves" + ("" if request_id in self.live else ", after its end"))
+        if self.live.pop(request_id, None) is not None:
+            self.left.add(request_id)
+        self.scheduler.finish(request_id)
+
+    def plan(self) -> bool:
+        """The next step is planned, if another one may be in flight. False: there is nothing to do in it."""
+        if len(self.flights) >= self.limits.steps_in_flight:
+            return False
+        step = self.scheduler.schedule()
+        if self.told is not None:
+            self.tell("plan", "nothing" if step is None else describe_step(step))
+        if step is None:
+            return False
+        self.judge(step)
+        self.flights.append(step)
+        return has_work(step)
+
+    def run(self) -> bool:
+        """The device runs the oldest step, and the scheduler is told. False: there was nothing to do in it, or none."""
+        if not self.flights:
+            return False
+        step = self.flights.pop(0)
+        self.tell("run")
+        tokens = self.device.run(step)
+        further = False
+        for chunk in step.chunks:
+            stop = chunk.start + chunk.length
+            if chunk.request in self.live and self.reached[chunk.request] < stop <= self.most(chunk.request):
+                self.reached[chunk.request], further = stop, True
+        self.stuck = 0 if further else self.stuck + 1
+        ended = tuple(self.scheduler.update(step, tokens) or ())
+        if self.told is not None:
+            got = "".join(f", {request} gets {token}" for request, token in tokens.items())
+            self.told[-1] = (f"run{got}", told_ends(ended), self.device_holds())
+        for request_id in ended:
+            self.end(request_id)
+        return has_work(step)
+
+    def most(self, request_id: str) -> int:
+        """The most positions that a request can need."""
+        request = self.live[request_id]
+        return int(len(request.tokens) + request.max_tokens - 1)
+
+    def end(self, request_id: str) -> None:
+        """The scheduler says that a request has ended."""
+        if request_id in self.left:
+            self.left.remove(request_id)
+            return
+        if request_id not in self.live:
+            self.fail(TERMINAL, f"{request_id} is said to end, and it has ended already")
+        request = self.live.pop(request_id)
+        got = self.device.records[request_id].tokens[len(request.tokens) :]
+        if EOS not in got and len(got) < request.max_tokens:
+            self.fail(TERMINAL, f"{request_id} ends with {len(got)} of {request.max_tokens} tokens, and no end-of-text")
+
+    def device_holds(self) -> str:
+        """The encoder outputs that are on the device."""
+        return " ".join(sorted(self.device.outputs))
+
+    # -- a plan ------------------------------------------------------------------------------------------------------
+
+    def judge(self, step: Any) -> None:
+        """What can be said of a step before it runs."""
+        limits = self.limits
+        tokens = sum(chunk.length for chunk in step.chunks)
+        if tokens > limits.max_step_tokens:
+            self.fail(BALANCE, f"a step feeds {tokens} tokens; at most {limits.max_step_tokens} fit")
+        if len(step.chunks) > limits.max_running:
+            self.fail(BALANCE, f"a step runs {len(step.chunks)} requests; there are {limits.max_running} places")
+        names = [chunk.request for chunk in step.chunks]
+        if len(set(names)) < len(names):
+            self.fail(BALANCE, f"a step runs a request twice: {', '.join(sorted(names))}")
+        for chunk in step.chunks:
+            self.judge_chunk(chunk)
+        if self.settled:
+            self.judge_settled(step)
+
+    def judge_chunk(self, chunk: Any) -> None:
+        """Whether there are a request, tokens and pages for a chunk."""
+        name, stop = chunk.request, chunk.start + chunk.length
+        if name not in self.live:
+            self.fail(TERMINAL, f"a step runs {name}, which has ended")
+        if chunk.length < 1 or chunk.start < 0 or stop > self.known[name]:
+            what = f"positions {chunk.start} to {stop - 1} of {name}, which has {self.known[name]} tokens"
+            self.fail(BALANCE, f"a step feeds {what}")
+        if len(chunk.pages) * self.limits.page_size < stop:
+            self.fail(BALANCE, f"{name} has pages {chunk.pages} for {stop} positions")
+        self.seen.update(chunk.pages)
+        if len(self.seen) > self.limits.pages:
+            self.fail(BALANCE, f"there are {self.limits.pages} pages, and steps use {sorted(self.seen)}")
+        if chunk.samples and stop < len(self.live[name].tokens):
+            self.fail(BALANCE, f"a token of {name} is sampled in the middle of its prompt, behind position {stop - 1}")
+        if chunk.samples and stop == self.known[name]:
+            self.known[name] += 1
+
+    def judge_settled(self, step: Any) -> None:
+        """Whether a page that the step writes is in use by another request's step in flight."""
+        size = self.limits.page_size
+        using = {page: chunk.request for flight in self.flights for chunk in flight.chunks for page in chunk.pages}
+        for chunk in step.chunks:
+            for page in chunk.pages[chunk.start // size :]:
+                if using.get(page, chunk.request) != chunk.request:
+                    what = f"{chunk.request} gets page {page}, which {using[page]} uses in a step in flight"
+                    self.fail(FREE_FOLLOWS, what)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """One turn of the step loop: plans as far ahead as it may, and runs the oldest step."""
+        while self.plan():
+            pass
+        return self.run()
+
+    def turn_until_idle(self) -> int:
+        """Turns until nobody is left, or nobody gets further. How often nothing was planned at the end."""
+        idle = 0
+        while self.live and idle < IDLE and self.stuck < 4 * self.total + 50:
+            idle = 0 if self.turn() else idle + 1
+        return idle
+
+    def storm(self) -> None:
+        """Others go on asking, for little each and with no more urgency, while those who asked before them wait."""
+        victims, number = list(self.live), 0
+        if not victims:
+            return
+        least = max(self.live[name].priority for name in victims)
+        for _ in range(6 * self.total + 30):
+            waiting = [name for name in victims if name in self.live]
+            if not waiting:
+                return
+            if len(self.live) - len(waiting) < 2:
+                self.ask(lasting(f"s{number}", min(4, self.limits.pages * self.limits.page_size), least))
+                number += 1
+            self.turn()
+        self.give_up(f"{', '.join(waiting)} wait while {number} requests that came later are served")
+
+    def serve_everybody(self) -> None:
+        """Nobody asks any more: every request ends."""
+        idle = self.turn_until_idle()
+        while self.flights:
+            self.run()
+        if self.live:
+            how = "nothing is planned for them" if idle else f"{self.stuck} steps brought nobody further"
+            self.give_up(f"{', '.join(self.live)} never end, though nobody else asks: {how}")
+
+    def give_up(self, what: str) -> NoReturn:
+        """Requests wait for ever: says whether pages were lost, or whether the scheduler forgot them."""
+        for name in list(self.live):
+            self.finish(name)
+        while self.flights:
+            self.run()
+        if self.is_served(asked("a little one", (5,))):
+            self.look_for_leaks(what)
+        self.fail(STARVES, what)
+
+    def look_for_leaks(self, before: str = "") -> None:
+        """Nobody is left, so everything must have come back: a request for all pages, and one for the whole room."""
+        limits = self.limits
+        self.serve_alone(asked("all pages", (5,) * (limits.pages * limits.page_size)), before)
+        if limits.room:
+            whole = SimpleNamespace(key="whole", size=limits.room, start=0, length=1)
+            self.serve_alone(asked("the whole room", (9, 5), items=(whole,)), before)
+
+    def serve_alone(self, request: Any, before: str) -> None:
+        """A request that is alone, and needs all there is."""
+        if not self.is_served(request):
+            what = f"a request for {request.id} waits for ever, though nobody else is left: some are lost"
+            self.fail(ALWAYS_FREED, f"{what} ({before})" if before else what)
+
+    def is_served(self, request: Any) -> bool:
+        """Whether a request that is alone ends."""
+        self.stuck = 0
+        self.ask(request)
+        self.turn_until_idle()
+        return not self.live
+
+
+def asked(
+    name: str, tokens: tuple[int, ...], priority: int = 0, items: tuple[Any, ...] = (), max_tokens: int = 1
+) -> Any:
+    """A request of the kit's own."""
+    return SimpleNamespace(id=name, tokens=tokens, max_tokens=max_tokens, priority=priority, items=items)
+
+
+def lasting(name: str, steps: int, priority: int) -> Any:
+    """A request for so many tokens, which does not end before."""
+    for first in range(3, 1000):
+        request = asked(name, (first,), priority, max_tokens=steps)
+        record = Record(request)
+        for position in range(1, steps):
+            record.tokens.append(sampled(record.upto(position)[-1]))
+        if EOS not in record.tokens:
+            return request
+    raise AssertionError("no request lasts so long")
+
+
+def describe(request: Any) -> str:
+    """What a client asks for."""
+    items = "".join(f", {item.key} of size {item.size} at {item.start}" for item in request.items)
+    priority = f", priority {request.priority}" if request.priority else ""
+    tokens = " ".join(map(str, request.tokens))
+    return f"{request.id} asks for {request.max_tokens} behind {tokens}{items}{priority}"
+
+
+def has_work(step: Any) -> bool:
+    """Whether a step does anything."""
+    return bool(step.chunks or step.frees or step.encodes)
+
+
+def describe_step(step: Any) -> str:
+    """What a step does."""
+    if not has_work(step):
+        return "a step without work"
+    told = [f"frees {', '.join(step.frees)}"] if step.frees else []
+    told += [f"encodes {', '.join(step.encodes)}"] if step.encodes else []
+    for chunk in step.chunks:
+        samples = " and samples" if chunk.samples else ""
+        pages = " ".join(map(str, chunk.pages))
+        told.append(f"{chunk.request}: {chunk.start}-{chunk.start + chunk.length - 1} in pages {pages}{samples}")
+    return "; ".join(told)
+
+
+def told_ends(ended: tuple[str, ...]) -> str:
+    """What the scheduler says of the ends of requests."""
+    return f"{', '.join(ended)} ended" if ended else ""

@@ -1,0 +1,258 @@
+"""Workloads for schedulers: who asks for what, and in which order clients, scheduler and device act.
+
+Prompts begin alike, have few different tokens, and go on where another request's answer has ended, so that prefix
+caches hit, and would hit wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Literal
+
+import attrs
+from attrs import evolve, frozen
+
+from .findings import without_some
+from .paged_device import EOS, Record, sampled
+
+Operation = tuple[str, int]
+"""``ask`` and ``leave`` of a request, by its number; ``plan``, ``run`` and ``storm``, with 0."""
+
+_PLACEHOLDER = 9  # the token at a position of an item
+
+
+@frozen(kw_only=True)
+class Declaration:
+    """What the scheduler does not promise, or promises beyond the others. A declaration turns off one check, or what
+    workloads have, and nothing else.
+
+    Args:
+        steps_in_flight: how many steps may be planned and not answered, at most: 1 for an engine that waits for each.
+        items: requests have items that an encoder encodes. ``False`` for an engine of texts.
+        priorities: requests have priorities, the smallest served first. ``False`` for one that serves by arrival alone.
+        fair: a request is served at last, however many others of its priority come later. ``False`` for an engine that
+            fills gaps with whoever fits.
+        settled: a page is given to another request only when the steps that use it are done. For an engine whose pages
+            are also read by others than the steps, by a transfer to the host say, or that runs a failed step again. The
+            device runs steps in order, so most engines need not wait.
+        missed_free: ``"harmless"`` for a runner that takes a free of what it does not have for nothing.
+        refuses: workloads have requests that can never fit, which are to be refused. Without it none has.
+        page_size: the smallest that the scheduler can have.
+    """
+
+    steps_in_flight: int = 2
+    items: bool = True
+    priorities: bool = True
+    fair: bool = True
+    settled: bool = False
+    missed_free: Literal["harmless", "fault"] = "fault"
+    refuses: bool = False
+    page_size: int = 1
+
+
+@frozen(kw_only=True)
+class Limits:
+    """What the scheduler has. ``room`` and the sizes of items are in units of the encoder cache. A request runs alone
+    where the pages suffice for its prompt and all but the last token that it asks for, and the room for each item."""
+
+    pages: int
+    page_size: int
+    max_step_tokens: int
+    max_running: int
+    room: int
+    steps_in_flight: int
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Of the fields."""
+        return tuple(one.name for one in attrs.fields(cls))
+
+
+@frozen
+class Item:
+    """An image, or audio: ``length`` positions from ``start`` on read its encoder output. Equal keys, equal content and
+    size. A request may have one item twice."""
+
+    key: str
+    size: int
+    start: int
+    length: int
+
+
+@frozen(kw_only=True)
+class NewRequest:
+    """``max_tokens``: how many tokens it asks for; it ends earlier with `EOS`. The smallest ``priority`` is first."""
+
+    id: str
+    tokens: tuple[int, ...]
+    max_tokens: int
+    items: tuple[Item, ...] = ()
+    priority: int = 0
+
+
+@frozen(kw_only=True)
+class SchedulerWorkload:
+    """One game. At its end nobody asks any more, and everybody is served."""
+
+    limits: Limits
+    requests: tuple[NewRequest, ...]
+    operations: tuple[Operation, ...]
+
+
+# -- drawn by chance -----------------------------------------------------------------------------------------------
+
+
+def draw(declared: Declaration, random: Random) -> SchedulerWorkload:
+    """A workload of random numbers."""
+    page_size = declared.page_size * random.choice((1, 2, 4) if declared.page_size < 4 else (1,))
+    limits = Limits(
+        pages=random.randint(3, 10),
+        page_size=page_size,
+        max_step_tokens=random.choice((1, 2, 3, 4, 6, 8, 16)),
+        max_running=random.randint(1, 4),
+        room=random.randint(1, 4) if declared.items else 0,
+        steps_in_flight=random.randint(1, declared.steps_in_flight),
+    )
+    requests = _requests(declared, limits, random)
+    return SchedulerWorkload(limits=limits, requests=requests, operations=_operations(declared, len(requests), random))
+
+
+def _requests(declared: Declaration, limits: Limits, random: Random) -> tuple[NewRequest, ...]:
+    longest = max(6, limits.pages * limits.page_size // 2)
+    bases = [[random.randint(1, 2) for _ in range(longest)] for _ in range(2)]
+    sizes = [random.randint(1, limits.room) if limits.room else 0 for _ in range(3)]
+    found: list[NewRequest] = []
+    for number in range(random.randint(1, 5)):
+        most = limits.pages * limits.page_size
+        tokens, items = _prompt(bases, sizes, found, limits, random)
+        room = max(1, most - 1)
+        tokens = tokens[:room]
+        items = tuple(item for item in items if item.start + item.length < len(tokens))
+        if declared.refuses and random.random() < 0.1:
+            tokens = (*tokens, *[1] * (most + 1 - len(tokens)))
+        elif declared.refuses and items and random.random() < 0.1:
+            items = (evolve(items[0], key="huge", size=limits.room + 1), *items[1:])
+        left = max(1, most + 1 - len(tokens))
+        found.append(
+            NewRequest(
+                id=f"r{number}",
+                tokens=tokens,
+                max_tokens=random.randint(1, min(4 + 2 * limits.page_size, left)),
+                items=items,
+                priority=random.randint(0, 1) if declared.priorities else 0,
+            )
+        )
+    return tuple(found)
+
+
+def _prompt(
+    bases: list[list[int]], sizes: list[int], before: list[NewRequest], limits: Limits, random: Random
+) -> tuple[tuple[int, ...], tuple[Item, ...]]:
+    if before and random.random() < 0.25:  # the next turn of a conversation
+        last = random.choice(before)
+        return (*last.tokens, *answer(last), random.randint(1, 2)), last.items
+    tokens = random.choice(bases)[: random.randint(0, len(bases[0]))]
+    items: list[Item] = []
+    while limits.room and random.random() < 0.5 and len(items) < 3:
+        number = random.choice((0, 0, 0, 1, 2))
+        length = 1 + number
+        items.append(Item(f"i{number}", sizes[number], len(tokens), length))
+        tokens = [*tokens, *[_PLACEHOLDER] * length, *[random.randint(1, 2)] * random.randint(0, 1)]
+    return (*tokens, random.randint(1, 3)), tuple(items)
+
+
+def answer(request: NewRequest) -> tuple[int, ...]:
+    """The tokens that a request gets, whatever else happens, without the end-of-text."""
+    record = Record(request)
+    while len(record.tokens) < len(request.tokens) + request.max_tokens:
+        token = sampled(record.upto(len(record.tokens))[-1])
+        if token == EOS:
+            break
+        record.tokens.append(token)
+    return tuple(record.tokens[len(request.tokens) :])
+
+
+def _operations(declared: Declaration, requests: int, random: Random) -> tuple[Operation, ...]:
+    operations: list[Operation] = []
+    for number in range(requests):
+        operations.append(("ask", number))
+        if random.random() < 0.4:
+            continue
+        operations += _turns(random.randint(1, 8), random)
+        if random.random() < 0.3:
+            operations.append(("leave", random.randint(0, number)))
+    operations += _turns(random.randint(0, 6), random)
+    if random.random() < 0.3:
+        operations += [("leave", number) for number in range(requests) if random.random() < 0.5]
+    if declared.fair and random.random() < 0.15:
+        operations.append(("storm", 0))
+    return tuple(operations)
+
+
+def _turns(count: int, random: Random) -> list[Operation]:
+    return [(random.choice(("plan", "run")), 0) for _ in range(count)]
+
+
+# -- simpler ones --------------------------------------------------------------------------------------------------
+
+
+def simpler(workload: SchedulerWorkload) -> Iterator[SchedulerWorkload]:
+    """Workloads that are simpler than this one, the boldest first."""
+    for operations in without_some(workload.operations):
+        yield _without_strangers(evolve(workload, operations=operations))
+    for number, request in enumerate(workload.requests):
+        for other in _simpler_requests(request, workload.limits):
+            requests = (*workload.requests[:number], other, *workload.requests[number + 1 :])
+            yield evolve(workload, requests=requests)
+    for limits in _smaller(workload.limits):
+        if all(_fits(request, workload.limits) <= _fits(request, limits) for request in workload.requests):
+            yield evolve(workload, limits=limits)
+
+
+def _smaller(limits: Limits) -> Iterator[Limits]:
+    least = {"steps_in_flight": 1, "max_running": 1, "room": min(1, limits.room), "pages": 1}
+    for name, allowed in least.items():
+        if getattr(limits, name) > allowed:
+            yield evolve(limits, **{name: getattr(limits, name) - 1})
+
+
+def _fits(request: NewRequest, limits: Limits) -> bool:
+    stop = len(request.tokens) + request.max_tokens - 1
+    return stop <= limits.pages * limits.page_size and all(item.size <= limits.room for item in request.items)
+
+
+def _without_strangers(workload: SchedulerWorkload) -> SchedulerWorkload:
+    """Nobody leaves who has not asked, and the requests that nobody asks for are gone."""
+    operations: list[Operation] = []
+    numbers: dict[int, int] = {}
+    for what, number in workload.operations:
+        if what == "ask":
+            numbers[number] = len(numbers)
+        if what in {"ask", "leave"} and number not in numbers:
+            continue
+        operations.append((what, numbers.get(number, 0) if what in {"ask", "leave"} else 0))
+    requests = tuple(evolve(workload.requests[number], id=f"r{new}") for number, new in numbers.items())
+    return evolve(workload, requests=requests, operations=tuple(operations))
+
+
+def _simpler_requests(request: NewRequest, limits: Limits) -> Iterator[NewRequest]:
+    for items in without_some(request.items):
+        yield evolve(request, items=items)
+    if request.priority:
+        yield evolve(request, priority=0)
+    if request.max_tokens > 1:
+        yield evolve(request, max_tokens=1)
+        yield evolve(request, max_tokens=request.max_tokens - 1)
+    last = max((item.start + item.length for item in request.items), default=0)
+    for length in sorted({len(request.tokens) // 2, len(request.tokens) - limits.page_size, len(request.tokens) - 1}):
+        if last < length < len(request.tokens) and length >= 1:
+            yield evolve(request, tokens=request.tokens[:length])
+    first = min((item.start for item in request.items), default=len(request.tokens) - 1)
+    for cut in sorted({first, limits.page_size, 1}, reverse=True):
+        if 0 < cut <= first:
+            items = tuple(evolve(item, start=item.start - cut) for item in request.items)
+            yield evolve(request, tokens=request.tokens[cut:], items=items)
+    plain = (1,) * len(request.tokens)
+    if request.tokens != plain and not request.items:
+        yield evolve(request, tokens=plain)

@@ -1,0 +1,97 @@
+"""Our own planner and ledger as the subject of `examine_scheduler`. The adapter plays the actors' part."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from ...core.ledger import Decisions, EncoderLedger
+from ...core.plan import SampledToken, StepPlan, StepResult
+from ...core.planning.actions import Acquire, Finish, Release
+from ...core.planning.limits import PlannerLimits
+from ...core.planning.planner import Planner
+from ...core.request import EncoderItem, Request
+from .paged_device import EOS
+from .schedulers import Chunk, Limits, NewRequest, Step
+
+
+class TrioletScheduler:
+    """`Planner` and `EncoderLedger`. What a step encodes and frees is encoded and freed when the step has run."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.planner, self.ledger = Planner(_limits(limits)), EncoderLedger(limits.room)
+        self.frees, self.flights = list[str](), deque[StepPlan | None]()
+
+    def add_request(self, request: NewRequest) -> None:
+        self.planner.submit(_request(request))
+
+    def schedule(self) -> Step | None:
+        self.act()
+        encodes, plan = self.ledger.take_encode_batch(), self.planner.next_step()
+        if not (plan or encodes or self.frees):
+            return None
+        self.flights.append(plan)
+        frees, self.frees = self.frees, []
+        return Step(chunks=self.chunks(plan), encodes=[job.key for job in encodes], frees=frees)
+
+    def update(self, step: Step, tokens: Mapping[str, int]) -> list[str]:
+        self.obey(self.ledger.freed(step.frees))
+        self.obey(self.ledger.encoded(step.encodes, now=0.0))
+        if (plan := self.flights.popleft()) is not None:
+            sampled = [SampledToken(token_id=tokens.get(chunk.request)) for chunk in step.chunks]
+            self.planner.step_done(StepResult(step_id=plan.step_id, sampled=tuple(sampled)))
+        return self.act()
+
+    def finish(self, request_id: str) -> None:
+        self.planner.abort(request_id)
+
+    # what the actors do between the planner and the ledger
+
+    def act(self) -> list[str]:
+        ended = []
+        while actions := self.planner.take_actions():
+            for action in actions:
+                match action:
+                    case Acquire(holder, i):
+                        entry = {"size": i.size, "embeddings": i.embeddings, "payload": i.payload}
+                        self.obey(self.ledger.acquire(holder, i.key, **entry))
+                    case Release(holder, key):
+                        self.obey(self.ledger.release(holder, key, now=0.0))
+                    case Finish(request_id):
+                        ended.append(request_id)
+        return ended
+
+    def obey(self, decisions: Decisions) -> None:
+        self.frees += decisions.free
+        for hold in decisions.ready:
+            self.planner.encoder_ready(hold.holder)
+
+    # their words for what the kit says
+
+    def chunks(self, plan: StepPlan | None) -> list[Chunk]:
+        parts = [] if plan is None else zip(self.planner.requests_of(plan.step_id), plan.chunks, strict=True)
+        return [Chunk(name, part.start, part.length, part.page_table, part.samples) for name, part in parts]
+
+
+def _limits(limits: Limits) -> PlannerLimits:
+    return PlannerLimits(
+        pages=limits.pages,
+        page_size=limits.page_size,
+        max_step_tokens=limits.max_step_tokens,
+        max_running=limits.max_running,
+        steps_in_flight=limits.steps_in_flight,
+        encoder_cache_bytes=limits.room,
+        cross_slots=0,
+        eos_token_ids=frozenset({EOS}),
+        prefix_caching=True,
+    )
+
+
+def _request(new: NewRequest) -> Request:
+    items = tuple(
+        EncoderItem(key=i.key, payload=i, embeddings=i.length, size=i.size, spans=((i.start, i.start + i.length),))
+        for i in new.items
+    )
+    return Request(
+        id=new.id, prompt_token_ids=new.tokens, items=items, max_tokens=new.max_tokens, priority=new.priority
+    )

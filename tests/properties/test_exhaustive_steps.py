@@ -1,0 +1,137 @@
+"""Every order of events on small schedulers: our real planner and ledger, with pages, images and two steps in flight.
+
+    python -m pytest tests/properties/test_exhaustive_steps.py -s
+
+Two or three requests ask, and may leave at any time; steps are planned and run in every interleaving. The kit for
+schedulers judges each event. Sequences that lead to the same state are followed on from once, and every request asks
+once, so the search ends and has all states. From each of them the liveness promises are checked: with a device that
+works everybody is served, and everything comes back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+
+import pytest
+from attrs import frozen
+from hypothesis import settings
+
+from triolet.core.planning.pages import PageAllocator
+from triolet.testing.kit.scheduler_play import SchedulerPlay
+from triolet.testing.kit.schedulers import Item, Limits, NewRequest
+from triolet.testing.kit.triolet_scheduler import TrioletScheduler
+
+
+@frozen
+class World:
+    """What there is, and who asks."""
+
+    limits: Limits
+    requests: tuple[NewRequest, ...]
+    long: bool = False  # for ``make soak``
+
+
+def limits(pages: int, tokens: int) -> Limits:
+    return Limits(pages=pages, page_size=2, max_step_tokens=tokens, max_running=2, room=1, steps_in_flight=2)
+
+
+def request(
+    name: str, tokens: tuple[int, ...], max_tokens: int, *items: tuple[str, int], priority: int = 0
+) -> NewRequest:
+    placed = tuple(Item(key, 1, start, 1) for key, start in items)
+    return NewRequest(id=name, tokens=tokens, max_tokens=max_tokens, items=placed, priority=priority)
+
+
+WORLDS = {
+    "two prompts that begin alike": World(limits(3, 3), (request("a", (1, 1, 2), 2), request("b", (1, 1, 1), 2))),
+    "two that grow beyond the pages": World(limits(3, 2), (request("a", (1,), 4), request("b", (2,), 4))),
+    "an urgent one": World(limits(2, 3), (request("a", (1, 1, 2), 2, priority=1), request("b", (2, 1, 1), 2))),
+    "one image for two": World(
+        limits(3, 3), (request("a", (9, 1, 2), 1, ("i", 0)), request("b", (1, 9, 1), 1, ("i", 1)))
+    ),
+    "two images, room for one": World(
+        limits(4, 3), (request("a", (9, 1, 9), 1, ("i", 0), ("j", 2)), request("b", (9, 2), 1, ("j", 0)))
+    ),
+    "three requests": World(
+        limits(3, 3), (request("a", (1, 1, 2), 2), request("b", (1, 1, 1), 2), request("c", (2, 2), 2)), long=True
+    ),
+}
+
+
+def events(play: SchedulerPlay, requests: tuple[NewRequest, ...]) -> list[tuple[str, int]]:
+    """What can happen now."""
+    asked = [one.id in play.device.records for one in requests]
+    found = [("ask", number) for number, has in enumerate(asked) if not has]
+    found += [("leave", number) for number, one in enumerate(requests) if one.id in play.live]
+    found += [("plan", 0)] if len(play.flights) < play.limits.steps_in_flight else []
+    return found + ([("run", 0)] if play.flights else [])
+
+
+def happen(play: SchedulerPlay, event: tuple[str, int], requests: tuple[NewRequest, ...]) -> None:
+    what, number = event
+    match what:
+        case "ask":
+            play.ask(requests[number])
+        case "leave":
+            play.finish(requests[number].id)
+        case "plan":
+            play.plan()
+        case "run":
+            play.run()
+    play.stuck = 0  # how long it took is no part of a state
+
+
+def explore(world: World) -> tuple[int, int]:
+    """Follows every event from every state. How many states there are, and the most events to one of them."""
+    first = pickle.dumps(SchedulerPlay(TrioletScheduler(world.limits), world.limits, settled=True))
+    known, frontier, depth = {_name(first)}, {first: ()}, 0
+    while frontier:
+        new: dict[bytes, tuple[tuple[str, int], ...]] = {}
+        for kept, path in frontier.items():
+            for event in events(pickle.loads(kept), world.requests):
+                play = pickle.loads(kept)
+                _tell_of((*path, event), happen, play, event, world.requests)
+                state = pickle.dumps(play)
+                if _name(state) not in known:
+                    known.add(_name(state))
+                    new[state] = (*path, event)
+                    _tell_of(new[state], _settle, play)
+        frontier = new
+        depth += bool(new)
+    return len(known), depth
+
+
+def _name(state: bytes) -> bytes:
+    return hashlib.blake2b(state, digest_size=16).digest()
+
+
+def _settle(play: SchedulerPlay) -> None:
+    play.serve_everybody()
+    play.look_for_leaks()
+
+
+def _tell_of(path, act, *arguments) -> None:  # type: ignore[no-untyped-def]
+    try:
+        act(*arguments)
+    except AssertionError as error:
+        raise AssertionError(f"{error}, after {path}") from error
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_order_of_events_keeps_every_promise(name: str) -> None:
+    world = WORLDS[name]
+    if world.long and settings.get_current_profile_name() != "soak":
+        pytest.skip("long: make soak runs it")
+    states, depth = explore(world)
+    print(f"\n{name}: all {states:,} states, {depth} events at most", end="")  # noqa: T201
+    assert states > 400
+    assert depth > 10
+
+
+def test_the_exploration_finds_what_is_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence's first page never comes back."""
+    give_back = PageAllocator.give_back
+    monkeypatch.setattr(PageAllocator, "give_back", lambda self, pages: give_back(self, pages[1:]))
+    with pytest.raises(AssertionError, match=r"always freed eventually: .*, after .*'ask', 0"):
+        explore(WORLDS["two that grow beyond the pages"])

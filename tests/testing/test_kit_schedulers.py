@@ -1,0 +1,192 @@
+"""The kit for schedulers: it finds what is planted, by the promise that it breaks, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from random import Random
+from types import ModuleType
+
+import pytest
+from hypothesis import settings
+
+from triolet.testing.kit.findings import BrokenPromise
+from triolet.testing.kit.scheduler_play import FREE_FOLLOWS, STARVES
+from triolet.testing.kit.scheduler_workloads import answer, draw
+from triolet.testing.kit.schedulers import (
+    PROMISES,
+    Declaration,
+    Limits,
+    MakeScheduler,
+    NewRequest,
+    SchedulerWorkload,
+    examine_scheduler,
+    play_scheduler,
+)
+from triolet.testing.kit.transformers_scheduler import DECLARED, TransformersScheduler
+from triolet.testing.kit.triolet_scheduler import TrioletScheduler
+
+from .mutants_of_schedulers import MUTANTS, FreesTwice, HashesWithoutParent, LeaksOnPreemption, ServesTheLastFirst
+from .small_scheduler import SmallScheduler
+
+STRICT = Declaration(settled=True, refuses=True)
+WORKLOADS = 1000
+
+
+def soaked(few: int, many: int) -> int:
+    return many if settings.get_current_profile_name() == "soak" else few
+
+
+def broken(make: MakeScheduler, declared: Declaration, workloads: int = WORKLOADS) -> Iterator[tuple[int, str]]:
+    """Each workload that breaks a promise, by its number, and the promise."""
+    for number in range(1, workloads + 1):
+        try:
+            play_scheduler(make, draw(declared, Random(f"0 {number}")), declared)
+        except BrokenPromise as error:
+            yield number, error.invariant
+
+
+@pytest.mark.parametrize(("mutant", "promise"), MUTANTS.items(), ids=lambda one: getattr(one, "__name__", one))
+def test_a_planted_bug_is_found_by_its_promise(mutant: type[SmallScheduler], promise: str) -> None:
+    assert promise in (found for _, found in broken(mutant, STRICT))
+
+
+def test_every_promise_is_broken_by_a_mutant() -> None:
+    assert {*MUTANTS.values(), "raises nothing"} == set(PROMISES)
+
+
+def test_nothing_is_found_in_a_sound_scheduler() -> None:
+    played = soaked(2_000, 100_000)
+    assert not list(broken(SmallScheduler, STRICT, played))
+
+
+def test_nothing_is_found_in_our_planner_and_ledger() -> None:
+    """Strictly: pages settle before another sequence gets them."""
+    assert not list(broken(TrioletScheduler, Declaration(settled=True), soaked(500, 100_000)))
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        Declaration(settled=True, refuses=True, fair=False),
+        Declaration(settled=False, refuses=True),
+        Declaration(settled=True, refuses=True, missed_free="harmless"),
+        Declaration(settled=True, refuses=True, priorities=False),
+    ],
+    ids=["not fair", "not settled", "misses are harmless", "no priorities"],
+)
+def test_a_declaration_hides_no_broken_promise_of_another_kind(declared: Declaration) -> None:
+    hidden = set() if declared.settled else {FREE_FOLLOWS}
+    mutants = {promise: mutant for mutant, promise in MUTANTS.items() if promise not in {STARVES, *hidden}}
+    for promise, mutant in mutants.items():
+        assert promise in (found for _, found in broken(mutant, declared)), f"{mutant.__name__} under {declared}"
+
+
+def test_who_does_not_promise_fairness_may_let_others_pass() -> None:
+    assert not list(broken(ServesTheLastFirst, Declaration(settled=True, fair=False), 300))
+
+
+def test_the_same_seed_gives_the_same_report_and_another_seed_other_workloads() -> None:
+    report = partial(examine_scheduler, FreesTwice, STRICT, workloads=10)
+    assert str(report()) == str(report())
+    assert str(report()) != str(report(seed=1))
+
+
+def test_a_finding_is_a_table_of_steps_worst_first() -> None:
+    findings = examine_scheduler(HashesWithoutParent, STRICT, workloads=30)
+    told = str(findings)
+    assert "prefix hits are what was computed (wrong output, without an error; workload" in told
+    assert "Why it matters: A request skips the computation of its prompt" in told
+    assert "what happens" in told
+    assert "in pages" in told
+    assert findings.found[0].workload.startswith("SchedulerWorkload(limits=Limits(")
+
+
+@pytest.mark.parametrize(("mutant", "number"), [(FreesTwice, 10), (LeaksOnPreemption, 30), (HashesWithoutParent, 10)])
+def test_the_regression_test_fails_on_the_faulty_scheduler_and_passes_on_the_mended_one(
+    mutant: type[SmallScheduler], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("my_engine")
+    monkeypatch.setitem(sys.modules, "my_engine", module)
+    findings = examine_scheduler(mutant, STRICT, workloads=number, subject="my_engine:make")
+    assert findings
+    source = findings.tests()
+    assert "triolet" not in source.partition("def test_")[0].replace("triolet.testing", "")
+    for make, sound in ((mutant, False), (SmallScheduler, True)):
+        module.make = make
+        space: dict[str, object] = {}
+        exec(compile(source, "test_found.py", "exec"), space)
+        tests = [test for name, test in space.items() if name.startswith("test_")]
+        assert len(tests) == len(findings)
+        for test, finding in zip(tests, findings, strict=True):
+            if sound:
+                test()
+            else:
+                with pytest.raises(AssertionError, match=finding.promise.name):
+                    test()
+
+
+def test_the_answer_of_a_request_is_what_the_device_gives_it() -> None:
+    request = NewRequest(id="r0", tokens=(1, 2, 1), max_tokens=6)
+    got = []
+
+    class Told(SmallScheduler):
+        def update(self, step, tokens):  # type: ignore[no-untyped-def]
+            got.extend(tokens.values())
+            return super().update(step, tokens)
+
+    limits = Limits(pages=8, page_size=2, max_step_tokens=4, max_running=1, room=1, steps_in_flight=1)
+    workload = SchedulerWorkload(limits=limits, requests=(request,), operations=(("ask", 0), ("plan", 0)))
+    play_scheduler(Told, workload)
+    assert tuple(got[: len(answer(request))]) == answer(request)
+
+
+def test_an_error_of_the_scheduler_is_a_finding() -> None:
+    class Raises(SmallScheduler):
+        def schedule(self):  # type: ignore[no-untyped-def]
+            raise ZeroDivisionError("in the step loop")
+
+    [finding] = examine_scheduler(Raises, workloads=3)
+    assert finding.promise.name == "raises nothing"
+    assert "ZeroDivisionError: in the step loop" in finding.what
+
+
+# -- transformers --------------------------------------------------------------------------------------------------
+
+ABANDONED = SchedulerWorkload(
+    limits=Limits(pages=3, page_size=4, max_step_tokens=16, max_running=2, room=0, steps_in_flight=1),
+    requests=(
+        NewRequest(id="r0", tokens=(2, 2, 1, 2), max_tokens=2),
+        NewRequest(id="r1", tokens=(1,), max_tokens=2),
+        NewRequest(id="r2", tokens=(2, 2, 1, 2, 1, 2, 3, 1, 2), max_tokens=1),
+    ),
+    operations=(
+        *(("ask", 0), ("plan", 0), ("run", 0), ("plan", 0), ("run", 0)),
+        *(("ask", 1), ("ask", 2), ("plan", 0), ("leave", 1)),
+    ),
+)
+"""Found by the kit, and shrunk: r2 gives way for r1, whose client leaves."""
+
+
+class Mended(TransformersScheduler):
+    """Newcomers are let in again when nobody is left who could end."""
+
+    def schedule(self):  # type: ignore[no-untyped-def]
+        step = super().schedule()
+        scheduler = self.processor.scheduler
+        if step is None and scheduler.block_new_requests and not scheduler.active_requests:
+            scheduler.block_new_requests = False
+            return super().schedule()
+        return step
+
+
+def test_transformers_never_runs_who_gave_way_for_a_request_whose_client_leaves() -> None:
+    """A bug of transformers 5.23.0, see docs/verification.md. When this test fails, it is mended there."""
+    with pytest.raises(BrokenPromise, match="nobody starves: r2 never end, though nobody else asks"):
+        play_scheduler(TransformersScheduler, ABANDONED, DECLARED)
+    play_scheduler(Mended, ABANDONED, DECLARED)
+
+
+def test_nothing_else_is_found_in_the_paged_cache_of_transformers() -> None:
+    assert not list(broken(Mended, DECLARED, soaked(30, 10_000)))
