@@ -13,8 +13,8 @@ from triolet.core.planning.pages import PageAllocator
 from triolet.core.planning.planner import Planner
 from triolet.core.planning.sequence import Sequence
 from triolet.testing.clients import SCENARIOS
-from triolet.testing.schedule import Uniform
 from triolet.testing.simulation import simulate
+from triolet.testing.trio_tools.schedules import Uniform
 
 
 def broken(*names: str) -> set[str]:
