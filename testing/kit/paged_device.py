@@ -153,7 +153,7 @@ class PagedDevice:
             part = true[begin : min(begin + size, stop)]
             held = self.pages.get(chunk.pages[begin // size])
             if held is None or held[: len(part)] != part:
-                self.blame(chunk, begin + first_wrong(held, part))
+                self.accuse(chunk, begin + first_wrong(held, part))
         record.verified, record.table = stop, tuple(chunk.pages)
 
     def sample(self, chunk: Any) -> int:
@@ -163,7 +163,7 @@ class PagedDevice:
             record.tokens.append(sampled(record.fingerprints[stop - 1]))
         return int(record.tokens[stop])
 
-    def blame(self, chunk: Any, position: int) -> NoReturn:
+    def accuse(self, chunk: Any, position: int) -> NoReturn:
         """Says which promise is broken where a page does not hold what ``chunk`` needs at ``position``."""
         reader, record = chunk.request, self.records[chunk.request]
         index, offset = divmod(position, self.page_size)

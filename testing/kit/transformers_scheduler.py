@@ -6,11 +6,12 @@ cache, driven without its thread. The kit stands in for the model. It waits for 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
@@ -28,8 +29,7 @@ class TransformersScheduler:
         sizes: dict[str, Any] = {"page_size": limits.page_size, "num_blocks": limits.pages}
         sizes |= {"max_batch_tokens": limits.max_step_tokens, "max_requests_per_batch": limits.max_running}
         settings = ContinuousBatchingConfig(use_async_batching=False, auto_switch_to_flash=False, **sizes)
-        generation: Any = GenerationConfig
-        self.manager = ContinuousBatchingManager(_model(), generation(eos_token_id=EOS), settings)
+        self.manager = ContinuousBatchingManager(_model(), _model().generation_config, settings)
         self.processor: Any = self.manager._create_batch_processor()
 
     def add_request(self, request: NewRequest) -> None:
@@ -62,6 +62,8 @@ def _model() -> Any:
     config = LlamaConfig(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8
     )
-    model = LlamaForCausalLM(config)
+    model: Any = LlamaForCausalLM(config)
     model.config._attn_implementation_internal = "paged|flash_attention_2"
+    model.generation_config.eos_token_id = EOS
+    gc.freeze()  # each processor collects the garbage when it goes: what is there now need not be looked at
     return model
