@@ -80,7 +80,7 @@ def test_without_findings_no_test_is_written(run: Any) -> None:
 def test_the_protocol_of_single_operations(run: Any) -> None:
     status, _, err = run("some_engine:Faulty", "--protocol", "cache", "--workloads", "5", "--declare", "closes=no")
     assert (status, "allowed: none, by this protocol" in err) == (2, True)
-    assert PROTOCOLS == ("step", "cache")
+    assert PROTOCOLS == ("step", "cache", "scheduler")
     status, out, _ = run("some_engine:Faulty", "--protocol", "cache", "--workloads", "5")
     assert (status, "AttributeError" in out) == (1, True)
 
