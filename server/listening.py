@@ -85,7 +85,7 @@ def _config_of(settings: ServerSettings) -> Config:
     config.include_server_header = False
     config.errorlog = None
     config.accesslog = None
-    config.keep_alive_timeout = 20.0  # longer than clients keep connections: OpenAI's has 5 s
+    config.keep_alive_timeout = settings.keep_alive_seconds
     config.websocket_max_message_size = 1 << 22
     config.websocket_ping_interval = 20.0
     return config

@@ -46,6 +46,7 @@ _CHECKS = {
     "requests_per_minute": integer(1, 1_000_000).or_none("no limit"),
     "max_connections": integer(1, 1_000_000),
     "body_seconds": number(0, math.inf, above=True),
+    "keep_alive_seconds": number(0, math.inf, above=True),
     "send_seconds": number(0, math.inf, above=True),
     "drain_seconds": _SECONDS,
     "url_prefixes": several(_prefix, 10_000, "a list of prefixes with a whole host, such as https://example.org/"),
@@ -75,6 +76,8 @@ class ServerSettings:
         requests_per_minute: of one key, or of one address where there are no keys; more are refused with 429.
         max_connections: most open connections; more are closed at once, with 503.
         body_seconds: a client that sends nothing for so long, and has not sent its whole request, is given up with 408.
+        keep_alive_seconds: a connection on which no request begins for so long is closed; a request has begun when all
+            of its head is there. Clients keep connections for less: OpenAI's for 5 s.
         send_seconds: a client that reads nothing for so long is given up.
         drain_seconds: requests that run have so long to end when the server is told to stop.
         url_prefixes: images and audio are fetched from addresses that begin with one of them; ``data:`` is always
@@ -102,6 +105,7 @@ class ServerSettings:
     requests_per_minute: int | None = None
     max_connections: int = 2_000
     body_seconds: float = 30.0
+    keep_alive_seconds: float = 20.0
     send_seconds: float = 30.0
     drain_seconds: float = 30.0
     url_prefixes: tuple[str, ...] = ()

@@ -120,13 +120,13 @@ class StepJudge:
     def _step_ended(self, plan: StepPlan, result: object) -> None:
         """The sequences of a step that failed, or was not run, start anew, by other names. A step that failed since it
         misused the device is judged all the same."""
-        ran = isinstance(result, StepResult | AssertionError)
-        for sequence_id in plan.ended if ran else ():
+        if not isinstance(result, StepResult | AssertionError):
+            return
+        for sequence_id in plan.ended:
             self._starts.pop(sequence_id, None)
             self._device.records.pop(str(sequence_id), None)
         self._starts.update({start.sequence_id: start for start in plan.started})
-        if ran:
-            self._ran(plan)
+        self._ran(plan)
         if isinstance(result, StepResult):
             for part, sampled in zip(plan.chunks, result.sampled, strict=True):
                 self._sampled(part, sampled)

@@ -28,7 +28,7 @@ PRINTED = {
         "10 of 10 answers are those of `generate`",
         r"\| generate_batch \| \d",
     ],
-    "verify.py --clients 1 --rounds 1 --repeats 1": [r"\d+ steps of ", r"median share: \d"],
+    "verify.py --clients 1 --rounds 1 --repeats 1": [r"\d+ steps of ", r"the checker, median share: \d"],
     "teardown.py --requests 1 --repeats 1": [
         r"\| idle \| ",
         r"\| an encoding runs, cancelled \| ",

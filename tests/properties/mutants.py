@@ -24,6 +24,8 @@ from typing import Any
 import pytest
 from attrs import evolve, field, frozen
 from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis.internal.cache import LRUCache
+from hypothesis.internal.conjecture import providers
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from triolet import EngineConfig
@@ -111,7 +113,7 @@ def evidence(error: BaseException) -> str:
 def verdict(killer: Killer) -> str | None:
     """What the killer says; ``None`` where it passes."""
     said = None
-    with unheard() as collect:
+    with unheard() as collect, without_constants():
         try:
             killer()
         except (Exception, BaseExceptionGroup, pytest.fail.Exception) as error:  # noqa: BLE001  (whatever it comes to)
@@ -130,6 +132,16 @@ def unheard() -> Iterator[Callable[[], object]]:
         yield gc.collect
     finally:
         sys.unraisablehook = hook
+
+
+@contextmanager
+def without_constants() -> Iterator[None]:
+    """Hypothesis takes numbers from the source of every module that is imported: without them, the examples do not
+    depend on the tests that ran before in the same process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(providers, "_get_local_constants", providers.Constants)
+        patch.setattr(providers, "CONSTANTS_CACHE", LRUCache(1024))
+        yield
 
 
 def machine(kind: type[RuleBasedStateMachine], *, examples: int = 100) -> Killer:

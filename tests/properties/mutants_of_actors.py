@@ -242,7 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="plan.epoch == self._broken_epoch",
         mistake="plan.epoch < self._broken_epoch",
         killer=swept("plain", FaultKind.STEP_FAILS),
-        reason="the device was misused",
+        reason="is fed, and was not started",
     ),
     Mutant(
         name="the encode lane ends with the step lane",

@@ -316,6 +316,7 @@ def test_every_limit_that_the_page_names_is_a_setting_with_its_default() -> None
         "--rate-limit": {None: "no limit"}[settings.requests_per_minute],
         "ServerSettings.max_connections": f"{settings.max_connections:,}",
         "ServerSettings.body_seconds": f"{settings.body_seconds:g}",
+        "ServerSettings.keep_alive_seconds": f"{settings.keep_alive_seconds:g}",
         "ServerSettings.send_seconds": f"{settings.send_seconds:g}",
         "--drain-seconds": f"{settings.drain_seconds:g}",
     }

@@ -8,13 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from .served import served
 
@@ -43,19 +40,11 @@ def asked_in_threads(url: str, count: int, answers: list[tuple[int, str]], **mor
     return threads
 
 
-def until_running(running: Any, count: int) -> None:
-    for _ in range(2_000):
-        if running.ask(lambda: len(running.server.exchanges)) >= count:
-            return
-        time.sleep(0.005)
-    pytest.fail("they never ran")
-
-
 def test_requests_that_run_may_end_when_the_server_stops(models: dict[str, str]) -> None:
     answers: list[tuple[int, str]] = []
     with served({"llama": models["llama"]}) as running:
         threads = asked_in_threads(running.url, 6, answers, max_tokens=30)
-        until_running(running, 6)
+        running.until(lambda: len(running.server.exchanges) >= 6)
     for thread in threads:
         thread.join(SECONDS)
     assert [status for status, _ in answers] == [200] * 6
@@ -67,7 +56,7 @@ def test_requests_that_run_too_long_are_told(models: dict[str, str]) -> None:
     streams: list[tuple[int, str]] = []
     with served({"llama": models["llama"]}, drain_seconds=0.0) as running:
         threads = asked_in_threads(running.url, 2, whole, n=8) + asked_in_threads(running.url, 2, streams, stream=True)
-        until_running(running, 4)
+        running.until(lambda: len(running.server.exchanges) >= 4)
     for thread in threads:
         thread.join(SECONDS)
     assert len(whole) == len(streams) == 2
