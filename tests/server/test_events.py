@@ -75,9 +75,8 @@ def changes(events: list[Told]) -> list[Told]:
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 
-def test_the_state_comes_first_then_figures_and_changes(service: Served, speech: Path) -> None:
+def test_the_state_comes_first_then_figures_and_changes(service: Served, client: openai.OpenAI, speech: Path) -> None:
     """Of a transcription: its stages, its encoder output, and the model, which is absent before its first use."""
-    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
     with watching(service) as events:
         first, figures = next(events), next(events)
         assert first["type"] == "state"
@@ -95,9 +94,8 @@ def test_the_state_comes_first_then_figures_and_changes(service: Served, speech:
     assert text.split()[0] not in json.dumps(seen)
 
 
-def test_what_others_say_is_not_told(service: Served) -> None:
+def test_what_others_say_is_not_told(service: Served, client: openai.OpenAI) -> None:
     """Neither what they ask, nor what they are answered, nor what a refused request quotes."""
-    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
     secret = "xylophone"
     with watching(service) as events:
         answer = client.chat.completions.create(

@@ -68,7 +68,8 @@ def post(running: Served, path: str, body: bytes, kind: str = "application/json"
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+        with error:
+            return error.code, json.loads(error.read())
 
 
 def head(path: str, length: int, kind: str = FORM) -> bytes:

@@ -32,7 +32,8 @@ def ask(service: Served, path: str, body: dict[str, Any]) -> int:
         with urllib.request.urlopen(request) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
 
 
 def test_a_request_counts_once_everywhere(service: Served) -> None:

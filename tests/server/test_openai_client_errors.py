@@ -209,8 +209,8 @@ def test_a_streams_name_comes_with_its_beginning(client):
 
 def test_a_model_that_cannot_be_loaded_is_the_servers_fault_and_tells_of_no_file(tmp_path):
     with served({"broken": str(tmp_path / "secret")}) as running:
-        with pytest.raises(openai.InternalServerError) as caught:
-            talk(openai_client(running), model="broken")
+        with openai_client(running) as client, pytest.raises(openai.InternalServerError) as caught:
+            talk(client, model="broken")
     assert (caught.value.status_code, caught.value.code, caught.value.param) == (503, "model_not_loaded", "model")
     assert caught.value.body["message"] == "the model 'broken' cannot be loaded; the server's log says why"
     assert int(caught.value.response.headers["retry-after"]) > 0

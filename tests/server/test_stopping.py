@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +28,14 @@ def ask(url: str, **more: Any) -> tuple[int, str]:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
+
+
+def requests_running(url: str) -> int:
+    """Requests that run, by the server's word."""
+    with urllib.request.urlopen(f"{url}/health") as answer:
+        return int(json.loads(answer.read())["running"])
 
 
 def asked_in_threads(url: str, count: int, answers: list[tuple[int, str]], **more: Any) -> list[threading.Thread]:
@@ -104,7 +112,7 @@ def test_a_terminated_server_lets_requests_end_and_leaves_with_0(tmp_path: Path,
     thread = threading.Thread(target=send)
     thread.start()
     assert process.stderr is not None
-    while json.loads(urllib.request.urlopen(f"{url}/health").read())["running"] == 0:
+    while requests_running(url) == 0:
         assert thread.is_alive() or answers, "it was never seen"
         if answers:
             break
@@ -120,11 +128,9 @@ def test_a_terminated_server_lets_requests_end_and_leaves_with_0(tmp_path: Path,
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     process, url = start(tmp_path, "--drain-seconds", "1000")
     host, port = url.removeprefix("http://").split(":")
-    import socket
-
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
-        while json.loads(urllib.request.urlopen(f"{url}/health").read())["running"] == 0:
+        while requests_running(url) == 0:
             pass
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None

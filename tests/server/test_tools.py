@@ -40,13 +40,19 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-def ask(calls: Served, **more: Any) -> Any:
+@pytest.fixture(scope="module")
+def client(calls: Served) -> Iterator[openai.OpenAI]:
+    with openai_client(calls) as one:
+        yield one
+
+
+def ask(client: openai.OpenAI, **more: Any) -> Any:
     given = {"model": "qwen", "messages": MESSAGES, "tools": [WEATHER, NOW], "seed": 5, **more}
-    return openai_client(calls).chat.completions.create(**given)
+    return client.chat.completions.create(**given)
 
 
-def test_a_tool_that_must_be_called_is_called_by_its_schema(calls: Served) -> None:
-    choice = ask(calls, tool_choice={"type": "function", "function": {"name": "weather"}}).choices[0]
+def test_a_tool_that_must_be_called_is_called_by_its_schema(client: openai.OpenAI) -> None:
+    choice = ask(client, tool_choice={"type": "function", "function": {"name": "weather"}}).choices[0]
     (call,) = choice.message.tool_calls
     assert (choice.finish_reason, choice.message.content) == ("stop", None)
     assert (call.type, call.function.name) == ("function", "weather")
@@ -54,17 +60,17 @@ def test_a_tool_that_must_be_called_is_called_by_its_schema(calls: Served) -> No
     assert len(call.id) == 9
 
 
-def test_some_tool_must_be_called(calls: Served) -> None:
-    choice = ask(calls, tool_choice="required", parallel_tool_calls=False).choices[0]
+def test_some_tool_must_be_called(client: openai.OpenAI) -> None:
+    choice = ask(client, tool_choice="required", parallel_tool_calls=False).choices[0]
     (call,) = choice.message.tool_calls
     assert call.function.name in ("weather", "now")
 
 
-def test_a_stream_tells_the_same_call(calls: Served) -> None:
+def test_a_stream_tells_the_same_call(client: openai.OpenAI) -> None:
     forced = {"type": "function", "function": {"name": "weather"}}
-    whole = ask(calls, tool_choice=forced).choices[0].message.tool_calls[0].function
+    whole = ask(client, tool_choice=forced).choices[0].message.tool_calls[0].function
     name, arguments, reasons = "", "", []
-    for chunk in ask(calls, tool_choice=forced, stream=True):
+    for chunk in ask(client, tool_choice=forced, stream=True):
         for choice in chunk.choices:
             assert not choice.delta.content
             reasons.append(choice.finish_reason)
@@ -76,25 +82,25 @@ def test_a_stream_tells_the_same_call(calls: Served) -> None:
     assert reasons[-1] == "stop"  # OpenAI's word for a call that was not the model's choice
 
 
-def test_results_go_back_to_the_model(calls: Served) -> None:
+def test_results_go_back_to_the_model(client: openai.OpenAI) -> None:
     call = {"id": "123456789", "type": "function", "function": {"name": "weather", "arguments": '{"days": 2}'}}
     messages: Any = [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "123456789", "content": "sunny"},
     ]
-    answer = ask(calls, messages=messages, max_tokens=4)
-    assert answer.usage.prompt_tokens > ask(calls, max_tokens=4).usage.prompt_tokens
+    answer = ask(client, messages=messages, max_tokens=4)
+    assert answer.usage.prompt_tokens > ask(client, max_tokens=4).usage.prompt_tokens
 
 
-def test_tools_that_may_not_be_called_are_not_told(calls: Served) -> None:
-    without = openai_client(calls).chat.completions.create(model="qwen", messages=MESSAGES, max_tokens=4)
-    answer = ask(calls, tool_choice="none", max_tokens=4)
+def test_tools_that_may_not_be_called_are_not_told(client: openai.OpenAI) -> None:
+    without = client.chat.completions.create(model="qwen", messages=MESSAGES, max_tokens=4)
+    answer = ask(client, tool_choice="none", max_tokens=4)
     assert answer.usage.prompt_tokens == without.usage.prompt_tokens
     assert answer.choices[0].message.tool_calls is None
 
 
-def test_what_cannot_be_called_is_refused(calls: Served) -> None:
+def test_what_cannot_be_called_is_refused(client: openai.OpenAI) -> None:
     for more, told in (
         ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "'rain', which is not among the tools"),
         ({"tools": [WEATHER, WEATHER]}, "weather"),
@@ -102,4 +108,4 @@ def test_what_cannot_be_called_is_refused(calls: Served) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
     ):
         with pytest.raises(openai.BadRequestError, match=told):
-            ask(calls, **more)
+            ask(client, **more)
