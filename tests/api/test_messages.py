@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +37,10 @@ class Tokenizer(SimpleNamespace):
     """With a chat template, as transformers' have it."""
 
     def apply_chat_template(self, messages: Any, *, chat_template: str | None, **_: Any) -> str:
-        return jinja2.Template(chat_template or self.chat_template).render(messages=messages)
+        return compiled(chat_template or self.chat_template).render(messages=messages)
+
+
+compiled = functools.cache(jinja2.Template)
 
 
 def parts(*texts: str) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import define, field
-from hypothesis import given, reject
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from triolet.models.checkpoints.int8 import fill_quantized, quantize
@@ -87,6 +87,7 @@ def test_a_row_of_zeros_gives_the_bias():
         torch.testing.assert_close(linear.compute(name, torch.zeros(1, 8))[0], linear.bias)
 
 
+@settings(max_examples=40)
 @given(size=SIZES, piece=st.integers(1, 200), scale=st.sampled_from([1.0, 0.125]))
 def test_quantizing_piece_by_piece_is_quantizing_the_whole(size, piece, scale):
     """Wherever the pieces end."""

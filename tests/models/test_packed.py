@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from triolet.core.request import LogitRules, Probe, SamplingParams
@@ -34,6 +34,7 @@ def packed(weight):
         return packer.pack(weight)
 
 
+@settings(max_examples=30)
 @given(
     size=st.sampled_from([(16, 260), (48, 300), (513, 270), (4097, 512), (9000, 260)]),
     rows=st.integers(1, 40),
