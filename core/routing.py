@@ -1,0 +1,211 @@
+"""Routing: which replica a request goes to, so that what was encoded once is used again, and nobody waits for it.
+
+Pure: no clock, no network. `Router` is told which replicas there are and what each holds, and counts what it sends.
+A request names its contents by keys, the most telling first. The rules, in this order:
+
+1. *Affinity.* Of two replicas that hold the content, drawn by chance, the less loaded one is taken (the power of two
+   choices: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
+2. *Bounded load.* A replica is busy when its load has reached its places and exceeds the mean load by `spread`
+   (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2018). A busy one is not taken while another is not.
+3. *Consistent hashing.* What nobody holds goes to the first replica behind its key on the ring that is not busy
+   (Karger et al., "Consistent Hashing and Random Trees", 1997). So two routers that know nothing of each other agree,
+   and a replica that comes or goes moves few keys.
+
+A request without keys goes to the less loaded of two by chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from bisect import bisect, insort
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+from attrs import define, field, frozen
+
+from .errors import Overloaded
+
+
+@frozen(kw_only=True)
+class RoutingLimits:
+    """What a `Router` keeps to.
+
+    Attributes:
+        places: requests that a replica runs at once; up to there nobody waits, and affinity costs nothing.
+        spread: a replica may have so many times the mean load before it counts as busy.
+        points: of each replica on the ring. More make the shares more even, and a change of replicas slower.
+        most_keys: keys remembered of one replica; of more, those that were told or sent last.
+    """
+
+    places: int = 16
+    spread: float = 1.25
+    points: int = 64
+    most_keys: int = 4_096
+
+
+@define(eq=False)
+class _Replica:
+    load: int = 0  # requests sent there that have not ended
+    asked: Counter[str] = field(factory=Counter)  # their keys
+    keys: OrderedDict[str, None] = field(factory=OrderedDict)  # that it holds, as far as is known; the last is newest
+
+
+def _point(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+@define(eq=False)
+class Router:
+    """Decides for one ingress. ``seed``: of the draws by chance."""
+
+    limits: RoutingLimits = field(factory=RoutingLimits)
+    seed: int = 0
+    _replicas: dict[str, _Replica] = field(factory=dict, init=False)
+    _names: list[str] = field(factory=list, init=False)  # sorted
+    _ring: list[tuple[int, str]] = field(factory=list, init=False)
+    _holders: dict[str, dict[str, None]] = field(factory=dict, init=False)  # by key; an ordered set
+    _load: int = field(default=0, init=False)  # of all replicas
+    _chance: random.Random = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._chance = random.Random(self.seed)  # noqa: S311  (for balance, not for secrecy)
+
+    # -- facts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def replicas(self) -> Sequence[str]:
+        """The names of those that are there, sorted."""
+        return self._names
+
+    def load(self, replica: str) -> int:
+        """Requests sent to ``replica`` that have not ended."""
+        return self._replicas[replica].load
+
+    def joined(self, replica: str) -> None:
+        """``replica`` is there, and holds nothing. One that is known already stays as it is."""
+        if replica in self._replicas:
+            return
+        self._replicas[replica] = _Replica()
+        insort(self._names, replica)
+        for number in range(self.limits.points):
+            insort(self._ring, (_point(f"{replica} {number}"), replica))
+
+    def left(self, replica: str) -> None:
+        """``replica`` is gone, with all that it held. One that is not known changes nothing."""
+        gone = self._replicas.pop(replica, None)
+        if gone is None:
+            return
+        self._load -= gone.load
+        self._names.remove(replica)
+        self._ring = [point for point in self._ring if point[1] != replica]
+        for key in gone.keys:
+            self._forget_holder(key, replica)
+
+    def told(self, replica: str, keys: Iterable[str]) -> None:
+        """``replica`` holds ``keys``, by its own word, and will hold those of the requests that it has got. What a
+        replica says that is not known is late."""
+        if replica not in self._replicas:
+            return
+        for key in list(self._replicas[replica].keys):
+            self._drop(replica, key)
+        for key in (*keys, *sorted(self._replicas[replica].asked)):
+            self._note(replica, key)
+
+    def sent(self, replica: str, keys: Sequence[str]) -> None:
+        """A request with ``keys`` was sent to ``replica``, which will hold them soon."""
+        self._replicas[replica].load += 1
+        self._load += 1
+        self._replicas[replica].asked.update(keys)
+        for key in reversed(keys):
+            self._note(replica, key)
+
+    def ended(self, replica: str, keys: Sequence[str]) -> None:
+        """A request with ``keys`` that was sent to ``replica`` has ended. Of one that is gone nothing is counted."""
+        if replica not in self._replicas:
+            return
+        self._replicas[replica].load -= 1
+        self._load -= 1
+        asked = self._replicas[replica].asked
+        asked.subtract(keys)
+        for key in keys:
+            if not asked[key]:
+                del asked[key]
+
+    def _note(self, replica: str, key: str) -> None:
+        held = self._replicas[replica].keys
+        held[key] = None
+        held.move_to_end(key)
+        self._holders.setdefault(key, {})[replica] = None
+        if len(held) > self.limits.most_keys:
+            self._drop(replica, next(iter(held)))
+
+    def _drop(self, replica: str, key: str) -> None:
+        del self._replicas[replica].keys[key]
+        self._forget_holder(key, replica)
+
+    def _forget_holder(self, key: str, replica: str) -> None:
+        holders = self._holders[key]
+        del holders[replica]
+        if not holders:
+            del self._holders[key]
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def most_load(self) -> float:
+        """A replica with so much load, or more, is busy."""
+        mean = (self._load + 1) / max(len(self._names), 1)
+        return max(self.limits.places, self.limits.spread * mean)
+
+    def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
+        """The replica for a request with ``keys``, the most telling first: of a prompt, its longest prefix.
+
+        Args:
+            without: replicas that must not be taken, since one of them has refused or lost the request.
+
+        Raises:
+            Overloaded: there is no replica.
+        """
+        barred = frozenset(without)
+        found = self._holder(keys, barred) or self._hashed(keys, barred) or self._of_two(barred)
+        if found is None:
+            tried = f", beside {', '.join(sorted(barred))}, which cannot take it" if barred else ""
+            raise Overloaded(f"there is no replica{tried}; allowed: one or more; wait until one has started")
+        return found
+
+    def _holder(self, keys: Sequence[str], barred: frozenset[str]) -> str | None:
+        for key in keys:
+            able = [one for one in self._holders.get(key, ()) if one not in barred and not self._is_busy(one)]
+            if able:
+                return self._less_loaded(able)
+        return None
+
+    def _hashed(self, keys: Sequence[str], barred: frozenset[str]) -> str | None:
+        """By the last key: prompts that begin alike meet."""
+        if not keys:
+            return None
+        able = (one for one in self._clockwise(keys[-1]) if one not in barred and not self._is_busy(one))
+        return next(able, None)
+
+    def _clockwise(self, key: str) -> Iterator[str]:
+        begin, seen = bisect(self._ring, (_point(key), "")), set[str]()
+        for index in range(len(self._ring)):
+            _, replica = self._ring[(begin + index) % len(self._ring)]
+            if replica not in seen:
+                seen.add(replica)
+                yield replica
+
+    def _of_two(self, barred: frozenset[str]) -> str | None:
+        able = [name for name in self._names if name not in barred] if barred else self._names
+        if not able:
+            return None
+        drawn = self._less_loaded(able)
+        return min(able, key=self.load) if self._is_busy(drawn) else drawn
+
+    def _less_loaded(self, able: Sequence[str]) -> str:
+        drawn = able if len(able) <= 2 else self._chance.sample(able, 2)  # noqa: PLR2004  (the two choices)
+        return min(drawn, key=self.load)
+
+    def _is_busy(self, replica: str) -> bool:
+        return self._replicas[replica].load >= self.most_load

@@ -1,0 +1,146 @@
+"""The promises of the router, each under its own name."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from triolet.core.errors import Overloaded
+from triolet.core.routing import Router, RoutingLimits
+
+from .machines import Machine
+
+REPLICAS = tuple("abcdef")
+KEYS = tuple("uvwxyz")
+ASKED = st.lists(st.sampled_from(KEYS), max_size=2, unique=True)
+
+
+class RoutingMachine(Machine):
+    """Replicas come, go and tell what they hold; requests are sent and end. A book of our own says what is known."""
+
+    @initialize(places=st.integers(1, 3), spread=st.sampled_from([1.0, 1.25, 2.0]), most_keys=st.integers(1, 8))
+    def open(self, places: int, spread: float, most_keys: int) -> None:
+        self.limits = RoutingLimits(places=places, spread=spread, points=4, most_keys=most_keys)
+        self.router = Router(self.limits)
+        self.flights: list[tuple[str, list[str]]] = []  # requests, where they are
+        self.known: dict[str, list[str]] = {}  # what each replica holds; the last is the newest
+
+    def load(self, replica: str) -> int:
+        return sum(where == replica for where, _ in self.flights)
+
+    def busy(self, replica: str) -> bool:
+        mean = (len(self.flights) + 1) / len(self.known)
+        return self.load(replica) >= max(self.limits.places, self.limits.spread * mean)
+
+    def note(self, replica: str, key: str) -> None:
+        held = [one for one in self.known[replica] if one != key]
+        self.known[replica] = [*held, key][-self.limits.most_keys :]
+
+    @rule(replica=st.sampled_from(REPLICAS))
+    def join(self, replica: str) -> None:
+        self.router.joined(replica)
+        self.known.setdefault(replica, [])
+
+    @rule(replica=st.sampled_from(REPLICAS))
+    def leave(self, replica: str) -> None:
+        self.router.left(replica)
+        self.known.pop(replica, None)
+        self.flights = [flight for flight in self.flights if flight[0] != replica]
+
+    @rule(replica=st.sampled_from(REPLICAS), keys=st.lists(st.sampled_from(KEYS), unique=True))
+    def tell(self, replica: str, keys: list[str]) -> None:
+        self.router.told(replica, keys)
+        if replica in self.known:
+            self.known[replica] = []
+            asked = [key for where, asked in self.flights if where == replica for key in asked]
+            for key in (*keys, *sorted(set(asked))):
+                self.note(replica, key)
+
+    @rule(keys=ASKED, barred=st.sets(st.sampled_from(REPLICAS), max_size=2))
+    def send(self, keys: list[str], barred: set[str]) -> None:
+        able = set(self.known) - barred
+        if not able:
+            with pytest.raises(Overloaded, match="no replica"):
+                self.router.choose(keys, without=barred)
+            return
+        chosen = self.router.choose(keys, without=barred)
+        assert chosen in able, "a replica that is there, and that may be taken"
+        idle = {one for one in able if not self.busy(one)}
+        assert chosen in idle or not idle, "nobody busy is taken while another is not"
+        held = next((held for key in keys if (held := {one for one in idle if key in self.known[one]})), None)
+        assert held is None or chosen in held, "what somebody holds who is not busy is not computed elsewhere"
+        self.router.sent(chosen, keys)
+        self.flights.append((chosen, keys))
+        for key in reversed(keys):
+            self.note(chosen, key)
+
+    @precondition(lambda self: self.flights)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        where, keys = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
+        self.router.ended(where, keys)
+
+    @invariant()
+    def loads_are_those_of_the_requests_that_run(self) -> None:
+        assert list(self.router.replicas) == sorted(self.known)
+        assert all(self.router.load(replica) == self.load(replica) for replica in self.known)
+
+    @invariant()
+    def memory_is_bounded_and_of_those_who_are_there(self) -> None:
+        held = {(key, one) for key, holders in self.router._holders.items() for one in holders}
+        assert held == {(key, one) for one, keys in self.known.items() for key in keys}
+        assert len(self.router._ring) == self.limits.points * len(self.known)
+
+
+TestRouting = RoutingMachine.TestCase
+
+
+def fleet(*replicas: str) -> Router:
+    router = Router()
+    for replica in replicas:
+        router.joined(replica)
+    return router
+
+
+@given(replicas=st.lists(st.text(min_size=1), min_size=2, max_size=8, unique=True), keys=st.sets(st.text(), min_size=1))
+def test_two_routers_agree_in_whatever_order_they_hear_of_replicas(replicas: list[str], keys: set[str]) -> None:
+    there, back = fleet(*replicas), fleet(*reversed(replicas))
+    assert [there.choose([key]) for key in sorted(keys)] == [back.choose([key]) for key in sorted(keys)]
+
+
+@given(replicas=st.lists(st.text(min_size=1), min_size=2, max_size=8, unique=True), keys=st.sets(st.text(), min_size=1))
+def test_a_replica_that_leaves_moves_its_own_keys_alone(replicas: list[str], keys: set[str]) -> None:
+    gone = replicas[0]
+    router = fleet(*replicas)
+    before = {key: router.choose([key]) for key in keys}
+    router.left(gone)
+    assert all(router.choose([key]) == at for key, at in before.items() if at != gone)
+
+
+def test_shares_of_the_ring_are_about_even() -> None:
+    """64 points leave a standard deviation of an eighth of the share."""
+    router = fleet(*(f"replica {number}" for number in range(20)))
+    shares = dict.fromkeys(router.replicas, 0)
+    for key in range(20_000):
+        shares[router.choose([str(key)])] += 1
+    assert 600 < min(shares.values()) <= max(shares.values()) < 1_500
+
+
+def test_a_popular_key_spreads_when_its_replica_is_full() -> None:
+    router = fleet("a", "b", "c")
+    for _ in range(3 * router.limits.places):
+        router.sent(router.choose(["hit"]), ["hit"])
+    loads = [router.load(replica) for replica in router.replicas]
+    assert sum(loads) == 48
+    assert max(loads) <= 1.25 * 16 + 1
+    assert sorted(loads)[-2] >= 16, "the first was full before the second was asked"
+
+
+def test_prompts_that_begin_alike_meet_and_the_longest_beginning_that_is_held_wins() -> None:
+    router = fleet(*"abcdefgh")
+    first = router.choose(["system+question", "system"])
+    assert router.choose(["system+other", "system"]) == first
+    router.told("h" if first != "h" else "g", ["system+other"])
+    assert router.choose(["system+other", "system"]) == ("h" if first != "h" else "g")
