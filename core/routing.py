@@ -46,7 +46,8 @@ class RoutingLimits:
 
 @define(eq=False)
 class _Replica:
-    load: int = 0  # requests sent there that have not ended
+    load: int = 0  # requests sent there that have not ended, and those of other routers as last told
+    others: int = 0  # of `load`, those of other routers
     asked: Counter[str] = field(factory=Counter)  # their keys
     keys: OrderedDict[str, None] = field(factory=OrderedDict)  # that it holds, as far as is known; the last is newest
 
@@ -69,7 +70,7 @@ class Router:
     _chance: random.Random = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._chance = random.Random(self.seed)  # noqa: S311  (for balance, not for secrecy)
+        self._chance = random.Random(self.seed)
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class Router:
         return self._names
 
     def load(self, replica: str) -> int:
-        """Requests sent to ``replica`` that have not ended."""
+        """Requests at ``replica``: those sent there that have not ended, and those of other routers as last told."""
         return self._replicas[replica].load
 
     def joined(self, replica: str) -> None:
@@ -102,20 +103,22 @@ class Router:
         for key in gone.keys:
             self._forget_holder(key, replica)
 
-    def told(self, replica: str, keys: Iterable[str]) -> None:
-        """``replica`` holds ``keys``, by its own word, and will hold those of the requests that it has got. What a
-        replica says that is not known is late."""
+    def told(self, replica: str, keys: Iterable[str], others: int = 0) -> None:
+        """``replica`` holds ``keys``, by its own word, and will hold those of the requests that it has got; ``others``
+        are requests there that other routers have sent. What a replica says that is not known is late."""
         if replica not in self._replicas:
             return
-        for key in list(self._replicas[replica].keys):
+        told = self._replicas[replica]
+        for key in list(told.keys):
             self._drop(replica, key)
-        for key in (*keys, *sorted(self._replicas[replica].asked)):
+        for key in (*keys, *sorted(told.asked)):
             self._note(replica, key)
+        self._count(told, others - told.others)
+        told.others = others
 
     def sent(self, replica: str, keys: Sequence[str]) -> None:
         """A request with ``keys`` was sent to ``replica``, which will hold them soon."""
-        self._replicas[replica].load += 1
-        self._load += 1
+        self._count(self._replicas[replica], 1)
         self._replicas[replica].asked.update(keys)
         for key in reversed(keys):
             self._note(replica, key)
@@ -124,13 +127,16 @@ class Router:
         """A request with ``keys`` that was sent to ``replica`` has ended. Of one that is gone nothing is counted."""
         if replica not in self._replicas:
             return
-        self._replicas[replica].load -= 1
-        self._load -= 1
+        self._count(self._replicas[replica], -1)
         asked = self._replicas[replica].asked
         asked.subtract(keys)
         for key in keys:
             if not asked[key]:
                 del asked[key]
+
+    def _count(self, replica: _Replica, more: int) -> None:
+        replica.load += more
+        self._load += more
 
     def _note(self, replica: str, key: str) -> None:
         held = self._replicas[replica].keys
@@ -204,7 +210,7 @@ class Router:
         return min(able, key=self.load) if self._is_busy(drawn) else drawn
 
     def _less_loaded(self, able: Sequence[str]) -> str:
-        drawn = able if len(able) <= 2 else self._chance.sample(able, 2)  # noqa: PLR2004  (the two choices)
+        drawn = able if len(able) <= 2 else self._chance.sample(able, 2)
         return min(drawn, key=self.load)
 
     def _is_busy(self, replica: str) -> bool:

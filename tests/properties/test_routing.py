@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -25,13 +27,14 @@ class RoutingMachine(Machine):
         self.limits = RoutingLimits(places=places, spread=spread, points=4, most_keys=most_keys)
         self.router = Router(self.limits)
         self.flights: list[tuple[str, list[str]]] = []  # requests, where they are
+        self.others: Counter[str] = Counter()  # requests of other routers at each replica, as it told last
         self.known: dict[str, list[str]] = {}  # what each replica holds; the last is the newest
 
     def load(self, replica: str) -> int:
-        return sum(where == replica for where, _ in self.flights)
+        return sum(where == replica for where, _ in self.flights) + self.others[replica]
 
     def busy(self, replica: str) -> bool:
-        mean = (len(self.flights) + 1) / len(self.known)
+        mean = (sum(map(self.load, self.known)) + 1) / len(self.known)
         return self.load(replica) >= max(self.limits.places, self.limits.spread * mean)
 
     def note(self, replica: str, key: str) -> None:
@@ -47,12 +50,16 @@ class RoutingMachine(Machine):
     def leave(self, replica: str) -> None:
         self.router.left(replica)
         self.known.pop(replica, None)
+        del self.others[replica]
         self.flights = [flight for flight in self.flights if flight[0] != replica]
 
-    @rule(replica=st.sampled_from(REPLICAS), keys=st.lists(st.sampled_from(KEYS), unique=True))
-    def tell(self, replica: str, keys: list[str]) -> None:
-        self.router.told(replica, keys)
+    @rule(
+        replica=st.sampled_from(REPLICAS), keys=st.lists(st.sampled_from(KEYS), unique=True), others=st.integers(0, 3)
+    )
+    def tell(self, replica: str, keys: list[str], others: int) -> None:
+        self.router.told(replica, keys, others)
         if replica in self.known:
+            self.others[replica] = others
             self.known[replica] = []
             asked = [key for where, asked in self.flights if where == replica for key in asked]
             for key in (*keys, *sorted(set(asked))):

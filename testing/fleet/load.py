@@ -1,0 +1,63 @@
+"""Who asks for what, and when: Zipf contents, Poisson arrivals, bursts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from itertools import accumulate
+
+from attrs import frozen
+
+from .replica import Asked
+
+
+@frozen(kw_only=True)
+class Burst:
+    """From ``begin`` on, for ``seconds``: ``times`` as many requests, of which ``share`` ask for one new content."""
+
+    begin: float
+    seconds: float
+    times: float = 2.0
+    share: float = 0.3
+
+
+@frozen(kw_only=True)
+class Load:
+    """Requests of a fleet.
+
+    Attributes:
+        rate: requests a second, of the whole fleet.
+        seconds: for so long they arrive.
+        contents: how many different ones there are; the n-th most wanted is wanted in proportion to ``n ** -zipf``.
+        tokens: the mean of a request's tokens, which are geometrically distributed.
+        bursts: see `Burst`.
+    """
+
+    rate: float
+    seconds: float
+    contents: int = 50_000
+    zipf: float = 1.0
+    tokens: float = 20.0
+    bursts: tuple[Burst, ...] = ()
+
+    def requests(self, seed: int) -> Iterator[Asked]:
+        """The requests, in the order of their arrival."""
+        chance = random.Random(seed)
+        weights = list(accumulate(rank**-self.zipf for rank in range(1, self.contents + 1)))
+        names = range(self.contents)
+        now, number = 0.0, 0
+        while True:
+            burst = next((one for one in self.bursts if one.begin <= now < one.begin + one.seconds), None)
+            now += chance.expovariate(self.rate * (burst.times if burst else 1.0))
+            if now >= self.seconds:
+                return
+            if burst is not None and chance.random() < burst.share:
+                key = f"hit of {burst.begin:g}"
+            else:
+                key = f"content {chance.choices(names, cum_weights=weights)[0]}"
+            yield Asked(number, key, self._tokens(chance), now)
+            number += 1
+
+    def _tokens(self, chance: random.Random) -> int:
+        return 1 + int(math.log(1.0 - chance.random()) / math.log1p(-1.0 / self.tokens))
