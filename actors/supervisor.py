@@ -255,6 +255,11 @@ class Supervisor:
             device=self._runner.memory,
         )
 
+    def held_keys(self) -> tuple[str, ...]:
+        """The keys of the encoder outputs that are resident or will be, in the order of their coming."""
+        assert self._ledger is not None, "the ledger is made with the planner"
+        return tuple(self._ledger.entries())
+
     # -- start -------------------------------------------------------------------------------------------------------
 
     async def _start(self, nursery: trio.Nursery) -> ModelDescription:

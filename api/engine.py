@@ -14,7 +14,7 @@ import trio
 from attrs import fields_dict
 
 from ..actors.gpu_runner import torch_executor
-from ..actors.supervisor import EngineStatistics
+from ..actors.supervisor import EngineStatistics, Supervisor
 from ..actors.worker import ThreadWorker, Worker
 from ..core import html
 from ..core.checks import number, unknown_name
@@ -101,7 +101,8 @@ class Engine:
             )
         config = _settings(config)
         self._name = str(model)
-        self.inside = TrioEngine(config, partial(torch_executor, model, config), ThreadWorker, trim)
+        backend = partial(_supervisor, config, partial(torch_executor, model, config), ThreadWorker)
+        self.inside = TrioEngine(config, backend, trim)
         self._host = None
 
     @classmethod
@@ -115,7 +116,8 @@ class Engine:
         """An engine over an executor and a worker of your own, as the simulation in `triolet.testing` does."""
         engine = cls.__new__(cls)
         engine._name = "parts of its maker's"
-        engine.inside = TrioEngine(_settings(config), make_executor, make_worker)
+        config = _settings(config)
+        engine.inside = TrioEngine(config, partial(_supervisor, config, make_executor, make_worker))
         engine._host = None
         return engine
 
@@ -481,3 +483,9 @@ def _settings(config: object) -> EngineConfig:
     if not isinstance(config, EngineConfig):
         raise InvalidRequest(f"config={config!r}; allowed: EngineConfig(...), or leave it out")
     return config
+
+
+def _supervisor(
+    config: EngineConfig, make_executor: Callable[[], Executor], make_worker: Callable[[], Worker]
+) -> Supervisor:
+    return Supervisor(config, make_executor, make_worker())

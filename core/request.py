@@ -428,10 +428,14 @@ class EncoderItem:
 
 @frozen(kw_only=True, eq=False)
 class Request:
-    """One sequence to generate. Immutable; its progress lives in the planner."""
+    """One sequence to generate. Immutable; its progress lives in the planner.
+
+    ``committed`` are tokens that it had already, in an engine that is lost: it goes on behind them, and ``max_tokens``
+    counts them. None are allowed of a beam search, or where ``reads`` tells a reason."""
 
     id: str
     prompt_token_ids: tuple[int, ...]
+    committed: tuple[int, ...] = ()
     items: tuple[EncoderItem, ...] = ()
     sampling: SamplingParams = SamplingParams()
     rules: LogitRules = LogitRules()

@@ -63,7 +63,7 @@ class Run:
 
     def _put_back(self, actor: str, message: object) -> None:
         if (channel := ACTORS[actor]) is not None:
-            getattr(self.engine.inside.supervisor, channel).send_nowait(message)
+            getattr(self.engine.inside.backend, channel).send_nowait(message)
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)
@@ -121,7 +121,7 @@ class Run:
     @property
     def books(self) -> EngineStatistics | None:
         """The engine's statistics, once its block was entered."""
-        supervisor = self.engine.inside.supervisor
+        supervisor = self.engine.inside.backend
         opened = events.StageReached("accepting") in self.trace
         return supervisor.statistics() if opened and supervisor is not None else None
 

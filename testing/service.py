@@ -108,7 +108,7 @@ class _Simulated:
     def books(self) -> EngineStatistics | None:
         """The engine's statistics, if it was ever open and no actor of it has failed."""
         failed = any(isinstance(event, events.ActorFailed) for event in self.trace)
-        supervisor = self.engine.inside.supervisor
+        supervisor = self.engine.inside.backend
         opened = events.StageReached("accepting") in self.trace
         return supervisor.statistics() if opened and not failed and supervisor is not None else None
 

@@ -14,13 +14,11 @@ import numpy as np
 import trio
 from attrs import evolve
 
-from ...actors.supervisor import EngineStatistics, Supervisor
-from ...actors.worker import Worker
+from ...actors.supervisor import EngineStatistics
 from ...core.checks import flag
 from ...core.config import EngineConfig
 from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
 from ...core.events import error_text
-from ...core.executor import Executor
 from ...core.model import ModelDescription
 from ...core.order import check_priority
 from ...core.plan import SampledToken
@@ -48,6 +46,7 @@ from ..speech.silero import Silero
 from ..speech.transcription import Transcription
 from ..speech.windows import Generated
 from .alternatives import run_together
+from .backend import Backend
 from .door import Door
 from .live import open_live
 from .state import Spelling, State
@@ -61,16 +60,14 @@ class TrioEngine:
     def __init__(
         self,
         config: EngineConfig,
-        make_executor: Callable[[], Executor],
-        make_worker: Callable[[], Worker],
+        make_backend: Callable[[], Backend],
         trim: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self.state = State.NEW
-        self.supervisor: Supervisor | None = None  # once it is entered
+        self.backend: Backend | None = None  # once it is entered
         self._voice_activity = Silero()
-        self._make_executor = make_executor
-        self._make_worker = make_worker
+        self._make_backend = make_backend
         self._trim = trim
         self._description: ModelDescription | None = None
         self._device: str | None = None  # once it is closed
@@ -91,8 +88,8 @@ class TrioEngine:
         assert self.state is State.NEW, "entered twice"
         await trio.lowlevel.checkpoint_if_cancelled()
         self.state = State.OPENING
-        self.supervisor = Supervisor(self.config, self._make_executor, self._make_worker())
-        self._block = self.supervisor.running()
+        self.backend = self._make_backend()
+        self._block = self.backend.running()
         try:
             self._description = await self._block.__aenter__()
         except BaseException as error:
@@ -136,8 +133,8 @@ class TrioEngine:
         """See `Engine.aclose`."""
         if self.state is State.CLOSED:
             return
-        supervisor, _ = self._opened()
-        await supervisor.stop(drain)
+        backend, _ = self._opened()
+        await backend.stop(drain)
         self.state = State.CLOSED
         self._end_sessions()
 
@@ -182,7 +179,7 @@ class TrioEngine:
     @property
     def crash(self) -> str | None:
         """The type and text of what ended the engine unasked, if anything did."""
-        return None if self.supervisor is None else self.supervisor.failure
+        return None if self.backend is None else self.backend.failure
 
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`."""
@@ -192,10 +189,10 @@ class TrioEngine:
         """The error of callers while the engine is not open."""
         return self.spelling.not_open(self.state, self._failure or self.crash)
 
-    def _opened(self) -> tuple[Supervisor, ModelDescription]:
-        if self.state is not State.OPEN or self.supervisor is None or self._description is None:
+    def _opened(self) -> tuple[Backend, ModelDescription]:
+        if self.state is not State.OPEN or self.backend is None or self._description is None:
             raise self.not_open()
-        return self.supervisor, self._description
+        return self.backend, self._description
 
     # -- token level -------------------------------------------------------------------------------------------------
 
@@ -363,12 +360,12 @@ class TrioEngine:
         """Admits and submits ``request``, which the caller made at ``asked`` (default: now). On the way out aborts the
         request if it has not ended. No await between the halves of a state change. The request's place at the door is
         free again once it has ended, read or not."""
-        supervisor, _ = self._opened()
+        backend, _ = self._opened()
         asked = trio.current_time() if asked is None else asked
         await self._enter(request.priority, wait=wait)
         mailbox = Mailbox(self._door.leave, on_token, trio.current_time() - asked)
         try:
-            supervisor.submit(request, mailbox)
+            backend.submit(request, mailbox)
         except BaseException:
             self._door.leave()
             raise
@@ -376,7 +373,7 @@ class TrioEngine:
             yield mailbox
         finally:
             if not mailbox.ended:
-                supervisor.abort(request.id)
+                backend.abort(request.id)
 
     @trio.lowlevel.enable_ki_protection
     async def _enter(self, priority: int, *, wait: bool) -> None:
@@ -423,8 +420,8 @@ class TrioEngine:
             yield Deltas(mailbox, output)
 
     def _output(self, request: Request, texts: TextDeltas | None) -> Output:
-        supervisor, description = self._opened()
-        withdraw = partial(supervisor.abort, request.id)
+        backend, description = self._opened()
+        withdraw = partial(backend.abort, request.id)
         return output_of(request, texts, frozenset(description.eos_token_ids), withdraw)
 
     @trio.lowlevel.enable_ki_protection

@@ -69,7 +69,7 @@ class Sequence:
         return cls(
             request=request,
             key=(order_of(request.priority, arrival), arrival),
-            tokens=list(request.prompt_token_ids),
+            tokens=[*request.prompt_token_ids, *request.committed],
             page_keys=PageKeys.of(request, page_size=limits.page_size, identity=limits.identity),
             placeholders=PlaceholderItems.of(request),
             cross_item=cross,

@@ -152,7 +152,7 @@ async def test_an_abort_after_the_end_is_no_error():
     told of it."""
     told: list[events.Event] = []
     async with sim_engine(SimExecutor(), config=EngineConfig(observer=told.append)) as engine:
-        supervisor = engine.inside.supervisor
+        supervisor = engine.inside.backend
     assert told[-1] == events.StageReached("channels closed"), "the engine has gone"
     before = len(told)
     supervisor.abort("no such request")
@@ -189,7 +189,7 @@ async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered():
         async with sim_engine(SimExecutor(), config=EngineConfig(verify=True)) as engine:
             for name, reader in readers.items():  # without a checkpoint, so that they are read together
                 request = Request(id=name, prompt_token_ids=(1,), max_tokens=5)
-                engine.inside.supervisor._to_scheduler.send_nowait(Submit(request, reader))
+                engine.inside.backend._to_scheduler.send_nowait(Submit(request, reader))
             await trio.sleep_forever()
     for name, reader in readers.items():
         (end,) = reader.told or [None]

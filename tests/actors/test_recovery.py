@@ -166,7 +166,7 @@ async def test_after_an_actors_crash_nobody_waits_for_the_drain(executor, config
             async with sim_engine(executor, config=config(verify=False)) as engine:
                 nursery.start_soon(outsider, engine)
                 await trio.sleep(1.0)
-                engine.inside.supervisor._to_encoder_cache.send_nowait(Encoded(("no such key",)))
+                engine.inside.backend._to_encoder_cache.send_nowait(Encoded(("no such key",)))
                 await trio.sleep(100)
     assert trio.current_time() < 10
     assert not executor.is_open

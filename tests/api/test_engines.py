@@ -491,7 +491,7 @@ async def test_an_engine_that_fails_before_its_user_hears_of_it_is_not_handed_ou
         engine = engines._residents.resident("a").engine
         assert engine is not None
         users.begin("a1")
-        engine.inside.supervisor._body.cancel()  # type: ignore[union-attr]
+        engine.inside.backend._body.cancel()  # type: ignore[union-attr]
         await settle()
         await later(3)
         assert users.order == ["a1"]
@@ -503,7 +503,7 @@ async def test_a_broken_promise_leaves_the_block(autojump_clock):
         async with fleet.engines() as engines:
             async with engines.use("a") as engine:
                 violation = InvariantViolation("books balance", "they do not")
-                emit = engine.inside.supervisor._emit  # type: ignore[union-attr]
+                emit = engine.inside.backend._emit  # type: ignore[union-attr]
 
                 def checker(_: object) -> None:
                     raise violation

@@ -1,0 +1,168 @@
+"""A replica: the actors of one engine in a process of Ray's, for the life of a Serve replica.
+
+Serve calls it on asyncio. The actors run in a trio loop of a thread of their own, which begins with the replica and
+ends with it: `Replica.__del__`, which Serve awaits when it scales down, drains and releases in order, and the thread is
+joined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pickle
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import outcome
+import trio
+from attrs import define, evolve, field
+
+from ..actors.gpu_runner import torch_executor
+from ..actors.messages import End, Failed
+from ..actors.supervisor import EngineStatistics, Supervisor
+from ..actors.worker import ThreadWorker
+from ..core.config import EngineConfig
+from ..core.errors import EngineClosed
+from ..core.model import ModelDescription
+from ..core.plan import SampledToken
+from ..core.request import Request
+from .messages import News
+
+MOST_TOLD = 1_024  # keys of what is resident, the newest
+
+
+@define(eq=False)
+class _Stream:
+    """Where the scheduler puts a request's tokens: hands them to the replica's loop."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[News] = field(factory=asyncio.Queue)
+
+    def put(self, sampled: tuple[SampledToken, ...]) -> None:
+        self._hand(News(sampled))
+
+    def end(self, end: End) -> None:
+        self._hand(News(end=end))
+
+    def _hand(self, news: News) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, news)
+        except RuntimeError:  # the loop has ended, and with it who reads
+            return
+
+
+class Replica:
+    """The actors of one engine. Serve makes one for each replica, and calls it on asyncio.
+
+    Args:
+        model: a folder with a checkpoint, or a hub id, as on this node.
+        config: settings of the engine.
+    """
+
+    async def __init__(self, model: str, config: EngineConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._supervisor: Supervisor | None = None
+        self._description: ModelDescription | None = None
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._leave = trio.Event()
+        self._thread = threading.Thread(target=self._live, args=(model, config), name="triolet replica")
+        self._thread.start()
+        await self._opened
+
+    # -- the thread of the actors ------------------------------------------------------------------------------------
+
+    def _live(self, model: str, config: EngineConfig) -> None:
+        ended = outcome.capture(trio.run, self._run, model, config)
+        self._loop.call_soon_threadsafe(self._over, ended)
+
+    async def _run(self, model: str, config: EngineConfig) -> None:
+        supervisor = Supervisor(config, partial(torch_executor, model, config), ThreadWorker())
+        async with supervisor.running() as description:
+            self._supervisor, self._description = supervisor, description
+            self._token = trio.lowlevel.current_trio_token()
+            self._loop.call_soon_threadsafe(self._opened.set_result, None)
+            await self._leave.wait()
+
+    def _over(self, ended: outcome.Outcome[None]) -> None:
+        for future in (self._opened, self._ended):
+            if future.done():
+                continue
+            if isinstance(ended, outcome.Error):
+                future.set_exception(ended.error)
+                future.exception()  # told by `check_health`; nobody else need ask
+            else:
+                future.set_result(None)
+
+    # -- what Serve calls --------------------------------------------------------------------------------------------
+
+    async def describe(self) -> bytes:
+        """The model's description, pickled; structures are compiled here, not where requests are made."""
+        return pickle.dumps(evolve(self._described(), structures=None))
+
+    async def run(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:
+        """Runs a request. ``keys`` are its contents, for the router. A reader that goes away aborts the request."""
+        del keys
+        stream = _Stream(self._loop)
+        self._token.run_sync_soon(self._submit, request, stream)
+        news = News()
+        try:
+            while news.end is None:
+                news = await stream.queue.get()
+                while news.end is None and not stream.queue.empty():
+                    more = stream.queue.get_nowait()
+                    news = News(news.sampled + more.sampled, more.end)
+                yield news
+        finally:
+            if news.end is None:
+                self._in_trio(partial(self._running().abort, request.id))
+
+    async def statistics(self) -> EngineStatistics:
+        """A snapshot."""
+        return self._running().statistics()
+
+    async def check_health(self) -> None:
+        """Raises where the engine has ended: Serve starts another replica."""
+        if self._ended.done():
+            self._ended.result()
+            raise EngineClosed("the engine of this replica has ended")
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What the router should know: contents that are held here, and how many requests."""
+        found = self._running().statistics()
+        return {
+            "keys": list(self._running().held_keys())[-MOST_TOLD:],
+            "requests": found.requests.waiting + found.requests.running,
+        }
+
+    async def __del__(self) -> None:
+        """Ends the engine in order. Requests have ended by then: Serve waits for them first."""
+        self._in_trio(self._leave.set)
+        await asyncio.wait([self._ended])
+        self._thread.join()
+
+    # -- between the threads -----------------------------------------------------------------------------------------
+
+    def _submit(self, request: Request, stream: _Stream) -> None:
+        try:
+            self._running().submit(request, stream)
+        except EngineClosed as error:
+            stream.end(Failed(error))
+
+    def _in_trio(self, call: Any) -> None:
+        try:
+            self._token.run_sync_soon(call)
+        except trio.RunFinishedError:  # all is given back already
+            return
+
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise EngineClosed("the engine of this replica never opened")
+        return self._supervisor
+
+    def _described(self) -> ModelDescription:
+        if self._description is None:
+            raise EngineClosed("the engine of this replica never opened")
+        return self._description
