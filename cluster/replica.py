@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import outcome
 import trio
 from attrs import define, evolve, field
@@ -106,7 +107,7 @@ class Replica:
         """Runs a request. ``keys`` are its contents, for the router. A reader that goes away aborts the request."""
         del keys
         stream = _Stream(self._loop)
-        self._token.run_sync_soon(self._submit, request, stream)
+        self._token.run_sync_soon(self._submit, _owned(request), stream)
         news = News()
         try:
             while news.end is None:
@@ -166,3 +167,13 @@ class Replica:
         if self._description is None:
             raise EngineClosed("the engine of this replica never opened")
         return self._description
+
+
+def _owned(request: Request) -> Request:
+    """With payloads of this process: those that came through the object store lie there, read-only, as long as they are
+    used."""
+    return evolve(request, items=tuple(evolve(item, payload=_copied(item.payload)) for item in request.items))
+
+
+def _copied(payload: Any) -> Any:
+    return payload.copy() if isinstance(payload, np.ndarray) and not payload.flags.writeable else payload
