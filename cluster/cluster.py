@@ -10,7 +10,8 @@ from attrs import evolve
 from ..api.engine import Engine
 from ..api.hosts.trio_engine import TrioEngine
 from ..core.config import EngineConfig
-from .backend import Deployment, RayBackend
+from .backend import RayBackend
+from .deployment import Deployment
 
 
 class Cluster(Engine):
@@ -25,6 +26,7 @@ class Cluster(Engine):
         cpus: float = 1.0,
         gpus: float = 0.0,
         name: str = "triolet",
+        address: str | None = None,
     ) -> None:
         super().__init__(model, config=config)
         config = config or EngineConfig()
@@ -35,6 +37,6 @@ class Cluster(Engine):
             replicas=replicas,
             cpus=cpus,
             gpus=gpus,
-            drain_seconds=config.drain_seconds,
+            address=address,
         )
         self.inside = TrioEngine(config, partial(RayBackend, deployment))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -14,7 +15,7 @@ class ContentRouter(RequestRouter):
 
     def initialize_state(self, places: int = 16) -> None:
         """Serve calls it once, with the arguments that the deployment names."""
-        self._router = Router(RoutingLimits(places=places))
+        self._router = Router(random.Random().randrange, RoutingLimits(places=places))
         self._by_name: dict[str, ReplicaID] = {}
         self._sent: dict[str, tuple[str, tuple[str, ...]]] = {}  # by Serve's id of the request
         self._own: dict[str, int] = {}  # requests of this router at each replica

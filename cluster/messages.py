@@ -5,7 +5,7 @@ All of it is pickled: frozen values, no tensors.
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from attrs import frozen
 
 from ..actors.messages import End
 from ..core.plan import SampledToken
@@ -17,16 +17,3 @@ class News:
 
     sampled: tuple[SampledToken, ...] = ()
     end: End | None = None
-
-
-@frozen(kw_only=True)
-class Holding:
-    """What a replica tells now and then, as the mapping that Serve carries.
-
-    Attributes:
-        keys: of the contents whose encoder outputs are resident, the newest last.
-        requests: that have not ended.
-    """
-
-    keys: tuple[str, ...] = field(repr=False)
-    requests: int

@@ -8,7 +8,6 @@ joined.
 from __future__ import annotations
 
 import asyncio
-import math
 import pickle
 import threading
 from collections.abc import AsyncIterator

@@ -36,7 +36,8 @@ class Flight:
         assert not self.ended, "a request that has ended is sent"
         self.attempt += 1
         probe = None if self._probed else self.request.probe
-        return self.attempt, evolve(self.request, committed=tuple(self._committed), probe=probe)
+        suspect = self.losses > 0
+        return self.attempt, evolve(self.request, committed=tuple(self._committed), probe=probe, suspect=suspect)
 
     def took(self, attempt: int, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
         """Tokens of an ``attempt`` have come. Returns those that the stream gets."""

@@ -431,11 +431,13 @@ class Request:
     """One sequence to generate. Immutable; its progress lives in the planner.
 
     ``committed`` are tokens that it had already, in an engine that is lost: it goes on behind them, and ``max_tokens``
-    counts them. None are allowed of a beam search, or where ``reads`` tells a reason."""
+    counts them. None are allowed of a beam search, or where ``reads`` tells a reason. A ``suspect`` was running when
+    that engine was lost: it runs apart from the others until it has sampled a token."""
 
     id: str
     prompt_token_ids: tuple[int, ...]
     committed: tuple[int, ...] = ()
+    suspect: bool = False
     items: tuple[EncoderItem, ...] = ()
     sampling: SamplingParams = SamplingParams()
     rules: LogitRules = LogitRules()

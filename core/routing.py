@@ -17,10 +17,9 @@ A request without keys goes to the less loaded of two by chance.
 from __future__ import annotations
 
 import hashlib
-import random
 from bisect import bisect, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import define, field, frozen
 
@@ -58,19 +57,15 @@ def _point(text: str) -> int:
 
 @define(eq=False)
 class Router:
-    """Decides for one ingress. ``seed``: of the draws by chance."""
+    """Decides for one ingress. ``draw`` gives an integer below its argument by chance, as `random.Random.randrange`."""
 
+    draw: Callable[[int], int]
     limits: RoutingLimits = field(factory=RoutingLimits)
-    seed: int = 0
     _replicas: dict[str, _Replica] = field(factory=dict, init=False)
     _names: list[str] = field(factory=list, init=False)  # sorted
     _ring: list[tuple[int, str]] = field(factory=list, init=False)
     _holders: dict[str, dict[str, None]] = field(factory=dict, init=False)  # by key; an ordered set
     _load: int = field(default=0, init=False)  # of all replicas
-    _chance: random.Random = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._chance = random.Random(self.seed)
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -210,8 +205,9 @@ class Router:
         return min(able, key=self.load) if self._is_busy(drawn) else drawn
 
     def _less_loaded(self, able: Sequence[str]) -> str:
-        drawn = able if len(able) <= 2 else self._chance.sample(able, 2)
-        return min(drawn, key=self.load)
+        first = self.draw(len(able))
+        second = self.draw(len(able) - 1) if len(able) > 1 else 0
+        return min(able[first], able[second + (second >= first and len(able) > 1)], key=self.load)
 
     def _is_busy(self, replica: str) -> bool:
         return self._replicas[replica].load >= self.most_load

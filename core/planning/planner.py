@@ -82,6 +82,8 @@ class Planner:
         self._arrivals += 1
         self._sequences[request.id] = sequence
         self._enqueue(sequence)
+        if request.suspect:
+            self._quarantine.suspect(request.id)
         largest = max((item.size for item in request.items), default=0)
         if largest > self.limits.encoder_cache_bytes:
             self._end(sequence, Fail(request.id, too_large(largest, self.limits.encoder_cache_bytes)))

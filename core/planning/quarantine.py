@@ -83,6 +83,10 @@ class Quarantine:
     def __iter__(self) -> Iterator[str]:
         return iter(self._suspects)
 
+    def suspect(self, request_id: str) -> None:
+        """The request comes from an engine that was lost with it: it may be the cause."""
+        self._suspects[request_id] = _Suspect(failed_steps=1)
+
     def step_done(self) -> None:
         """A step went well. The caller must `clear` each request that sampled a token in it, and no other."""
         self._history.step_done()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from attrs import define, field
+from attrs import define
 
 from ...core.routing import Router, RoutingLimits
 
@@ -16,16 +17,10 @@ _NEVER_BUSY = 1 << 31
 class ByChance(Router):
     """Any replica, whatever its load."""
 
-    _draws: random.Random = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        self._draws = random.Random(self.seed)
-
     def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
         """See `Router.choose`."""
         del keys, without
-        return self._draws.choice(self.replicas)
+        return self.replicas[self.draw(len(self.replicas))]
 
 
 @define(eq=False)
@@ -60,9 +55,14 @@ class ByHash(Router):
 Make = Callable[[int, int], Router]
 """Makes a router: of the places of a replica, and a seed."""
 
+
+def _made(kind: type[Router], places: int, seed: int) -> Router:
+    return kind(random.Random(seed).randrange, RoutingLimits(places=places))
+
+
 POLICIES: Mapping[str, Make] = {
-    "by chance": lambda places, seed: ByChance(RoutingLimits(places=places), seed),
-    "by load": lambda places, seed: ByLoad(RoutingLimits(places=places), seed),
-    "by hash": lambda _, seed: ByHash(RoutingLimits(places=_NEVER_BUSY), seed),
-    "by content": lambda places, seed: Router(RoutingLimits(places=places), seed),
+    "by chance": partial(_made, ByChance),
+    "by load": partial(_made, ByLoad),
+    "by hash": lambda _, seed: _made(ByHash, _NEVER_BUSY, seed),
+    "by content": partial(_made, Router),
 }

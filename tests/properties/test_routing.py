@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -25,7 +26,7 @@ class RoutingMachine(Machine):
     @initialize(places=st.integers(1, 3), spread=st.sampled_from([1.0, 1.25, 2.0]), most_keys=st.integers(1, 8))
     def open(self, places: int, spread: float, most_keys: int) -> None:
         self.limits = RoutingLimits(places=places, spread=spread, points=4, most_keys=most_keys)
-        self.router = Router(self.limits)
+        self.router = Router(random.Random(0).randrange, self.limits)
         self.flights: list[tuple[str, list[str]]] = []  # requests, where they are
         self.others: Counter[str] = Counter()  # requests of other routers at each replica, as it told last
         self.known: dict[str, list[str]] = {}  # what each replica holds; the last is the newest
@@ -105,7 +106,7 @@ TestRouting = RoutingMachine.TestCase
 
 
 def fleet(*replicas: str) -> Router:
-    router = Router()
+    router = Router(random.Random(0).randrange)
     for replica in replicas:
         router.joined(replica)
     return router
