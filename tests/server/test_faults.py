@@ -32,7 +32,7 @@ class Outer(Body):
     """A member of two kinds, and one that has many."""
 
     inner: Inner | str = ""
-    rows: list[int] = []
+    rows: list[int] | None = None
 
 
 def error_of(kind: type[BaseModel], body: Any) -> ValidationError:
