@@ -95,7 +95,10 @@ def test_a_step_that_fails_is_told_with_the_type_of_its_error() -> None:
     ("event", "public"),
     [
         (e.RunnerRestarting(1, "OSError: /srv/models/m: Input/output error", time=2.0), "restart 1: OSError"),
-        (e.RunnerRestarting(1, "DeviceLost: the device is gone", time=2.0), "restart 1: DeviceLost: the device is gone"),
+        (
+            e.RunnerRestarting(1, "DeviceLost: the device is gone", time=2.0),
+            "restart 1: DeviceLost: the device is gone",
+        ),
         (e.EncodeBroke(("k",), "RuntimeError: /srv/x", time=2.0), "encode of 1: RuntimeError"),
     ],
 )
