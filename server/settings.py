@@ -42,6 +42,9 @@ _CHECKS = {
     "max_body_bytes": integer(1, _MUCH),
     "spool_bytes": integer(0, _MUCH),
     "max_audio_seconds": number(0, math.inf, above=True),
+    "max_media": integer(1, 1_000_000),
+    "max_media_seconds": number(0, math.inf, above=True),
+    "max_media_pixels": integer(1, _MUCH),
     "max_requests": integer(1, 1_000_000),
     "requests_per_minute": integer(1, 1_000_000).or_none("no limit"),
     "max_connections": integer(1, 1_000_000),
@@ -71,7 +74,11 @@ class ServerSettings:
         allow_anyone: listen beyond the loopback without a key.
         max_body_bytes: most bytes of one request; more are refused with 413.
         spool_bytes: larger uploads go to a file, which has no name and is gone with the request.
-        max_audio_seconds: longer audio is refused with 413.
+        max_audio_seconds: longer audio is refused with 413, in a file or in a conversation.
+        max_media: most images and audio of one conversation; more are refused with 413.
+        max_media_seconds: of all audio of one conversation together; more is refused with 413. It is decoded at once,
+            64 kB a second at 16 kHz.
+        max_media_pixels: of all images of one conversation together, 3 or 4 bytes each; more are refused with 413.
         max_requests: most requests that run or wait at the same time; more are refused with 429.
         requests_per_minute: of one key, or of one address where there are no keys; more are refused with 429.
         max_connections: most open connections; more are closed at once, with 503.
@@ -82,7 +89,7 @@ class ServerSettings:
         drain_seconds: requests that run have so long to end when the server is told to stop.
         url_prefixes: images and audio are fetched from addresses that begin with one of them; ``data:`` is always
             allowed.
-        url_seconds: one address is given up after so long.
+        url_seconds: the addresses of one request are given up after so long, all together.
         private_urls: addresses in private networks may be fetched, too.
         cors_origins: pages of these origins may use the server from a browser.
         certfile: the TLS certificate, PEM; with ``keyfile``.
@@ -101,6 +108,9 @@ class ServerSettings:
     max_body_bytes: int = 512 * 2**20
     spool_bytes: int = 4 * 2**20
     max_audio_seconds: float = 6 * 3600.0
+    max_media: int = 256
+    max_media_seconds: float = 1_800.0
+    max_media_pixels: int = 256_000_000
     max_requests: int = 512
     requests_per_minute: int | None = None
     max_connections: int = 2_000
