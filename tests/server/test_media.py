@@ -220,9 +220,9 @@ def small(models: dict[str, str]) -> Iterator[Served]:
     """A server that reads little."""
     with served(
         {name: models[name] for name in ("qwen2_vl", "qwen2_audio")},
-        max_audio_seconds=2.0,
+        max_audio_seconds=0.8,
         max_media=3,
-        max_media_seconds=3.0,
+        max_media_seconds=1.0,
         max_media_pixels=40_000,
     ) as running:
         yield running
@@ -255,17 +255,17 @@ def told_of(small: Served, model: str, *parts: dict[str, Any], **more: Any) -> t
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_conversation_has_as_much_audio_as_the_settings_allow(small: Served, stream: bool) -> None:
-    assert told_of(small, "qwen2_audio", silence(1.5), silence(1.5), stream=stream) == (200, "")
+    assert told_of(small, "qwen2_audio", silence(0.5), silence(0.5), stream=stream) == (200, "")
     status, told = told_of(small, "qwen2_audio", silence(600), stream=stream)
     assert (status, told) == (
         413,
-        "messages.0.content.0: the audio given as bytes lasts longer than the 2 s that are allowed; cut it into pieces; "
-        "all of a conversation may have 3 s of audio and 40,000 pixels of images",
+        "messages.0.content.0: the audio given as bytes lasts longer than the 0.8 s that are allowed; cut it into "
+        "pieces; all of a conversation may have 1 s of audio and 40,000 pixels of images",
     )
-    status, told = told_of(small, "qwen2_audio", silence(1.5), silence(2), stream=stream)
+    status, told = told_of(small, "qwen2_audio", silence(0.5), silence(0.7), stream=stream)
     assert (status, told.partition(" that")[0]) == (
         413,
-        "messages.0.content.1: the audio given as bytes lasts longer than the 1.5 s",
+        "messages.0.content.1: the audio given as bytes lasts longer than the 0.5 s",
     )
 
 
