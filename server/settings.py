@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import field, frozen
@@ -11,6 +12,7 @@ from attrs import field, frozen
 from ..api.tools.formats import SYNTAXES
 from ..core.checks import Check, Refused, flag, integer, number, one_of, settle, several
 from ..core.errors import InvalidRequest
+from .manners.keys import key_fault
 
 _MUCH = 2**50
 _SECONDS = number(0, math.inf)
@@ -30,6 +32,17 @@ def _prefix(value: Any) -> str:
     return str(value)
 
 
+def _keys(value: Any) -> tuple[str, ...]:
+    """Errors do not show them."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"api_keys is a {type(value).__name__}; allowed: a list of keys")
+    keys = tuple(value)
+    for place, key in enumerate(keys):
+        if fault := key_fault(key):
+            raise InvalidRequest(f"api_keys[{place}] {fault}")
+    return keys
+
+
 def _texts(what: str) -> Check:
     return several(_text, 10_000, f"a list of {what}")
 
@@ -37,7 +50,7 @@ def _texts(what: str) -> Check:
 _CHECKS = {
     "host": Check(_text, "a host name or an IP address"),
     "port": integer(0, 65_535, "; 0 chooses a free one"),
-    "api_keys": _texts("keys"),
+    "api_keys": Check(_keys, "a list of keys"),
     "allow_anyone": flag(),
     "max_body_bytes": integer(1, _MUCH),
     "spool_bytes": integer(0, _MUCH),
@@ -70,7 +83,8 @@ class ServerSettings:
     Args:
         host: the address to listen on.
         port: the port; 0 chooses a free one.
-        api_keys: a request has one of them, as ``Authorization: Bearer KEY``; without keys anybody is served.
+        api_keys: a request has one of them, as ``Authorization: Bearer KEY``; without keys anybody is served. They
+            are of visible ASCII characters.
         allow_anyone: listen beyond the loopback without a key.
         max_body_bytes: most bytes of one request; more are refused with 413.
         spool_bytes: larger uploads go to a file, which has no name and is gone with the request.
