@@ -148,8 +148,6 @@ def _members(form: FormData) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in form.multi_items():
         if isinstance(value, UploadFile):
-            if key != "file":
-                raise BadBody(f"a file with the name {key}; allowed: one file, with the name file", key)
             continue
         name, bracket, _ = key[:_MOST_NAME].partition("[")
         part = _PART.fullmatch(key[len(name) :])

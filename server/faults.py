@@ -16,6 +16,7 @@ from pydantic import ValidationError
 _MOST = 3
 _LOOKED_AT = 1_000  # faults; pydantic gives all or none, and each costs a microsecond or more
 _LONGEST = 200  # characters of a place: its steps are the client's
+_LONGEST_WORDS = 1_000  # characters of why: what the client sent may be in it
 Place = tuple[str | int, ...]
 
 
@@ -45,7 +46,7 @@ def faults_of(error: ValidationError, body: object) -> list[Fault]:
     found: dict[Place, list[str]] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         said = found.setdefault(_place(fault, body), [])
-        told = fault["msg"].removeprefix("Value error, ")
+        told = fault["msg"].removeprefix("Value error, ")[:_LONGEST_WORDS]
         if told not in said:
             said.append(told)
     holders = {place[:length] for place in found for length in range(1, len(place))}

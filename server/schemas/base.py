@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+Word = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=4_000_000)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Body, Name, Text, up_to
+from .base import Body, Name, Text, Word, up_to
 
 
 class Pcm(Body):
@@ -30,9 +30,9 @@ class LiveModel(Body):
     """Which model hears, and what it is told before."""
 
     model: Name | None = None
-    language: str | None = None
+    language: Word | None = None
     prompt: Text | None = None
-    delay: Annotated[str | None, Field(description="Accepted and not used.")] = None
+    delay: Annotated[Word | None, Field(description="Accepted and not used.")] = None
 
 
 class TurnDetection(Body):
@@ -43,7 +43,7 @@ class TurnDetection(Body):
     threshold: Annotated[float | None, Field(description="Accepted and not used.")] = None
     prefix_padding_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
     idle_timeout_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
-    eagerness: Annotated[str | None, Field(description="Accepted and not used.")] = None
+    eagerness: Annotated[Word | None, Field(description="Accepted and not used.")] = None
     create_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
     interrupt_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
 

@@ -103,6 +103,12 @@ def test_lists_are_bounded(given: dict[str, Any]) -> None:
     assert "should have at most" in str(told_of(ChatRequest, {"model": "m", **given}))
 
 
+def test_what_is_told_of_a_fault_is_short() -> None:
+    """The client may have sent anything in the place of a kind."""
+    error = told_of(ChatRequest, {"model": "m", "messages": [{"role": "user", "content": [{"type": "x" * 100_000}]}]})
+    assert len(str(error)) < 5_000
+
+
 # -- events of live audio ----------------------------------------------------------------------------------------------
 
 
@@ -125,6 +131,15 @@ def test_an_event_of_live_audio_may_be_large_if_it_is_audio() -> None:
 def test_another_large_event_is_refused(text: str) -> None:
     with pytest.raises(BadBody, match=r"an event of [\d,]+ characters; allowed: up to 131,072"):
         _event_of(text)
+
+
+@pytest.mark.parametrize(
+    "heard", [{"transcription": {"language": "x" * 65}}, {"turn_detection": {"eagerness": "x" * 65}}]
+)
+def test_settings_of_live_audio_are_short(heard: dict[str, Any]) -> None:
+    """Of those that wait for the model the prompt alone is counted."""
+    with pytest.raises(BadBody, match="should have at most 64 characters"):
+        _event_of(json.dumps({"type": "session.update", "session": {"audio": {"input": heard}}}))
 
 
 def test_what_is_never_done_is_refused_by_its_name() -> None:
