@@ -61,7 +61,8 @@ def _parse(kind: type[Read], body: bytes) -> Read:
     try:
         return kind.model_validate_json(body, strict=True)
     except ValidationError as error:
-        raise _explained(error, kind, parsed(body)) from None
+        read = None if is_beyond_telling(error) else parsed(body)
+        raise _explained(error, kind, read) from None
 
 
 def parsed(body: bytes | str) -> object:
