@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import trio
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from ..api.inputs.sources import NamedPath
 from ..core.errors import RequestTooLarge
+from .faults import is_beyond_telling
 from .problems import BadBody, Problem, Refusal
 
 Read = TypeVar("Read", bound=BaseModel)
@@ -25,8 +27,10 @@ Read = TypeVar("Read", bound=BaseModel)
 _INLINE = 64 * 1024  # bytes: reading more JSON takes longer than a thread costs
 _MOST_JSON = 64 * 2**20
 _MOST_NAME = 100  # characters of a member's name that are looked at, and told
-_MOST_FIELD = 4 * 2**20
+_MOST_FIELDS = 32  # of a form beside its file
+_MOST_FIELD = 256 * 2**10  # bytes; all of them together stay in memory
 _NEAR = 0.75  # so like another name is one that is mistyped
+_CHARSETS = frozenset({"utf-8", "utf8"})
 _PART = re.compile(r"\[(\w*)\]")
 
 
@@ -57,7 +61,8 @@ def _parse(kind: type[Read], body: bytes) -> Read:
     try:
         return kind.model_validate_json(body, strict=True)
     except ValidationError as error:
-        raise _explained(error, kind, parsed(body)) from None
+        read = None if is_beyond_telling(error) else parsed(body)
+        raise _explained(error, kind, read) from None
 
 
 def parsed(body: bytes | str) -> object:
@@ -74,6 +79,8 @@ def _media_type(request: Request) -> str:
 
 def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> BadBody:
     """In words. A member that does not exist is told before all else, with the nearest one that does."""
+    if is_beyond_telling(error):
+        return BadBody.of(error, body)
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     unknown = [
         str(one["loc"][0])[:_MOST_NAME] for one in faults if one["type"] == "extra_forbidden" and len(one["loc"]) == 1
@@ -93,11 +100,12 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
 
     Raises:
         BadBody: the form is broken, or not what ``kind`` says, or has no file.
-        Refusal: the body is no form.
+        Refusal: the body is no form, or a form in another charset than UTF-8.
     """
     if _media_type(request) != "multipart/form-data":
         told = _media_type(request) or "no content type"
         raise Refusal(Problem(415, f"a body with {told}; allowed: multipart/form-data with the members file and model"))
+    _check_charset(request)
     form = await _parsed(request, spool_bytes)
     files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
     for upload in files:
@@ -112,13 +120,26 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
         raise _explained(error, kind, members) from None
 
 
+def _check_charset(request: Request) -> None:
+    """Python has codecs whose time grows with the square of the text, and such as fail on any: the client's choice of
+    one is the parser's."""
+    _, parameters = parse_options_header(request.headers["content-type"])
+    charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
+    if charset.strip().lower() not in _CHARSETS:
+        raise Refusal(
+            Problem(415, f"a form with the charset {charset[:_MOST_NAME]!r}; allowed: utf-8, or leave it out")
+        )
+
+
 async def _parsed(request: Request, spool_bytes: int) -> FormData:
     try:
         async with aclosing(request.stream()) as stream:
-            parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=100, max_part_size=_MOST_FIELD)
+            parser = MultiPartParser(
+                request.headers, stream, max_files=1, max_fields=_MOST_FIELDS, max_part_size=_MOST_FIELD
+            )
             parser.spool_max_size = spool_bytes
             return await parser.parse()
-    except (MultiPartException, KeyError, UnicodeDecodeError) as error:
+    except (MultiPartException, KeyError, UnicodeError) as error:
         told = getattr(error, "message", None) or "its boundary or a header of a part is missing or damaged"
         raise BadBody(f"the form cannot be read: {told}") from None
 
@@ -128,8 +149,6 @@ def _members(form: FormData) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in form.multi_items():
         if isinstance(value, UploadFile):
-            if key != "file":
-                raise BadBody(f"a file with the name {key}; allowed: one file, with the name file", key)
             continue
         name, bracket, _ = key[:_MOST_NAME].partition("[")
         part = _PART.fullmatch(key[len(name) :])

@@ -143,7 +143,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "host": given["host"],
         "port": given["port"],
-        "api_keys": (*given["api_keys"], *_keys_of_file(given["api_key_file"]), *_keys_of_variable()),
+        "api_keys": (*_keys_of_option(given["api_keys"]), *_keys_of_file(given["api_key_file"]), *_keys_of_variable()),
         "allow_anyone": given["allow_anyone"],
         "url_prefixes": given["url_prefixes"],
         "private_urls": given["allow_private_urls"],
@@ -153,19 +153,37 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _keys_of_option(keys: tuple[str, ...]) -> list[str]:
+    return [_usable(key, f"--api-key number {number}") for number, key in enumerate(keys, 1)]
+
+
+def _usable(key: str, where: str) -> str:
+    from .manners.keys import key_fault
+
+    if fault := key_fault(key):
+        raise InvalidRequest(f"the key of {where} {fault}")
+    return key
+
+
 def _keys_of_file(path: str | None) -> list[str]:
     """A key in each line, but for those that begin with ``#``."""
     if path is None:
         return []
-    lines = (line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
-    keys = [line for line in lines if line and not line.startswith("#")]
+    text = Path(path).read_text(encoding="utf-8-sig", errors="replace")  # what is no text is refused as a key
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    keys = [
+        _usable(line, f"--api-key-file {path}, line {number},")
+        for number, line in lines
+        if line and not line.startswith("#")
+    ]
     if not keys:
         raise InvalidRequest(f"--api-key-file {path} has no key; write one in a line")
     return keys
 
 
 def _keys_of_variable() -> list[str]:
-    return [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
+    keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",")]
+    return [_usable(key, f"{KEY_VARIABLE}, number {number},") for number, key in enumerate(keys, 1) if key]
 
 
 def _log_to_stderr() -> None:

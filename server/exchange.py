@@ -29,6 +29,7 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 
 _LINGER_SECONDS = 10.0
 _AHEAD = 16  # parts of a request that wait for the work: to hear that a client has gone, what it sent must be read
+_GONE = 499  # nginx's: the client has closed the connection
 
 
 class Cut(enum.Enum):
@@ -104,6 +105,11 @@ class Exchange:
         if self.cut is None and not self._answered:
             self.cut = why
             self._work.cancel()
+
+    @property
+    def outcome(self) -> int:
+        """The status for logs and metrics: a client that has gone did not hear that of the answer."""
+        return _GONE if self.status is None or self.cut is Cut.CLIENT_GONE else self.status
 
     def ended(self, timings: Timings | None, **told: object) -> None:
         """The engine has done what was asked; ``told`` goes into the access log."""

@@ -1,7 +1,8 @@
 """What is wrong with a body, in words and by its place, from what pydantic says of it.
 
 Where a member may be of several kinds, pydantic tells a fault for each kind, and names the kind in the place. Here a
-place is where it is in the body, and of several faults that lie within one another the innermost is told.
+place is where it is in the body, and of several faults that lie within one another the innermost is told. A body may
+have more faults than there is time for: then their number is told.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from attrs import frozen
 from pydantic import ValidationError
 
 _MOST = 3
+_LOOKED_AT = 1_000  # faults; pydantic gives all or none, and each costs a microsecond or more
 _LONGEST = 200  # characters of a place: its steps are the client's
+_LONGEST_WORDS = 1_000  # characters of why: what the client sent may be in it
 Place = tuple[str | int, ...]
 
 
@@ -36,13 +39,23 @@ class Fault:
 
 def faults_of(error: ValidationError, body: object) -> list[Fault]:
     """The faults of ``body``, which has at least one."""
+    if is_beyond_telling(error):
+        return [
+            Fault((), (f"it has {error.error_count():,} faults, too many to tell; GET /openapi.json says what fits",))
+        ]
     found: dict[Place, list[str]] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         said = found.setdefault(_place(fault, body), [])
-        told = fault["msg"].removeprefix("Value error, ")
+        told = fault["msg"].removeprefix("Value error, ")[:_LONGEST_WORDS]
         if told not in said:
             said.append(told)
-    return [Fault(place, tuple(said)) for place, said in found.items() if not _holds_another(place, found)]
+    holders = {place[:length] for place in found for length in range(1, len(place))}
+    return [Fault(place, tuple(said)) for place, said in found.items() if place not in holders]
+
+
+def is_beyond_telling(error: ValidationError) -> bool:
+    """Whether a body has so many faults that looking at each would hold up all other requests."""
+    return error.error_count() > _LOOKED_AT
 
 
 def in_words(faults: Sequence[Fault]) -> str:
@@ -60,7 +73,3 @@ def _place(fault: Mapping[str, Any], body: Any) -> Place:
             body = body[step]
             place.append(step)
     return (*place, fault["loc"][-1]) if fault["type"] == "missing" else tuple(place)
-
-
-def _holds_another(place: Place, found: Mapping[Place, object]) -> bool:
-    return any(len(other) > len(place) and other[: len(place)] == place for other in found) and place != ()

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 from starlette.datastructures import Headers
 
-from .exchange import Application, Cut, Exchange, Receive, Send
+from .exchange import Application, Exchange, Receive, Send
 from .manners.keys import Keys, presented_key
 from .manners.origins import host_fault, origin_fault
 from .manners.rate import RateLimit
@@ -49,8 +49,8 @@ class Gate:
         try:
             problem = self._refusal(scope, headers, exchange.told)
             if problem is None:
-                self._server.exchanges.add(exchange)
-                await exchange.run(self._pass)
+                self._count(exchange)
+                await exchange.run(self._pass, unheard=_is_open(scope) and _has_body(headers))
             else:
                 exchange.told["error"] = problem.as_object()["error"]["code"]
                 await exchange.run(problem_answer(problem), unheard=True)
@@ -97,7 +97,7 @@ class Gate:
             fault = host_fault(headers.get("host"))
         if fault is not None:
             return Problem(403, fault)
-        if scope["path"] in _OPEN or scope.get("method") == "OPTIONS":
+        if _is_open(scope):
             return None
         who = self._keys.who(presented_key(headers.get("authorization"), scope.get("subprotocols", ())))
         if self._keys and who is None:
@@ -109,10 +109,10 @@ class Gate:
     def _busy(self, scope: MutableMapping[str, Any], who: str) -> Problem | None:
         if self._server.stopping:
             return Problem(503, "the server is stopping; ask another one, or later", "stopping", retry_after=5)
-        if scope.get("method") == "GET":
+        if not _is_counted(scope):
             return None
         most = self._server.settings.max_requests
-        if len(self._server.exchanges) + len(self._server.sockets) >= most:
+        if len(self._server.counted) + len(self._server.sockets) >= most:
             wait = self._server.pace.seconds_to_wait(trio.current_time())
             return Problem(429, f"{most} requests run or wait already; try again later", "overloaded", retry_after=wait)
         seconds = self._rate.seconds_to_wait(who, trio.current_time()) if self._rate is not None else 0.0
@@ -121,11 +121,20 @@ class Gate:
             return Problem(429, told, retry_after=math.ceil(seconds))
         return None
 
+    def _count(self, exchange: Exchange) -> None:
+        """Who asks what is open to anybody takes no place, and nobody waits for it: else callers without a key could
+        keep out those with one, and hold up the end."""
+        if _is_open(exchange.scope):
+            return
+        self._server.exchanges.add(exchange)
+        if _is_counted(exchange.scope):
+            self._server.counted.add(exchange)
+
     def _over(self, exchange: Exchange, headers: Headers, seconds: float) -> None:
         """Tells all who count that an exchange has ended."""
         scope, told = exchange.scope, _told(exchange)
         path = getattr(scope.get("route"), "path", None)
-        self._server.metrics.answered(path, scope["method"], exchange.status, seconds)
+        self._server.metrics.answered(path, scope["method"], exchange.outcome, seconds)
         self._server.metrics.timed(str(exchange.told.get("model")), exchange.timings)
         self._server.spans.tell(f"{scope['method']} {path or scope['path']}", headers, seconds, exchange.timings, told)
         self._tell(scope, headers, seconds, told)
@@ -149,12 +158,25 @@ class Gate:
         _access.info("%s", json.dumps(line, ensure_ascii=True, default=str))
 
 
+def _is_open(scope: MutableMapping[str, Any]) -> bool:
+    return scope["path"] in _OPEN or scope.get("method") == "OPTIONS"
+
+
+def _is_counted(scope: MutableMapping[str, Any]) -> bool:
+    """Whether the limits of requests are for it."""
+    return scope.get("method") != "GET"
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
 def _told(exchange: Exchange) -> dict[str, object]:
     """What the access log tells of an exchange."""
     cut = exchange.cut
     return {
         "id": exchange.id,
-        "status": 499 if cut is Cut.CLIENT_GONE else exchange.status,
+        "status": exchange.outcome,
         "bytes_in": exchange.bytes_in,
         "bytes_out": exchange.bytes_out,
         **exchange.told,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import math
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
@@ -38,8 +39,9 @@ class Media:
 
     settings: ServerSettings
 
-    async def fetch(self, url: str, where: str, most: int) -> bytes:
-        """What lies at ``url``. ``where`` names the member of the request for errors.
+    async def fetch(self, url: str, where: str, most: int, until: float = math.inf) -> bytes:
+        """What lies at ``url``. ``where`` names the member of the request for errors. It is given up at the time
+        ``until``, and after `ServerSettings.url_seconds`.
 
         Raises:
             BadBody: it is no address, or a ``data:`` that is damaged.
@@ -51,9 +53,10 @@ class Media:
             return await decoded(url, where, _data)
         if scheme not in ("http", "https"):
             raise BadBody(f"{where}: an address of the kind {scheme[:20]!r}; allowed: data:, http: and https:", where)
-        with trio.move_on_after(self.settings.url_seconds):
+        seconds = self.settings.url_seconds
+        with trio.CancelScope(deadline=min(until, trio.current_time() + seconds)):
             return await self._follow(url, where, most)
-        raise _refused(where, f"nothing came in {self.settings.url_seconds:g} s")
+        raise _refused(where, f"the addresses of a request have {seconds:g} s together, and these are over")
 
     async def _follow(self, url: str, where: str, most: int) -> bytes:
         network = httpcore.AsyncConnectionPool(network_backend=_CheckedNetwork(private=self.settings.private_urls))

@@ -70,11 +70,11 @@ class Metrics:
     def _histogram(self, name: str, told: str, label: str) -> Histogram:
         return Histogram(name, told, (label,), buckets=_SECONDS, registry=self._registry)
 
-    def answered(self, path: str | None, method: str, status: int | None, seconds: float) -> None:
-        """A request was answered. ``path`` is that of the endpoint; ``status`` is ``None`` where the client left."""
+    def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:
+        """A request was answered. ``path`` is that of the endpoint; ``status`` is 499 where the client left."""
         named = path or _OUTSIDE
         method = method if method in _METHODS else "other"
-        self._answers.labels(named, method, str(status or 499)).inc()
+        self._answers.labels(named, method, str(status)).inc()
         self._seconds.labels(named).observe(seconds)
 
     def timed(self, model: str, timings: Timings | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import frozen
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -106,9 +107,9 @@ def report(name: str, told: dict[str, object], error: Exception, problem: Proble
 def _nothing_there(request: Request, error: HTTPException) -> Problem:
     """What Starlette refuses: a path that is none, or a method that a path does not have."""
     asked = f"{request.method} {request.url.path}"
-    methods = (error.headers or {}).get("allow")
+    methods = Headers(error.headers).get("allow")
     if methods:
-        return Problem(error.status_code, f"{asked} is no endpoint; allowed: {methods}")
+        return Problem(error.status_code, f"{asked} is no endpoint; allowed: {', '.join(sorted(methods.split(', ')))}")
     return Problem(error.status_code, f"{asked} is no endpoint; GET /openapi.json lists those that are there")
 
 

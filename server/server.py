@@ -55,7 +55,8 @@ class Server:
     settings: ServerSettings
     engines: Engines
     observers: Observers = field(factory=Observers)
-    exchanges: set[Exchange] = field(factory=set, init=False)
+    exchanges: set[Exchange] = field(factory=set, init=False)  # the server ends behind them
+    counted: set[Exchange] = field(factory=set, init=False)  # of these, towards `max_requests`
     watchers: Watchers = field(factory=Watchers, init=False)
     sockets: set[Callable[[], None]] = field(factory=set, init=False)  # each ends its WebSocket
     stopping: bool = field(default=False, init=False)
@@ -77,15 +78,15 @@ class Server:
         """The exchange has ended, however it did."""
         if exchange not in self.exchanges:
             return
-        self.exchanges.discard(exchange)
-        if exchange.scope["method"] == "POST" and exchange.status == 200:
+        self._forget(exchange)
+        if exchange.scope["method"] == "POST" and exchange.status == 200 and exchange.cut is None:
             self.pace.one_ended(trio.current_time())
         self._look()
 
     def only_watches(self, exchange: Exchange) -> None:
         """The exchange tells what others do. It is no request that counts, or that the server waits for; it ends by
         itself when `stop` is called."""
-        self.exchanges.discard(exchange)
+        self._forget(exchange)
         self._look()
 
     @asynccontextmanager
@@ -137,6 +138,10 @@ class Server:
             exchange.end(Cut.STOPPING)
         for cut_off in list(self.sockets):
             cut_off()
+
+    def _forget(self, exchange: Exchange) -> None:
+        self.exchanges.discard(exchange)
+        self.counted.discard(exchange)
 
     def _look(self) -> None:
         if self.stopping and not self.exchanges and not self.sockets:

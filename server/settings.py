@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import field, frozen
@@ -11,6 +12,7 @@ from attrs import field, frozen
 from ..api.tools.formats import SYNTAXES
 from ..core.checks import Check, Refused, flag, integer, number, one_of, settle, several
 from ..core.errors import InvalidRequest
+from .manners.keys import key_fault
 
 _MUCH = 2**50
 _SECONDS = number(0, math.inf)
@@ -30,6 +32,17 @@ def _prefix(value: Any) -> str:
     return str(value)
 
 
+def _keys(value: Any) -> tuple[str, ...]:
+    """Errors do not show them."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"api_keys is a {type(value).__name__}; allowed: a list of keys")
+    keys = tuple(value)
+    for place, key in enumerate(keys):
+        if fault := key_fault(key):
+            raise InvalidRequest(f"api_keys[{place}] {fault}")
+    return keys
+
+
 def _texts(what: str) -> Check:
     return several(_text, 10_000, f"a list of {what}")
 
@@ -37,11 +50,14 @@ def _texts(what: str) -> Check:
 _CHECKS = {
     "host": Check(_text, "a host name or an IP address"),
     "port": integer(0, 65_535, "; 0 chooses a free one"),
-    "api_keys": _texts("keys"),
+    "api_keys": Check(_keys, "a list of keys"),
     "allow_anyone": flag(),
     "max_body_bytes": integer(1, _MUCH),
     "spool_bytes": integer(0, _MUCH),
     "max_audio_seconds": number(0, math.inf, above=True),
+    "max_media": integer(1, 1_000_000),
+    "max_media_seconds": number(0, math.inf, above=True),
+    "max_media_pixels": integer(1, _MUCH),
     "max_requests": integer(1, 1_000_000),
     "requests_per_minute": integer(1, 1_000_000).or_none("no limit"),
     "max_connections": integer(1, 1_000_000),
@@ -67,11 +83,16 @@ class ServerSettings:
     Args:
         host: the address to listen on.
         port: the port; 0 chooses a free one.
-        api_keys: a request has one of them, as ``Authorization: Bearer KEY``; without keys anybody is served.
+        api_keys: a request has one of them, as ``Authorization: Bearer KEY``; without keys anybody is served. They
+            are of visible ASCII characters.
         allow_anyone: listen beyond the loopback without a key.
         max_body_bytes: most bytes of one request; more are refused with 413.
         spool_bytes: larger uploads go to a file, which has no name and is gone with the request.
-        max_audio_seconds: longer audio is refused with 413.
+        max_audio_seconds: longer audio is refused with 413, in a file or in a conversation.
+        max_media: most images and audio of one conversation; more are refused with 413.
+        max_media_seconds: of all audio of one conversation together; more is refused with 413. It is decoded at once,
+            64 kB a second at 16 kHz.
+        max_media_pixels: of all images of one conversation together, 3 or 4 bytes each; more are refused with 413.
         max_requests: most requests that run or wait at the same time; more are refused with 429.
         requests_per_minute: of one key, or of one address where there are no keys; more are refused with 429.
         max_connections: most open connections; more are closed at once, with 503.
@@ -82,7 +103,7 @@ class ServerSettings:
         drain_seconds: requests that run have so long to end when the server is told to stop.
         url_prefixes: images and audio are fetched from addresses that begin with one of them; ``data:`` is always
             allowed.
-        url_seconds: one address is given up after so long.
+        url_seconds: the addresses of one request are given up after so long, all together.
         private_urls: addresses in private networks may be fetched, too.
         cors_origins: pages of these origins may use the server from a browser.
         certfile: the TLS certificate, PEM; with ``keyfile``.
@@ -101,6 +122,9 @@ class ServerSettings:
     max_body_bytes: int = 512 * 2**20
     spool_bytes: int = 4 * 2**20
     max_audio_seconds: float = 6 * 3600.0
+    max_media: int = 256
+    max_media_seconds: float = 1_800.0
+    max_media_pixels: int = 256_000_000
     max_requests: int = 512
     requests_per_minute: int | None = None
     max_connections: int = 2_000

@@ -7,17 +7,18 @@ rate, block by block. Here is the function that returns all of them; `recording`
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 
-from ...core.errors import InvalidRequest
-from .blocks import open_blocks
+from ...core.errors import InvalidRequest, RequestTooLarge
+from .blocks import Blocks, open_blocks
 from .sources import SAMPLING_RATE, AudioSource, Samples, array_source, check_all, check_length, check_rate
 
 __all__ = ["SAMPLING_RATE", "AudioSource", "Samples", "content_key", "load_audio"]
 
 
-def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE) -> Samples:
+def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, most_seconds: float = math.inf) -> Samples:
     """Returns the audio of ``source`` as mono samples, float32, shape (n,), at ``sampling_rate`` Hz.
 
     A source is a path, bytes, a binary file object or an array. Files and bytes may have any sampling rate and
@@ -30,23 +31,42 @@ def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE) -> Sa
     "sampling_rate": rate}``, as the library datasets has it. In these int16 is allowed too, full scale at 32768, since
     who knows the rate knows the format. The level is never changed.
 
-    The whole audio is held in memory, 230 MB an hour at 16 kHz. Blocking: call it in a worker thread from async code.
+    The whole audio is held in memory, 230 MB an hour at 16 kHz, and a file of a megabyte may hold hours of silence.
+    Audio that lasts longer than ``most_seconds`` is decoded no further, and refused. Blocking: call it in a worker
+    thread from async code.
 
     Raises:
         InvalidRequest: no such file, not a kind of source listed above, an array of another shape, dtype or rate,
             samples that are NaN or infinite, less than `MIN_SECONDS` of audio.
+        RequestTooLarge: more than ``most_seconds`` of audio.
         UnsupportedAudio: not audio, cut short, damaged, without an audio stream, empty.
     """
     check_rate(sampling_rate, "sampling_rate", InvalidRequest)
     array = array_source(source)
     if array is not None and array.rate in (None, sampling_rate):
         check_all(array.samples, "the array")
-        samples, name = array.part(0, len(array.samples)), "the array"
+        name = "the array"
+        _check_most(len(array.samples), name, sampling_rate, most_seconds)
+        samples = array.part(0, len(array.samples))
     else:
         with open_blocks(source, sampling_rate) as blocks:
-            samples, name = np.concatenate([np.zeros(0, np.float32), *blocks]), blocks.name
+            samples, name = _joined(blocks, sampling_rate, most_seconds), blocks.name
     check_length(len(samples), name, sampling_rate)
     return samples
+
+
+def _joined(blocks: Blocks, rate: int, most_seconds: float) -> Samples:
+    found, count = [np.zeros(0, np.float32)], 0
+    for block in blocks:
+        count += len(block)
+        _check_most(count, blocks.name, rate, most_seconds)
+        found.append(block)
+    return np.concatenate(found)
+
+
+def _check_most(count: int, name: str, rate: int, most_seconds: float) -> None:
+    if count > most_seconds * rate:
+        raise RequestTooLarge(f"{name} lasts longer than the {most_seconds:.6g} s that are allowed; cut it into pieces")
 
 
 def content_key(samples: Samples, identity: str) -> str:

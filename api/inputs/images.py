@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.errors import InvalidRequest, UnsupportedImage
+from ...core.errors import InvalidRequest, RequestTooLarge, UnsupportedImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,41 +22,45 @@ _MOST_PIXELS = 64_000_000  # of one image: 192 MB of RGB
 _KINDS = "a path, bytes, a binary file, a PIL image, or a uint8 array of shape (height, width, 3)"
 
 
-def load_image(source: Any) -> Image:
+def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
     """The image of ``source``. Its pixels are read here, none of them later.
 
     Blocking: call it in a worker thread from async code. A file object is read from its position to its end and left
     open. The image is turned as its EXIF orientation says, so that it is what a viewer shows; a PIL image is turned
     in a copy. EXIF data that cannot be read say nothing: the log has a warning, and the image is taken as it is stored.
-    The checkpoint's processor converts other modes to RGB later.
+    The checkpoint's processor converts other modes to RGB later. An image of more than ``most_pixels`` is refused
+    before they are read.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
+        RequestTooLarge: more than ``most_pixels``.
         UnsupportedImage: not an image, damaged, or of more than 64 million pixels.
     """
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        return _upright(_with_pixels(source, "the PIL image"), "the PIL image")
+        return _upright(_with_pixels(source, "the PIL image", most_pixels), "the PIL image")
     if hasattr(source, "__array__"):
-        return _with_pixels(Image.fromarray(_checked(source)), "the image array")
+        return _with_pixels(Image.fromarray(_checked(source)), "the image array", most_pixels)
     data, name = _read(source)
     try:
         image = Image.open(io.BytesIO(data))
     except Exception as error:  # Pillow's decoders raise many kinds of errors for damage
         raise _unreadable(name, error) from error
     with image:
-        upright = _upright(_with_pixels(image, name), name)
+        upright = _upright(_with_pixels(image, name, most_pixels), name)
         return upright.copy() if upright is image else upright
 
 
-def _with_pixels(image: Image, name: str) -> Image:
+def _with_pixels(image: Image, name: str, most: int | None) -> Image:
     """``image`` with its pixels read, which Pillow puts off until they are needed."""
     width, height = image.size
     if width * height > _MOST_PIXELS:
         raise UnsupportedImage(
             f"{name} has {width} x {height} pixels; allowed: up to {_MOST_PIXELS}; make it smaller first"
         )
+    if most is not None and width * height > most:
+        raise RequestTooLarge(f"{name} has {width} x {height} pixels; allowed: up to {most:,}; make it smaller first")
     try:
         image.load()
     except Exception as error:  # see `load_image`

@@ -25,7 +25,7 @@ from ..schemas.chat import (
     NamedTool,
 )
 from .common import answered, engine_of, exchange_of, new_id, now, server_of
-from .conversations import messages_of
+from .conversations import decode_media, messages_of
 from .sampling import chat_logprobs, sampling_of, siblings_of, structure_of, usage_of
 from .together import streams_together
 from .tool_calls import CallReader, Tools
@@ -38,6 +38,7 @@ async def converse(request: Request) -> Response:
         return EventStream(partial(_streamed, request, body))
     messages = await messages_of(request, body)
     async with engine_of(request, body.model) as engine:
+        await decode_media(engine, messages, server_of(request).settings)
         tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
         completion = await engine.generate(**_query(request, body, messages, tools))
         exchange_of(request).ended(completion.timings, tokens=completion.usage.completion_tokens)
@@ -95,6 +96,7 @@ def _reason(body: ChatRequest, reason: FinishReason, *, called: bool) -> Any:
 async def _streamed(request: Request, body: ChatRequest, events: Events) -> None:
     messages = await messages_of(request, body)
     async with engine_of(request, body.model) as engine:
+        await decode_media(engine, messages, server_of(request).settings)
         tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
         answer = _Answer(body, events, tools)
         query = _query(request, body, messages, tools)

@@ -104,7 +104,10 @@ class _Writer:
         self._body = body
         self._events = events
         self._count = body.n or 1
+        self._tells_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._frame = _answer(body, [], None)
+        if self._tells_usage:
+            self._frame.usage = None  # told in each event but the last
         self._offsets: dict[int, int] = {}  # characters that were told of each choice
 
     async def add(self, engine: Engine, index: int, delta: Delta) -> None:
@@ -122,8 +125,8 @@ class _Writer:
 
     async def end(self, usages: list[Counted]) -> None:
         """Tells that all choices are whole."""
-        count, options = self._count, self._body.stream_options
-        if options and options.include_usage:
+        count = self._count
+        if self._tells_usage:
             starts = range(0, len(usages), count)
             usage = _total([usage_of(usages[start : start + count]) for start in starts])
             await self._events.write(self._frame.model_copy(update={"usage": usage}))

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
+import trio
+from attrs import define
 from starlette.requests import Request
 
+from ...api.engine import Engine
+from ...api.inputs.audio import load_audio
+from ...api.inputs.images import load_image
+from ...api.inputs.threads import run_in_thread
+from ...core.errors import RequestTooLarge
 from ..media import Media, decoded, from_base64
 from ..schemas import chat
+from ..settings import ServerSettings
 from .common import server_of
 
 _UNUSED: Any = {"index": True, "function": {"parsed_arguments"}}
@@ -19,16 +29,25 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
     Raises:
         BadBody: base64 that is none.
         Refusal: an address that is not allowed.
-        RequestTooLarge: its images and audio have more bytes together than a request may have.
+        RequestTooLarge: its images and audio are more than a request may have, or have more bytes together.
     """
+    _check_count(body, server_of(request).settings.max_media)
     reader = _Reader(server_of(request).media)
     return [await reader.message(one, f"messages.{index}") for index, one in enumerate(body.messages)]
+
+
+def _check_count(body: chat.ChatRequest, most: int) -> None:
+    parts = [part for message in body.messages if isinstance(message.content, list) for part in message.content]
+    count = sum(not isinstance(part, chat.TextPart) for part in parts)
+    if count > most:
+        raise RequestTooLarge(f"{count:,} images and audio in one conversation; allowed: up to {most:,}")
 
 
 class _Reader:
     def __init__(self, media: Media) -> None:
         self._media = media
         self._most = media.settings.max_body_bytes
+        self._until = math.inf  # of all addresses together
 
     async def message(self, message: chat.ChatMessage, where: str) -> dict[str, Any]:
         told: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
@@ -57,6 +76,55 @@ class _Reader:
         return {"type": "audio", "audio": audio}
 
     async def _fetch(self, url: str, where: str) -> bytes:
-        found = await self._media.fetch(url, where, self._most)
+        self._until = min(self._until, trio.current_time() + self._media.settings.url_seconds)
+        found = await self._media.fetch(url, where, self._most, self._until)
         self._most -= len(found)
         return found
+
+
+async def decode_media(engine: Engine, messages: list[dict[str, Any]], settings: ServerSettings) -> None:
+    """Puts images and samples in the place of files in ``messages``, once for all answers. The engine would decode each
+    whatever its size: a file of a kilobyte may hold a picture of a gigabyte. What the model does not read stays as it
+    is, for the engine to refuse.
+
+    Raises:
+        RequestTooLarge: more seconds or pixels than one conversation may have.
+        UnsupportedAudio: no audio.
+        UnsupportedImage: no image.
+    """
+    preparer = engine.model.preparer
+    room = _Room(settings, settings.max_media_seconds, settings.max_media_pixels)
+    for index, message in enumerate(messages):
+        for place, part in enumerate(message["content"] if isinstance(message["content"], list) else ()):
+            kind = part["type"]
+            if preparer is None or kind not in preparer.media:
+                continue
+            load = partial(room.image, part[kind]) if kind == "image" else partial(room.audio, part[kind], engine)
+            try:
+                part[kind] = await run_in_thread(load)
+            except RequestTooLarge as error:
+                raise RequestTooLarge(f"messages.{index}.content.{place}: {error}; {room}") from None
+
+
+@define
+class _Room:
+    """How much more of one conversation may be decoded."""
+
+    settings: ServerSettings
+    _seconds: float
+    _pixels: int
+
+    def audio(self, data: bytes, engine: Engine) -> Any:
+        rate, most = engine.model.sampling_rate, min(self._seconds, self.settings.max_audio_seconds)
+        samples = load_audio(data, sampling_rate=rate, most_seconds=most)
+        self._seconds -= len(samples) / rate
+        return samples
+
+    def image(self, data: bytes) -> Any:
+        image = load_image(data, most_pixels=self._pixels)
+        self._pixels -= image.width * image.height
+        return image
+
+    def __str__(self) -> str:
+        seconds, pixels = self.settings.max_media_seconds, self.settings.max_media_pixels
+        return f"all of a conversation may have {seconds:g} s of audio and {pixels:,} pixels of images"

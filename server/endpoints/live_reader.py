@@ -18,6 +18,8 @@ from .live_client import Client
 from .live_settings import Settings
 
 _MOST_TURN_SECONDS = 600
+_MOST_EVENT = 1 << 17  # characters, but for audio: reading more would hold up all other sessions
+_MOST_MEMBERS = 16  # of an event with audio: one of three members needs fewer marks
 _EVENTS: TypeAdapter[Any] = TypeAdapter(bodies.ClientEvent)
 
 
@@ -100,15 +102,32 @@ class Reader:
 def _event_of(text: str | None) -> Any:
     if text is None:
         raise BadBody("a message of bytes; allowed: events, which are texts of JSON. Audio goes into one as base64")
+    if _is_long_to_read(text):
+        raise _too_long(text)
     try:
-        return _EVENTS.validate_json(text)
+        event = _EVENTS.validate_json(text)
     except ValidationError as error:
         raise BadBody.of(error, parsed(text)) from None
+    if len(text) > _MOST_EVENT and not isinstance(event, bodies.Append):
+        raise _too_long(text)
+    return event
+
+
+def _is_long_to_read(text: str) -> bool:
+    """Whether ``text`` is large, and has more in it than audio has: one long text, which is read at once."""
+    return len(text) > _MOST_EVENT and sum(map(text.count, ",[{")) > _MOST_MEMBERS
+
+
+def _too_long(text: str) -> BadBody:
+    return BadBody(
+        f"an event of {len(text):,} characters; allowed: up to {_MOST_EVENT:,}, and more for the base64 of "
+        "input_audio_buffer.append alone"
+    )
 
 
 def _id_of(text: str | None) -> str | None:
     """What a client calls its event, even if that is none."""
-    event = None if text is None else parsed(text)
+    event = None if text is None or _is_long_to_read(text) else parsed(text)
     named = event.get("event_id") if isinstance(event, dict) else None
     return named if isinstance(named, str) else None
 

@@ -43,6 +43,6 @@ async def health(request: Request) -> Response:
         draining=server.stopping,
         sleeping=server.asleep(),
         models={name: one.state for name, one in server.engines.statistics().items()},
-        running=len(server.exchanges) - 1,
+        running=len(server.counted),
     )
     return JSONResponse(told.model_dump(mode="json"), 503 if server.stopping else 200)

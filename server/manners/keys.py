@@ -9,6 +9,16 @@ from collections.abc import Iterable
 _SUBPROTOCOL = "openai-insecure-api-key."
 
 
+def key_fault(key: object) -> str | None:
+    """Why no client can send ``key``, in words that do not tell it; ``None``: one can. Headers are ASCII (RFC 9110),
+    and blanks around a key are lost."""
+    if not isinstance(key, str) or not key:
+        return f"is {'empty' if key == '' else f'a {type(key).__name__}'}; allowed: a text of visible ASCII characters"
+    if all("!" <= letter <= "~" for letter in key):
+        return None
+    return "has a blank, or another character than visible ASCII (! to ~), which no client can send; choose another key"
+
+
 class Keys:
     """The keys that open the server; without any, everybody may enter."""
 

@@ -7,8 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+Word = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=4_000_000)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+def up_to(most: int, least: int = 0) -> Any:
+    """The bounds of a list. Its first item that is wrong is told alone: others might be wrong by the million."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
 
 
 class Body(BaseModel):
@@ -57,7 +63,7 @@ class SamplingBody(Ignored):
     n: Annotated[int | None, Field(ge=1, le=128)] = None
     stop: (
         Annotated[str, Field(min_length=1, max_length=1_024)]
-        | list[Annotated[str, Field(min_length=1, max_length=1_024)]]
+        | Annotated[list[Annotated[str, Field(min_length=1, max_length=1_024)]], up_to(64)]
         | None
     ) = None
     presence_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
@@ -72,7 +78,7 @@ class SamplingBody(Ignored):
     repetition_penalty: Annotated[float | None, Field(ge=0.001, le=1_000.0)] = None
     min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
     priority: Annotated[int | None, Field(ge=-100, le=100, description="The smallest runs first.")] = None
 
 

@@ -6,8 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Usage
+from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Usage, up_to
 
+_MOST_MESSAGES = 4_096
+_MOST_PARTS = 2_048  # of one message
+_MOST_TOOLS = 128  # OpenAI's
 _READ_BY_THE_CLIENT = "Accepted and not used: what OpenAI's client has read in an answer that it sends back."
 
 
@@ -87,9 +90,9 @@ class ChatMessage(Body):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[Part] | None = None
+    content: Text | Annotated[list[Part], up_to(_MOST_PARTS)] | None = None
     name: Annotated[Name | None, Field(description="Given to the chat template.")] = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], up_to(_MOST_TOOLS)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: Annotated[Text | None, Field(description="Given to the chat template.")] = None
     refusal: Annotated[None, Field(description="Accepted and not used.")] = None
@@ -172,7 +175,7 @@ class ChatRequest(SamplingBody):
     """A conversation that the model goes on with."""
 
     model: Name
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], up_to(_MOST_MESSAGES, 1)]
     max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
     stream: bool | None = None
@@ -180,10 +183,10 @@ class ChatRequest(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool] | None, Field(max_length=128)] = None
+    tools: Annotated[list[Tool], up_to(_MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], up_to(8)] | None = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Given to the chat template, as vLLM does.")
     ] = None

@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .base import Answer, Name, SamplingBody, StreamOptions, Text, Usage
+from .base import Answer, Name, SamplingBody, StreamOptions, Text, Usage, up_to
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(4_000_000, 1)
+]  # as many as characters of a text
 
 
 _MOST_ANSWERS = 256  # each is a request of the engine's
@@ -18,12 +20,7 @@ class CompletionRequest(SamplingBody):
     """Text, or tokens, that the model goes on with."""
 
     model: Name
-    prompt: (
-        Text
-        | Annotated[list[Text], Field(min_length=1, max_length=2_048)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=2_048)]
-    )
+    prompt: Text | Annotated[list[Text], up_to(2_048, 1)] | TokenIds | Annotated[list[TokenIds], up_to(2_048, 1)]
     max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="By default 16.")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

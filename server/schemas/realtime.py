@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from .base import Body, Name, Text
+from .base import Body, Name, Text, Word, up_to
 
 
 class Pcm(Body):
@@ -30,9 +30,9 @@ class LiveModel(Body):
     """Which model hears, and what it is told before."""
 
     model: Name | None = None
-    language: str | None = None
+    language: Word | None = None
     prompt: Text | None = None
-    delay: Annotated[str | None, Field(description="Accepted and not used.")] = None
+    delay: Annotated[Word | None, Field(description="Accepted and not used.")] = None
 
 
 class TurnDetection(Body):
@@ -43,7 +43,7 @@ class TurnDetection(Body):
     threshold: Annotated[float | None, Field(description="Accepted and not used.")] = None
     prefix_padding_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
     idle_timeout_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
-    eagerness: Annotated[str | None, Field(description="Accepted and not used.")] = None
+    eagerness: Annotated[Word | None, Field(description="Accepted and not used.")] = None
     create_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
     interrupt_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
 
@@ -63,7 +63,14 @@ class Audio(Body):
     input: AudioInput | None = None
 
 
-Include = Literal["item.input_audio_transcription.logprobs", "triolet.provisional"]
+def _is_told(name: Any) -> Any:
+    if name == "item.input_audio_transcription.logprobs":
+        raise ValueError(f"{name} is not told of live audio; allowed: triolet.provisional")
+    return name
+
+
+Include = Annotated[Literal["triolet.provisional"], BeforeValidator(_is_told)]
+Includes = Annotated[list[Include], up_to(8)]
 
 
 class Session(Body):
@@ -71,7 +78,7 @@ class Session(Body):
 
     type: Literal["transcription"] = "transcription"
     audio: Audio | None = None
-    include: list[Include] | None = None
+    include: Includes | None = None
 
 
 class OldSession(Body):
@@ -81,7 +88,7 @@ class OldSession(Body):
     input_audio_transcription: LiveModel | None = None
     turn_detection: TurnDetection | None = None
     input_audio_noise_reduction: Annotated[dict[str, Any] | None, Field(description="Accepted and not used.")] = None
-    include: list[Include] | None = None
+    include: Includes | None = None
 
     def renewed(self) -> Session:
         """The same in today's shape."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .base import Answer, Body, Name, Share, Text
+from .base import Answer, Body, Name, Share, Text, Word, up_to
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
@@ -34,15 +34,19 @@ class SpeechForm(Body):
 class TranscriptionForm(SpeechForm):
     """The members of a form that asks for a transcription, beside the ``file``."""
 
-    language: Annotated[str | None, Field(description="A code (en) or a name (english); by default detected.")] = None
+    language: Annotated[Word | None, Field(description="A code (en) or a name (english); by default detected.")] = None
     timestamp_granularities: Annotated[
-        list[Literal["word", "segment"]], Field(default_factory=list, description="Of verbose_json.")
+        list[Literal["word", "segment"]],
+        up_to(8),
+        Field(default_factory=list, description="Of verbose_json."),
     ]
     stream: bool = False
     chunking_strategy: Annotated[
         Literal["auto"] | ServerVad | None, Field(description="Read the parts between pauses at the same time.")
     ] = None
-    include: Annotated[list[Literal["logprobs"]], Field(default_factory=list, description="Of the format json.")]
+    include: Annotated[
+        list[Literal["logprobs"]], up_to(8), Field(default_factory=list, description="Of the format json.")
+    ]
 
     @model_validator(mode="after")
     def _fits_together(self) -> TranscriptionForm:
@@ -58,7 +62,7 @@ class TranscriptionForm(SpeechForm):
 class TranslationForm(SpeechForm):
     """The members of a form that asks for a translation into English, beside the ``file``."""
 
-    language: Annotated[str | None, Field(description="That is spoken: a code or a name; by default detected.")] = None
+    language: Annotated[Word | None, Field(description="That is spoken: a code or a name; by default detected.")] = None
 
 
 class DurationUsage(Answer):

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from .base import Answer, Body, Ignored, Name, Text
+from .base import Answer, Body, Ignored, Name, Text, up_to
 
-Texts = Annotated[list[Text], Field(min_length=1, max_length=2_048)]
+Texts = Annotated[list[Text], up_to(2_048, 1)]
 Level = Annotated[int, Field(ge=-100, le=100, description="The smallest runs first.")]
 
 
@@ -70,7 +70,7 @@ class RerankRequest(Body):
 
     model: Name
     query: Text
-    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=2_048)]
+    documents: Annotated[list[Text | Document], up_to(2_048, 1)]
     top_n: Annotated[int | None, Field(ge=1, description="So many of the best; by default all.")] = None
     return_documents: bool = True
     priority: Level = 0

@@ -49,8 +49,9 @@ def entry_told(model: str, entry: CacheEntry) -> Told:
 
 
 def failure_told(model: str, text: str, now: float) -> Told:
-    """Something failed that is no single request: a step, an encode batch, the runner."""
-    return {"failure": text, "model": model, "at": _time(now)}
+    """Something failed that is no single request: a step, an encode batch, the runner. ``text`` is where and what."""
+    where, _, error = text.partition(": ")
+    return {"failure": f"{where}: {public_error(error)}", "model": model, "at": _time(now)}
 
 
 def state_told(states: Mapping[str, Overview], began: int, now: float) -> Told:
@@ -95,7 +96,7 @@ def model_told(model: ModelStatistics, state: Overview) -> Told:
         "waiting": model.waiting,
         "bytes": model.bytes,
         "loads": model.loads,
-        "error": None if model.last_error is None else one_line(model.last_error),
+        "error": None if model.last_error is None else kind_of(model.last_error),
         "ended": dict(state.ended),
         "failures": state.failures,
     }
@@ -164,11 +165,17 @@ def abilities(description: ModelDescription) -> list[str]:
 
 
 def public_error(error: str) -> str:
-    """Type and text of a failure; the type alone where the text may quote what the caller sent."""
-    kind, _, _ = error.partition(":")
+    """Type and text of a failure; the type alone where the text may quote what the caller sent, or name the server's
+    files."""
+    kind = kind_of(error)
     known = getattr(errors, kind, None)
     ours = isinstance(known, type) and issubclass(known, errors.EngineError)
     return one_line(error) if ours else kind
+
+
+def kind_of(error: str) -> str:
+    """The type of a failure. The text of an error of a load has paths of the server; `Server.use` does not tell it."""
+    return error.partition(":")[0]
 
 
 def _time(seconds: float) -> float:

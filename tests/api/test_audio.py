@@ -17,9 +17,10 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triolet.api.inputs import blocks
 from triolet.api.inputs.audio import content_key, load_audio
 from triolet.api.inputs.sources import is_pair, with_rate
-from triolet.core.errors import InvalidRequest, UnsupportedAudio
+from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
 
 RATE = 16_000
 
@@ -537,3 +538,27 @@ def test_content_keys_tell_apart_samples_and_processors() -> None:
     assert len({key, *others}) == 5
     with pytest.raises(InvalidRequest, match="float64 samples; allowed: float32"):
         content_key(samples.astype(np.float64), "whisper-80")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [1.0, 3.0])
+def test_audio_of_as_many_seconds_as_are_wanted_is_read(seconds: float) -> None:
+    assert len(load_audio(encode(tone(seconds)), most_seconds=seconds)) == seconds * RATE
+    assert len(load_audio(tone(seconds), most_seconds=seconds)) == seconds * RATE
+
+
+def test_of_longer_audio_no_more_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may hold hours of silence."""
+    decoded: list[int] = []
+    convert = blocks._Converter.convert
+
+    def counted(self: Any, frames: Any) -> Any:
+        decoded.append(len(frames))
+        return convert(self, frames)
+
+    monkeypatch.setattr(blocks._Converter, "convert", counted)
+    silence = encode(np.zeros(600 * RATE, np.float32), kind="FLAC", subtype="PCM_16")
+    with pytest.raises(RequestTooLarge, match=r"lasts longer than the 2\.5 s that are allowed"):
+        load_audio(silence, most_seconds=2.5)
+    assert sum(decoded) <= 4 * RATE
+    with pytest.raises(RequestTooLarge, match="the array lasts longer"):
+        load_audio(tone(3.0), most_seconds=2.5)

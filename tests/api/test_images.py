@@ -14,7 +14,7 @@ import triolet
 from triolet import demo
 from triolet.api.inputs import images
 from triolet.api.inputs.images import load_image
-from triolet.core.errors import InvalidRequest, UnsupportedImage
+from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedImage
 from triolet.testing import make_checkpoint
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -95,6 +95,15 @@ def test_an_image_of_too_many_pixels_is_refused_before_they_are_read(monkeypatch
 
     with pytest.raises(UnsupportedImage, match="the PIL image has 7 x 5 pixels"):
         load_image(Image.fromarray(PIXELS))
+
+
+def test_an_image_of_more_pixels_than_its_reader_wants_is_refused_before_they_are_read() -> None:
+    data = png()
+    width, height = Image.open(io.BytesIO(data)).size
+    assert load_image(data, most_pixels=width * height).size == (width, height)
+    for source in (data, PIXELS, Image.open(io.BytesIO(data))):
+        with pytest.raises(RequestTooLarge, match=rf"{width} x {height} pixels; allowed: up to {width * height - 1}"):
+            load_image(source, most_pixels=width * height - 1)
 
 
 def test_the_pixels_of_a_pil_image_are_read_at_once() -> None:

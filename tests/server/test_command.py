@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from triolet import Engines
 from triolet.api.command_line.terminal import FAILED
-from triolet.server.command import _run, serve
+from triolet.server.command import KEY_VARIABLE, _keys_of_file, _run, serve
 from triolet.server.listening import CannotListen, Listener
 from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
@@ -65,3 +65,31 @@ def test_a_value_that_cannot_work_is_a_wrong_use(words: list[str], message: str)
     result = CliRunner().invoke(serve, words)
     assert result.exit_code == 2
     assert message in result.output
+
+
+UNSENDABLE = "has a blank, or another character than visible ASCII"
+
+
+def test_a_key_that_no_client_can_send_is_refused_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = tmp_path / "keys"
+    keys.write_bytes(b"# mine\n  good  \nschl\xfcssel\n")
+    told = CliRunner().invoke(serve, ["demo", "--api-key-file", str(keys)])
+    assert told.exit_code == 2
+    assert f"the key of --api-key-file {keys}, line 3, {UNSENDABLE}" in _plain(told.output)
+    told = CliRunner().invoke(serve, ["demo", "--api-key", "good", "--api-key", "schlüssel"])
+    assert f"the key of --api-key number 2 {UNSENDABLE}" in _plain(told.output)
+    monkeypatch.setenv(KEY_VARIABLE, "good, my key")
+    told = CliRunner().invoke(serve, ["demo"])
+    assert f"the key of TRIOLET_API_KEY, number 2, {UNSENDABLE}" in _plain(told.output)
+    assert "my key" not in told.output
+
+
+def test_a_file_of_keys_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_bytes("\ufeffsecret\n#no\n\n two \n".encode())
+    assert _keys_of_file(str(keys)) == ["secret", "two"]
+
+
+def _plain(output: str) -> str:
+    """Without the terminal's line ends."""
+    return " ".join(output.split())

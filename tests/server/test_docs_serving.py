@@ -312,6 +312,10 @@ def test_every_limit_that_the_page_names_is_a_setting_with_its_default() -> None
     told = {
         "--max-body": f"{settings.max_body_bytes // 2**20} MiB",
         "--max-audio-seconds": {6 * 3600.0: "six hours"}[settings.max_audio_seconds],
+        "ServerSettings.max_media": str(settings.max_media),
+        "ServerSettings.max_media_seconds": f"{settings.max_media_seconds:,g}",
+        "ServerSettings.max_media_pixels": f"{settings.max_media_pixels:,}",
+        "ServerSettings.url_seconds": f"{settings.url_seconds:g}",
         "--max-requests": str(settings.max_requests),
         "--rate-limit": {None: "no limit"}[settings.requests_per_minute],
         "ServerSettings.max_connections": f"{settings.max_connections:,}",

@@ -144,6 +144,35 @@ def test_broken_json_is_refused_in_words(patient: Served, body: bytes) -> None:
     assert told["error"]["message"]
 
 
+@pytest.mark.parametrize("charset", ["punycode", "undefined", "idna", "utf-16", "latin-1", "x" * 300])
+def test_the_codec_of_a_form_is_not_the_client_s_choice(patient: Served, charset: str) -> None:
+    """Some take the square of the time, others fail on any text."""
+    found, told = post(patient, SPEECH, form(b"noise", model="whisper", prompt="a-b"), f"{FORM}; charset={charset}")
+    assert found == 415
+    assert f"a form with the charset '{charset[:100]}'; allowed: utf-8" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("charset", ["utf-8", '"UTF8"'])
+def test_a_form_may_say_that_it_is_unicode(patient: Served, charset: str) -> None:
+    found, told = post(patient, SPEECH, form(b"noise", model="whisper"), f"{FORM}; charset={charset}")
+    assert (found, told["error"]["code"]) == (415, "unsupported_audio")
+
+
+def test_the_members_of_a_form_are_bounded(patient: Served) -> None:
+    """Before they are all there."""
+    many = {f"timestamp_granularities{'[]'}{' ' * index}": "word" for index in range(32)}
+    found, told = post(patient, SPEECH, form(b"noise", model="whisper", **many), FORM)
+    assert (found, told["error"]["message"]) == (
+        400,
+        "the form cannot be read: Too many fields. Maximum number of fields is 32.",
+    )
+    found, told = post(patient, SPEECH, form(b"noise", model="whisper", prompt="x" * (2**18 + 1)), FORM)
+    assert (found, told["error"]["message"]) == (
+        400,
+        "the form cannot be read: Part exceeded maximum size of 256KB.",
+    )
+
+
 def test_a_name_that_is_nearly_right_is_told(patient: Served) -> None:
     body = {"model": "llama", "messages": [{"role": "user", "content": "a"}], "max_token": 3}
     status, told = post(patient, "/v1/chat/completions", json.dumps(body).encode())

@@ -131,6 +131,19 @@ def test_a_key_is_in_no_repr() -> None:
     assert "secret" not in repr(ServerSettings(api_keys=("secret",)))
 
 
+@pytest.mark.parametrize("key", ["schlüssel", " secret", "secret ", "se cret", "secret\n", "\ufeffsecret", "", 5])
+def test_a_key_that_no_client_can_send_is_refused_and_not_told(key: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"api_keys\[1\] (is|has) .*; (allowed|choose)") as raised:
+        ServerSettings(api_keys=("topmost", key))
+    assert "topmost" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_keys_are_a_list() -> None:
+    with pytest.raises(InvalidRequest, match="api_keys is a str; allowed: a list of keys"):
+        ServerSettings(api_keys="secret")  # type: ignore[arg-type]
+
+
 def test_who_is_sent_away_hears_when_a_request_will_end() -> None:
     pace = Pace()
     assert pace.seconds_to_wait(0.0) == 1

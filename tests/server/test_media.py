@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import base64
+import io
+import json
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
+import trio
+from PIL import Image
 
 from triolet.core.errors import InvalidRequest, RequestTooLarge
 from triolet.server.endpoints.conversations import _Reader
@@ -16,6 +24,8 @@ from triolet.server.media import Media, _is_public
 from triolet.server.problems import BadBody, Refusal
 from triolet.server.schemas.chat import ChatMessage
 from triolet.server.settings import ServerSettings
+
+from .served import Served, served
 
 
 class Files(BaseHTTPRequestHandler):
@@ -181,3 +191,104 @@ async def test_all_that_a_request_names_has_no_more_bytes_than_a_request(files: 
     assert [part["image"] for part in told["content"]] == [b"pixels"] * 2
     with pytest.raises(RequestTooLarge, match=r"here\.content\.1: 6 bytes or more lie there; allowed: up to 5 more"):
         await _Reader(media(files, max_body_bytes=11)).message(message, "here")
+
+
+# -- how much ----------------------------------------------------------------------------------------------------------
+
+
+class SlowMedia(Media):
+    """Every address takes 15 s."""
+
+    async def _follow(self, *_: Any) -> bytes:
+        await trio.sleep(15)
+        return b"pixels"
+
+
+async def test_all_addresses_of_a_request_have_one_time(autojump_clock: Any) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "http://example.org/"}}
+    message = ChatMessage.model_validate({"role": "user", "content": [picture] * 3})
+    began = trio.current_time()
+    with pytest.raises(
+        Refusal, match=r"here\.content\.1 cannot be fetched: the addresses of a request have 20 s together"
+    ):
+        await _Reader(SlowMedia(ServerSettings())).message(message, "here")
+    assert trio.current_time() - began == pytest.approx(20.0)
+
+
+@pytest.fixture(scope="module")
+def small(models: dict[str, str]) -> Iterator[Served]:
+    """A server that reads little."""
+    with served(
+        {name: models[name] for name in ("qwen2_vl", "qwen2_audio")},
+        max_audio_seconds=0.8,
+        max_media=3,
+        max_media_seconds=1.0,
+        max_media_pixels=40_000,
+    ) as running:
+        yield running
+
+
+def picture(width: int, height: int) -> dict[str, Any]:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def silence(seconds: float) -> dict[str, Any]:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(round(seconds * 16_000), np.float32), 16_000, format="FLAC")
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(file.getvalue()).decode()}}
+
+
+def told_of(small: Served, model: str, *parts: dict[str, Any], **more: Any) -> tuple[int, str]:
+    content = [*parts, {"type": "text", "text": "a"}]
+    body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1, **more}
+    data, kind = json.dumps(body).encode(), {"content-type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{small.url}/v1/chat/completions", data, kind)) as answer:
+            return answer.status, ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_has_as_much_audio_as_the_settings_allow(small: Served, stream: bool) -> None:
+    assert told_of(small, "qwen2_audio", silence(0.5), silence(0.5), stream=stream) == (200, "")
+    status, told = told_of(small, "qwen2_audio", silence(600), stream=stream)
+    assert (status, told) == (
+        413,
+        "messages.0.content.0: the audio given as bytes lasts longer than the 0.8 s that are allowed; cut it into "
+        "pieces; all of a conversation may have 1 s of audio and 40,000 pixels of images",
+    )
+    status, told = told_of(small, "qwen2_audio", silence(0.5), silence(0.7), stream=stream)
+    assert (status, told.partition(" that")[0]) == (
+        413,
+        "messages.0.content.1: the audio given as bytes lasts longer than the 0.5 s",
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_has_as_many_pixels_as_the_settings_allow(small: Served, stream: bool) -> None:
+    assert told_of(small, "qwen2_vl", picture(100, 100), picture(100, 200), stream=stream, n=2) == (200, "")
+    status, told = told_of(small, "qwen2_vl", picture(100, 200), picture(100, 300), stream=stream)
+    assert status == 413
+    assert "content.1" in told
+    assert "100 x 300 pixels; allowed: up to 20,000" in told
+
+
+def test_a_conversation_has_as_many_images_and_audio_as_the_settings_allow(small: Served) -> None:
+    assert told_of(small, "qwen2_vl", *[picture(28, 28)] * 3)[0] == 200
+    assert told_of(small, "qwen2_vl", *[picture(28, 28)] * 4) == (
+        413,
+        "4 images and audio in one conversation; allowed: up to 3",
+    )
+
+
+def test_what_a_model_does_not_read_is_refused_and_not_decoded(small: Served) -> None:
+    status, told = told_of(small, "qwen2_vl", silence(600))
+    assert (status, told.partition(";")[0]) == (
+        400,
+        "audio in the request, but Qwen2VLForConditionalGeneration reads text and image",
+    )

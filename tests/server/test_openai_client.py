@@ -314,6 +314,7 @@ def test_completions_are_streamed(service):
         assert [value for part in own for value in part.logprobs.token_logprobs] == pytest.approx(told.token_logprobs)
         assert own[-1].finish_reason == "length"
     assert (last.choices, last.usage) == ([], whole.usage)
+    assert all("usage" in part.model_fields_set and part.usage is None for part in parts)  # null, as OpenAI says it
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------

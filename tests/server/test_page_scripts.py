@@ -157,8 +157,8 @@ def test_figures_tell_the_tokens_of_those_that_run(run: Run) -> None:
 
 def test_what_failed_is_kept_with_its_text(run: Run) -> None:
     broken = [e.RequestQueued("r", time=1.0), e.RequestEnded("r", "failed", "PoisonRequest: boom", time=2.0)]
-    known = run("world.js", _TAKE, messages(*broken, e.RunnerRestarting(1, "OSError: gone", time=3.0)))
-    assert [one["text"] for one in known["failures"]] == ["restart 1: OSError: gone", "PoisonRequest: boom"]
+    known = run("world.js", _TAKE, messages(*broken, e.RunnerRestarting(1, "DeviceLost: gone", time=3.0)))
+    assert [one["text"] for one in known["failures"]] == ["restart 1: DeviceLost: gone", "PoisonRequest: boom"]
     assert known["works"][0]["error"] == "PoisonRequest: boom"
 
 

@@ -11,9 +11,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triolet.api.engines import ModelStatistics
 from triolet.core import events as e
 from triolet.core.config import EngineConfig
 from triolet.core.overview import Overview
+from triolet.core.residency import ModelState
 from triolet.server.problems import Refusal
 from triolet.server.view import told
 from triolet.server.view.told import Told
@@ -84,9 +86,41 @@ def test_an_encoder_output_is_told_state_by_state_to_its_end() -> None:
     assert changes[0] == {"entry": "k", "model": "m", "state": "reserved", "at": 1.0, "bytes": 3}
 
 
-def test_a_step_that_fails_is_told_with_its_error() -> None:
+def test_a_step_that_fails_is_told_with_the_type_of_its_error() -> None:
     _, changes = heard(e.StepEnded(7, ok=False, error="RuntimeError: boom", time=2.0))
-    assert changes == [{"failure": "step 7: RuntimeError: boom", "model": "m", "at": 2.0}]
+    assert changes == [{"failure": "step 7: RuntimeError", "model": "m", "at": 2.0}]
+
+
+@pytest.mark.parametrize(
+    ("event", "public"),
+    [
+        (e.RunnerRestarting(1, "OSError: /srv/models/m: Input/output error", time=2.0), "restart 1: OSError"),
+        (
+            e.RunnerRestarting(1, "DeviceLost: the device is gone", time=2.0),
+            "restart 1: DeviceLost: the device is gone",
+        ),
+        (e.EncodeBroke(("k",), "RuntimeError: /srv/x", time=2.0), "encode of 1: RuntimeError"),
+    ],
+)
+def test_what_failed_is_told_without_the_server_s_files(event: e.Event, public: str) -> None:
+    _, changes = heard(event)
+    assert [one["failure"] for one in changes if "failure" in one] == [public]
+
+
+def test_an_error_of_a_load_is_told_by_its_type() -> None:
+    """As `Server.use` does not tell it either."""
+    failed = ModelStatistics(
+        state=ModelState.FAILED,
+        users=0,
+        waiting=0,
+        bytes=0,
+        loads=0,
+        last_used=None,
+        last_error="CheckpointError: /srv/models/m/model.safetensors: no such file",
+        engine=None,
+        description=None,
+    )
+    assert told.model_told(failed, Overview())["error"] == "CheckpointError"
 
 
 def test_an_engine_that_is_gone_leaves_no_encoder_output_behind() -> None:
