@@ -1,0 +1,98 @@
+"""Replicas on a small cluster of Ray's: what one engine says they say, whatever becomes of them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import soundfile
+import trio
+from attrs import frozen
+
+import triolet.demo
+from triolet import Engine, EngineConfig, SamplingParams
+from triolet.cluster.cluster import Cluster
+
+from .conftest import kill, replicas
+
+CONFIG = EngineConfig(device="cpu", threads=1)
+MODEL = triolet.demo.checkpoint()
+pytestmark = pytest.mark.usefixtures("machines")
+
+
+@frozen
+class Case:
+    audio: tuple[np.ndarray, int]
+    temperature: float
+    max_tokens: int
+    seed: int
+
+
+def make_cases(count: int) -> list[Case]:
+    """Mixed requests, few of whose recordings are different."""
+    chance = random.Random(5)
+    heard = []
+    for sample in triolet.demo.samples():
+        samples, rate = soundfile.read(sample.path, dtype="float32")
+        heard.append((samples[: 20 * rate], rate))
+    return [
+        Case(chance.choice(heard), chance.choice([0.0, 0.7]), chance.randint(5, 50), number) for number in range(count)
+    ]
+
+
+Answers = dict[int, tuple[int, ...]]
+
+
+async def ask(engine: Engine, cases: list[Case], answers: Answers) -> None:
+    """All at once, as streams."""
+    whisper = engine.model.whisper
+    prompt = (
+        whisper.start_id,
+        whisper.language_ids["en"],
+        whisper.task_ids["transcribe"],
+        whisper.no_timestamps_id,
+    )
+
+    async def one(number: int, case: Case) -> None:
+        sampling = SamplingParams(max_tokens=case.max_tokens, temperature=case.temperature, seed=case.seed)
+        token_ids: list[int] = []
+        async with engine.stream(prompt_token_ids=prompt, audio=case.audio, sampling=sampling) as deltas:
+            async for delta in deltas:
+                token_ids += delta.token_ids
+        answers[number] = tuple(token_ids)
+
+    async with trio.open_nursery() as nursery:
+        for number, case in enumerate(cases):
+            nursery.start_soon(one, number, case)
+
+
+async def test_three_replicas_say_what_one_engine_says_though_one_is_killed() -> None:
+    """And they encode what is asked for again where it was encoded; nothing is lost, and nothing is left."""
+    cases = make_cases(30)
+    expected: Answers = {}
+    async with Engine(MODEL, config=CONFIG) as engine:
+        await ask(engine, cases, expected)
+        encoded = engine.statistics().encoder_cache.encoded
+    assert len(set(expected.values())) > 10, "the model has something to say"
+    async with Cluster(MODEL, config=CONFIG, replicas=3, cpus=0.5) as cluster:
+        found: Answers = {}
+        await ask(cluster, cases, found)
+        assert found == expected
+        statistics = await told(cluster)
+        assert encoded <= statistics.encoder_cache.encoded <= 1.2 * encoded
+        assert statistics.device.device == "3 replicas on cpu"
+        again: Answers = {}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, cluster, cases, again)
+            await trio.sleep(0.5)
+            kill(random.Random(1).choice(replicas()))
+        assert again == expected
+    assert replicas() == []
+
+
+async def told(cluster: Cluster) -> triolet.EngineStatistics:
+    """The replicas' own statistics, once they are idle."""
+    with trio.fail_after(20):
+        await trio.sleep(4)  # they are asked every two seconds
+        return cluster.statistics()
