@@ -1,5 +1,11 @@
-"""Many machines: replicas of an engine on Ray Serve, that know where the audio has been (the extra ``cluster``).
+"""Many machines: an engine of replicas on Ray Serve that know where the audio has been. Needs the extra ``cluster``.
 
-Imports Ray inside of functions and of the modules that only a cluster imports: without it, `Cluster` says what to
-install. May use ``core``, ``actors``, ``api`` and Ray.
+`Cluster` is the engine. `RayBackend` sends its requests to replicas and again where one is lost (`core.flights`
+decides), `ContentRouter` chooses the replica (`core.routing` decides), `Replica` runs the actors there, `Deployment`
+starts and ends all of it. Nothing of Ray is imported before a cluster is entered. May use ``core``, ``actors`` and
+``api``.
 """
+
+from .cluster import Cluster
+
+__all__ = ["Cluster"]

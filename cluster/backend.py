@@ -65,7 +65,7 @@ class RayBackend:
     _accepting: bool = field(default=False, init=False)
     _idle: trio.Event = field(factory=trio.Event, init=False)  # it takes no requests, and none is left
     _ingress: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other ingresses have the same request ids
-    _statistics: EngineStatistics | None = field(default=None, init=False)  # the latest
+    _statistics: EngineStatistics = field(init=False)  # the latest
     _running: Running = field(init=False)
     _thread: AsyncioThread = field(init=False)
     _token: trio.lowlevel.TrioToken = field(init=False)
@@ -78,6 +78,7 @@ class RayBackend:
         """See `Backend.running`: deploys, and takes the deployment down again, however the block ends."""
         self._token = trio.lowlevel.current_trio_token()
         self._running = await trio.to_thread.run_sync(self.deployment.start)
+        self._statistics = self._running.statistics
         try:
             with AsyncioThread() as self._thread:
                 try:
@@ -206,13 +207,7 @@ class RayBackend:
         raise EngineStateError("a cluster does not sleep, so nothing wakes it")
 
     def statistics(self) -> EngineStatistics:
-        """The sums over the replicas, a few seconds old.
-
-        Raises:
-            EngineStateError: no replica has answered yet.
-        """
-        if self._statistics is None:
-            raise EngineStateError("no replica has told its statistics yet; ask again a few seconds later")
+        """The sums over the replicas, a few seconds old."""
         return self._statistics
 
 

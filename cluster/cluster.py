@@ -2,20 +2,86 @@
 
 from __future__ import annotations
 
+import math
+import re
 from functools import partial
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ..api.engine import Engine
+from ..api.hosts.backend import Backend
 from ..api.hosts.trio_engine import TrioEngine
+from ..core.checks import Check, Refused, integer, number, settle
 from ..core.config import EngineConfig
-from .backend import RayBackend
-from .deployment import Deployment
+from ..core.errors import InvalidRequest
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Refused
+    return value
+
+
+_SETTINGS = {
+    "replicas": integer(1, 10_000),
+    "cpus": number(0, math.inf),
+    "gpus": number(0, math.inf),
+    "address": Check(_text, "a text, such as ray://head:10001").or_none("that of RAY_ADDRESS, or Ray on this machine"),
+    "name": Check(_text, "a text").or_none("one of its own"),
+}
+
+
+@frozen(kw_only=True)
+class _Settings:
+    replicas: int
+    cpus: float
+    gpus: float
+    address: str | None
+    name: str | None
+
+    def __attrs_post_init__(self) -> None:
+        settle(self, _SETTINGS)
 
 
 class Cluster(Engine):
-    """``async with Cluster(model, replicas=3) as engine``: an engine on many machines."""
+    """An engine on many machines. All else is as with `Engine`: the same methods, options and errors.
+
+    ::
+
+        async with Cluster("openai/whisper-small", replicas=3) as engine:
+            transcript = await engine.transcribe("speech.wav")
+
+    Each replica is an engine in a process of its own, deployed on Ray Serve for the block. This process prepares
+    requests: it decodes audio, finds windows, renders prompts and assembles texts. Each request, a window of audio for
+    one, goes to the replica that holds the encoder output of its content, or else to the one that the content's hash
+    names, unless they are busy. A long recording's windows so spread over the replicas.
+
+    A request whose replica is lost is sent to another one and goes on behind its last token: nothing is lost, and no
+    token comes twice. A request that was running on two replicas when they were lost gets `PoisonRequest`.
+
+    When the block ends, requests drain, and every replica gives its device back in order.
+
+    Args:
+        model: a folder with a transformers checkpoint, the same on every machine, or a hub id.
+        config: settings of each replica's engine. ``max_pending`` and ``drain_seconds`` hold for the cluster as a
+            whole. An ``observer`` hears nothing: the events are elsewhere.
+        replicas: how many engines.
+        cpus: cores that Ray reserves for each.
+        gpus: GPUs that Ray reserves for each.
+        address: of the Ray cluster. By default the one that this process has joined, or ``RAY_ADDRESS``; without either
+            Ray is started on this machine for the block.
+        name: of the application on Ray Serve; one of that name is replaced.
+
+    Raises (on making one):
+        InvalidRequest: a value that is not allowed, or Ray is not installed.
+
+    Raises (on entering):
+        CheckpointError: no checkpoint there, or one that a replica cannot load.
+        EngineError: Ray cannot be reached, or cannot start the replicas.
+    """
 
     def __init__(
         self,
@@ -25,18 +91,40 @@ class Cluster(Engine):
         replicas: int = 1,
         cpus: float = 1.0,
         gpus: float = 0.0,
-        name: str = "triolet",
         address: str | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(model, config=config)
-        config = config or EngineConfig()
-        deployment = Deployment(
-            name=name,
-            model=str(model),
+        settings = _Settings(replicas=replicas, cpus=cpus, gpus=gpus, address=address, name=name)
+        check_installed()
+        self.inside = TrioEngine(self.inside.config, partial(_backend, str(model), self.inside.config, settings))
+
+
+def check_installed() -> None:
+    """Raises `InvalidRequest` where Ray is not installed. Imports nothing of it."""
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        raise InvalidRequest("a cluster needs Ray, which is not installed; pip install 'triolet[cluster]'")
+
+
+def _backend(model: str, config: EngineConfig, settings: _Settings) -> Backend:
+    from .backend import RayBackend
+    from .deployment import Deployment
+
+    return RayBackend(
+        Deployment(
+            name=settings.name or _name_of(model),
+            model=model,
             config=evolve(config, observer=None),
-            replicas=replicas,
-            cpus=cpus,
-            gpus=gpus,
-            address=address,
+            replicas=settings.replicas,
+            cpus=settings.cpus,
+            gpus=settings.gpus,
+            address=settings.address,
         )
-        self.inside = TrioEngine(config, partial(RayBackend, deployment))
+    )
+
+
+def _name_of(model: str) -> str:
+    """A name that no other application has."""
+    return f"triolet-{re.sub('[^a-z0-9]+', '-', Path(model).name.lower())}-{uuid4().hex[:8]}"

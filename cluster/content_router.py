@@ -47,6 +47,7 @@ class ContentRouter(RequestRouter):
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Serve calls it when a replica has got the request."""
+        del result
         name, keys = replica_id.unique_id, _keys(pending_request)
         if name in self._by_name:
             self._sent[pending_request.metadata.internal_request_id] = (name, keys)
@@ -55,6 +56,7 @@ class ContentRouter(RequestRouter):
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Serve calls it when the request has ended, however."""
+        del replica_id
         name, keys = self._sent.pop(internal_request_id, ("", ()))
         if name:
             self._own[name] -= 1

@@ -13,10 +13,13 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from ..actors.supervisor import EngineStatistics
 from ..core.config import EngineConfig
+from ..core.errors import CallerError, EngineError
 from ..core.model import ModelDescription
 from .content_router import ContentRouter
 from .replica import Replica
+from .statistics import total
 
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 _TELL_SECONDS = 1.0  # between two words of a replica on what it holds
@@ -36,15 +39,30 @@ class Deployment:
     most_requests: int = 1_024  # of one replica; the door bounds those of an ingress
 
     def start(self) -> Running:
-        """Deploys, and returns when all replicas are ready. Blocks: call it in a thread."""
+        """Deploys, and returns when all replicas are ready. Blocks: call it in a thread.
+
+        Raises:
+            CallerError: a replica cannot load the model.
+            EngineError: Ray cannot be reached, or cannot start the replicas.
+        """
         owns_ray = _connect(self.address)
         try:
-            serve.start(proxy_location="Disabled", logging_config=_LOGGING)
-            handle = serve.run(self._application(), name=self.name, route_prefix=None, logging_config=_LOGGING)
-            return Running(self, handle, pickle.loads(handle.describe.remote().result()), owns_ray)
+            handle = self._run()
+            told = handle.describe.remote().result()
+            if isinstance(told, CallerError):
+                raise told
+            statistics = total(handle.broadcast("statistics").results())
+            return Running(self, handle, pickle.loads(told), statistics, owns_ray)
         except BaseException:
             _end(self.name, owns_ray=owns_ray)
             raise
+
+    def _run(self) -> DeploymentHandle[Any]:
+        try:
+            serve.start(proxy_location="Disabled", logging_config=_LOGGING)
+            return serve.run(self._application(), name=self.name, route_prefix=None, logging_config=_LOGGING)
+        except RuntimeError as error:
+            raise EngineError(f"the replicas cannot be started: {error}") from error
 
     def _application(self) -> Any:
         return serve.deployment(
@@ -72,6 +90,7 @@ class Running:
     deployment: Deployment
     handle: DeploymentHandle[Any]
     description: ModelDescription
+    statistics: EngineStatistics
     owns_ray: bool  # this process started Ray for it
 
     def end(self) -> None:
@@ -85,7 +104,11 @@ def _connect(address: str | None) -> bool:
         return False
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     address = address or os.environ.get("RAY_ADDRESS")
-    ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
+    try:
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = "on this machine" if address is None else f"at {address}"
+        raise EngineError(f"Ray {where} cannot be reached: {error}") from error
     return address is None
 
 

@@ -24,7 +24,7 @@ from ..actors.messages import End, Failed
 from ..actors.supervisor import EngineStatistics, Supervisor
 from ..actors.worker import ThreadWorker
 from ..core.config import EngineConfig
-from ..core.errors import EngineClosed
+from ..core.errors import CallerError, EngineClosed
 from ..core.model import ModelDescription
 from ..core.plan import SampledToken
 from ..core.request import Request
@@ -56,6 +56,9 @@ class _Stream:
 class Replica:
     """The actors of one engine. Serve makes one for each replica, and calls it on asyncio.
 
+    A model that cannot be loaded is told by `describe`: an error here would have Serve try for minutes, and lose its
+    type.
+
     Args:
         model: a folder with a checkpoint, or a hub id, as on this node.
         config: settings of the engine.
@@ -63,6 +66,7 @@ class Replica:
 
     async def __init__(self, model: str, config: EngineConfig) -> None:
         self._loop = asyncio.get_running_loop()
+        self._fault: CallerError | None = None
         self._supervisor: Supervisor | None = None
         self._description: ModelDescription | None = None
         self._opened: asyncio.Future[None] = self._loop.create_future()
@@ -70,7 +74,10 @@ class Replica:
         self._leave = trio.Event()
         self._thread = threading.Thread(target=self._live, args=(model, config), name="triolet replica")
         self._thread.start()
-        await self._opened
+        try:
+            await self._opened
+        except CallerError as error:
+            self._fault = error
 
     # -- the thread of the actors ------------------------------------------------------------------------------------
 
@@ -98,8 +105,11 @@ class Replica:
 
     # -- what Serve calls --------------------------------------------------------------------------------------------
 
-    async def describe(self) -> bytes:
-        """The model's description, pickled; structures are compiled here, not where requests are made."""
+    async def describe(self) -> bytes | CallerError:
+        """The model's description, pickled; structures are compiled here, not where requests are made. Or why the model
+        cannot be loaded."""
+        if self._fault is not None:
+            return self._fault
         return pickle.dumps(evolve(self._described(), structures=None))
 
     async def run(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:
@@ -125,12 +135,16 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raises where the engine has ended: Serve starts another replica."""
+        if self._fault is not None:
+            return
         if self._ended.done():
             self._ended.result()
             raise EngineClosed("the engine of this replica has ended")
 
     def record_routing_stats(self) -> dict[str, Any]:
         """What the router should know: contents that are held here, and how many requests."""
+        if self._fault is not None:
+            return {}
         found = self._running().statistics()
         return {
             "keys": list(self._running().held_keys())[-MOST_TOLD:],
@@ -139,7 +153,8 @@ class Replica:
 
     async def __del__(self) -> None:
         """Ends the engine in order. Requests have ended by then: Serve waits for them first."""
-        self._in_trio(self._leave.set)
+        if self._supervisor is not None:
+            self._in_trio(self._leave.set)
         await asyncio.wait([self._ended])
         self._thread.join()
 

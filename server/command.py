@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ _EXTRA = "the server needs more packages: pip install 'triolet[server]'"
 _SECTIONS = {
     "Models": ("models", "preload", "memory_budget", "idle_seconds", "tool_format"),
     "How the models run": MODEL,
+    "On many machines": ("cluster", "replicas", "replica_cpus", "replica_gpus"),
     "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
     "Limits": ("max_body", "max_audio_seconds", "max_requests", "rate_limit", "drain_seconds"),
     "Images and audio by address": ("url_prefixes", "allow_private_urls"),
@@ -87,6 +89,10 @@ class _Bytes(click.ParamType[int]):
 @click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights.")
 @click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Of the matrices, on the CPU.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices.")
+@click.option("--cluster", is_flag=True, help="Run the models as replicas on Ray: at $RAY_ADDRESS, or started here.")
+@click.option("--replicas", default=1, show_default=True, help="Of each model, with --cluster.")
+@click.option("--replica-cpus", default=1.0, show_default=True, help="Cores that Ray reserves for each replica.")
+@click.option("--replica-gpus", default=0.0, show_default=True, help="GPUs that Ray reserves for each replica.")
 def serve(**given: Any) -> int:
     """Serve models over HTTP, as OpenAI's API has it: speech, text, vectors, live audio, and a page to watch it by.
 
@@ -211,17 +217,41 @@ def _server(settings: ServerSettings, given: dict[str, Any]) -> Server:
     )
     observers = Observers([Heap().heard])
     models = models_of(given["model"], given["models"])
-    specs = {name: _spec(name, path, config, observers) for name, path in models.items()}
+    if given["cluster"]:
+        specs = {name: _cluster_spec(path, config, given) for name, path in models.items()}
+    else:
+        specs = {name: _spec(name, path, config, observers) for name, path in models.items()}
     engines = Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"])
     return Server(settings, engines, observers)
 
 
 def _spec(name: str, path: str, config: EngineConfig, observers: Observers) -> Any:
-    from .. import demo
     from ..api.model_spec import ModelSpec
 
-    folder = demo.checkpoint() if path == "demo" else path
-    return ModelSpec(folder, config=evolve(config, observer=observers.of(name)))
+    return ModelSpec(_folder(path), config=evolve(config, observer=observers.of(name)))
+
+
+def _cluster_spec(path: str, config: EngineConfig, given: dict[str, Any]) -> Any:
+    """A model whose engine is a cluster. It takes nothing of this machine's budget that is known before."""
+    from ..api.model_spec import ModelSpec
+    from ..cluster import Cluster
+
+    make = partial(
+        Cluster,
+        _folder(path),
+        config=config,
+        replicas=given["replicas"],
+        cpus=given["replica_cpus"],
+        gpus=given["replica_gpus"],
+    )
+    make()  # what is not allowed is told now, not with the first request
+    return ModelSpec.from_parts(make, 0)
+
+
+def _folder(path: str) -> Path | str:
+    from .. import demo
+
+    return demo.checkpoint() if path == "demo" else path
 
 
 def _run(server: Server, *, preload: bool) -> int:

@@ -20,7 +20,8 @@ ALLOWED = {
     "actors": {"core", "models", "actors"},
     "api": {"core", "models", "actors", "api", "demo"},
     "bench": {"core", "models", "api", "bench", FACE},
-    "server": {"core", "actors", "api", "demo", "server"},
+    "cluster": {"core", "actors", "api", "cluster"},
+    "server": {"core", "actors", "api", "cluster", "demo", "server"},  # the cluster: by the command alone
     FACE: {"core", "models", "actors", "api", "bench", "server", "testing", FACE},  # testing: by `triolet verify` alone
     "testing": {"core", "models", "actors", "api", "testing", "demo"},
     "demo": {"demo"},

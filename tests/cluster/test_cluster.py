@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +14,8 @@ import trio
 from attrs import frozen
 
 import triolet.demo
-from triolet import Engine, EngineConfig, SamplingParams
-from triolet.cluster.cluster import Cluster
+from triolet import CheckpointError, Engine, EngineConfig, InvalidRequest, SamplingParams
+from triolet.cluster import Cluster
 
 from .conftest import kill, replicas
 
@@ -96,3 +99,27 @@ async def told(cluster: Cluster) -> triolet.EngineStatistics:
     with trio.fail_after(20):
         await trio.sleep(4)  # they are asked every two seconds
         return cluster.statistics()
+
+
+async def test_what_a_replica_cannot_load_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nothing"):
+        async with Cluster(tmp_path / "nothing", config=CONFIG, cpus=0.5):
+            pytest.fail("it opened")
+    assert replicas() == []
+
+
+def test_on_asyncio_it_is_the_same() -> None:
+    """A drained block loses nothing; what runs longer is told."""
+    sample = next(sample for sample in triolet.demo.samples() if sample.path.stem == "en-command")
+
+    async def main() -> str:
+        async with Cluster(MODEL, config=CONFIG, cpus=0.5) as cluster:
+            return (await cluster.transcribe(sample.path, language="en")).text
+
+    assert asyncio.run(main()) == sample.text
+
+
+@pytest.mark.parametrize(("given", "says"), [({"replicas": 0}, "replicas=0"), ({"cpus": "many"}, "cpus='many'")])
+def test_what_is_not_allowed_is_told_when_it_is_made(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        Cluster(MODEL, **given)
