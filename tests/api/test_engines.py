@@ -327,8 +327,9 @@ async def test_a_task_does_not_wait_for_itself(autojump_clock):
             with pytest.raises(ModelTooLarge, match="'b' has no room beside the models that its task uses"):
                 async with engines.use("b"):
                     pass
-            with pytest.raises(EngineStateError, match="would wait for itself"):
-                await engines.unload("a")
+            for name in ("a", "b"):
+                with pytest.raises(EngineStateError, match="by a task that uses a model itself"):
+                    await engines.unload(name)
             assert states(engines) == "ra"
         await engines.load("b")
     fleet.check()
@@ -352,6 +353,47 @@ async def test_two_tasks_do_not_wait_for_each_other(autojump_clock):
         nursery.start_soon(client, engines, "a")
         nursery.start_soon(client, engines, "b")
     assert ends == ["refused", "served"]
+    fleet.check()
+
+
+async def test_two_tasks_do_not_order_each_others_models_away(autojump_clock):
+    fleet = Fleet(TWO)
+    refused: list[str] = []
+
+    async def client(engines: Engines, uses: str, orders: str) -> None:
+        async with engines.use(uses):
+            await later(OPEN)
+            with pytest.raises(EngineStateError, match="Leave its uses first"):
+                await engines.unload(orders)
+            refused.append(uses)
+        await engines.unload(orders)
+
+    async with fleet.engines() as engines, trio.open_nursery() as nursery:
+        nursery.start_soon(client, engines, "a", "b")
+        nursery.start_soon(client, engines, "b", "a")
+    assert sorted(refused) == ["a", "b"]
+    fleet.check()
+
+
+async def test_who_wants_room_does_not_wait_for_a_task_that_wants_its_model_unloaded(autojump_clock):
+    """The budget holds two: c needs the room of a, whose task would wait for the user of b, which wants c."""
+    fleet = Fleet(THREE)
+    async with fleet.engines(memory_budget=4000) as engines, trio.open_nursery() as nursery:
+
+        async def orders() -> None:
+            async with engines.use("a"):
+                await later(OPEN + 1)
+                with pytest.raises(EngineStateError):
+                    await engines.unload("b")
+
+        async def wants() -> None:
+            async with engines.use("b"):
+                await later(OPEN)
+                async with engines.use("c"):
+                    assert states(engines) == "arr"
+
+        nursery.start_soon(orders)
+        nursery.start_soon(wants)
     fleet.check()
 
 
