@@ -114,9 +114,7 @@ def _machine(processor: Processor) -> Iterator[Finding]:
         has_nvidia=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
         libraries={name for name, there in libraries.items() if there},
     )
-    for device in find_devices(processor):
-        star = ", the default" if device.is_default else ""
-        yield Finding("device", "ok", f"{device.name}: {device.about}, {device.dtype}{star}")
+    yield from map(checks.check_device, find_devices(processor))
     yield checks.check_threads(processor.cores, processor.threads, os.environ)
     yield checks.check_waiting(processor.policy)
     yield checks.check_memory(processor.memory, processor.available, memory_limit(read_file))
@@ -194,8 +192,8 @@ def _caches() -> Iterator[Finding]:
 
 
 def _nearest(path: str) -> Path:
-    """The folder itself, or the nearest one above that is there."""
-    return next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if folder.exists())
+    """The folder itself, or the nearest one above that is there, as far as this user may look."""
+    return next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if os.path.exists(folder))
 
 
 def _write_fault(path: str) -> str:

@@ -548,6 +548,31 @@ def test_devices_prefers_cuda(
     assert cpu.startswith("  cpu")
 
 
+def test_devices_tells_of_a_card_that_does_not_answer(
+    engine: PaperEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program may have it for itself; the others are told."""
+    torch = pytest.importorskip("torch")
+
+    def ask(index: int) -> tuple[int, int]:
+        if index == 0:
+            raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nCompile with TORCH_USE_CUDA_DSA")
+        return 5 << 30, 8 << 30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=f"Card {index}"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", ask)
+    assert run(["devices"], engine) == 0
+    first, second, cpu, *_ = capsys.readouterr().out.splitlines()
+    assert first == (
+        "* cuda:0  cannot be asked: CUDA error: all CUDA-capable devices are busy Compile with TORCH_USE_CUDA_DSA"
+    )
+    assert second == "  cuda:1  Card 1, 8.0 GiB (5.0 GiB free), float16"
+    assert cpu.startswith("  cpu")
+
+
 def test_version_and_help(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 0 and one line; the help names every command."""
     assert run(["--version"], engine) == 0
