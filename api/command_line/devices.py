@@ -10,7 +10,7 @@ from attrs import frozen
 
 from ...core.log_lines import one_line
 from .pages import Page
-from .terminal import PIPE_CLOSED, gibibytes, stdout, write
+from .terminal import gibibytes, stdout, write
 
 if TYPE_CHECKING:
     from ...models.linear.choice import ChoiceFile
@@ -29,11 +29,8 @@ def devices() -> int:
     Below the CPU: which of its cores are used, how threads wait, and which kernels were chosen by measurement.
     """
     out = stdout()
-    try:
-        for line in _lines():
-            write(line, out)
-    except BrokenPipeError:
-        return PIPE_CLOSED
+    for line in _lines():
+        write(line, out)
     return 0
 
 

@@ -22,7 +22,7 @@ from . import checks
 from .checks import Finding
 from .devices import Processor, find_devices
 from .pages import Page
-from .terminal import FAILED, PIPE_CLOSED, OpenEngine, in_shell_words, stdout, until_interrupted, write
+from .terminal import FAILED, OpenEngine, in_shell_words, stdout, until_interrupted, write
 
 _WIDTH, _INDENT = 80, 21
 
@@ -41,18 +41,15 @@ def doctor(open_engine: OpenEngine, /, *, as_json: bool) -> int:
     transcribes a recording with the demo checkpoint. Status 0: all is well; 1: something is wrong or slow.
     """
     out, found = stdout(), []
-    try:
-        for finding in _examine(open_engine):
-            found.append(finding)
-            if not as_json:
-                _write(finding, out)
-        bad = [finding for finding in found if finding.state != "ok"]
-        if as_json:
-            write(json.dumps({"ok": not bad, "findings": [asdict(finding) for finding in found]}), out)
-        else:
-            write(f"{len(bad)} of {len(found)} could be better" if bad else "all is well", out)
-    except BrokenPipeError:
-        return PIPE_CLOSED
+    for finding in _examine(open_engine):
+        found.append(finding)
+        if not as_json:
+            _write(finding, out)
+    bad = [finding for finding in found if finding.state != "ok"]
+    if as_json:
+        write(json.dumps({"ok": not bad, "findings": [asdict(finding) for finding in found]}), out)
+    else:
+        write(f"{len(bad)} of {len(found)} could be better" if bad else "all is well", out)
     return FAILED if bad else 0
 
 

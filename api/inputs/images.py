@@ -28,8 +28,9 @@ def load_image(source: Any) -> Image:
     Blocking: call it in a worker thread from async code. A file object is read from its position to its end and left
     open. The image is turned as its EXIF orientation says, so that it is what a viewer shows. A PIL image is turned in
     a copy, and only as it was opened: what Pillow makes of one (``rotate``, ``convert``, ``resize``...) keeps its EXIF
-    data, whether or not it was set upright, so its pixels are taken as they are. EXIF data that cannot be read say nothing: the log has a warning, and the image is taken as it is stored.
-    The checkpoint's processor converts other modes to RGB later.
+    data, whether or not it was set upright, so its pixels are taken as they are. EXIF data that cannot be read say
+    nothing: the log has a warning, and the image is taken as it is stored. The checkpoint's processor converts other
+    modes to RGB later.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.

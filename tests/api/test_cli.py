@@ -484,10 +484,22 @@ REAL = textwrap.dedent(
 )
 
 
-def test_head_leaves_no_traceback() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"transcribe --model m {__file__} {__file__}",
+        "completion bash",
+        "devices",
+        "--help",
+        "trace --help",
+        "--version",
+    ],
+    ids=lambda words: " ".join(words.split()[:2]),
+)
+def test_head_leaves_no_traceback(words: str) -> None:
     """In a real pipe whose reader is gone: status 141 and a clean standard error, also at exit."""
     with subprocess.Popen(
-        [sys.executable, "-c", REAL, "transcribe", "--model", "m", __file__, __file__],
+        [sys.executable, "-c", REAL, *words.split()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
