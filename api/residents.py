@@ -130,8 +130,8 @@ class Residents:
             is_loading = self._residency.figures(resident.name).state is ModelState.LOADING
             if drain == 0 or is_loading:
                 self._to_cancel.append(resident)
-            elif not self.closing:
-                resident.drain = drain
+            if drain == 0 or not self.closing:
+                resident.drain = drain  # the keeper may leave before its cancellation comes, and must begin no drain
         self.closing = True
         self._cancelling.set()
         self._residency.close()

@@ -29,6 +29,7 @@ from triolet import (
 )
 from triolet.actors.worker import Job
 from triolet.api.hosts.current import current_task
+from triolet.api.resident import Resident
 from triolet.core import events
 from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
 
@@ -340,6 +341,26 @@ def test_aclose_without_a_drain_aborts_requests_and_the_body_goes_on(gates: Gate
                 await engines.aclose(drain=0)
                 with pytest.raises(EngineClosed):
                     await use(engines, "a")
+
+    gates.run(main)
+
+
+def test_aclose_without_a_drain_begins_none(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of asyncio has a thread of its own, which its keeper's cancellation may reach late, or here never."""
+    monkeypatch.setattr(Resident, "hurry", lambda _: None)
+
+    async def main() -> None:
+        held = gates.hold("a", Job.STEP)
+
+        async def client(engines: Engines) -> None:
+            with pytest.raises(EngineClosed):
+                await use(engines, "a")
+
+        async with gates.host.group() as group:
+            async with gates.engines("a", settings={"drain_seconds": math.inf}) as engines:
+                group.start(client, engines)
+                await held.reached.wait()
+                await engines.aclose(drain=0)
 
     gates.run(main)
 
