@@ -33,6 +33,7 @@ from triolet import (
     UnknownModel,
 )
 from triolet.actors.worker import Job
+from triolet.api.resident import Resident
 from triolet.api.residents import RETRY_SECONDS
 from triolet.core.errors import TrioletError
 from triolet.testing.sim import SimWorker
@@ -793,6 +794,25 @@ async def test_aclose_gives_requests_so_many_seconds(drain, ends, autojump_clock
             await settle()
             await engines.aclose(drain=drain)
     assert told == [ends]
+
+
+async def test_aclose_without_a_drain_begins_none(autojump_clock, monkeypatch):
+    """The order to leave says so itself: the keeper's cancellation may come later, or here never."""
+    monkeypatch.setattr(Resident, "hurry", lambda _: None)
+    fleet = Fleet(TWO, settings={"drain_seconds": math.inf})
+
+    async def client(engines: Engines) -> None:
+        with pytest.raises(EngineClosed):
+            async with engines.use("a") as engine:
+                await ask(engine, 1)
+
+    async with trio.open_nursery() as nursery:
+        async with fleet.engines() as engines:
+            await engines.load("a")
+            nursery.start_soon(client, engines)
+            await settle()
+            await engines.aclose(drain=0)
+    fleet.check()
 
 
 async def test_cancelling_the_surroundings_ends_the_drain(autojump_clock):
