@@ -94,7 +94,7 @@ class Engine:
 
     def __init__(self, model: str | Path, *, config: EngineConfig | None = None, **unknown: Never) -> None:
         for name in unknown:
-            raise _unknown(name)
+            raise unknown_keyword(name, "Engine")
         if not isinstance(model, str | Path):
             raise InvalidRequest(
                 f"model={model!r}; allowed: a folder with a checkpoint, or a hub id, as a text or a Path"
@@ -471,10 +471,10 @@ def shown(engine: object, statistics: Callable[[], EngineStatistics]) -> str | N
         return None
 
 
-def _unknown(name: str) -> InvalidRequest:
-    """The error for a keyword that `Engine` does not have, which may be a setting."""
+def unknown_keyword(name: str, owner: str) -> InvalidRequest:
+    """The error for a keyword that `Engine` or another ``owner`` does not have, which may be a setting."""
     settings = {setting: f"config=EngineConfig({setting}=...)" for setting in fields_dict(EngineConfig)}
-    return unknown_name(name, ("model", "config"), settings, owner="Engine")
+    return unknown_name(name, ("model", "config"), settings, owner=owner)
 
 
 def _settings(config: object) -> EngineConfig:

@@ -176,6 +176,10 @@ class Engines:
         """The engine of a model, open: ``async with engines.use("name") as engine``. It stays loaded until the block
         ends. Loads it if need be; waits while it is loaded, and while others give way to it.
 
+        A task may use several models; it never waits for itself. A use belongs to the task that enters it: one in a
+        child task is not recognised as nested in its parent's, so a parent that waits for such a child may wait for
+        ever. A use that is kept open when its task has ended is still that task's.
+
         A use that is cancelled no longer waits. A load that nobody waits for any more is given up: what it has loaded
         is given back as soon as the call returns, unless a use comes before that.
 
@@ -205,7 +209,7 @@ class Engines:
 
         Raises:
             UnknownModel: no model has this name or alias.
-            EngineStateError: this task uses the model.
+            EngineStateError: this task uses a model, this one or another: it would wait for users who may wait for it.
             EngineTeardownError: something could not be given back in time, or a release failed.
         """
         await self._opened().unload(self._found(name))

@@ -35,6 +35,7 @@ from ..core.log_lines import Line
 from ..core.plan import DeviceMemory
 from ..core.residency import Decision, Grant, Load, ModelFigures, ModelState, Refuse, Residency, Size, Unload
 from .engine import Engine
+from .hosts.current import current_task
 from .model_spec import ModelSpec
 from .resident import Resident, retold
 
@@ -129,8 +130,8 @@ class Residents:
             is_loading = self._residency.figures(resident.name).state is ModelState.LOADING
             if drain == 0 or is_loading:
                 self._to_cancel.append(resident)
-            elif not self.closing:
-                resident.drain = drain
+            if drain == 0 or not self.closing:
+                resident.drain = drain  # the keeper may leave before its cancellation comes, and must begin no drain
         self.closing = True
         self._cancelling.set()
         self._residency.close()
@@ -215,7 +216,7 @@ class Residents:
         await anyio.lowlevel.checkpoint_if_cancelled()
         engine: Engine | None = None
         while engine is None:  # again, where the engine failed before the user heard of it
-            use = self._enter(name, self._residency.want(name, _current_task(), at_once=at_once))
+            use = self._enter(name, self._residency.want(name, current_task(), at_once=at_once))
             try:
                 await use.wait()
                 engine = use.resident.engine if self._residency.is_granted(use.ticket) else None
@@ -228,9 +229,7 @@ class Residents:
     async def unload(self, name: str) -> None:
         """See `Engines.unload`."""
         await anyio.lowlevel.checkpoint_if_cancelled()
-        if self._residency.uses(name, _current_task()):
-            raise EngineStateError(f"this task uses {name!r}, and would wait for itself; leave the use before unload()")
-        order = self._enter(name, self._residency.order_unload(name), is_order=True)
+        order = self._enter(name, self._residency.order_unload(name, current_task()), is_order=True)
         try:
             await order.wait()
         finally:
@@ -261,7 +260,7 @@ class Residents:
                 self._uses.pop(ticket).answered.set()
             case Refuse(ticket, stuck):
                 use = self._uses.pop(ticket)
-                use.error = use.error or (self._stuck(use.resident) if stuck else self._refusal(use.resident))
+                use.error = use.error or (self._stuck(use) if stuck else self._refusal(use.resident))
                 use.answered.set()
             case Size(name):
                 self._start(self._residents[name], self._residents[name].size)
@@ -279,11 +278,16 @@ class Residents:
         left = max(0.0, RETRY_SECONDS - since)
         return retold(resident.failure, f"; this was {since:.1f} s ago, and is tried again from {left:.1f} s on")
 
-    def _stuck(self, resident: Resident) -> Exception:
+    def _stuck(self, use: Use) -> Exception:
+        if use.is_order:
+            return EngineStateError(
+                f"unload({use.resident.name!r}) by a task that uses a model itself: it would wait for users who may "
+                "wait for this task; allowed: a task that uses none. Leave its uses first"
+            )
         return ModelTooLarge(
-            f"{resident.name!r} has no room beside the models that its task uses, and those of tasks that wait for a "
-            f"model themselves; allowed: memory_budget={self.budget} for all. Leave one use before another one begins, "
-            "or give more"
+            f"{use.resident.name!r} has no room beside the models that its task uses, and those of tasks that wait for "
+            f"a model themselves; allowed: memory_budget={self.budget} for all. Leave one use before another one "
+            "begins, or give more"
         )
 
     # -- tasks of residents ------------------------------------------------------------------------------------------
@@ -386,10 +390,6 @@ class Residents:
             error.add_note("raised by a handler or filter of the log 'triolet.engines', which must not raise")
             self._errors.append(error)
             self._log = None
-
-
-def _current_task() -> int:
-    return anyio.get_current_task().id
 
 
 def _more_urgent(body_error: BaseException | None, group_error: BaseException) -> BaseException:

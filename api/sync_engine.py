@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
 
 from ..actors.supervisor import EngineStatistics
 from ..actors.worker import Worker
@@ -16,7 +16,7 @@ from ..core.errors import EngineClosed, RunnerCrashed
 from ..core.executor import Executor
 from ..core.log_lines import one_line
 from ..core.model import ModelDescription
-from .engine import Engine, shown
+from .engine import Engine, shown, unknown_keyword
 from .hosts.state import Spelling, State
 from .hosts.thread_host import ThreadHost
 from .hosts.thread_portal import run
@@ -83,7 +83,9 @@ class SyncEngine:
     - An `EngineConfig.observer` is called in the engine's thread, where of the engine only `statistics` may be called.
     """
 
-    def __init__(self, model: str | Path, *, config: EngineConfig | None = None) -> None:
+    def __init__(self, model: str | Path, *, config: EngineConfig | None = None, **unknown: Never) -> None:
+        for name in unknown:
+            raise unknown_keyword(name, "SyncEngine")
         self._adopt(Engine(model, config=config))
 
     @classmethod

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..api.command_line.pages import Page, Pages
-from ..api.command_line.terminal import FAILED, PIPE_CLOSED, complain, stdout, write
+from ..api.command_line.terminal import FAILED, complain, stdout, write
 from ..core.errors import InvalidRequest, TrioletError
 
 if TYPE_CHECKING:
@@ -174,8 +174,6 @@ def _in_a_folder(contest: Callable[[Path], int]) -> int:
     except TrioletError as error:
         complain(str(error))
         return FAILED
-    except BrokenPipeError:
-        return PIPE_CLOSED
 
 
 def _folder(option: str, given: str | None, name: str) -> Path:

@@ -17,7 +17,8 @@ It is unloaded when all that give way are idle. Models that nobody claims go on.
 
 A task may use one model and want another one. While it waits, what it uses does not become idle: so it must not wait
 for that, nor behind somebody who does. Where it uses what somebody waits for, it goes first, and is refused where only
-the models of tasks that wait like itself could give way.
+the models of tasks that wait like itself could give way. It may not order a model to be unloaded: an order waits for
+users, who may wait for what its own task uses.
 
 A model counts with the bytes that it is thought to need from the decision to load it on, with those that it was found
 to hold once it is open, and with none when it is gone.
@@ -54,7 +55,7 @@ class Grant:
 @frozen
 class Refuse:
     """The use is over before it began: its model failed to load, or all is closing; ``stuck``: it would wait for a task
-    that waits for it, or for itself."""
+    that waits for it, or for itself. An order is refused where it could get stuck."""
 
     ticket: int
     stuck: bool = False
@@ -170,7 +171,7 @@ class Residency:
 
     def want(self, name: str, owner: Hashable, *, at_once: bool = False) -> int:
         """A use of ``name`` arrives; returns its ticket. ``owner``: the task that waits for it, and for nothing else
-        meanwhile; ``at_once``: the model is tried again though it has just failed."""
+        meanwhile, held until the use has ended; ``at_once``: the model is tried again though it has just failed."""
         model = self._models[name]
         if at_once:
             model.failed_at = None
@@ -178,12 +179,16 @@ class Residency:
         model.waiting[ticket] = None
         return ticket
 
-    def order_unload(self, name: str) -> int:
-        """Somebody wants ``name`` unloaded when the uses that came before have ended; returns the order's ticket. Later
-        uses have it loaded anew."""
+    def order_unload(self, name: str, owner: Hashable) -> int:
+        """``owner`` wants ``name`` unloaded when the uses that came before have ended; returns the order's ticket.
+        Later uses have it loaded anew. It is refused where ``owner`` uses a model, whichever: the uses that it would
+        wait for may wait for this one."""
         model = self._models[name]
-        ticket = self._new_ticket(model, None)
-        model.orders[ticket] = None
+        ticket = self._new_ticket(model, owner)
+        if owner in self._owners(self._models.values()):
+            self._refuse_stuck(ticket)
+        else:
+            model.orders[ticket] = None
         return ticket
 
     def end(self, ticket: int, now: float) -> None:
@@ -205,10 +210,6 @@ class Residency:
         """Whether a use is going on: its engine has not gone since."""
         found = self._tickets.get(ticket)
         return found is not None and ticket in found.model.users
-
-    def uses(self, name: str, owner: Hashable) -> bool:
-        """Whether the task uses ``name``."""
-        return owner in self._owners([self._models[name]])
 
     def close(self) -> None:
         """All is to end: no use begins any more."""
@@ -348,7 +349,7 @@ class Residency:
                 return True
             head, victims = first, self._claim(first, limits, spared=self._stuck(limits))
             if _held(victims) < self._lacking(first):
-                self._refuse_stuck(first)
+                self._refuse_stuck(first.ticket)
                 return True
             self._grant_urgent(self._owners(victims))
         self._grant(limits, math.inf)
@@ -382,11 +383,10 @@ class Residency:
             waiting += [ticket for ticket in model.waiting if ticket >= limits[model.name]]
         return {self._tickets[ticket].owner for ticket in waiting}
 
-    def _refuse_stuck(self, head: _Head) -> None:
-        assert head.model is not None, "somebody waits for a model"
-        del head.model.waiting[head.ticket]
-        del self._tickets[head.ticket]
-        self._decisions.append(Refuse(head.ticket, stuck=True))
+    def _refuse_stuck(self, ticket: int) -> None:
+        model = self._tickets.pop(ticket).model
+        model.waiting.pop(ticket, None)
+        self._decisions.append(Refuse(ticket, stuck=True))
 
     def _head(self, urgent: set[object] | None = None) -> _Head | None:
         """The first of the absent models that wait for room; with ``urgent`` the first that one of these tasks waits

@@ -132,7 +132,7 @@ def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
 
 def _name_of(model: str) -> str:
     """A hub id as it is, a folder by its own name."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
+    return Path(model).resolve().name if os.path.isdir(model) else model
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from .terminal import gibibytes
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+    from .devices import Device
+
 State = Literal["ok", "slow", "wrong"]
 
 _LEAST_MEMORY = 1 << 30  # bytes that should be left
@@ -88,6 +90,15 @@ def check_torch(version: str, *, cuda: str | None, sees_cuda: bool, has_nvidia: 
     if not libraries:
         return Finding("torch", "slow", found, "install a build of torch with oneDNN: products on the CPU take longer")
     return Finding("torch", "ok", found)
+
+
+def check_device(device: Device) -> Finding:
+    """A device that torch sees: whether it answers."""
+    found = f"{device.name}: {device.told}{', the default' if device.is_default else ''}"
+    if device.fault:
+        advice = "look at nvidia-smi; to leave it out, set CUDA_VISIBLE_DEVICES to the others, or to nothing"
+        return Finding("device", "wrong", found, advice)
+    return Finding("device", "ok", found)
 
 
 def check_threads(cores: Cores, threads: int, environment: Mapping[str, str]) -> Finding:

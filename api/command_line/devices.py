@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 from attrs import frozen
 
+from ...core.log_lines import one_line
 from .pages import Page
-from .terminal import PIPE_CLOSED, gibibytes, stdout, write
+from .terminal import gibibytes, stdout, write
 
 if TYPE_CHECKING:
     from ...models.linear.choice import ChoiceFile
@@ -28,22 +29,25 @@ def devices() -> int:
     Below the CPU: which of its cores are used, how threads wait, and which kernels were chosen by measurement.
     """
     out = stdout()
-    try:
-        for line in _lines():
-            write(line, out)
-    except BrokenPipeError:
-        return PIPE_CLOSED
+    for line in _lines():
+        write(line, out)
     return 0
 
 
 @frozen
 class Device:
-    """Something that a model can run on, and what "auto" computes in there."""
+    """Something that a model can run on, and what "auto" computes in there. ``fault``: why it does not answer."""
 
     name: str
     about: str
     dtype: str
     is_default: bool
+    fault: str = ""
+
+    @property
+    def told(self) -> str:
+        """One line for people."""
+        return f"cannot be asked: {self.fault}" if self.fault else f"{self.about}, {self.dtype}"
 
 
 @frozen(kw_only=True)
@@ -86,14 +90,21 @@ def find_devices(processor: Processor) -> list[Device]:
     """Those that torch sees, the CPU last."""
     import torch
 
-    found = []
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for index in range(count):
-        card = torch.cuda.get_device_properties(index)
+    return [*map(_card, range(count)), Device("cpu", processor.about, "float32", not count)]
+
+
+def _card(index: int) -> Device:
+    import torch
+
+    about, fault, is_default = "", "", False
+    try:
+        is_default = index == torch.cuda.current_device()
         free, total = torch.cuda.mem_get_info(index)
-        about = f"{card.name}, {gibibytes(total)} ({gibibytes(free)} free)"
-        found.append(Device(f"cuda:{index}", about, "float16", index == torch.cuda.current_device()))
-    return [*found, Device("cpu", processor.about, "float32", not count)]
+        about = f"{torch.cuda.get_device_properties(index).name}, {gibibytes(total)} ({gibibytes(free)} free)"
+    except RuntimeError as error:  # as CUDA's own errors are: another program has it for itself, or it is lost
+        fault = one_line(str(error))
+    return Device(f"cuda:{index}", about, "float16", is_default, fault)
 
 
 def _lines() -> list[str]:
@@ -102,8 +113,8 @@ def _lines() -> list[str]:
 
     *cards, cpu = find_devices(processor)
     return [
-        *(f"{'*' if card.is_default else ' '} {card.name}  {card.about}, {card.dtype}" for card in cards),
-        f"{'*' if cpu.is_default else ' '} {cpu.name}  {cpu.about}, {cpu.dtype}, {processor.threads} threads",
+        *(f"{'*' if card.is_default else ' '} {card.name}  {card.told}" for card in cards),
+        f"{'*' if cpu.is_default else ' '} {cpu.name}  {cpu.told}, {processor.threads} threads",
         f"       cores: {processor.cores.count} usable of {processor.cores.reason}",
         f"       waiting threads: {processor.policy.setting or 'spin'}, {processor.policy.reason}",
         *_kernel_lines(ChoiceFile.of_user(threads=processor.threads)),

@@ -22,7 +22,7 @@ from . import checks
 from .checks import Finding
 from .devices import Processor, find_devices
 from .pages import Page
-from .terminal import FAILED, PIPE_CLOSED, OpenEngine, in_shell_words, stdout, until_interrupted, write
+from .terminal import FAILED, OpenEngine, in_shell_words, stdout, until_interrupted, write
 
 _WIDTH, _INDENT = 80, 21
 
@@ -41,18 +41,15 @@ def doctor(open_engine: OpenEngine, /, *, as_json: bool) -> int:
     transcribes a recording with the demo checkpoint. Status 0: all is well; 1: something is wrong or slow.
     """
     out, found = stdout(), []
-    try:
-        for finding in _examine(open_engine):
-            found.append(finding)
-            if not as_json:
-                _write(finding, out)
-        bad = [finding for finding in found if finding.state != "ok"]
-        if as_json:
-            write(json.dumps({"ok": not bad, "findings": [asdict(finding) for finding in found]}), out)
-        else:
-            write(f"{len(bad)} of {len(found)} could be better" if bad else "all is well", out)
-    except BrokenPipeError:
-        return PIPE_CLOSED
+    for finding in _examine(open_engine):
+        found.append(finding)
+        if not as_json:
+            _write(finding, out)
+    bad = [finding for finding in found if finding.state != "ok"]
+    if as_json:
+        write(json.dumps({"ok": not bad, "findings": [asdict(finding) for finding in found]}), out)
+    else:
+        write(f"{len(bad)} of {len(found)} could be better" if bad else "all is well", out)
     return FAILED if bad else 0
 
 
@@ -114,9 +111,7 @@ def _machine(processor: Processor) -> Iterator[Finding]:
         has_nvidia=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
         libraries={name for name, there in libraries.items() if there},
     )
-    for device in find_devices(processor):
-        star = ", the default" if device.is_default else ""
-        yield Finding("device", "ok", f"{device.name}: {device.about}, {device.dtype}{star}")
+    yield from map(checks.check_device, find_devices(processor))
     yield checks.check_threads(processor.cores, processor.threads, os.environ)
     yield checks.check_waiting(processor.policy)
     yield checks.check_memory(processor.memory, processor.available, memory_limit(read_file))
@@ -194,8 +189,8 @@ def _caches() -> Iterator[Finding]:
 
 
 def _nearest(path: str) -> Path:
-    """The folder itself, or the nearest one above that is there."""
-    return next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if folder.exists())
+    """The folder itself, or the nearest one above that is there, as far as this user may look."""
+    return next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if os.path.exists(folder))
 
 
 def _write_fault(path: str) -> str:

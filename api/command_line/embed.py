@@ -88,7 +88,8 @@ def embed(
 def _lines() -> list[str]:
     if is_terminal(sys.stdin):
         raise click.UsageError("no TEXT: give texts as arguments, or pipe them in, one a line")
-    lines = [line for line in text_of_stdin("texts").split("\n") if line.strip()]
+    found = text_of_stdin("texts", instead="embed reads texts alone").split("\n")
+    lines = [line.removesuffix("\r") for line in found if line.strip()]
     if not lines:
         raise WrongInput(f"{shown(STDIN)} has no text; one a line is wanted")
     return lines

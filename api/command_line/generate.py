@@ -185,7 +185,8 @@ def _prompt(given: str | None, *, needed: bool) -> str:
     elif given is None and is_terminal(sys.stdin):
         raise click.UsageError("no PROMPT: give it as an argument, pipe it in, or type it after - (^D ends it)")
     else:
-        text = text_of_stdin("a prompt").removesuffix("\n").removesuffix("\r")
+        text = text_of_stdin("a prompt", instead="images and audio are given with --image and --audio")
+        text = text.removesuffix("\n").removesuffix("\r")
     if needed and not text.strip():
         raise WrongInput("the prompt is empty; write one, or give --image or --audio")
     return text

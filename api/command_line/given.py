@@ -49,14 +49,12 @@ def checked_text(text: str, name: str) -> str:
     return text
 
 
-def text_of_stdin(what: str) -> str:
-    """All of standard input, which should be ``what``."""
+def text_of_stdin(what: str, *, instead: str) -> str:
+    """All of standard input, which should be ``what``. ``instead``: what to do with anything but a text."""
     try:
         return _stdin(what).decode()
     except UnicodeDecodeError as error:
-        raise WrongFile(
-            f"{shown(STDIN)}: byte {error.start} is no UTF-8 text; images and audio are given with --image and --audio"
-        ) from error
+        raise WrongFile(f"{shown(STDIN)}: byte {error.start} is no UTF-8 text; {instead}") from error
 
 
 def image_of(name: str) -> Any:
@@ -86,6 +84,8 @@ def structure_of(name: str) -> Structure:
         raise WrongFile(f"{name}: it cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise WrongFile(f"{name}: it is no JSON ({error}); a JSON schema is wanted") from error
+    except RecursionError as error:
+        raise WrongFile(f"{name}: it is nested too deeply to be read; a JSON schema can refer to itself") from error
     if fault := fault_of(structure):
         raise WrongFile(f"{name}: {fault}")
     return structure

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, NoReturn
 
 import click
@@ -32,6 +32,7 @@ from .pages import Pages
 from .terminal import (
     FAILED,
     INTERRUPTED,
+    PIPE_CLOSED,
     UNWRITABLE,
     OpenEngine,
     OutputError,
@@ -80,7 +81,30 @@ _EXAMPLES = (
 )
 
 
-@click.group(cls=Pages, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+class _Triolet(Pages):
+    """Ends with 141 where the reader of the output went away, be it of the help; click's own ``main`` would end with
+    1."""
+
+    def make_context(self, *given: Any, **more: Any) -> click.Context:
+        """click's: reads the arguments, and writes the help and the version."""
+        with _reader_may_go():
+            return super().make_context(*given, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """click's: runs a command."""
+        with _reader_may_go():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _reader_may_go() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise click.exceptions.Exit(PIPE_CLOSED) from None
+
+
+@click.group(cls=_Triolet, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="triolet", message="triolet %(version)s")
 def cli() -> None:
     """Speech to text, text, questions about images and audio, and embeddings, by models on this machine."""

@@ -14,7 +14,7 @@ from ...core.event_lines import event_of, read_events
 from ...core.timeline import Timeline
 from .given import check_readable
 from .pages import Page, files
-from .terminal import FAILED, PIPE_CLOSED, STDIN, OutputError, WrongFile, complain, shown, stdout
+from .terminal import FAILED, STDIN, OutputError, WrongFile, complain, shown, stdout
 from .trace_file import RecordWriter, open_output
 
 _EXAMPLES = (
@@ -48,8 +48,8 @@ def trace(log: str, output: str) -> int:
         try:
             fault = _convert(lines, RecordWriter(out))
             out.flush()
-        except BrokenPipeError:
-            return PIPE_CLOSED
+        except BrokenPipeError:  # told by `main`
+            raise
         except OSError as error:
             raise OutputError(f"the trace cannot be written ({error.strerror or error})") from error
     if fault:
@@ -61,7 +61,7 @@ def _convert(lines: Iterable[str], writer: RecordWriter) -> str:
     """Why the trace ends before its events do; empty: it does not."""
     timeline, fault = Timeline(), ""
     try:
-        for event in read_events(_whole(lines)):
+        for event in read_events(_whole(_read(lines))):
             writer.put(timeline.take(event))
     except InvalidRequest as error:
         fault = f"{error}; the trace has what is before it"
@@ -70,6 +70,14 @@ def _convert(lines: Iterable[str], writer: RecordWriter) -> str:
     writer.put(timeline.end())
     writer.end()
     return fault
+
+
+def _read(lines: Iterable[str]) -> Iterator[str]:
+    """The lines. An error of the system here is one of the events, not of the trace."""
+    try:
+        yield from lines
+    except OSError as error:
+        raise InvalidRequest(f"it cannot be read ({error.strerror or error})") from error
 
 
 def _whole(lines: Iterable[str]) -> Iterator[str]:

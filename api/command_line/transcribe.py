@@ -222,7 +222,7 @@ def _model(name: str | None) -> str:
         from ...demo import checkpoint
 
         return str(checkpoint())
-    if name in WHISPER_NAMES and not Path(name).exists():
+    if name in WHISPER_NAMES and not os.path.exists(name):
         return WHISPER_NAMES[name]
     return name
 

@@ -26,8 +26,7 @@ class AsyncioHost(PortalHost):
 
     def __init__(self, engine: TrioEngine, *, lasting: bool = False) -> None:
         self.lasting = lasting
-        task = asyncio.current_task()
-        assert task is not None, "an engine is entered by a task"
+        task = running_task()
         # weak: a kept engine must not keep the task of a loop that is gone
         self._task = None if lasting else weakref.ref(task)
         self._cancelling = task.cancelling()  # cancellations by others, before
@@ -71,6 +70,13 @@ class AsyncioHost(PortalHost):
         if not self._failed or self._task is None or task is None or task is not self._task():
             return False
         return task.uncancel() > self._cancelling
+
+
+def running_task() -> asyncio.Task[object]:
+    """The task that runs."""
+    task = asyncio.current_task()
+    assert task is not None, "a callback of the loop awaits nothing"
+    return task
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:

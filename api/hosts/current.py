@@ -1,8 +1,9 @@
-"""Picks an engine's host, by the event loop in which the engine is entered."""
+"""Picks an engine's host, by the event loop in which the engine is entered, and names the task that runs."""
 
 from __future__ import annotations
 
 import sniffio
+import trio
 
 from ...core.errors import EngineStateError
 from .host import Host
@@ -38,6 +39,15 @@ def lasting_host(engine: TrioEngine) -> Host:
     from .asyncio_host import AsyncioHost
 
     return AsyncioHost(engine, lasting=True)
+
+
+def current_task() -> object:
+    """The task that runs: itself, since its ``id()`` may be another one's when it has ended."""
+    if _library() == "trio":
+        return trio.lowlevel.current_task()
+    from .asyncio_host import running_task
+
+    return running_task()
 
 
 def _library() -> str:

@@ -26,10 +26,12 @@ def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
     """The image of ``source``. Its pixels are read here, none of them later.
 
     Blocking: call it in a worker thread from async code. A file object is read from its position to its end and left
-    open. The image is turned as its EXIF orientation says, so that it is what a viewer shows; a PIL image is turned
-    in a copy. EXIF data that cannot be read say nothing: the log has a warning, and the image is taken as it is stored.
-    The checkpoint's processor converts other modes to RGB later. An image of more than ``most_pixels`` is refused
-    before they are read.
+    open. The image is turned as its EXIF orientation says, so that it is what a viewer shows. A PIL image is turned in
+    a copy, and only as it was opened: what Pillow makes of one (``rotate``, ``convert``, ``resize``...) keeps its EXIF
+    data, whether or not it was set upright, so its pixels are taken as they are. EXIF data that cannot be read say
+    nothing: the log has a warning, and the image is taken as it is stored. The checkpoint's processor converts other
+    modes to RGB later. An image of more than ``most_pixels`` is refused before they are read. PostScript is not read,
+    since Pillow has another program run it.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
@@ -39,12 +41,15 @@ def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        return _upright(_with_pixels(source, "the PIL image", most_pixels), "the PIL image")
+        image = _with_pixels(source, "the PIL image", most_pixels)
+        as_opened = source.format is not None  # Pillow's own sign
+        return _upright(image, "the PIL image") if as_opened else image
     if hasattr(source, "__array__"):
         return _with_pixels(Image.fromarray(_checked(source)), "the image array", most_pixels)
     data, name = _read(source)
+    Image.init()
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=[kind for kind in Image.ID if kind != "EPS"])
     except Exception as error:  # Pillow's decoders raise many kinds of errors for damage
         raise _unreadable(name, error) from error
     with image:

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from ...core.errors import ContextLengthExceeded, InvalidRequest
+from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from ...core.model import Kind, ModelDescription
 from ...core.order import check_priority
 from ...core.request import Pooling, Request
@@ -104,13 +104,19 @@ def _request(description: ModelDescription, text: Any, query: VectorQuery, most_
     else:
         token_ids, second = preparer.prepare_pair(*text)
         pooling = evolve(pooling, second=second)
-    most = min(description.max_positions, most_tokens) if description.whole_prompts else description.max_positions
+    positions, tokens = description.max_positions, len(token_ids)
+    most = min(positions, most_tokens) if description.whole_prompts else positions
     if not token_ids:
         raise InvalidRequest("a text without tokens has no vector; allowed: 1 token or more")
-    if len(token_ids) > most:
+    if tokens > positions:
         raise ContextLengthExceeded(
-            f"a text of {len(token_ids)} tokens; allowed: up to {most} (the model has {description.max_positions} "
-            f"positions, EngineConfig(max_step_tokens={most_tokens})); cut it into pieces"
+            f"a text of {tokens} tokens; allowed: up to {most} (the model has {positions} positions, "
+            f"EngineConfig(max_step_tokens={most_tokens})); cut it into pieces"
+        )
+    if tokens > most:
+        raise RequestTooLarge(
+            f"a text of {tokens} tokens, which are read in one step; allowed: up to {most}. Cut it into pieces, or "
+            f"give EngineConfig(max_step_tokens={tokens}) or more"
         )
     return Request(id=name, prompt_token_ids=token_ids, pooling=pooling, max_tokens=1, priority=query.priority)
 

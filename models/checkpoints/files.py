@@ -6,6 +6,7 @@ Nothing here needs torch or transformers, so that a wrong folder is refused at o
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,9 @@ def local_folder(model: str | Path) -> Path | None:
         CheckpointError: it names nothing that is here, or a file.
     """
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):  # unlike those of Path, these are no error where a folder may not be searched
         return folder
-    if folder.exists():
+    if os.path.exists(folder):
         raise _is_a_file(folder)
     if isinstance(model, Path) or not _may_be_hub_id(model):
         raise CheckpointError(f"there is no folder {folder}; allowed: {_ALLOWED}")

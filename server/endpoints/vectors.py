@@ -73,6 +73,10 @@ async def rerank(request: Request) -> Response:
     async with engine_of(request, body.model) as engine:
         scores = await engine.score(body.query, texts, priority=body.priority)
         usage = await _usage(request, engine, [(body.query, text) for text in texts])
+    return await trio.to_thread.run_sync(_ranked, body, texts, scores, usage)
+
+
+def _ranked(body: RerankRequest, texts: Sequence[str], scores: Sequence[float], usage: PromptUsage) -> Response:
     best = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
     results = [
         Ranked(
@@ -101,6 +105,10 @@ async def classify(request: Request) -> Response:
     async with engine_of(request, body.model) as engine:
         found = await engine.classify(texts, priority=body.priority)
         usage = await _usage(request, engine, [(text,) for text in texts])
+    return await trio.to_thread.run_sync(_classified, body, found, usage)
+
+
+def _classified(body: ClassifyRequest, found: Sequence[dict[str, float]], usage: PromptUsage) -> Response:
     data = [
         Classified(index=index, label=max(labels, key=lambda one: labels[one]), probabilities=labels)
         for index, labels in enumerate(found)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import fields_dict
 
-from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, TranscribeOptions
+from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, SyncEngine, TranscribeOptions
 from triolet.api.arguments import LiveArguments, SamplingArguments, TranscribeArguments
 from triolet.api.live.options import OF_TRANSCRIPTIONS, LiveOptions
 
@@ -63,3 +63,5 @@ def test_a_device_that_is_like_none_of_ours_is_answered_with_what_is_allowed(giv
 def test_a_setting_beside_the_model_is_told_its_place(keywords: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         Engine("a model", **keywords)
+    with pytest.raises(InvalidRequest, match=told.replace("of Engine", "of SyncEngine")):
+        SyncEngine("a model", **keywords)

@@ -484,10 +484,22 @@ REAL = textwrap.dedent(
 )
 
 
-def test_head_leaves_no_traceback() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"transcribe --model m {__file__} {__file__}",
+        "completion bash",
+        "devices",
+        "--help",
+        "trace --help",
+        "--version",
+    ],
+    ids=lambda words: " ".join(words.split()[:2]),
+)
+def test_head_leaves_no_traceback(words: str) -> None:
     """In a real pipe whose reader is gone: status 141 and a clean standard error, also at exit."""
     with subprocess.Popen(
-        [sys.executable, "-c", REAL, "transcribe", "--model", "m", __file__, __file__],
+        [sys.executable, "-c", REAL, *words.split()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -545,6 +557,31 @@ def test_devices_prefers_cuda(
     first, second, cpu, *_ = capsys.readouterr().out.splitlines()
     assert first == "* cuda:0  Card 9000, 8.0 GiB (5.0 GiB free), float16"
     assert second.startswith("  cuda:1")
+    assert cpu.startswith("  cpu")
+
+
+def test_devices_tells_of_a_card_that_does_not_answer(
+    engine: PaperEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program may have it for itself; the others are told."""
+    torch = pytest.importorskip("torch")
+
+    def ask(index: int) -> tuple[int, int]:
+        if index == 0:
+            raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nCompile with TORCH_USE_CUDA_DSA")
+        return 5 << 30, 8 << 30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=f"Card {index}"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", ask)
+    assert run(["devices"], engine) == 0
+    first, second, cpu, *_ = capsys.readouterr().out.splitlines()
+    assert first == (
+        "* cuda:0  cannot be asked: CUDA error: all CUDA-capable devices are busy Compile with TORCH_USE_CUDA_DSA"
+    )
+    assert second == "  cuda:1  Card 1, 8.0 GiB (5.0 GiB free), float16"
     assert cpu.startswith("  cpu")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from triolet.api.command_line.checks import (
     Finding,
     check_cache,
     check_demo,
+    check_device,
     check_hub,
     check_instructions,
     check_memory,
@@ -28,6 +30,7 @@ from triolet.api.command_line.checks import (
     check_torch,
     check_waiting,
 )
+from triolet.api.command_line.devices import Device
 from triolet.api.command_line.main import main
 from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, UnsupportedAudio
@@ -62,6 +65,8 @@ X86 = frozenset({"sse2", "avx2", "avx512f", "fma"})
         (of_torch(has_nvidia=True), "slow", "install a build for CUDA"),
         (of_torch(cuda="13.0", has_nvidia=True), "wrong", "look at nvidia-smi, the driver's version and CUDA_VISIBLE"),
         (of_torch(libraries=set()), "slow", "install a build of torch with oneDNN"),
+        (check_device(Device("cuda:0", "Card 9000", "float16", True)), "ok", ""),
+        (check_device(Device("cuda:0", "", "float16", True, "it is lost")), "wrong", "look at nvidia-smi; to leave it"),
         (check_threads(cores(4), 4, {}), "ok", ""),
         (check_threads(cores(4), 4, {"OMP_NUM_THREADS": "4"}), "ok", ""),
         (check_threads(cores(4), 1, {"OMP_NUM_THREADS": "1"}), "slow", "cores are idle: unset it, or set it to 4"),
@@ -238,6 +243,27 @@ def test_a_cache_folder_that_is_a_file_is_a_finding(
     findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
     assert findings["cache"]["state"] == "slow"
     assert findings["cache"]["found"].endswith(f"{tmp_path / 'file'} is a file")
+
+
+@pytest.mark.usefixtures("well")
+def test_a_cache_folder_that_nobody_may_look_into_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    locked, look, may = tmp_path / "locked", os.stat, os.access
+    locked.mkdir()
+
+    def refused(path: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, str | Path) and locked in Path(path).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked and may(path, mode))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(locked / "deeper"))
+    assert run("--json", engine=Heard(SPEECH)) == 1
+    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["cache"]["state"] == "slow"
+    assert findings["cache"]["found"].endswith(f"nothing can be written in {locked}")
 
 
 def test_without_torch_the_rest_is_looked_at(

@@ -298,6 +298,13 @@ def assert_one_line_and_status(status: int, words: list[str], told: str, capsys:
     assert not engine.configs
 
 
+def test_a_schema_that_is_nested_too_deeply_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text("[" * 100_000)
+    assert run(["generate", "model", "hi", "--json-schema", str(path)], PaperEngine()) == 1
+    assert capsys.readouterr().err.startswith(f"triolet: {path}: it is nested too deeply to be read; ")
+
+
 def test_a_schema_that_cannot_be_followed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "schema.json"
     path.write_text('{"type": "poem"}')
@@ -315,6 +322,7 @@ def test_a_schema_that_cannot_be_followed_is_one_line(tmp_path: Path, capsys: py
             1,
             "standard input: byte 2 is no UTF-8 text; images and audio are given with --image and",
         ),
+        ("embed", b"ab\xff", 1, "standard input: byte 2 is no UTF-8 text; embed reads texts alone\n"),
         ("embed", b"\n \n", 2, "standard input has no text; one a line is wanted"),
     ],
 )
@@ -395,6 +403,14 @@ def test_lines_of_standard_input_are_texts(typed: Callable[[bytes], None], capsy
     texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     assert texts == [f"line {number}" for number in range(300)]
     assert [len(part) for part in engine.embedded] == [256, 44]
+
+
+def test_lines_may_end_as_they_do_elsewhere(typed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]) -> None:
+    """As Windows ends them; a line of its end alone is empty."""
+    typed(b"a cat\r\n\r\na dog\r\n")
+    assert run(["embed", "model"], PaperEngine()) == 0
+    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert texts == ["a cat", "a dog"]
 
 
 # -- images and audio from standard input ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import sys
@@ -220,6 +221,22 @@ def test_what_is_no_event_ends_the_trace_and_is_told(
     err = capsys.readouterr().err
     assert err.startswith(f"triolet: {path}: {told}")
     assert err.endswith("the trace has what is before it\n")
+
+
+def test_events_that_cannot_be_read_on_end_the_trace_and_are_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Torn(io.StringIO):
+        def __next__(self) -> str:
+            if self.tell() == 0:
+                return super().__next__()
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stdin", Torn(line_of(TRACE[0]) + "\n"))
+    assert trace_command("-", "-o", "t.json") == 1
+    assert written("t.json") == timeline_of(TRACE[:1])
+    told = "triolet: standard input: it cannot be read (Input/output error); the trace has what is before it\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(

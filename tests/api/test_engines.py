@@ -33,6 +33,7 @@ from triolet import (
     UnknownModel,
 )
 from triolet.actors.worker import Job
+from triolet.api.resident import Resident
 from triolet.api.residents import RETRY_SECONDS
 from triolet.core.errors import TrioletError
 from triolet.testing.sim import SimWorker
@@ -327,8 +328,9 @@ async def test_a_task_does_not_wait_for_itself(autojump_clock):
             with pytest.raises(ModelTooLarge, match="'b' has no room beside the models that its task uses"):
                 async with engines.use("b"):
                     pass
-            with pytest.raises(EngineStateError, match="would wait for itself"):
-                await engines.unload("a")
+            for name in ("a", "b"):
+                with pytest.raises(EngineStateError, match="by a task that uses a model itself"):
+                    await engines.unload(name)
             assert states(engines) == "ra"
         await engines.load("b")
     fleet.check()
@@ -352,6 +354,47 @@ async def test_two_tasks_do_not_wait_for_each_other(autojump_clock):
         nursery.start_soon(client, engines, "a")
         nursery.start_soon(client, engines, "b")
     assert ends == ["refused", "served"]
+    fleet.check()
+
+
+async def test_two_tasks_do_not_order_each_others_models_away(autojump_clock):
+    fleet = Fleet(TWO)
+    refused: list[str] = []
+
+    async def client(engines: Engines, uses: str, orders: str) -> None:
+        async with engines.use(uses):
+            await later(OPEN)
+            with pytest.raises(EngineStateError, match="Leave its uses first"):
+                await engines.unload(orders)
+            refused.append(uses)
+        await engines.unload(orders)
+
+    async with fleet.engines() as engines, trio.open_nursery() as nursery:
+        nursery.start_soon(client, engines, "a", "b")
+        nursery.start_soon(client, engines, "b", "a")
+    assert sorted(refused) == ["a", "b"]
+    fleet.check()
+
+
+async def test_who_wants_room_does_not_wait_for_a_task_that_wants_its_model_unloaded(autojump_clock):
+    """The budget holds two: c needs the room of a, whose task would wait for the user of b, which wants c."""
+    fleet = Fleet(THREE)
+    async with fleet.engines(memory_budget=4000) as engines, trio.open_nursery() as nursery:
+
+        async def orders() -> None:
+            async with engines.use("a"):
+                await later(OPEN + 1)
+                with pytest.raises(EngineStateError):
+                    await engines.unload("b")
+
+        async def wants() -> None:
+            async with engines.use("b"):
+                await later(OPEN)
+                async with engines.use("c"):
+                    assert states(engines) == "arr"
+
+        nursery.start_soon(orders)
+        nursery.start_soon(wants)
     fleet.check()
 
 
@@ -751,6 +794,25 @@ async def test_aclose_gives_requests_so_many_seconds(drain, ends, autojump_clock
             await settle()
             await engines.aclose(drain=drain)
     assert told == [ends]
+
+
+async def test_aclose_without_a_drain_begins_none(autojump_clock, monkeypatch):
+    """The order to leave says so itself: the keeper's cancellation may come later, or here never."""
+    monkeypatch.setattr(Resident, "hurry", lambda _: None)
+    fleet = Fleet(TWO, settings={"drain_seconds": math.inf})
+
+    async def client(engines: Engines) -> None:
+        with pytest.raises(EngineClosed):
+            async with engines.use("a") as engine:
+                await ask(engine, 1)
+
+    async with trio.open_nursery() as nursery:
+        async with fleet.engines() as engines:
+            await engines.load("a")
+            nursery.start_soon(client, engines)
+            await settle()
+            await engines.aclose(drain=0)
+    fleet.check()
 
 
 async def test_cancelling_the_surroundings_ends_the_drain(autojump_clock):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import signal
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -25,6 +28,8 @@ from triolet import (
     RunnerCrashed,
 )
 from triolet.actors.worker import Job
+from triolet.api.hosts.current import current_task
+from triolet.api.resident import Resident
 from triolet.core import events
 from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
 
@@ -153,6 +158,30 @@ def test_an_idle_model_is_unloaded(gates: Gates) -> None:
             await use(engines, "a")
             while state(engines, "a") != "absent":
                 await gates.host.within(0.001, gates.host.signal().wait)
+
+    gates.run(main)
+
+
+def test_a_use_keeps_its_task_apart_from_later_ones_and_does_not_outlast_it(gates: Gates) -> None:
+    """Where the task has ended before its use: a task that is kept shares its id with no other one."""
+    tasks: list[weakref.ref[Any]] = []
+
+    async def opens(engines: Engines, stack: AsyncExitStack) -> None:
+        tasks.append(weakref.ref(current_task()))
+        await stack.enter_async_context(engines.use("a"))
+
+    async def ended(engines: Engines, stack: AsyncExitStack) -> None:
+        async with gates.host.group() as group:
+            group.start(opens, engines, stack)
+
+    async def main() -> None:
+        async with gates.engines("a") as engines:
+            async with AsyncExitStack() as stack:
+                await ended(engines, stack)
+                gc.collect()
+                assert tasks[0]() is not None
+            gc.collect()
+            assert tasks[0]() is None
 
     gates.run(main)
 
@@ -312,6 +341,26 @@ def test_aclose_without_a_drain_aborts_requests_and_the_body_goes_on(gates: Gate
                 await engines.aclose(drain=0)
                 with pytest.raises(EngineClosed):
                     await use(engines, "a")
+
+    gates.run(main)
+
+
+def test_aclose_without_a_drain_begins_none(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of asyncio has a thread of its own, which its keeper's cancellation may reach late, or here never."""
+    monkeypatch.setattr(Resident, "hurry", lambda _: None)
+
+    async def main() -> None:
+        held = gates.hold("a", Job.STEP)
+
+        async def client(engines: Engines) -> None:
+            with pytest.raises(EngineClosed):
+                await use(engines, "a")
+
+        async with gates.host.group() as group:
+            async with gates.engines("a", settings={"drain_seconds": math.inf}) as engines:
+                group.start(client, engines)
+                await held.reached.wait()
+                await engines.aclose(drain=0)
 
     gates.run(main)
 

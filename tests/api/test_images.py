@@ -50,6 +50,14 @@ def test_an_image_may_be_a_path_bytes_a_file_an_image_or_an_array(tmp_path: Path
     assert not skipped.closed
 
 
+def test_postscript_is_not_an_image() -> None:
+    """Pillow would have Ghostscript run it, where it is installed."""
+    data = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(data, "EPS")
+    with pytest.raises(UnsupportedImage):
+        load_image(data.getvalue())
+
+
 def test_a_transparent_image_keeps_its_mode_for_the_processor() -> None:
     assert load_image(png(np.zeros((2, 3, 4), np.uint8))).mode == "RGBA"
 

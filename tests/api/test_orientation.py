@@ -69,6 +69,14 @@ def test_what_was_turned_is_not_turned_again_and_a_pil_image_stays_as_it_is() ->
     assert mine.getexif()[ExifTags.Base.Orientation] == 6
 
 
+def test_a_pil_image_that_was_set_upright_by_hand_is_not_turned_again() -> None:
+    """Pillow keeps the EXIF data of the file in all that is made of its image."""
+    mine = Image.open(io.BytesIO(saved(STORED[6](UPRIGHT), 6))).rotate(-90, expand=True)
+    assert mine.getexif()[ExifTags.Base.Orientation] == 6
+    assert load_image(mine) is mine
+    assert np.array_equal(np.asarray(mine), UPRIGHT)
+
+
 def test_an_upright_pil_image_is_not_copied() -> None:
     image = Image.fromarray(UPRIGHT)
     assert load_image(image) is image

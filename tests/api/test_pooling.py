@@ -111,6 +111,18 @@ async def test_long_texts_are_not_tokenized_in_the_loop(tmp_path: Path, monkeypa
     assert [one == threading.get_ident() for one in threads] == [True, False]
 
 
+async def test_a_text_that_is_too_long_is_told_which_limit_it_is_over(tmp_path: Path) -> None:
+    """The model's own, or that of a setting, which can be raised."""
+    folder = make_checkpoint("bert", tmp_path)
+    config = triolet.EngineConfig(dtype="float32", max_step_tokens=16)
+    async with triolet.Engine(folder, config=config) as engine:
+        with pytest.raises(triolet.RequestTooLarge, match=r"up to 16\. .*\(max_step_tokens=\d+\) or more") as caught:
+            await engine.embed("a cat " * 9)
+        assert not isinstance(caught.value, triolet.ContextLengthExceeded)
+        with pytest.raises(triolet.ContextLengthExceeded, match=r"up to 16 \(the model has \d+ positions"):
+            await engine.embed("a cat " * 2000)
+
+
 async def test_a_classifier_of_several_labels_scores_nothing_and_runs_nothing_for_it(tmp_path: Path) -> None:
     async with triolet.Engine(make_checkpoint("bert_classifier", tmp_path), config=CONFIG) as engine:
         with pytest.raises(triolet.InvalidRequest, match=r"has 3 labels; rerankers have one\. Ask engine\.classify"):

@@ -14,9 +14,9 @@ HANGS = engine_test(test_engines.test_a_load_that_hangs_does_not_hold_up_the_end
 HEARS = engine_test(test_engines.test_an_engine_that_fails_before_its_user_hears_of_it_is_not_handed_out, seeds=6)
 IDLE = engine_test(test_engines.test_models_become_idle_each_in_its_own_time)
 LEAST = engine_test(test_engines.test_the_least_recently_used_model_gives_way_and_no_other)
+NO_DRAIN = engine_test(test_engines.test_aclose_without_a_drain_begins_none)
 MORE = engine_test(test_engines.test_a_model_that_holds_more_than_was_thought_has_idle_ones_give_way)
 OWN_ERRORS = engine_test(test_engines.test_a_load_that_fails_is_told_to_all_who_wait_each_by_an_error_of_its_own)
-OWN_END = engine_test(test_engines.test_a_task_does_not_wait_for_itself)
 TURNS = engine_test(
     test_engines.test_a_model_in_use_is_not_unloaded_and_later_uses_of_it_wait_behind_who_needs_its_room
 )
@@ -175,6 +175,14 @@ MUTANTS: tuple[Mutant, ...] = (
         killer=TWO_FIT,
         reason=("wait for nothing", "kept out"),
     ),
+    Mutant(
+        name="a task orders a model away while it uses one",
+        function="core.residency:Residency.order_unload",
+        fragment="if owner in self._owners(self._models.values()):",
+        mistake="if owner in self._owners([model]):",
+        killer=TWO_FIT,
+        reason=("others wait for what it uses", "wait for nothing", "kept out"),
+    ),
     # tasks
     Mutant(
         name="an engine lives in the context of a use",
@@ -191,6 +199,14 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="if drain == 0:",
         killer=HANGS,
         reason="Deadlock",
+    ),
+    Mutant(
+        name="an end without a drain begins one",
+        function="api.residents:Residents.close",
+        fragment="if drain == 0 or not self.closing:",
+        mistake="if drain and not self.closing:",
+        killer=NO_DRAIN,
+        reason="DID NOT RAISE",
     ),
     Mutant(
         name="the end does not hear of a cancellation",
@@ -231,13 +247,5 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="use.error = error",
         killer=OWN_ERRORS,
         reason="is not",
-    ),
-    Mutant(
-        name="a task orders away what it uses itself",
-        function="api.residents:Residents.unload",
-        fragment="if self._residency.uses(name, _current_task()):",
-        mistake="if self.closing:",
-        killer=OWN_END,
-        reason="Deadlock",
     ),
 )

@@ -30,7 +30,7 @@ class Ward:
     now: float = 0.0
     waiting: dict[int, str] = field(factory=dict)  # uses by ticket
     using: dict[int, str] = field(factory=dict)
-    owners: dict[int, int] = field(factory=dict)  # the task of each use
+    owners: dict[int, int] = field(factory=dict)  # the task of each use and order
     orders: dict[int, str] = field(factory=dict)
     sizing: set[str] = field(factory=set)
     loading: set[str] = field(factory=set)
@@ -74,10 +74,15 @@ class Ward:
         assert not early or self.answers.get(ticket) == "refused", "a use after a failure"
         return ticket
 
-    def order(self, name: str) -> int:
-        ticket = self.residency.order_unload(name)
-        self.orders[ticket] = name
+    def order(self, name: str, *, owner: int | None = None) -> int:
+        """``owner``: a task that uses models; by default a new one."""
+        self._count += 1
+        owner = self._count if owner is None else owner
+        ticket = self.residency.order_unload(name, owner)
+        self.orders[ticket], self.owners[ticket] = name, owner
         self.follow()
+        stuck = self.answers.get(ticket) == "stuck"
+        assert stuck or not self.is_nested(ticket), "others wait for what it uses"
         return ticket
 
     def end(self, ticket: int) -> None:
@@ -173,6 +178,10 @@ class Ward:
                 self.using[ticket] = name
                 self.touch(name)
                 self._answer(ticket, "granted")
+            case Refuse(ticket, stuck=True) if ticket in self.orders:
+                assert self.is_nested(ticket), "a task that holds nothing is refused"
+                del self.orders[ticket]
+                self._answer(ticket, "stuck")
             case Refuse(ticket, stuck=True):
                 name = self.waiting.pop(ticket)
                 assert self.held_by_others_than_stuck(ticket) < self.known[name], "others could give way"
@@ -260,8 +269,9 @@ class Ward:
 
     @property
     def free_owners(self) -> list[int]:
-        """The tasks that use models and wait for none."""
-        return sorted({self.owners[ticket] for ticket in self.using} - {self.owners[ticket] for ticket in self.waiting})
+        """The tasks that use models and wait for nothing."""
+        waits = {self.owners[ticket] for ticket in (*self.waiting, *self.orders)}
+        return sorted({self.owners[ticket] for ticket in self.using} - waits)
 
     @property
     def absent(self) -> set[str]:
@@ -330,6 +340,12 @@ class ResidencyMachine(Machine):
     @rule(name=st.sampled_from(NAMES))
     def order(self, name: str) -> None:
         self.ward.order(name)
+
+    @precondition(lambda self: self.ward.free_owners)
+    @rule(name=st.sampled_from(NAMES), number=NUMBERS)
+    def order_beside(self, name: str, number: int) -> None:
+        """A task that uses models wants one of them unloaded, or another one."""
+        self.ward.order(name, owner=self.pick(self.ward.free_owners, number))
 
     @precondition(lambda self: self.ward.orders)
     @rule(number=NUMBERS)
