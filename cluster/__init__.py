@@ -7,5 +7,6 @@ starts and ends all of it. Nothing of Ray is imported before a cluster is entere
 """
 
 from .cluster import Cluster
+from .register import Departure
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "Departure"]

@@ -33,6 +33,7 @@ from ..core.request import Request, Structure
 from .asyncio_thread import AsyncioThread
 from .deployment import Deployment, Running
 from .messages import News
+from .register import Departure
 from .statistics import total
 
 _GONE = (ActorUnavailableError, RayActorError)  # the replica's process, or its machine
@@ -61,6 +62,8 @@ class RayBackend:
 
     deployment: Deployment
     failure: str | None = field(default=None, init=False)
+    departures: list[Departure] = field(factory=list, init=False)
+    """Of replicas that have left in order, the latest last; those of a block's end too."""
     _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
     _accepting: bool = field(default=False, init=False)
     _idle: trio.Event = field(factory=trio.Event, init=False)  # it takes no requests, and none is left
@@ -90,7 +93,7 @@ class RayBackend:
                     self._give_up()
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._running.end)
+                self.departures += await trio.to_thread.run_sync(self._running.end, len(self.departures))
 
     async def stop(self, drain_seconds: float) -> None:
         """See `Backend.stop`."""
@@ -182,12 +185,17 @@ class RayBackend:
                 several = await self._running.handle.broadcast("statistics").results_async(timeout_s=_LOOK_SECONDS)
             except (*_GONE, RayTaskError, TimeoutError):
                 several = []  # the next answer will do
-            if several:
-                self._hand(self._looked, total(several))
+            departures = await self._running.register.read.remote(len(self.departures))
+            self._hand(self._looked, total(several) if several else None, departures)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    def _looked(self, statistics: EngineStatistics) -> None:
-        self._statistics = statistics
+    def _looked(self, statistics: EngineStatistics | None, departures: list[Departure]) -> None:
+        self._statistics = statistics or self._statistics
+        self.departures += departures
+
+    async def scale(self, replicas: int) -> None:
+        """See `triolet.cluster.cluster.Cluster.scale`."""
+        await trio.to_thread.run_sync(self._running.scale, replicas)
 
     def _hand(self, call: Callable[..., object], *arguments: object) -> None:
         """Calls in the trio loop."""

@@ -6,7 +6,7 @@ import math
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from attrs import evolve, frozen
@@ -17,6 +17,10 @@ from ..api.hosts.trio_engine import TrioEngine
 from ..core.checks import Check, Refused, integer, number, settle
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
+from .register import Departure
+
+if TYPE_CHECKING:
+    from .backend import RayBackend
 
 
 def _text(value: Any) -> str:
@@ -98,6 +102,29 @@ class Cluster(Engine):
         settings = _Settings(replicas=replicas, cpus=cpus, gpus=gpus, address=address, name=name)
         check_installed()
         self.inside = TrioEngine(self.inside.config, partial(_backend, str(model), self.inside.config, settings))
+
+    async def scale(self, replicas: int) -> None:
+        """Orders ``replicas`` from now on; returns when it is ordered. Replicas that leave end their requests first,
+        and then give their device back in order: see `departures`.
+
+        Raises:
+            InvalidRequest: not an integer of 1 or more.
+            EngineStateError: not in its block.
+        """
+        wanted = _SETTINGS["replicas"].of("replicas", replicas)
+        await self._reached().call(partial(self._ray().scale, wanted))
+
+    @property
+    def departures(self) -> tuple[Departure, ...]:
+        """Of the replicas that have left in order since the block began, the latest last: what each has left."""
+        return () if self.inside.backend is None else tuple(self._ray().departures)
+
+    def _ray(self) -> RayBackend:
+        from .backend import RayBackend
+
+        backend = self.inside.backend
+        assert isinstance(backend, RayBackend), "a cluster's backend is Ray's"
+        return backend
 
 
 def check_installed() -> None:

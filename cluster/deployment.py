@@ -10,6 +10,8 @@ from typing import Any
 import ray
 from attrs import frozen
 from ray import serve
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
@@ -18,10 +20,12 @@ from ..core.config import EngineConfig
 from ..core.errors import CallerError, EngineError
 from ..core.model import ModelDescription
 from .content_router import ContentRouter
+from .register import Departure, Register, name_of
 from .replica import Replica
 from .statistics import total
 
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
+REPLICA = "replica"  # the deployment's name within its application
 _TELL_SECONDS = 1.0  # between two words of a replica on what it holds
 
 
@@ -46,28 +50,37 @@ class Deployment:
             EngineError: Ray cannot be reached, or cannot start the replicas.
         """
         owns_ray = _connect(self.address)
+        register = ray.remote(num_cpus=0)(Register).options(name=name_of(self.name)).remote()
         try:
             handle = self._run()
             told = handle.describe.remote().result()
             if isinstance(told, CallerError):
                 raise told
             statistics = total(handle.broadcast("statistics").results())
-            return Running(self, handle, pickle.loads(told), statistics, owns_ray)
+            return Running(self, handle, pickle.loads(told), statistics, register, owns_ray)
         except BaseException:
-            _end(self.name, owns_ray=owns_ray)
+            serve.delete(self.name)
+            ray.kill(register)
+            _leave_ray(owns_ray)
             raise
 
     def _run(self) -> DeploymentHandle[Any]:
         try:
             serve.start(proxy_location="Disabled", logging_config=_LOGGING)
-            return serve.run(self._application(), name=self.name, route_prefix=None, logging_config=_LOGGING)
+            return serve.run(
+                self._application(),
+                name=self.name,
+                route_prefix=None,
+                logging_config=_LOGGING,
+                external_scaler_enabled=True,
+            )
         except RuntimeError as error:
             raise EngineError(f"the replicas cannot be started: {error}") from error
 
     def _application(self) -> Any:
         return serve.deployment(
             Replica,
-            name="replica",
+            name=REPLICA,
             num_replicas=self.replicas,
             max_ongoing_requests=self.most_requests,
             graceful_shutdown_timeout_s=self.config.drain_seconds + 3 * self.config.stage_seconds,
@@ -80,7 +93,7 @@ class Deployment:
                 request_routing_stats_period_s=_TELL_SECONDS,
             ),
             logging_config=_LOGGING,
-        ).bind(self.model, self.config)
+        ).bind(self.model, self.config, name_of(self.name))
 
 
 @frozen(eq=False)
@@ -91,11 +104,25 @@ class Running:
     handle: DeploymentHandle[Any]
     description: ModelDescription
     statistics: EngineStatistics
+    register: Any  # the handle of a `Register`
     owns_ray: bool  # this process started Ray for it
 
-    def end(self) -> None:
-        """Drains and releases every replica, in order. Blocks: call it in a thread."""
-        _end(self.deployment.name, owns_ray=self.owns_ray)
+    def scale(self, replicas: int) -> None:
+        """Orders more or fewer replicas, and returns at once. Those that leave drain first. Blocks."""
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        target = DeploymentID(name=REPLICA, app_name=self.deployment.name)
+        ray.get(controller.update_deployment_replicas.remote(target, replicas))
+
+    def end(self, known: int) -> list[Departure]:
+        """Drains and releases every replica, in order. Returns the departures from the ``known`` on. Blocks: call it in
+        a thread."""
+        try:
+            serve.delete(self.deployment.name)
+            departures: list[Departure] = ray.get(self.register.read.remote(known))
+            return departures
+        finally:
+            ray.kill(self.register)
+            _leave_ray(self.owns_ray)
 
 
 def _connect(address: str | None) -> bool:
@@ -112,9 +139,7 @@ def _connect(address: str | None) -> bool:
     return address is None
 
 
-def _end(name: str, *, owns_ray: bool) -> None:
-    if not owns_ray:
-        serve.delete(name)
-        return
-    serve.shutdown()
-    ray.shutdown()
+def _leave_ray(owns_ray: bool) -> None:
+    if owns_ray:
+        serve.shutdown()
+        ray.shutdown()

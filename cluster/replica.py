@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 import outcome
+import ray
 import trio
 from attrs import define, evolve, field
+from ray import serve
+from ray.exceptions import RayActorError
 
 from ..actors.gpu_runner import torch_executor
 from ..actors.messages import End, Failed
@@ -25,10 +28,12 @@ from ..actors.supervisor import EngineStatistics, Supervisor
 from ..actors.worker import ThreadWorker
 from ..core.config import EngineConfig
 from ..core.errors import CallerError, EngineClosed
+from ..core.events import error_text
 from ..core.model import ModelDescription
 from ..core.plan import SampledToken
 from ..core.request import Request
 from .messages import News
+from .register import Departure
 
 MOST_TOLD = 1_024  # keys of what is resident, the newest
 
@@ -62,10 +67,12 @@ class Replica:
     Args:
         model: a folder with a checkpoint, or a hub id, as on this node.
         config: settings of the engine.
+        register: the name of the `Register` that is told of the replica's end.
     """
 
-    async def __init__(self, model: str, config: EngineConfig) -> None:
+    async def __init__(self, model: str, config: EngineConfig, register: str) -> None:
         self._loop = asyncio.get_running_loop()
+        self._register = register
         self._fault: CallerError | None = None
         self._supervisor: Supervisor | None = None
         self._description: ModelDescription | None = None
@@ -157,6 +164,21 @@ class Replica:
             self._in_trio(self._leave.set)
         await asyncio.wait([self._ended])
         self._thread.join()
+        if self._supervisor is not None:
+            await self._say_goodbye(self._supervisor.statistics())
+
+    async def _say_goodbye(self, left: EngineStatistics) -> None:
+        error = self._ended.exception()
+        departure = Departure(
+            replica=serve.get_replica_context().replica_id.unique_id,
+            bytes_held=left.device.total,
+            outputs_held=left.encoder_cache.entries,
+            error=None if error is None else error_text(error),
+        )
+        try:
+            await ray.get_actor(self._register).note.remote(departure)
+        except (RayActorError, ValueError):  # the deployment ends: there is nobody to be told
+            return
 
     # -- between the threads -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,42 @@
+"""`Register`: where replicas that leave say what they have left. An actor of Ray's, one for each deployment."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Departure:
+    """A replica has left in order.
+
+    Attributes:
+        replica: its name.
+        bytes_held: on its device, after the engine's end: 0, or the end has failed.
+        outputs_held: encoder outputs on its books.
+        error: of the engine's end, or ``None``.
+    """
+
+    replica: str
+    bytes_held: int
+    outputs_held: int
+    error: str | None
+
+
+class Register:
+    """Keeps the departures, in their order."""
+
+    def __init__(self) -> None:
+        self._departures: list[Departure] = []
+
+    def note(self, departure: Departure) -> None:
+        """A replica calls it, last of all."""
+        self._departures.append(departure)
+
+    def read(self, first: int) -> list[Departure]:
+        """The departures from the ``first`` on."""
+        return self._departures[first:]
+
+
+def name_of(deployment: str) -> str:
+    """The name of a deployment's register on Ray."""
+    return f"{deployment} register"
