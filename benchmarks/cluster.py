@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import click
 import numpy as np
@@ -155,8 +156,18 @@ async def alone(cases: list[Case]) -> tuple[Answers, int]:
 async def until(condition: Callable[[], bool]) -> None:
     """Returns when ``condition`` holds: what it looks at is in other processes."""
     with trio.fail_after(60):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await trio.sleep(0.2)
+
+
+async def all_there(engine: Engine) -> None:
+    """Returns when all replicas are ready, by their own word."""
+    await until(lambda: engine.statistics().device.device.startswith(f"{REPLICAS} "))
+
+
+def has_left(engine: Cluster, count: int) -> bool:
+    """Whether so many replicas have left."""
+    return len(engine.departures) >= count
 
 
 async def encoded_by(engine: Engine) -> int:
@@ -185,7 +196,7 @@ async def kill(times: int) -> None:
     lost = wrong = 0
     async with cluster() as engine:
         for _ in range(times):
-            await until(lambda: len(processes()) >= REPLICAS)
+            await all_there(engine)
             found: Answers = {}
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, engine, cases, found)
@@ -193,7 +204,7 @@ async def kill(times: int) -> None:
                 os.kill(chance.choice(processes()).pid, signal.SIGKILL)
             lost += len(expected) - len(found)
             wrong += sum(found[number] != expected[number] for number in found)
-        await until(lambda: len(processes()) >= REPLICAS)
+        await all_there(engine)
         await encoded_by(engine)
         books = engine.statistics().encoder_cache
     claim(not lost, f"{times} kills of a replica under load: {lost} of {times * len(expected)} requests lost")
@@ -223,7 +234,7 @@ async def scale(times: int) -> None:
     wrong = left = 0
     async with cluster() as engine:
         for _ in range(times):
-            await until(lambda: len(processes()) >= REPLICAS)
+            await all_there(engine)
             found: Answers = {}
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, engine, cases, found)
@@ -231,7 +242,7 @@ async def scale(times: int) -> None:
                 await engine.scale(REPLICAS - 1)
             wrong += sum(found.get(number) != tokens for number, tokens in expected.items())
             left += 1
-            await until(lambda: len(engine.departures) >= left)
+            await until(partial(has_left, engine, left))
             await engine.scale(REPLICAS)
         departures = engine.departures
     claim(not wrong, f"{times} times a replica left under load: {wrong} of {times * len(expected)} requests went wrong")
