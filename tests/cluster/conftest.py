@@ -27,12 +27,15 @@ def machines() -> Iterator[None]:
     several.shutdown()
 
 
+NAME = f"test-{os.getpid()}"  # of the application: other tests may run beside, with a cluster of their own
+
+
 def replicas() -> list[psutil.Process]:
-    """The processes of the replicas that live."""
+    """The processes of the replicas of `NAME` that live."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or [""]
-        if words[0].startswith("ray::ServeReplica:triolet"):
+        if words[0].startswith(f"ray::ServeReplica:{NAME}:"):
             found.append(process)
     return found
 

@@ -17,7 +17,7 @@ import triolet.demo
 from triolet import CheckpointError, Engine, EngineConfig, InvalidRequest, SamplingParams
 from triolet.cluster import Cluster
 
-from .conftest import kill, replicas
+from .conftest import NAME, kill, replicas
 
 CONFIG = EngineConfig(device="cpu", threads=1)
 MODEL = triolet.demo.checkpoint()
@@ -78,7 +78,7 @@ async def test_three_replicas_say_what_one_engine_says_though_one_is_killed() ->
         await ask(engine, cases, expected)
         encoded = engine.statistics().encoder_cache.encoded
     assert len(set(expected.values())) > 10, "the model has something to say"
-    async with Cluster(MODEL, config=CONFIG, replicas=3, cpus=0.5) as cluster:
+    async with Cluster(MODEL, config=CONFIG, replicas=3, cpus=0.5, name=NAME) as cluster:
         found: Answers = {}
         await ask(cluster, cases, found)
         assert found == expected
@@ -103,7 +103,7 @@ async def told(cluster: Cluster) -> triolet.EngineStatistics:
 
 async def test_what_a_replica_cannot_load_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nothing"):
-        async with Cluster(tmp_path / "nothing", config=CONFIG, cpus=0.5):
+        async with Cluster(tmp_path / "nothing", config=CONFIG, cpus=0.5, name=NAME):
             pytest.fail("it opened")
     assert replicas() == []
 
@@ -113,7 +113,7 @@ def test_on_asyncio_it_is_the_same() -> None:
     sample = next(sample for sample in triolet.demo.samples() if sample.path.stem == "en-command")
 
     async def main() -> str:
-        async with Cluster(MODEL, config=CONFIG, cpus=0.5) as cluster:
+        async with Cluster(MODEL, config=CONFIG, cpus=0.5, name=NAME) as cluster:
             return (await cluster.transcribe(sample.path, language="en")).text
 
     assert asyncio.run(main()) == sample.text
