@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 SEED ?= 1
 WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
-SOURCES = core models actors api server bench testing src demo tests benchmarks examples docs/site proofs .ci
+SOURCES = core models actors api cluster server bench testing src demo tests benchmarks examples docs/site proofs .ci
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md demo/training/*.py)

@@ -14,7 +14,7 @@ from attrs import frozen
 from .test_docs import code_spans, definitions, is_path, read
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("core", "models", "actors", "api", "server", "testing", "src")
+PRODUCT = ("core", "models", "actors", "api", "cluster", "server", "testing", "src")
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "CHANGELOG.md", "docs/*.md")
 UNAMBIGUOUS = {
     "blame",

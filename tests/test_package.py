@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("core", "models", "actors", "api", "bench", "server", "testing")
+ROOMS = ("core", "models", "actors", "api", "bench", "cluster", "server", "testing")
 DATA = ("demo/checkpoint", "demo/samples", "server/view/page")
 COPY = """
 import sys
