@@ -141,7 +141,7 @@ class Finding:
     """One way in which a promise is broken.
 
     ``workload`` is the shrunk workload's ``repr``; ``number`` counts the workloads until it was found, from 1;
-    ``repeats`` is false where the same workload, played again, broke nothing.
+    ``repeats`` is false where the same workload, played again, did not break the promise again.
     """
 
     promise: Promise
@@ -163,7 +163,7 @@ class Finding:
             textwrap.fill(f"Why it matters: {promise.why}", _WIDTH, initial_indent="  ", subsequent_indent="  "),
         ]
         if not self.repeats:
-            again = "Played again, the same workload broke nothing: state of one subject reaches the next."
+            again = "Played again, the same workload did not break this again: state of one subject reaches the next."
             told.append(textwrap.indent(again, "  "))
         if self.table.rows:
             told += ["", textwrap.indent(str(self.table), "  "), ""]
@@ -178,7 +178,8 @@ class Finding:
         """The test alone, without what the tests of a file share. Several of one promise are numbered."""
         words = re.findall(r"[a-z0-9]+", self.promise.name.lower())
         name = "_".join(["test", *words, *([str(number)] if number > 1 else [])])
-        docstring = textwrap.fill(f"{self.what}. {self.promise.why}", _WIDTH - 4).replace("\\", "\\\\")
+        docstring = textwrap.fill(f"{self.what}. {self.promise.why}", _WIDTH - 4)
+        docstring = docstring.replace("\\", "\\\\").replace('"', '\\"')
         body = textwrap.indent(f'"""{docstring}"""\n{self.script.body(self.shrunk)}', "    ")
         return f"def {name}():\n{body}\n"
 

@@ -231,16 +231,25 @@ def play_scheduler(make: MakeScheduler, workload: SchedulerWorkload, declared: D
         BrokenPromise: with the history as a table.
     """
     declared = declared or Declaration()
+    first = _error(make, workload, declared, None)
+    if first is None:
+        return
+    told: list[tuple[str, str, str]] = []
+    error = _error(make, workload, declared, told) or first  # played again, and told
+    if isinstance(error, _Broken):
+        raise BrokenPromise(PROMISES[error.promise], error.what, _table(told))
+    raise raised(error, _table(told)) from error
+
+
+def _error(
+    make: MakeScheduler, workload: SchedulerWorkload, declared: Declaration, told: list[tuple[str, str, str]] | None
+) -> Exception | None:
+    """How a play ends, unless it ends well."""
     try:
-        _play(make, workload, declared, None)
-    except Exception:  # noqa: BLE001  (played again, and told)
-        told: list[tuple[str, str, str]] = []
-        try:
-            _play(make, workload, declared, told)
-        except _Broken as broken:
-            raise BrokenPromise(PROMISES[broken.promise], broken.what, _table(told)) from None
-        except Exception as error:
-            raise raised(error, _table(told)) from error
+        _play(make, workload, declared, told)
+    except Exception as error:  # noqa: BLE001  (a finding)
+        return error
+    return None
 
 
 class _Broken(Exception):

@@ -16,11 +16,13 @@ from triolet.testing.kit.scheduler_play import FREE_FOLLOWS, STARVES
 from triolet.testing.kit.scheduler_workloads import answer, draw
 from triolet.testing.kit.schedulers import (
     PROMISES,
+    Chunk,
     Declaration,
     Limits,
     MakeScheduler,
     NewRequest,
     SchedulerWorkload,
+    Step,
     examine_scheduler,
     play_scheduler,
 )
@@ -150,6 +152,26 @@ def test_an_error_of_the_scheduler_is_a_finding() -> None:
     [finding] = examine_scheduler(Raises, workloads=3)
     assert finding.promise.name == "raises nothing"
     assert "ZeroDivisionError: in the step loop" in finding.what
+
+
+@pytest.mark.parametrize(("error", "promise"), [(ZeroDivisionError, "raises nothing"), (None, "books balance")])
+def test_a_failure_that_comes_once_is_a_finding(error: type[Exception] | None, promise: str) -> None:
+    """It is played again for its history, and the second play may pass."""
+    made = []
+
+    class FailsOnce(SmallScheduler):
+        def schedule(self):  # type: ignore[no-untyped-def]
+            if not made:
+                made.append(1)
+                if error is not None:
+                    raise error("once")
+                return Step(chunks=[Chunk("r0", 0, 99, [0], samples=False)])
+            return super().schedule()
+
+    [finding] = examine_scheduler(FailsOnce, workloads=1)
+    assert finding.promise.name == promise
+    assert finding.table.rows
+    assert "did not break this again" in str(finding)
 
 
 # -- transformers --------------------------------------------------------------------------------------------------
