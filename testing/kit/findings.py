@@ -15,11 +15,13 @@ a workload may be shrunk to) and a `Script` (how a regression test is written)::
 from __future__ import annotations
 
 import enum
+import inspect
 import random
 import re
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from attrs import field, frozen
@@ -313,6 +315,21 @@ def _shrink(
         if again is not None:
             workload, broken, candidates = candidate, again, iter(simpler(candidate))
     return workload, broken
+
+
+def carried(*modules: ModuleType) -> str:
+    """The text of modules that a regression test carries along, as one: without their docstrings, and without imports
+    of each other."""
+    imports, texts = set(), []
+    for module in modules:
+        lines = inspect.getsource(module).split('"""', 2)[2].splitlines()
+        of_python = {line for line in lines if re.match(r"(from \w|import )", line)}
+        imports |= of_python
+        texts.append(
+            "\n".join(line for line in lines if line not in of_python and not line.startswith("from .")).strip()
+        )
+    ordered = sorted(imports, key=lambda line: ("__future__" not in line, line))
+    return "\n".join([ordered[0], "", *ordered[1:]]) + "\n\n" + "\n\n\n".join(texts) + "\n"
 
 
 def import_of(make: Callable[..., Any], subject: str | None) -> tuple[str, str]:

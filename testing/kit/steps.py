@@ -12,12 +12,11 @@ protocol as a table, and adapts a cache manager.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal, Protocol
 
-from . import step_game
+from . import step_game, wrong_adapter
 from .findings import (
     RAISES_NOTHING,
     WORKLOADS,
@@ -27,12 +26,14 @@ from .findings import (
     Script,
     Severity,
     Table,
+    carried,
     examine,
     import_of,
     raised,
 )
-from .step_game import Broken, StepGame, WrongAdapter
+from .step_game import Broken, StepGame
 from .step_workloads import Declaration, StepWorkload, draw_workload, simpler_workloads
+from .wrong_adapter import WrongAdapter, check_methods
 
 __all__ = [
     "PROMISES",
@@ -156,8 +157,12 @@ def play_steps(make_cache: MakeStepCache, declared: Declaration, workload: StepW
         BrokenPromise: the cache broke one, or raised an error.
         WrongAdapter: the adapter does not speak the protocol.
     """
-    game = StepGame(make_cache(workload.room), workload.room, dict(workload.sizes), **declared.rules())
+    rows: list[tuple[str, ...]] = []
     try:
+        cache = make_cache(workload.room)
+        _check_methods(cache, declared)
+        game = StepGame(cache, workload.room, dict(workload.sizes), **declared.rules())
+        rows = game.rows
         for name, arguments in workload.operations:
             getattr(game, name)(*arguments)
         if workload.hurried:
@@ -165,11 +170,11 @@ def play_steps(make_cache: MakeStepCache, declared: Declaration, workload: StepW
         else:
             game.end()
     except Broken as broken:
-        raise BrokenPromise(PROMISES[broken.promise], broken.what, Table(COLUMNS, game.rows), broken.kind) from None
+        raise BrokenPromise(PROMISES[broken.promise], broken.what, Table(COLUMNS, rows), broken.kind) from None
     except WrongAdapter:
         raise
     except Exception as error:
-        raise raised(error, Table(COLUMNS, game.rows)) from error
+        raise raised(error, Table(COLUMNS, rows)) from error
 
 
 def examine_steps(
@@ -193,7 +198,6 @@ def examine_steps(
         TypeError: the adapter lacks a method, or does not speak the protocol.
     """
     declared = declared or Declaration()
-    _check_methods(make_cache(1), declared)
     script = _script(import_of(make_cache, subject), declared)
     play = partial(play_steps, make_cache, declared)
     return examine(
@@ -202,18 +206,17 @@ def examine_steps(
 
 
 def _check_methods(cache: object, declared: Declaration) -> None:
-    optional = [name for name, has in (("close", declared.closes), ("reset", declared.resets)) if has]
-    missing = [name for name in ("plan", "executed", "release", "finish", *optional) if not hasattr(cache, name)]
-    if missing:
-        told = f"{type(cache).__name__} has no {missing[0]}"
-        option = {"close": "; without one declare closes=False", "reset": "; without one declare resets=False"}
-        raise WrongAdapter(f"{told}{option.get(missing[0], '')}; see triolet.testing.kit.steps.StepCache")
+    protocol = "triolet.testing.kit.steps.StepCache"
+    check_methods(cache, ("plan", "executed", "release", "finish"), protocol)
+    for name, has in (("close", declared.closes), ("reset", declared.resets)):
+        if has:
+            check_methods(cache, (name,), f"{protocol}, or declare {name}s=False")
 
 
 def _script(imported: tuple[str, str], declared: Declaration) -> Script[StepWorkload]:
     """Tests that carry the clients and the device along."""
     line, factory = imported
-    prelude = f"{inspect.getsource(step_game)}\n\n{line}  # noqa: E402\n"
+    prelude = f"{carried(wrong_adapter, step_game)}\n\n{line}  # noqa: E402\n"
     rules = "".join(f", {name}={told!r}" for name, told in declared.rules().items())
 
     def body(workload: StepWorkload) -> str:

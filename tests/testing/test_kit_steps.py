@@ -19,9 +19,10 @@ from triolet.testing.kit import step_game
 from triolet.testing.kit.findings import BrokenPromise
 from triolet.testing.kit.ledger import DECLARED, LedgerSteps
 from triolet.testing.kit.step_engine import Adapter, StepEngine
-from triolet.testing.kit.step_game import StepGame, WrongAdapter
+from triolet.testing.kit.step_game import StepGame
 from triolet.testing.kit.step_workloads import Declaration, StepWorkload, draw_workload, simpler_workloads
 from triolet.testing.kit.steps import PROMISES, examine_steps, play_steps
+from triolet.testing.kit.wrong_adapter import WrongAdapter
 
 from . import planted, reference_manager, sound_engines
 from .planted import behind_the_adapter
@@ -249,6 +250,9 @@ def test_a_reader_whose_step_has_not_run_does_not_release():
         (([], [], []), "allowed: one of"),
         ((["yes"], [], []), "plan answered"),
         ((["encode"], [], ["b"]), "keys that were asked for"),
+        ((["hit"], None, []), "what plan frees is None; allowed: texts"),
+        ((["hit"], "a", []), "what plan frees is 'a'"),
+        ((["hit"], [], [1]), r"what plan encodes is \[1\]"),
     ],
 )
 def test_an_adapter_that_does_not_speak_the_protocol_is_told(plan, told):
@@ -264,7 +268,7 @@ def test_an_adapter_that_does_not_speak_the_protocol_is_told(plan, told):
 
 
 def test_a_method_that_is_missing_is_told_with_the_declaration_that_does_without():
-    with pytest.raises(WrongAdapter, match="ReferenceAdapter has no close; without one declare closes=False"):
+    with pytest.raises(WrongAdapter, match=r"ReferenceAdapter has no close; see .*StepCache, or declare closes=False"):
         examine_steps(behind_the_reference(reference_manager.ReferenceManager))
     with pytest.raises(WrongAdapter, match="resets=False"):
         examine_steps(LedgerSteps, ALL)
@@ -274,6 +278,16 @@ def test_a_method_that_is_missing_is_told_with_the_declaration_that_does_without
 def test_a_declaration_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Declaration(**wrong)
+
+
+def test_an_error_while_the_engine_is_made_is_a_finding():
+    class Raises(StepEngine):
+        def __init__(self, room):
+            super().__init__(room)
+            assert room > 1, "no room"
+
+    findings = examine_steps(behind_the_adapter(Raises), ALL, workloads=50)
+    assert ["no room" in finding.what for finding in findings] == [True]
 
 
 def test_an_error_of_the_engine_is_a_finding_with_its_history():
