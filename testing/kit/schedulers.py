@@ -24,16 +24,13 @@ Not seen: steps that fail, pages that move or are copied, draft tokens, beams, a
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import ModuleType
 from typing import NoReturn, Protocol
 
 from attrs import field, frozen
 
-from . import paged_device, scheduler_play
+from . import paged_device, scheduler_play, wrong_adapter
 from .findings import (
     RAISES_NOTHING,
     WORKLOADS,
@@ -43,12 +40,14 @@ from .findings import (
     Script,
     Severity,
     Table,
+    carried,
     examine,
     import_of,
     raised,
 )
-from .scheduler_play import SchedulerPlay
-from .scheduler_workloads import Declaration, Item, Limits, NewRequest, SchedulerWorkload, draw, simpler
+from .scheduler_play import Item, Limits, NewRequest, SchedulerPlay
+from .scheduler_workloads import Declaration, SchedulerWorkload, draw, simpler
+from .wrong_adapter import WrongAdapter
 
 __all__ = [
     "Chunk",
@@ -217,6 +216,9 @@ def examine_scheduler(
         seed: of the workloads.
         workloads: how many are played; a thousand of a small scheduler take about a second.
         subject: what regression tests import, ``package.module:factory``; by default where ``make`` was defined.
+
+    Raises:
+        WrongAdapter: the adapter lacks a method, or does not speak the protocol.
     """
     declared = declared or Declaration()
     play = partial(play_scheduler, make, declared=declared)
@@ -229,6 +231,7 @@ def play_scheduler(make: MakeScheduler, workload: SchedulerWorkload, declared: D
 
     Raises:
         BrokenPromise: with the history as a table.
+        WrongAdapter: the adapter does not speak the protocol.
     """
     declared = declared or Declaration()
     first = _error(make, workload, declared, None)
@@ -236,6 +239,8 @@ def play_scheduler(make: MakeScheduler, workload: SchedulerWorkload, declared: D
         return
     told: list[tuple[str, str, str]] = []
     error = _error(make, workload, declared, told) or first  # played again, and told
+    if isinstance(error, WrongAdapter):
+        raise error
     if isinstance(error, _Broken):
         raise BrokenPromise(PROMISES[error.promise], error.what, _table(told))
     raise raised(error, _table(told)) from error
@@ -294,41 +299,21 @@ def _table(told: list[tuple[str, str, str]]) -> Table:
 def _script(imported: tuple[str, str], declared: Declaration) -> Script[SchedulerWorkload]:
     """Tests that carry the clients and the device along."""
     line, factory = imported
-    texts = "\n\n".join(_text_of(module) for module in (paged_device, scheduler_play))
-    head = "from __future__ import annotations\n\nfrom types import SimpleNamespace\nfrom typing import Any, NoReturn\n"
-    return Script(f"{head}\n{line}\n\n{texts}", partial(_regression, factory, declared))
-
-
-def _text_of(module: ModuleType) -> str:
-    """The module's text without its docstring and imports."""
-    text = inspect.getsource(module)
-    text = text.split('"""', 2)[2]
-    return re.sub(r"^from .*\n", "", text, flags=re.MULTILINE).strip() + "\n"
+    head = carried(wrong_adapter, paged_device, scheduler_play)
+    return Script(f"{head}\n\n{line}  # noqa: E402\n", partial(_regression, factory, declared))
 
 
 def _regression(factory: str, declared: Declaration, workload: SchedulerWorkload) -> str:
-    limits = ", ".join(f"{name}={getattr(workload.limits, name)}" for name in workload.limits.names())
     lines = [
-        f"limits = SimpleNamespace({limits})",
+        f"limits = {workload.limits!r}",
         f"play = SchedulerPlay({factory}(limits), limits, {declared.settled}, {declared.missed_free!r})",
     ]
     for what, number in workload.operations:
         match what:
             case "ask":
-                lines.append(f"play.ask({_plain(workload.requests[number])})")
+                lines.append(f"play.ask({workload.requests[number]!r})")
             case "leave":
                 lines.append(f"play.finish({workload.requests[number].id!r})")
             case _:
                 lines.append(f"play.{what}()")
     return "\n".join([*lines, "play.serve_everybody()", "play.look_for_leaks()"])
-
-
-def _plain(request: NewRequest) -> str:
-    items = "".join(
-        f"SimpleNamespace(key={item.key!r}, size={item.size}, start={item.start}, length={item.length}), "
-        for item in request.items
-    )
-    return (
-        f"SimpleNamespace(id={request.id!r}, tokens={request.tokens!r}, max_tokens={request.max_tokens}, "
-        f"priority={request.priority}, items=({items}))"
-    )

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from random import Random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from triolet.testing.kit.findings import BrokenPromise
+from triolet.testing.kit.paged_device import PagedDevice
 from triolet.testing.kit.scheduler_play import FREE_FOLLOWS, STARVES
 from triolet.testing.kit.scheduler_workloads import answer, draw
 from triolet.testing.kit.schedulers import (
     PROMISES,
     Chunk,
     Declaration,
+    Item,
     Limits,
     MakeScheduler,
     NewRequest,
@@ -28,8 +32,18 @@ from triolet.testing.kit.schedulers import (
 )
 from triolet.testing.kit.transformers_scheduler import DECLARED, TransformersScheduler
 from triolet.testing.kit.triolet_scheduler import TrioletScheduler
+from triolet.testing.kit.wrong_adapter import WrongAdapter
 
-from .mutants_of_schedulers import MUTANTS, FreesTwice, HashesWithoutParent, LeaksOnPreemption, ServesTheLastFirst
+from .mutants_of_schedulers import (
+    MUTANTS,
+    DeliversOneTooMany,
+    FreesTwice,
+    GoesOnBehindTheEnd,
+    HashesWithoutParent,
+    LeaksOnPreemption,
+    SamplesOneTooMany,
+    ServesTheLastFirst,
+)
 from .small_scheduler import SmallScheduler
 
 STRICT = Declaration(settled=True, refuses=True)
@@ -152,6 +166,91 @@ def test_an_error_of_the_scheduler_is_a_finding() -> None:
     [finding] = examine_scheduler(Raises, workloads=3)
     assert finding.promise.name == "raises nothing"
     assert "ZeroDivisionError: in the step loop" in finding.what
+
+
+def found_in(make: MakeScheduler, **options: object) -> str:
+    return str(examine_scheduler(make, workloads=200, **options))  # type: ignore[arg-type]
+
+
+def test_what_goes_on_behind_its_end_is_told_as_that() -> None:
+    """Not only as tokens that nobody has, or as a request that never ends."""
+    assert "has got the end-of-text (0), and is not said to end" in found_in(GoesOnBehindTheEnd)
+    assert "tokens, and is not said to end" in found_in(DeliversOneTooMany)
+    assert "a step samples token" in found_in(SamplesOneTooMany)
+
+
+def test_requests_are_values_of_one_class_whoever_asks() -> None:
+    """The kit's own ones too, and those of regression tests: engines hash them and make others of them."""
+
+    class Keeps(SmallScheduler):
+        def add_request(self, request):  # type: ignore[no-untyped-def]
+            {request: request.items, request.items: None}  # noqa: B018
+            return super().add_request(replace(request, priority=0))
+
+    examine_scheduler(Keeps, Declaration(priorities=False), workloads=100).raise_if_any()
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "told"),
+    [
+        ("schedule", [], r"schedule returned \[\]; allowed: None, or a step with chunks"),
+        ("schedule", SimpleNamespace(chunks=["r0"], encodes=(), frees=()), "the chunk 'r0'; allowed: chunks with"),
+        ("schedule", SimpleNamespace(chunks=(), encodes="i0", frees=()), "what a step encodes is 'i0'"),
+        ("schedule", SimpleNamespace(chunks=(), encodes=(), frees=None), "what a step frees is None"),
+        ("update", "r0", "what update returned is 'r0'"),
+        ("update", [7], r"what update returned is \[7\]"),
+    ],
+)
+def test_an_adapter_that_does_not_speak_the_protocol_is_told(method: str, answer: object, told: str) -> None:
+    wrong = type("Wrong", (SmallScheduler,), {method: lambda *_: answer})
+    if method == "update":
+        wrong.schedule = lambda _: Step()
+    with pytest.raises(WrongAdapter, match=told):
+        examine_scheduler(wrong)
+
+
+def test_a_method_that_is_missing_is_told() -> None:
+    with pytest.raises(WrongAdapter, match="object has no add_request"):
+        examine_scheduler(lambda _: object())  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize(
+    ("step", "ended", "told"),
+    [
+        (Step(encodes=["cat"]), [], "a step encodes cat, which no request has"),
+        (Step(chunks=[Chunk("r9", 0, 1, [0], samples=False)]), [], "a step runs r9, which is not known"),
+        (Step(), ["r9"], "r9 is said to end, and it is not known"),
+    ],
+)
+def test_what_nobody_knows_is_told_as_unknown(step: Step, ended: list[str], told: str) -> None:
+    class Wrong(SmallScheduler):
+        def schedule(self):  # type: ignore[no-untyped-def]
+            return step
+
+        def update(self, *_):  # type: ignore[no-untyped-def]
+            return ended
+
+    assert told in str(examine_scheduler(Wrong, workloads=3))
+
+
+def test_an_item_that_is_freed_while_its_reader_is_preempted_is_a_phantom_then() -> None:
+    """It runs anew: what was freed before is not freed while it runs."""
+    device = PagedDevice(page_size=4, room=1)
+    device.add(NewRequest(id="r0", tokens=(1, 9, 1), max_tokens=1, items=(Item("cat", 1, 1, 1),)))
+    device.run(Step(encodes=["cat"], chunks=[Chunk("r0", 0, 1, [0], samples=False)]))
+    device.run(Step(frees=["cat"]))
+    with pytest.raises(
+        AssertionError, match="no phantom: r0 reads cat at position 1, and it was freed before r0 began"
+    ):
+        device.run(Step(chunks=[Chunk("r0", 0, 3, [1], samples=True)]))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"missed_free": "Fault"}, {"steps_in_flight": 7}, {"steps_in_flight": 0}, {"page_size": 0}]
+)
+def test_a_declaration_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Declaration(**wrong)
 
 
 @pytest.mark.parametrize(("error", "promise"), [(ZeroDivisionError, "raises nothing"), (None, "books balance")])
