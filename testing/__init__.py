@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from ..core.model import Kind
     from ..core.request import Alignment, Pooling
     from .adapters import ADAPTER_INVARIANTS, check_model_adapter
+    from .cache_game import Answer, EncoderCache, play
     from .cache_workloads import Ask, Encoded, Free, Release, Workload
     from .clients import SCENARIOS, Client, Scenario
-    from .conformance import Answer, EncoderCache, check_encoder_cache, play
+    from .conformance import check_encoder_cache
     from .families import FAMILIES, make_checkpoint
     from .faults import Fault, FaultKind
     from .sim import SimExecutor, SimWorker, sim_engine
@@ -44,9 +45,10 @@ _HOMES = {
     "..core.model": "Kind",
     "..core.request": "Alignment Pooling",
     ".adapters": "ADAPTER_INVARIANTS check_model_adapter",
+    ".cache_game": "Answer EncoderCache play",
     ".cache_workloads": "Ask Encoded Free Release Workload",
     ".clients": "SCENARIOS Client Scenario",
-    ".conformance": "Answer EncoderCache check_encoder_cache play",
+    ".conformance": "check_encoder_cache",
     ".families": "FAMILIES make_checkpoint",
     ".faults": "Fault FaultKind",
     ".sim": "SimExecutor SimWorker sim_engine",
