@@ -155,7 +155,7 @@ def _run(item: pytest.Function, mark: pytest.Mark, test: Callable[..., Any], arg
         report = sweep_program(
             subject,
             kinds=_trio_kinds(faults),
-            runs=options.triolet_runs or mark.kwargs.get("runs") or (_THOROUGH if options.triolet_verify else _QUICK),
+            runs=options.triolet_runs or (_THOROUGH if options.triolet_verify else mark.kwargs.get("runs", _QUICK)),
             seed=options.triolet_seed,
             ignore=mark.kwargs.get("ignore", ()),
         )

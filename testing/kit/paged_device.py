@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-EOS = 0  # the token that ends a request
+EOS = 0
+"""The token that ends a request."""
 
 GIVEN_AWAY = "no page is given away in use"
 SHARED_WRITTEN = "no shared page is written"

@@ -23,7 +23,7 @@ _PLACEHOLDER = 9  # the token at a position of an item
 
 
 @frozen(kw_only=True)
-class Declaration:
+class SchedulerDeclaration:
     """What the scheduler does not promise, or promises beyond the others. A declaration turns off one check, or what
     workloads have, and nothing else.
 
@@ -37,7 +37,9 @@ class Declaration:
             are also read by others than the steps, by a transfer to the host say, or that runs a failed step again. The
             device runs steps in order, so most engines need not wait.
         missed_free: ``"harmless"`` for a runner that takes a free of what it does not have for nothing.
-        refuses: workloads have requests that can never fit, which are to be refused. Without it none has.
+        refuses: workloads have requests that can never fit, which are to be refused. Without it none has. It is the
+            exception here, since most engines refuse before their scheduler hears of a request; an item that is larger
+            than the encoder cache is known to its manager alone, so that the steps' declaration has it by default.
         page_size: the smallest that the scheduler can have.
     """
 
@@ -63,7 +65,7 @@ class SchedulerWorkload:
 # -- drawn by chance -----------------------------------------------------------------------------------------------
 
 
-def draw(declared: Declaration, random: Random) -> SchedulerWorkload:
+def draw(declared: SchedulerDeclaration, random: Random) -> SchedulerWorkload:
     """A workload of random numbers."""
     page_size = declared.page_size * random.choice((1, 2, 4) if declared.page_size < 4 else (1,))
     limits = Limits(
@@ -78,7 +80,7 @@ def draw(declared: Declaration, random: Random) -> SchedulerWorkload:
     return SchedulerWorkload(limits=limits, requests=requests, operations=_operations(declared, len(requests), random))
 
 
-def _requests(declared: Declaration, limits: Limits, random: Random) -> tuple[NewRequest, ...]:
+def _requests(declared: SchedulerDeclaration, limits: Limits, random: Random) -> tuple[NewRequest, ...]:
     longest = max(6, limits.pages * limits.page_size // 2)
     bases = [[random.randint(1, 2) for _ in range(longest)] for _ in range(2)]
     sizes = [random.randint(1, limits.room) if limits.room else 0 for _ in range(3)]
@@ -133,7 +135,7 @@ def answer(request: NewRequest) -> tuple[int, ...]:
     return tuple(record.tokens[len(request.tokens) :])
 
 
-def _operations(declared: Declaration, requests: int, random: Random) -> tuple[Operation, ...]:
+def _operations(declared: SchedulerDeclaration, requests: int, random: Random) -> tuple[Operation, ...]:
     operations: list[Operation] = []
     for number in range(requests):
         operations.append(("ask", number))

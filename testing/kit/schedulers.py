@@ -1,5 +1,7 @@
 """Is your scheduler sound? The subject is a whole one, with its pages and its encoder cache::
 
+    from triolet.testing.kit import EOS, Chunk, Step, examine_scheduler
+
     findings = examine_scheduler(MyAdapter)  # MyAdapter(limits) has the four methods of `Scheduler`
     print(findings)
 
@@ -18,6 +20,9 @@ a client leaves      ``finish(request_id)``, also for a request that has ended
 preemption           a later chunk of the request begins further in front; nobody needs to say so
 a prefix hit         the first chunk of a request begins behind pages that it did not write
 ===================  ==================================================================================
+
+Values are duck-typed: what counts are the attributes of `NewRequest`, `Item`, `Limits`, `Step` and `Chunk`. In a
+regression test they are of classes of the same names, which the test carries along.
 
 Not seen: steps that fail, pages that move or are copied, draft tokens, beams, and cross-attention.
 """
@@ -46,16 +51,16 @@ from .findings import (
     raised,
 )
 from .scheduler_play import Item, Limits, NewRequest, SchedulerPlay
-from .scheduler_workloads import Declaration, SchedulerWorkload, draw, simpler
+from .scheduler_workloads import SchedulerDeclaration, SchedulerWorkload, draw, simpler
 from .wrong_adapter import WrongAdapter
 
 __all__ = [
     "Chunk",
-    "Declaration",
     "Item",
     "Limits",
     "NewRequest",
     "Scheduler",
+    "SchedulerDeclaration",
     "SchedulerWorkload",
     "Step",
     "examine_scheduler",
@@ -100,23 +105,24 @@ class Scheduler(Protocol):
     """What the kit needs of a scheduler."""
 
     def add_request(self, request: NewRequest) -> bool | None:
-        """A client asks. ``False``: the request is refused, since it can never fit."""
+        """A client asks. ``False``: the request is refused, since it can never fit. Every other answer takes it."""
         ...
 
     def schedule(self) -> Step | None:
         """Plans the next step; ``None``: there is nothing to do now. What is planned is run, and `update` told of it,
-        even if there is nothing to do in it."""
+        even if there is nothing to do in it. Three turns in a row that bring nothing to do, while nothing is in flight,
+        are taken for a standstill."""
         ...
 
     def update(self, step: Step, tokens: Mapping[str, int]) -> Iterable[str] | None:
         """The oldest planned ``step`` has run. ``tokens``: what its sampling chunks have sampled, also for requests
-        that have ended meanwhile. Returns the ids of the requests that have ended by it: by `EOS`, or with as many
-        tokens as they asked for."""
+        that have ended meanwhile. Returns the ids of the requests that have ended by it: by the token `EOS` (0, as
+        the kit's device has it), or with as many tokens as they asked for; by this step, not by a later one."""
         ...
 
     def finish(self, request_id: str) -> None:
-        """The client has left: no step is planned for the request any more. The request may be in a step in flight, and
-        may have ended."""
+        """The client has left: no step is planned for the request any more. The request may be in a step in flight, may
+        have ended, and may have been refused."""
         ...
 
 
@@ -202,7 +208,7 @@ PROMISES = {
 
 def examine_scheduler(
     make: MakeScheduler,
-    declared: Declaration | None = None,
+    declared: SchedulerDeclaration | None = None,
     *,
     seed: int = 0,
     workloads: int = WORKLOADS,
@@ -220,20 +226,22 @@ def examine_scheduler(
     Raises:
         WrongAdapter: the adapter lacks a method, or does not speak the protocol.
     """
-    declared = declared or Declaration()
+    declared = declared or SchedulerDeclaration()
     play = partial(play_scheduler, make, declared=declared)
     script = _script(import_of(make, subject), declared)
     return examine(partial(draw, declared), play, simpler, script, seed=seed, workloads=workloads)
 
 
-def play_scheduler(make: MakeScheduler, workload: SchedulerWorkload, declared: Declaration | None = None) -> None:
+def play_scheduler(
+    make: MakeScheduler, workload: SchedulerWorkload, declared: SchedulerDeclaration | None = None
+) -> None:
     """Plays one workload on a new scheduler.
 
     Raises:
         BrokenPromise: with the history as a table.
         WrongAdapter: the adapter does not speak the protocol.
     """
-    declared = declared or Declaration()
+    declared = declared or SchedulerDeclaration()
     first = _error(make, workload, declared, None)
     if first is None:
         return
@@ -246,8 +254,14 @@ def play_scheduler(make: MakeScheduler, workload: SchedulerWorkload, declared: D
     raise raised(error, _table(told)) from error
 
 
+_Told = list[tuple[str, str, str]]
+
+
 def _error(
-    make: MakeScheduler, workload: SchedulerWorkload, declared: Declaration, told: list[tuple[str, str, str]] | None
+    make: MakeScheduler,
+    workload: SchedulerWorkload,
+    declared: SchedulerDeclaration,
+    told: list[tuple[str, str, str]] | None,
 ) -> Exception | None:
     """How a play ends, unless it ends well."""
     try:
@@ -268,7 +282,10 @@ def _fail(promise: str, what: str) -> NoReturn:
 
 
 def _play(
-    make: MakeScheduler, workload: SchedulerWorkload, declared: Declaration, told: list[tuple[str, str, str]] | None
+    make: MakeScheduler,
+    workload: SchedulerWorkload,
+    declared: SchedulerDeclaration,
+    told: list[tuple[str, str, str]] | None,
 ) -> None:
     play = SchedulerPlay(make(workload.limits), workload.limits, declared.settled, declared.missed_free)
     play.told = told
@@ -296,14 +313,14 @@ def _table(told: list[tuple[str, str, str]]) -> Table:
 # -- regression tests ----------------------------------------------------------------------------------------------
 
 
-def _script(imported: tuple[str, str], declared: Declaration) -> Script[SchedulerWorkload]:
+def _script(imported: tuple[str, str], declared: SchedulerDeclaration) -> Script[SchedulerWorkload]:
     """Tests that carry the clients and the device along."""
     line, factory = imported
     head = carried(wrong_adapter, paged_device, scheduler_play)
     return Script(f"{head}\n\n{line}  # noqa: E402\n", partial(_regression, factory, declared))
 
 
-def _regression(factory: str, declared: Declaration, workload: SchedulerWorkload) -> str:
+def _regression(factory: str, declared: SchedulerDeclaration, workload: SchedulerWorkload) -> str:
     lines = [
         f"limits = {workload.limits!r}",
         f"play = SchedulerPlay({factory}(limits), limits, {declared.settled}, {declared.missed_free!r})",

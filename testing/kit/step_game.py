@@ -291,7 +291,27 @@ class StepGame:
         unknown = [key for key in (*frees, *encodes) if key not in self.sizes]
         if unknown:
             raise WrongAdapter(f"plan frees or encodes {unknown!r}; allowed: keys that were asked for")
+        self.check_answers(asked, answers, frees, encodes)
         return answers, frees, encodes
+
+    def check_answers(
+        self, asked: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str]
+    ) -> None:
+        """Whether answers and encodings tell of one step. (What is on the device nowhere is for `judge_step`.)
+
+        Raises:
+            WrongAdapter: they do not.
+        """
+        told: dict[str, set[str]] = {}
+        for (_, _, key, _), answer in zip(asked, answers, strict=True):
+            told.setdefault(key, set()).add(answer)
+        for key, words in told.items():
+            if "encode" in words and key not in encodes and key in self.device and key not in frees:
+                raise WrongAdapter(f"plan answered 'encode' for {key}, and this step does not: allowed is 'hit'")
+            if "hit" in words and "encode" not in words and key in encodes and key not in self.device:
+                raise WrongAdapter(
+                    f"plan answered 'hit' for {key}, which this step encodes: to the first who asks, 'encode'"
+                )
 
     def carry_out(self, frees: list[str], encodes: list[str]) -> None:
         """What the device will hold once the step has run."""

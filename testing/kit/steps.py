@@ -3,7 +3,7 @@
 ::
 
     def test_my_cache_keeps_its_promises():
-        examine_steps(MyAdapter, Declaration(closes=False)).raise_if_any()  # MyAdapter(room) has `StepCache`'s methods
+        examine_steps(MyAdapter).raise_if_any()  # MyAdapter(room) has the methods of `StepCache`
 
 The engine plans steps: in each, requests ask for encoder outputs, and some requests are preempted. The device runs the
 steps in their order, and in each the frees, then the encodings, then the reads. ``docs/adapt_your_cache.md`` has the
@@ -32,14 +32,14 @@ from .findings import (
     raised,
 )
 from .step_game import Broken, StepGame
-from .step_workloads import Declaration, StepWorkload, draw_workload, simpler_workloads
+from .step_workloads import StepDeclaration, StepWorkload, draw_workload, simpler_workloads
 from .wrong_adapter import WrongAdapter, check_methods
 
 __all__ = [
     "PROMISES",
-    "Declaration",
     "MakeStepCache",
     "StepCache",
+    "StepDeclaration",
     "StepPlanned",
     "StepWorkload",
     "Wanted",
@@ -64,7 +64,8 @@ class StepCache(Protocol):
 
         - ``"hit"``: the output is there when the step reads, since an earlier step, or this one, encodes it.
         - ``"encode"``: the same, and this step encodes it, for this request and all that share it.
-        - ``"later"``: no room, or no budget. The request asks again in later steps, or ends.
+        - ``"later"``: no room, or no budget. The request asks again in later steps, or ends. Where nobody holds
+          anything, eight steps in a row that serve nobody and change nothing are taken for a wait for ever.
         - ``"never"``: larger than the whole room.
 
         After ``"hit"`` and ``"encode"`` the request holds the key, once, however often it asks again. ``preempt`` takes
@@ -150,7 +151,7 @@ PROMISES = {
 COLUMNS = ("step", "what happens", "answer", "frees", "encodes", "then on the device")
 
 
-def play_steps(make_cache: MakeStepCache, declared: Declaration, workload: StepWorkload) -> None:
+def play_steps(make_cache: MakeStepCache, declared: StepDeclaration, workload: StepWorkload) -> None:
     """Plays ``workload`` on a new cache, brings it to its end (`StepGame.end`), and checks every promise on the way.
 
     Raises:
@@ -179,7 +180,7 @@ def play_steps(make_cache: MakeStepCache, declared: Declaration, workload: StepW
 
 def examine_steps(
     make_cache: MakeStepCache,
-    declared: Declaration | None = None,
+    declared: StepDeclaration | None = None,
     *,
     seed: int = 0,
     workloads: int = WORKLOADS,
@@ -197,7 +198,7 @@ def examine_steps(
     Raises:
         TypeError: the adapter lacks a method, or does not speak the protocol.
     """
-    declared = declared or Declaration()
+    declared = declared or StepDeclaration()
     script = _script(import_of(make_cache, subject), declared)
     play = partial(play_steps, make_cache, declared)
     return examine(
@@ -205,7 +206,7 @@ def examine_steps(
     )
 
 
-def _check_methods(cache: object, declared: Declaration) -> None:
+def _check_methods(cache: object, declared: StepDeclaration) -> None:
     protocol = "triolet.testing.kit.steps.StepCache"
     check_methods(cache, ("plan", "executed", "release", "finish"), protocol)
     for name, has in (("close", declared.closes), ("reset", declared.resets)):
@@ -213,7 +214,7 @@ def _check_methods(cache: object, declared: Declaration) -> None:
             check_methods(cache, (name,), f"{protocol}, or declare {name}s=False")
 
 
-def _script(imported: tuple[str, str], declared: Declaration) -> Script[StepWorkload]:
+def _script(imported: tuple[str, str], declared: StepDeclaration) -> Script[StepWorkload]:
     """Tests that carry the clients and the device along."""
     line, factory = imported
     prelude = f"{carried(wrong_adapter, step_game)}\n\n{line}  # noqa: E402\n"
