@@ -264,6 +264,17 @@ def test_sound_services_have_no_finding(run):
     result.stdout.fnmatch_lines(["triolet: 5 tests, 250 runs, * faults"])
 
 
+def test_a_thorough_run_is_as_long_whatever_a_mark_says(pytester, monkeypatch):
+    """Without the option, the mark counts."""
+    from triolet.testing import pytest_plugin
+
+    monkeypatch.setattr(pytest_plugin, "_THOROUGH", 30)
+    text = "@pytest.mark.triolet_schedules(runs=20)\nasync def test_it():\n    await trio.sleep(1)\n"
+    pytester.makepyfile(test_it=HEAD + text)
+    result = pytester.runpytest_inprocess(*OPTIONS[:-1], "--triolet-verify")
+    result.stdout.fnmatch_lines(["triolet: 1 tests, 4 runs, 0 faults"])
+
+
 # -- beside others -----------------------------------------------------------------------------------------------------
 
 
