@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from attrs import field, frozen
 
@@ -94,11 +94,14 @@ class Chunk:
 
 @frozen(kw_only=True)
 class Step:
-    """What the device does in one launch, in this order: frees outputs of the encoder, encodes items, runs chunks."""
+    """What the device does in one launch, in this order: frees outputs of the encoder, encodes items, runs chunks.
+    ``own``: whatever the adapter wants to have at hand when `Scheduler.update` gets the step, the engine's plan say.
+    """
 
     chunks: tuple[Chunk, ...] = field(default=(), converter=_chunks)
     encodes: tuple[str, ...] = field(default=(), converter=_keys)
     frees: tuple[str, ...] = field(default=(), converter=_keys)
+    own: Any = field(default=None, repr=False, eq=False)
 
 
 class Scheduler(Protocol):
