@@ -242,7 +242,10 @@ def _unlogged() -> Iterator[None]:
 def _told(report: ProgramReport, test: str) -> str:
     """The failures, each with the command that shows it again."""
     command = f"pytest {_quoted(test)} --triolet-replay"
-    told = [f"{failure}\n  again: {command} {_quoted(repr(failure.case))}" for failure in report.failures]
+    told = [
+        f"{number}. {failure}\n  again: {command} {_quoted(repr(failure.case))}"
+        for number, failure in enumerate(report.failures, 1)
+    ]
     return "\n\n".join([*told, report.counts])
 
 

@@ -49,7 +49,7 @@ class ProgramFailure:
     overtakings: tuple[Overtaking, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.broken.promise}: {self.broken.what}", f"  why it matters: {self.broken.why}"]
+        lines = [f"{self.broken.promise}: {self.broken.what}", f"  Why it matters: {self.broken.why}"]
         lines += [f"  fault: {self.fault}", f"  schedule: {self.schedule}", f"  case: {self.case!r}"]
         return "\n".join(lines)
 
@@ -85,7 +85,8 @@ class ProgramReport:
     failures: list[ProgramFailure] = field(factory=list)
 
     def __str__(self) -> str:
-        return "\n\n".join([*map(str, self.failures), self.counts])
+        told = [f"{number}. {failure}" for number, failure in enumerate(self.failures, 1)]
+        return "\n\n".join([*told, self.counts])
 
     @property
     def counts(self) -> str:

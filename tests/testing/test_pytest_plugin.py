@@ -38,7 +38,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 def failures(result: pytest.RunResult) -> list[str]:
     """The broken promises that a run has told of."""
     told = "\n".join(result.outlines)
-    return re.findall(r"^(.+)\n  why it matters", told, re.MULTILINE)
+    return re.findall(r"^\d+\. (.+)\n  Why it matters", told, re.MULTILINE)
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_planted_fault_is_found_and_the_command_of_its_failure_shows_it_again(
     promise, test = SERVICES[name]
     found = run(test)
     found.assert_outcomes(failed=1)
-    told = [number for number, line in enumerate(found.outlines) if line.startswith(f"{promise}: ")]
+    told = [number for number, line in enumerate(found.outlines) if re.match(rf"\d+\. {re.escape(promise)}: ", line)]
     assert told, "\n".join(found.outlines)
     lines = found.outlines[told[0] :]
     command = next(line for line in lines if line.startswith("  again: "))

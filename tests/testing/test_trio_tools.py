@@ -382,8 +382,8 @@ def test_a_finding_says_what_why_where_and_how_to_see_it_again():
     with pytest.raises(ProgramBroken) as broken:
         check_program(swallows_in_a_task, runs=RUNS)
     for told in (
-        "cancellation comes out: task 'one' was cancelled in swallows_in_a_task.<locals>.worker at test_trio_tools.py:",
-        "why it matters: Timeouts and shutdowns do not stop",
+        "1. cancellation comes out: task 'one' was cancelled in swallows_in_a_task.<locals>.worker at test_trio",
+        "Why it matters: Timeouts and shutdowns do not stop",
         "fault: the whole program is cancelled, just before step 1 of task 'main'",
         "schedule: trio's plain order",
         "case: Case(schedule=InTurn(but=()), fault=Fault(kind=TrioFault.CANCEL, task='main', step=1))",
