@@ -33,7 +33,8 @@ from attrs import frozen
 from triolet import Engine, EngineConfig, LiveText
 from triolet.actors.gpu_runner import torch_executor
 from triolet.actors.worker import Job
-from triolet.testing import SimWorker, run_virtually
+from triolet.testing import SimWorker
+from triolet.testing.trio_tools import run_virtually
 
 CHUNK = 0.1  # seconds
 

@@ -1,7 +1,11 @@
 /* The encoder ledger as a model for Spin: the life of entries (table.pml, made of TRANSITIONS in core/ledger_table.py),
-   the queue of acquires, eviction, the device, a lost generation, and the close. Everything that happens is one message
-   to the ledger, as in actors/encoder_cache.py, so each is atomic. All outputs have the size 1.
+   the queue of acquires, eviction under pressure and after idle time, the device, a lost generation, and the close.
+   Everything that happens is one message to the ledger, as in actors/encoder_cache.py, or one action of the device, so
+   each is atomic. The device acts first, and the ledger hears of it later.
 
+   Not modelled: sizes (all outputs have the size 1), batches of several encodings and their halves, priorities (acquires
+   wait in the order of their arrival), batches that are too large for the memory, the order of eviction (any idle entry
+   may go first), and refusals of what can never fit. The properties in tests/properties/ have these.
    Run by proofs/check.py, which also plants the bugs below (-DBUG_...): the checker must find each. */
 
 #include "table.pml"
@@ -24,12 +28,14 @@ bit failed_alone[KEYS];
 mtype phase[REQUESTS] = away;
 byte taken;
 bit closed;
-bit lost;                    /* a generation was lost: once is enough for every interleaving */
 byte withdrawn;
+bit evicted;                 /* after idle time: once is enough for every interleaving */
 chan queue = [REQUESTS] of { byte };  /* acquires that wait, in order */
 chan to_encode = [KEYS] of { byte };  /* reserved entries, in order */
 chan dispatches = [KEYS] of { byte };   /* what the device was told, in order */
 chan frees = [KEYS] of { byte };
+chan encoded_facts = [KEYS] of { byte, bit };  /* what the device has done, and the ledger has yet to hear */
+chan freed_facts = [KEYS] of { byte };
 
 #define KEY(r) ((r) % KEYS)
 #define HAS(r, k) (r < REQUESTS && KEY(r) == k && (phase[r] == holds || phase[r] == reads))
@@ -52,6 +58,7 @@ inline change(key, what) {
   :: was == reserved && life[key] != reserved -> to_encode ?? eval(key)
   :: else
   fi;
+  if :: life[key] == absent -> failed_alone[key] = 0 :: else fi;  /* the entry is forgotten, and all that it knows */
   was = absent
 }
 
@@ -66,6 +73,8 @@ inline tell_readers(key) {   /* the output is ready: all who hold it may read */
 
 #ifdef BUG_RESURRECTS
 #define MUST_WAIT(k) (life[k] == absent && taken >= ROOM)
+#elif defined(BUG_OVERBOOKS)
+#define MUST_WAIT(k) (life[k] == freeing_state)
 #else
 #define MUST_WAIT(k) (life[k] == freeing_state || (life[k] == absent && taken >= ROOM))
 #endif
@@ -82,7 +91,9 @@ inline serve() {             /* from the first wait on, until one must go on wai
         if :: life[k] == absent -> taken++ :: else fi;
         phase[r] = holds;
         change(k, acquire);
+#ifndef BUG_TELLS_NO_READERS
         if :: life[k] == ready -> tell_readers(k) :: else fi
+#endif
      fi
   :: empty(queue) -> break
   od
@@ -103,10 +114,18 @@ inline count_room() {
 #define EVICTABLE(k) (life[k] == idle)
 #endif
 
+#ifdef BUG_CLOSE_KEEPS_THE_IDLE
+#define PRESSED (room < lacking)
+#else
+#define PRESSED (closed || room < lacking)
+#endif
+
 inline evict_one(key) {
   assert(!ANY(READS, key));  /* no free while held */
-  assert(device[key]);       /* only what is resident is freed */
   change(key, evict);
+#ifdef BUG_FREES_TWICE
+  if :: len(frees) < KEYS - 1 -> frees ! key :: else fi;
+#endif
   frees ! key
 }
 
@@ -114,10 +133,10 @@ inline make_room() {         /* which idle entry goes first is left open: any ma
   do
   :: count_room();
      if
-     :: (closed || room < lacking) && EVICTABLE(0) && !ANY(WAITS, 0) -> evict_one(0)
-     :: (closed || room < lacking) && EVICTABLE(1) && !ANY(WAITS, 1) -> evict_one(1)
+     :: PRESSED && EVICTABLE(0) && !ANY(WAITS, 0) -> evict_one(0)
+     :: PRESSED && EVICTABLE(1) && !ANY(WAITS, 1) -> evict_one(1)
 #if KEYS > 2
-     :: (closed || room < lacking) && EVICTABLE(2) && !ANY(WAITS, 2) -> evict_one(2)
+     :: PRESSED && EVICTABLE(2) && !ANY(WAITS, 2) -> evict_one(2)
 #endif
      :: else -> break
      fi
@@ -132,12 +151,16 @@ inline make_room() {         /* which idle entry goes first is left open: any ma
   fi
 }
 
-inline check() {             /* what the books say is what the device has */
+#define BELIEVED(k) (life[k] == ready || life[k] == idle)
+#define POSSIBLE(k) (BELIEVED(k) || life[k] == encoding || life[k] == freeing_state)
+
+inline check() {             /* what the books say is on the device is there, and nothing that they do not know */
   assert(taken <= ROOM);
   room = 0;
   for (i : 0 .. KEYS - 1) {
     if :: life[i] != absent -> room++ :: else fi;
-    assert(device[i] == (life[i] == ready || life[i] == idle || life[i] == freeing_state));
+    assert(!BELIEVED(i) || device[i]);
+    assert(POSSIBLE(i) || !device[i]);
     assert(!ANY(READS, i) || life[i] == ready)
   }
   assert(taken == room);
@@ -191,24 +214,40 @@ proctype Impatient() {       /* withdraws a few acquires, or none */
 
 proctype Encoder() {
   byte key;
+  bit stored;
   do
   :: atomic {
        nempty(to_encode) ->
        to_encode ? <key>;
        change(key, dispatched);
        dispatches ! key;
+#ifdef BUG_ENCODES_TWICE
+       if :: nfull(dispatches) -> dispatches ! key :: else fi;
+#endif
+       key = 0; check()
+     }
+  :: atomic {                /* the device stores, or fails */
+       nempty(dispatches) && nfull(encoded_facts) ->
+       dispatches ? key;
+       if
+       :: true ->
+          assert(!device[key]);  /* encode once */
+#ifndef BUG_STORES_NOTHING
+          device[key] = 1;
+#endif
+          encoded_facts ! key, 1
+       :: true -> encoded_facts ! key, 0
+       fi;
        key = 0; check()
      }
   :: atomic {
-       dispatches ? key ->
+       encoded_facts ? key, stored ->
        if
-       :: true ->            /* stored */
-          assert(!device[key]);  /* encode once */
-          device[key] = 1;
+       :: stored ->
           failed_alone[key] = 0;
           change(key, encoded);
           if :: life[key] == ready -> tell_readers(key) :: else fi
-       :: true ->            /* failed: tried once more, then its holders are refused */
+       :: else ->            /* failed: tried once more, then its holders are refused */
           if
           :: failed_alone[key] ->
              for (i : 0 .. REQUESTS - 1) {
@@ -218,9 +257,9 @@ proctype Encoder() {
           :: else -> failed_alone[key] = 1
           fi;
           change(key, encode_failed);
-          if :: life[key] == absent -> taken--; failed_alone[key] = 0 :: else fi
+          if :: life[key] == absent -> taken-- :: else fi
        fi;
-       key = 0; decide()
+       key = 0; stored = 0; decide()
      }
   od
 }
@@ -229,12 +268,36 @@ proctype Freer() {
   byte key;
   do
   :: atomic {
-       frees ? key ->
+       nempty(frees) && nfull(freed_facts) ->
+       frees ? key;
+       assert(device[key]);  /* frees hit */
+#ifndef BUG_FREES_NOTHING
        device[key] = 0;
+#endif
+#ifndef BUG_TELLS_OF_NO_FREE
+       freed_facts ! key;
+#endif
+       key = 0; check()
+     }
+  :: atomic {
+       freed_facts ? key ->
        change(key, freed);
+#ifndef BUG_LOSES_ROOM
        taken--;
+#endif
        key = 0; decide()
      }
+  od
+}
+
+proctype Clock() {           /* finds an entry idle for long, once or never */
+  do
+  :: atomic { life[0] == idle && !ANY(WAITS, 0) && !evicted -> evicted = 1; evict_one(0); decide() }
+  :: atomic { life[1] == idle && !ANY(WAITS, 1) && !evicted -> evicted = 1; evict_one(1); decide() }
+#if KEYS > 2
+  :: atomic { life[2] == idle && !ANY(WAITS, 2) && !evicted -> evicted = 1; evict_one(2); decide() }
+#endif
+  :: evicted = 1             /* never again; and time goes on where all others stand still, which Spin takes for an end */
   od
 }
 
@@ -242,16 +305,23 @@ proctype Loss() {            /* the runner restarts, or never does */
   if
   :: atomic {
        true ->
-       lost = 1;
        do :: dispatches ? _ :: empty(dispatches) -> break od;
        do :: frees ? _ :: empty(frees) -> break od;
+       do :: encoded_facts ? _, _ :: empty(encoded_facts) -> break od;
+       do :: freed_facts ? _ :: empty(freed_facts) -> break od;
+#ifndef BUG_LOSS_LEAVES_READERS
        for (r : 0 .. REQUESTS - 1) {
          if :: phase[r] == reads -> phase[r] = holds :: else fi
        }
+#endif
        for (k : 0 .. KEYS - 1) {
          device[k] = 0;
          if
+#ifdef BUG_LOSS_FORGETS_THE_IDLE
+         :: life[k] != absent && life[k] != idle ->
+#else
          :: life[k] != absent ->
+#endif
             change(k, lost_change);
             if :: life[k] == absent -> taken-- :: else fi
          :: else
@@ -285,7 +355,7 @@ init {
   atomic {
     for (i : 0 .. REQUESTS - 1) { run Request(i) }
     i = 0;
-    run Impatient(); run Encoder(); run Freer(); run Loss(); run Close()
+    run Impatient(); run Encoder(); run Freer(); run Clock(); run Loss(); run Close()
   }
 }
 

@@ -1,6 +1,10 @@
 /* The step protocol as a model for Spin: a sound cache manager of a step engine, its requests and its device. A step is
    planned for all requests that ask, in order; up to AHEAD steps are in flight; the device runs a step's frees, then
-   its encodings, then its reads. All outputs have the size 1.
+   its encodings, then its reads.
+
+   It proves that the step protocol can be kept: there is a manager that breaks none of its promises, in any order of
+   events. It proves nothing of an engine; for that there is the kit. Not modelled: sizes (all outputs have the size 1),
+   budgets, encodings that fail, resets, the close, and what is larger than the room.
 
    Run by proofs/check.py, which also plants the bugs below (-DBUG_...): the checker must find each. */
 
@@ -54,16 +58,28 @@ inline plan_for(who) {       /* hit, encode or later */
   k = KEY(who);
   taken();
   if
-  :: listed[k] -> held[who] = 1; wants = wants | BIT(who)
+  :: listed[k] ->
+     held[who] = 1;
+     wants = wants | BIT(who)
+#ifdef BUG_ENCODES_FOR_EACH
+     ; encodes = encodes | BIT(k)
+#endif
   :: else ->
      if
      :: count >= ROOM && IDLE(0) -> listed[0] = 0; frees = frees | BIT(0)
      :: count >= ROOM && IDLE(1) -> listed[1] = 0; frees = frees | BIT(1)
+#if KEYS > 2
+     :: count >= ROOM && IDLE(2) -> listed[2] = 0; frees = frees | BIT(2)
+#endif
      :: else
      fi;
      taken();
      if
+#ifdef BUG_IGNORES_ROOM
+     :: true ->
+#else
      :: count < ROOM ->
+#endif
         listed[k] = 1;
         encodes = encodes | BIT(k);
         held[who] = 1;
@@ -78,7 +94,11 @@ inline preempt(who) {        /* in the plan that served it: it gives everything 
   wants = wants & ~BIT(who);
 #ifndef BUG_PHANTOM
   if
-  :: IN(encodes, KEY(who)) && !ANY(KEY(who)) -> listed[KEY(who)] = 0
+  :: IN(encodes, KEY(who)) && !ANY(KEY(who)) ->
+     listed[KEY(who)] = 0
+#ifdef BUG_FREES_WHAT_IS_CALLED_OFF
+     ; frees = frees | BIT(KEY(who))
+#endif
   :: else
   fi;
 #endif
@@ -106,6 +126,9 @@ proctype Planner() {
 #ifdef BUG_OVERTAKES
           queue ? r;         /* who is told later goes to the end of the queue, and others on */
           if :: later -> queue ! r; later = 0 :: else -> phase[r] = planned fi;
+#elif defined(BUG_FORGETS_WHO_WAITS)
+          queue ? r;
+          if :: later -> later = 0 :: else -> phase[r] = planned fi;
 #else
           if :: later :: else -> queue ? r; phase[r] = planned fi;
 #endif
@@ -128,6 +151,9 @@ proctype Planner() {
        fi;
        for (i : 0 .. REQUESTS - 1) { reading[i] = reading[i] + IN(wants, i) }
        if
+#ifdef BUG_LOSES_STEPS
+       :: frees -> skip
+#endif
        :: frees || encodes || wants -> flight ! frees, encodes, wants
        :: else
        fi;
@@ -189,11 +215,15 @@ proctype Leaver() {          /* clients that leave while they wait, or while a s
   od
 }
 
+proctype Clock() {           /* time goes on where all others stand still, which Spin takes for an end */
+  do :: left = left od
+}
+
 init {
   atomic {
     for (i : 0 .. REQUESTS - 1) { run Request(i) }
     i = 0;
-    run Planner(); run Device(); run Leaver()
+    run Planner(); run Device(); run Leaver(); run Clock()
   }
 }
 

@@ -1,6 +1,7 @@
 """The tools of Triolet's own tests, for yours: a simulated device, deterministic simulation, fault sweeps, a trace
 checker, a conformance kit for encoder caches and model adapters, tiny random checkpoints, and Hypothesis strategies.
 
+What is for any trio program is in `triolet.testing.trio_tools`, and what is for other engines in `triolet.testing.kit`.
 Each name is imported at its first use; some need Hypothesis (``pip install 'triolet[test]'``).
 """
 
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
     from ..core.model import Kind
     from ..core.request import Alignment, Pooling
     from .adapters import ADAPTER_INVARIANTS, check_model_adapter
+    from .cache_game import Answer, EncoderCache, play
     from .cache_workloads import Ask, Encoded, Free, Release, Workload
     from .clients import SCENARIOS, Client, Scenario
-    from .conformance import Answer, EncoderCache, check_encoder_cache, play
+    from .conformance import check_encoder_cache
     from .families import FAMILIES, make_checkpoint
     from .faults import Fault, FaultKind
     from .sim import SimExecutor, SimWorker, sim_engine
@@ -26,27 +28,16 @@ if TYPE_CHECKING:
     from .sweep import Failure, Report, sweep_all, sweep_scenario
     from .tensors import live_bytes
     from .trace import INVARIANTS, InvariantViolation, TraceChecker
-    from .trio_tools import (
-        Batches,
-        Deadlock,
-        InTurn,
-        Listed,
-        Pct,
-        Schedule,
-        TrioChanged,
-        Uniform,
-        run_scheduled,
-        run_virtually,
-    )
 
 _HOMES = {
     "..core.config": "Speculation",
     "..core.model": "Kind",
     "..core.request": "Alignment Pooling",
     ".adapters": "ADAPTER_INVARIANTS check_model_adapter",
+    ".cache_game": "Answer EncoderCache play",
     ".cache_workloads": "Ask Encoded Free Release Workload",
     ".clients": "SCENARIOS Client Scenario",
-    ".conformance": "Answer EncoderCache check_encoder_cache play",
+    ".conformance": "check_encoder_cache",
     ".families": "FAMILIES make_checkpoint",
     ".faults": "Fault FaultKind",
     ".sim": "SimExecutor SimWorker sim_engine",
@@ -56,7 +47,6 @@ _HOMES = {
     ".sweep": "Failure Report sweep_all sweep_scenario",
     ".tensors": "live_bytes",
     ".trace": "INVARIANTS InvariantViolation TraceChecker",
-    ".trio_tools": "Batches Deadlock InTurn Listed Pct Schedule TrioChanged Uniform run_scheduled run_virtually",
 }
 """The module of each name: the first that is asked for imports it, so that a part is had without the others."""
 
@@ -68,34 +58,26 @@ __all__ = [
     "Alignment",
     "Answer",
     "Ask",
-    "Batches",
     "Client",
-    "Deadlock",
     "Encoded",
     "EncoderCache",
     "Failure",
     "Fault",
     "FaultKind",
     "Free",
-    "InTurn",
     "InvariantViolation",
     "Kind",
-    "Listed",
     "Outcome",
-    "Pct",
     "Pooling",
     "Release",
     "Report",
     "Scenario",
-    "Schedule",
     "SimExecutor",
     "SimModel",
     "SimPreparer",
     "SimWorker",
     "Speculation",
     "TraceChecker",
-    "TrioChanged",
-    "Uniform",
     "Workload",
     "check_encoder_cache",
     "check_model_adapter",
@@ -107,8 +89,6 @@ __all__ = [
     "make_checkpoint",
     "play",
     "requests",
-    "run_scheduled",
-    "run_virtually",
     "scenarios",
     "schedules",
     "sim_engine",

@@ -93,9 +93,15 @@ class Injector(StepCounter):
 
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     put_back: Callable[[str, object], None] = lambda *_: None  # a message that an actor was about to read
+    over: bool = False  # the run has ended, and what follows counts no more
     release_failed: bool = False
     _releases_fail: bool = False
     _occasions: int = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """trio calls it."""
+        if not self.over:
+            super().before_task_step(task)
 
     def fire(self, task: trio.lowlevel.Task, fault: Fault) -> None:
         """See `StepCounter.fire`."""

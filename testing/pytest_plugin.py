@@ -155,7 +155,7 @@ def _run(item: pytest.Function, mark: pytest.Mark, test: Callable[..., Any], arg
         report = sweep_program(
             subject,
             kinds=_trio_kinds(faults),
-            runs=options.triolet_runs or mark.kwargs.get("runs") or (_THOROUGH if options.triolet_verify else _QUICK),
+            runs=options.triolet_runs or (_THOROUGH if options.triolet_verify else mark.kwargs.get("runs", _QUICK)),
             seed=options.triolet_seed,
             ignore=mark.kwargs.get("ignore", ()),
         )
@@ -242,7 +242,10 @@ def _unlogged() -> Iterator[None]:
 def _told(report: ProgramReport, test: str) -> str:
     """The failures, each with the command that shows it again."""
     command = f"pytest {_quoted(test)} --triolet-replay"
-    told = [f"{failure}\n  again: {command} {_quoted(repr(failure.case))}" for failure in report.failures]
+    told = [
+        f"{number}. {failure}\n  again: {command} {_quoted(repr(failure.case))}"
+        for number, failure in enumerate(report.failures, 1)
+    ]
     return "\n\n".join([*told, report.counts])
 
 

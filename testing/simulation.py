@@ -2,6 +2,9 @@
 
 ::
 
+    from triolet.testing import SCENARIOS, Fault, FaultKind, simulate
+    from triolet.testing.trio_tools import Uniform
+
     outcome = simulate(SCENARIOS["abort storm"], Uniform(seed=7), Fault(FaultKind.CANCEL, "triolet runner", 12))
 
 `simulate` raises where a promise of the engine is broken: an `InvariantViolation` of the trace, a client that gets a

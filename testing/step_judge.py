@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from attrs import define, field
@@ -18,7 +17,7 @@ from ..core.config import EngineConfig
 from ..core.errors import InvariantViolation
 from ..core.plan import Chunk, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
 from .kit import schedulers as kit
-from .kit.paged_device import BALANCE, PagedDevice, Record
+from .kit.paged_device import BALANCE, PagedDevice
 from .kit.scheduler_play import FREE_FOLLOWS, TERMINAL, describe_step
 from .sim import SimWorker
 from .sim_model import SimModel
@@ -46,6 +45,7 @@ class StepJudge:
     _device: _Device = field(init=False)
     _flights: dict[int, dict[int, int]] = field(factory=dict, init=False)  # by step: the sequence that uses each page
     _starts: dict[int, SequenceStart] = field(factory=dict, init=False)
+    _salts: dict[str, int] = field(factory=dict, init=False)  # of the tokens of each sequence, by its cross slot
     _slots: dict[int, str] = field(factory=dict, init=False)
     _told: list[str] = field(factory=list, init=False)
 
@@ -58,6 +58,7 @@ class StepJudge:
         self._device.told = self._told
         self._slots.clear()
         self._starts.clear()
+        self._salts.clear()
 
     # -- what the worker tells ---------------------------------------------------------------------------------------
 
@@ -125,6 +126,7 @@ class StepJudge:
         for sequence_id in plan.ended:
             self._starts.pop(sequence_id, None)
             self._device.records.pop(str(sequence_id), None)
+            self._salts.pop(str(sequence_id), None)
         self._starts.update({start.sequence_id: start for start in plan.started})
         self._ran(plan)
         if isinstance(result, StepResult):
@@ -165,13 +167,13 @@ class StepJudge:
         start = self._start(part)
         salt = 0 if part.cross_slot is None else 64 * zlib.crc32(self._slots[part.cross_slot].encode())
         items = [
-            SimpleNamespace(key=placeholder.key, size=0, start=first, length=stop - first)
+            kit.Item(placeholder.key, 0, first, stop - first)
             for placeholder in start.placeholders
             for first, stop in placeholder.spans
         ]
-        self._device.records[name] = record = Record(SimpleNamespace(tokens=(), items=items))
-        record.tokens = [salt + token for token in start.token_ids]
-        record.prompt = salt
+        tokens = tuple(salt + token for token in start.token_ids)
+        self._device.add(kit.NewRequest(id=name, tokens=tokens, max_tokens=1, items=tuple(items)))
+        self._salts[name] = salt
 
     def _smear(self, part: Chunk) -> None:
         """What draft tokens and beams write is nobody's prefix."""
@@ -186,7 +188,7 @@ class StepJudge:
         if self._is_search(part) or sampled.token_id is None:
             return
         record, stop = self._device.records[str(part.sequence_id)], part.start + part.length
-        salt = record.prompt
+        salt = self._salts[str(part.sequence_id)]
         record.tokens += [salt + token.token_id for token in (sampled, *sampled.accepted) if token.token_id is not None]
         if sampled.accepted:
             fed = kit.Chunk(str(part.sequence_id), stop, len(sampled.accepted), part.page_table, samples=False)

@@ -18,7 +18,7 @@ import hypothesis.strategies as st
 from ..core.config import Speculation
 from ..core.model import Kind
 from ..core.request import Pooling
-from .cache_workloads import workloads
+from .cache_strategies import workloads
 from .clients import FOREVER, Client, Scenario
 from .sim_model import IMAGE, MOST_IMAGE, START, SimModel
 from .trio_tools.schedules import Listed, Pct, Schedule, Uniform

@@ -8,13 +8,10 @@ from pathlib import Path
 import triolet
 from triolet import testing
 from triolet.core import errors, events
-from triolet.testing import trio_tools
+from triolet.testing import kit, trio_tools
 
 ROOT = Path(__file__).resolve().parents[1]
 SAME = {"InvariantViolation", "Speculation"}  # of triolet.testing: the reference has them as triolet's
-TOOLS = {  # for any trio program; the reference has the schedules as triolet.testing's
-    name for name in trio_tools.__all__ if getattr(trio_tools, name) is not getattr(testing, name, None)
-}
 
 
 def navigation() -> list[str]:
@@ -43,7 +40,8 @@ def test_every_public_name_is_in_the_reference_once():
     """A name that is new: a line ``::: triolet.Name`` on its page in docs/reference/."""
     public = {f"triolet.{name}" for name in triolet.__all__}
     public |= {f"triolet.testing.{name}" for name in testing.__all__ if name not in SAME}
-    public |= {f"triolet.testing.trio_tools.{name}" for name in TOOLS}
+    public |= {f"triolet.testing.trio_tools.{name}" for name in trio_tools.__all__}
+    public |= {f"triolet.testing.kit.{name}" for name in kit.__all__}
     found = [name for name in referenced() if not name.startswith("triolet.core.")]
     assert public - set(found) == set()
     assert sorted(found) == sorted(public)

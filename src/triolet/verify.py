@@ -80,14 +80,14 @@ def verify(
 def _protocol(name: str) -> tuple[Callable[..., Findings], type[Any] | None]:
     """What plays the protocol, and the class of its declarations."""
     if name == "step":
-        from .testing.kit.steps import Declaration, examine_steps
+        from .testing.kit import StepDeclaration, examine_steps
 
-        return examine_steps, Declaration
+        return examine_steps, StepDeclaration
     if name == "scheduler":
-        from .testing.kit import schedulers
+        from .testing.kit import SchedulerDeclaration, examine_scheduler
 
-        return schedulers.examine_scheduler, schedulers.Declaration
-    from .testing.kit.caches import examine_cache
+        return examine_scheduler, SchedulerDeclaration
+    from .testing.kit import examine_cache
 
     return examine_cache, None
 

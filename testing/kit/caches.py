@@ -11,8 +11,8 @@ from attrs import evolve
 
 from ...core import trace
 from ...core.errors import InvariantViolation
+from ..cache_game import MakeCache, play
 from ..cache_workloads import HOLDERS, KEYS, Ask, Encoded, Free, Operation, Release, Workload
-from ..conformance import MakeCache, play
 from .findings import (
     WORKLOADS,
     BrokenPromise,
@@ -27,6 +27,7 @@ from .findings import (
     without_some,
 )
 from .steps import PROMISES as OF_STEPS
+from .wrong_adapter import WrongAdapter
 
 COLUMNS = ("", "what happens")
 
@@ -88,11 +89,14 @@ def play_cache(make_cache: MakeCache, workload: Workload) -> None:
 
     Raises:
         BrokenPromise: the cache broke a promise, or raised an error.
+        WrongAdapter: the adapter does not speak the protocol.
     """
     try:
         play(make_cache, workload)
     except InvariantViolation as broken:
         raise BrokenPromise(PROMISES[broken.invariant], broken.what, _table(map(str, broken.history))) from None
+    except WrongAdapter:
+        raise
     except Exception as error:
         told = getattr(error, "__notes__", [""])[-1].split("\n  ")[1:]
         raise raised(error, _table(iter(told))) from error
@@ -107,7 +111,7 @@ def examine_cache(
 ) -> Findings:
     """Looks for workloads that break the promises of an `EncoderCache`: the worst first. See `examine`."""
     line, factory = import_of(make_cache, subject)
-    prelude = f"from triolet.testing.conformance import Ask, Encoded, Free, Release, Workload, play\n\n{line}\n"
+    prelude = f"from triolet.testing import Ask, Encoded, Free, Release, Workload, play\n\n{line}\n"
     script: Script[Workload] = Script(prelude, lambda workload: f"play({factory}, {workload!r})")
     return examine(
         draw_cache_workload,

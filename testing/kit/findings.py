@@ -15,11 +15,13 @@ a workload may be shrunk to) and a `Script` (how a regression test is written)::
 from __future__ import annotations
 
 import enum
+import inspect
 import random
 import re
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from attrs import field, frozen
@@ -141,7 +143,7 @@ class Finding:
     """One way in which a promise is broken.
 
     ``workload`` is the shrunk workload's ``repr``; ``number`` counts the workloads until it was found, from 1;
-    ``repeats`` is false where the same workload, played again, broke nothing.
+    ``repeats`` is false where the same workload, played again, did not break the promise again.
     """
 
     promise: Promise
@@ -163,7 +165,7 @@ class Finding:
             textwrap.fill(f"Why it matters: {promise.why}", _WIDTH, initial_indent="  ", subsequent_indent="  "),
         ]
         if not self.repeats:
-            again = "Played again, the same workload broke nothing: state of one subject reaches the next."
+            again = "Played again, the same workload did not break this again: state of one subject reaches the next."
             told.append(textwrap.indent(again, "  "))
         if self.table.rows:
             told += ["", textwrap.indent(str(self.table), "  "), ""]
@@ -178,7 +180,8 @@ class Finding:
         """The test alone, without what the tests of a file share. Several of one promise are numbered."""
         words = re.findall(r"[a-z0-9]+", self.promise.name.lower())
         name = "_".join(["test", *words, *([str(number)] if number > 1 else [])])
-        docstring = textwrap.fill(f"{self.what}. {self.promise.why}", _WIDTH - 4).replace("\\", "\\\\")
+        docstring = textwrap.fill(f"{self.what}. {self.promise.why}", _WIDTH - 4)
+        docstring = docstring.replace("\\", "\\\\").replace('"', '\\"')
         body = textwrap.indent(f'"""{docstring}"""\n{self.script.body(self.shrunk)}', "    ")
         return f"def {name}():\n{body}\n"
 
@@ -312,6 +315,21 @@ def _shrink(
         if again is not None:
             workload, broken, candidates = candidate, again, iter(simpler(candidate))
     return workload, broken
+
+
+def carried(*modules: ModuleType) -> str:
+    """The text of modules that a regression test carries along, as one: without their docstrings, and without imports
+    of each other."""
+    imports, texts = set(), []
+    for module in modules:
+        lines = inspect.getsource(module).split('"""', 2)[2].splitlines()
+        of_python = {line for line in lines if re.match(r"(from \w|import )", line)}
+        imports |= of_python
+        texts.append(
+            "\n".join(line for line in lines if line not in of_python and not line.startswith("from .")).strip()
+        )
+    ordered = sorted(imports, key=lambda line: ("__future__" not in line, line))
+    return "\n".join([ordered[0], "", *ordered[1:]]) + "\n\n" + "\n\n\n".join(texts) + "\n"
 
 
 def import_of(make: Callable[..., Any], subject: str | None) -> tuple[str, str]:

@@ -1,46 +1,47 @@
 """Triolet's own encoder ledger behind the step protocol. Its encode batches have a budget of their own, so that a step
 has none; it asserts that everything is given back once::
 
-    triolet verify triolet.testing.kit.ledger:LedgerSteps --declare budgets=no --declare repeats=no
+    triolet verify triolet.testing.kit.ledger:LedgerSteps --declare budgets=no --declare repeats=no \
+        --declare evicts_within_step=no
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from ...core.ledger import EncoderLedger, Hold
 from ...core.ledger_table import State
-from .steps import Declaration, StepPlanned, Wanted
+from .steps import StepDeclaration, StepPlanned, Wanted
 
-DECLARED = Declaration(budgets=False, repeats=False)
+DECLARED = StepDeclaration(budgets=False, repeats=False, evicts_within_step=False)
 
 
 class LedgerSteps:
-    """`EncoderLedger` as a `StepCache`. A step frees before it encodes: what it frees is free once it is planned."""
+    """`EncoderLedger` as a `StepCache`. What a step frees is free when the step has run."""
 
     def __init__(self, room: int) -> None:
-        self.ledger, self.steps = EncoderLedger(room), deque[list[str]]()
-        self.acquire = partial(self.ledger.acquire, embeddings=1, payload=None)
+        self.ledger, self.steps = EncoderLedger(room), deque[tuple[list[str], list[str]]]()
         self.release, self.close = partial(self.ledger.release, now=0.0), partial(self.ledger.close, now=0.0)
 
     def ask(self, request: str, key: str, size: int) -> str:
-        if not self.ledger.holds(request, key) and self.acquire(request, key, size=size).refused:
+        holds, acquire = self.ledger.holds, self.ledger.acquire
+        if not holds(request, key) and acquire(request, key, size=size, embeddings=1, payload=None).refused:
             return "never"
         waits = Hold(request, key) in self.ledger.waiting()
         return "later" if waits else "encode" if self.ledger.state(key) is State.RESERVED else "hit"
 
     def plan(self, wanted: Sequence[Wanted], budget: int) -> StepPlanned:  # noqa: ARG002
-        does: dict[str, Callable[..., str | None]] = {"ask": self.ask, "preempt": self.finish}
-        answers = [does[word](*told) for word, *told in wanted]
-        frees = [key for key, (state, *_) in self.ledger.entries().items() if state is State.FREEING]
-        self.ledger.freed(frees)
-        self.steps.append([job.key for job in self.ledger.take_encode_batch()])
-        return [answer for answer in answers if answer], frees, self.steps[-1]
+        answers = [told for word, *one in wanted if (told := (self.ask if word == "ask" else self.finish)(*one))]
+        freeing = [key for key, (state, *_) in self.ledger.entries().items() if state is State.FREEING]
+        frees = [key for key in freeing if not any(key in planned for planned, _ in self.steps)]
+        self.steps.append((frees, [job.key for job in self.ledger.take_encode_batch()]))
+        return answers, *self.steps[-1]
 
     def executed(self, failed: Sequence[str]) -> None:
-        self.ledger.encoded([key for key in self.steps.popleft() if key not in failed], now=0.0)
+        self.ledger.freed(self.steps[0][0])
+        self.ledger.encoded([key for key in self.steps.popleft()[1] if key not in failed], now=0.0)
         for holder, key in [(holder, lost) for lost in failed for holder in self.ledger.entries()[lost][1]]:
             self.release(holder, key)
         self.ledger.encode_failed(failed, RuntimeError("failed"))

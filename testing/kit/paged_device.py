@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-EOS = 0  # the token that ends a request
+EOS = 0
+"""The token that ends a request."""
 
 GIVEN_AWAY = "no page is given away in use"
 SHARED_WRITTEN = "no shared page is written"
@@ -38,7 +39,6 @@ class Record:
 
     def __init__(self, request: Any) -> None:
         self.tokens = list(request.tokens)
-        self.prompt = len(self.tokens)
         self.seen = {item.start + row: (item.key, row) for item in request.items for row in range(item.length)}
         self.sizes = {item.key: item.size for item in request.items}
         self.fingerprints: list[int] = []  # of the positions, as far as they were needed
@@ -84,7 +84,10 @@ class PagedDevice:
         for key in step.frees:
             self.free(key)
         for key in step.encodes:
-            self.encode(key, next(record.sizes[key] for record in self.records.values() if key in record.sizes))
+            sizes = [record.sizes[key] for record in self.records.values() if key in record.sizes]
+            if not sizes:
+                self.fail(BALANCE, f"a step encodes {key}, which no request has")
+            self.encode(key, sizes[0])
         for chunk in step.chunks:
             self.write(chunk)
         tokens = {}
@@ -136,7 +139,7 @@ class PagedDevice:
         """A chunk writes its positions."""
         record, size, stop = self.records[chunk.request], self.page_size, chunk.start + chunk.length
         if chunk.start != record.verified:
-            record.verified = 0  # it starts anew, behind pages that it takes for computed
+            record.verified, record.began = 0, -1  # it starts anew, behind pages that it takes for computed
         true = record.upto(stop)
         for position in range(chunk.start, stop):
             page = chunk.pages[position // size]

@@ -1,14 +1,16 @@
 """One workload played with a scheduler: its clients and its device, and what the scheduler may not do.
 
-Regression tests carry the text of this module and of `paged_device`, so it imports nothing else of Triolet.
+Regression tests carry the text of this module and of `paged_device`, so it imports nothing else of Triolet, and its
+values are dataclasses.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from .paged_device import BALANCE, EOS, PagedDevice, Record, sampled
+from .wrong_adapter import WrongAdapter, as_texts, check_methods
 
 ALWAYS_FREED = "always freed eventually"
 STARVES = "nobody starves"
@@ -19,12 +21,48 @@ REFUSED = "what fits is not refused"
 IDLE = 3  # calls of schedule() that plan nothing, while nothing is in flight, after which nobody can be served any more
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the scheduler has. ``room`` and the sizes of items are in units of the encoder cache. A request runs alone
+    where the pages suffice for its prompt and all but the last token that it asks for, and the room for each item."""
+
+    pages: int
+    page_size: int
+    max_step_tokens: int
+    max_running: int
+    room: int
+    steps_in_flight: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image, or audio: ``length`` positions from ``start`` on read its encoder output. Equal keys, equal content and
+    size. A request may have one item twice."""
+
+    key: str
+    size: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRequest:
+    """``max_tokens``: how many tokens it asks for; it ends earlier with `EOS`. The smallest ``priority`` is first."""
+
+    id: str
+    tokens: tuple[int, ...]
+    max_tokens: int
+    items: tuple[Item, ...] = ()
+    priority: int = 0
+
+
 class SchedulerPlay:
     """Plays clients and device. ``settled``: the scheduler gives a page to another request only when the steps that use
     it are done. ``told`` gets a row for each thing that happens: what the clients and the device do, what the scheduler
     does, what is on the device then; ``None``: nobody reads it."""
 
     def __init__(self, scheduler: Any, limits: Any, settled: bool = False, missed_free: str = "fault") -> None:
+        check_methods(scheduler, ("add_request", "schedule", "update", "finish"), "triolet.testing.kit.Scheduler")
         self.scheduler = scheduler
         self.limits = limits
         self.settled = settled
@@ -84,7 +122,7 @@ class SchedulerPlay:
         """The next step is planned, if another one may be in flight. False: there is nothing to do in it."""
         if len(self.flights) >= self.limits.steps_in_flight:
             return False
-        step = self.scheduler.schedule()
+        step = checked(self.scheduler.schedule())
         if self.told is not None:
             self.tell("plan", "nothing" if step is None else describe_step(step))
         if step is None:
@@ -106,12 +144,15 @@ class SchedulerPlay:
             if chunk.request in self.live and self.reached[chunk.request] < stop <= self.most(chunk.request):
                 self.reached[chunk.request], further = stop, True
         self.stuck = 0 if further else self.stuck + 1
-        ended = tuple(self.scheduler.update(step, tokens) or ())
+        answer = self.scheduler.update(step, tokens)
+        ended = () if answer is None else tuple(as_texts(answer, "what update returned"))
         if self.told is not None:
             got = "".join(f", {request} gets {token}" for request, token in tokens.items())
             self.told[-1] = (f"run{got}", told_ends(ended), self.device_holds())
         for request_id in ended:
             self.end(request_id)
+        for request_id in tokens:
+            self.judge_end(request_id)
         return has_work(step)
 
     def most(self, request_id: str) -> int:
@@ -121,15 +162,32 @@ class SchedulerPlay:
 
     def end(self, request_id: str) -> None:
         """The scheduler says that a request has ended."""
+        if request_id not in self.device.records:
+            self.fail(TERMINAL, f"{request_id} is said to end, and it is not known")
         if request_id in self.left:
             self.left.remove(request_id)
             return
         if request_id not in self.live:
             self.fail(TERMINAL, f"{request_id} is said to end, and it has ended already")
+        got = self.got(request_id)
         request = self.live.pop(request_id)
-        got = self.device.records[request_id].tokens[len(request.tokens) :]
         if EOS not in got and len(got) < request.max_tokens:
             self.fail(TERMINAL, f"{request_id} ends with {len(got)} of {request.max_tokens} tokens, and no end-of-text")
+
+    def got(self, request_id: str) -> list[int]:
+        """The tokens that a request has got so far."""
+        tokens: list[int] = self.device.records[request_id].tokens
+        return tokens[len(self.live[request_id].tokens) :]
+
+    def judge_end(self, request_id: str) -> None:
+        """Whether a request goes on that has all that it gets."""
+        if request_id not in self.live:
+            return
+        got, most = self.got(request_id), self.live[request_id].max_tokens
+        if EOS in got:
+            self.fail(TERMINAL, f"{request_id} has got the end-of-text ({EOS}), and is not said to end")
+        if len(got) >= most:
+            self.fail(TERMINAL, f"{request_id} has got {len(got)} of {most} tokens, and is not said to end")
 
     def device_holds(self) -> str:
         """The encoder outputs that are on the device."""
@@ -157,7 +215,8 @@ class SchedulerPlay:
         """Whether there are a request, tokens and pages for a chunk."""
         name, stop = chunk.request, chunk.start + chunk.length
         if name not in self.live:
-            self.fail(TERMINAL, f"a step runs {name}, which has ended")
+            why = "has ended" if name in self.device.records else "is not known"
+            self.fail(TERMINAL, f"a step runs {name}, which {why}")
         if chunk.length < 1 or chunk.start < 0 or stop > self.known[name]:
             what = f"positions {chunk.start} to {stop - 1} of {name}, which has {self.known[name]} tokens"
             self.fail(BALANCE, f"a step feeds {what}")
@@ -168,6 +227,11 @@ class SchedulerPlay:
             self.fail(BALANCE, f"there are {self.limits.pages} pages, and steps use {sorted(self.seen)}")
         if chunk.samples and stop < len(self.live[name].tokens):
             self.fail(BALANCE, f"a token of {name} is sampled in the middle of its prompt, behind position {stop - 1}")
+        if chunk.samples and stop > self.most(name):
+            most = self.live[name].max_tokens
+            self.fail(
+                TERMINAL, f"a step samples token {stop - self.most(name) + most} of {name}, which asks for {most}"
+            )
         if chunk.samples and stop == self.known[name]:
             self.known[name] += 1
 
@@ -236,7 +300,7 @@ class SchedulerPlay:
         limits = self.limits
         self.serve_alone(asked("all pages", (5,) * (limits.pages * limits.page_size)), before)
         if limits.room:
-            whole = SimpleNamespace(key="whole", size=limits.room, start=0, length=1)
+            whole = Item("whole", limits.room, 0, 1)
             self.serve_alone(asked("the whole room", (9, 5), items=(whole,)), before)
 
     def serve_alone(self, request: Any, before: str) -> None:
@@ -254,13 +318,32 @@ class SchedulerPlay:
 
 
 def asked(
-    name: str, tokens: tuple[int, ...], priority: int = 0, items: tuple[Any, ...] = (), max_tokens: int = 1
-) -> Any:
+    name: str, tokens: tuple[int, ...], priority: int = 0, items: tuple[Item, ...] = (), max_tokens: int = 1
+) -> NewRequest:
     """A request of the kit's own."""
-    return SimpleNamespace(id=name, tokens=tokens, max_tokens=max_tokens, priority=priority, items=items)
+    return NewRequest(id=name, tokens=tokens, max_tokens=max_tokens, priority=priority, items=items)
 
 
-def lasting(name: str, steps: int, priority: int) -> Any:
+def checked(step: Any) -> Any:
+    """What the scheduler has planned: a step, or nothing.
+
+    Raises:
+        WrongAdapter: it is neither.
+    """
+    if step is None:
+        return None
+    if not all(hasattr(step, name) for name in ("chunks", "encodes", "frees")):
+        raise WrongAdapter(f"schedule returned {step!r}; allowed: None, or a step with chunks, encodes and frees")
+    for chunk in step.chunks:
+        if not all(hasattr(chunk, name) for name in ("request", "start", "length", "pages", "samples")):
+            told = f"schedule returned the chunk {chunk!r}"
+            raise WrongAdapter(f"{told}; allowed: chunks with request, start, length, pages and samples")
+    as_texts(step.encodes, "what a step encodes")
+    as_texts(step.frees, "what a step frees")
+    return step
+
+
+def lasting(name: str, steps: int, priority: int) -> NewRequest:
     """A request for so many tokens, which does not end before."""
     for first in range(3, 1000):
         request = asked(name, (first,), priority, max_tokens=steps)

@@ -7,14 +7,14 @@ caches hit, and would hit wrongly.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
-from typing import Literal
 
-import attrs
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen, validators
 
 from .findings import without_some
 from .paged_device import EOS, Record, sampled
+from .scheduler_play import Item, Limits, NewRequest
 
 Operation = tuple[str, int]
 """``ask`` and ``leave`` of a request, by its number; ``plan``, ``run`` and ``storm``, with 0."""
@@ -23,7 +23,7 @@ _PLACEHOLDER = 9  # the token at a position of an item
 
 
 @frozen(kw_only=True)
-class Declaration:
+class SchedulerDeclaration:
     """What the scheduler does not promise, or promises beyond the others. A declaration turns off one check, or what
     workloads have, and nothing else.
 
@@ -37,58 +37,20 @@ class Declaration:
             are also read by others than the steps, by a transfer to the host say, or that runs a failed step again. The
             device runs steps in order, so most engines need not wait.
         missed_free: ``"harmless"`` for a runner that takes a free of what it does not have for nothing.
-        refuses: workloads have requests that can never fit, which are to be refused. Without it none has.
+        refuses: workloads have requests that can never fit, which are to be refused. Without it none has. It is the
+            exception here, since most engines refuse before their scheduler hears of a request; an item that is larger
+            than the encoder cache is known to its manager alone, so that the steps' declaration has it by default.
         page_size: the smallest that the scheduler can have.
     """
 
-    steps_in_flight: int = 2
+    steps_in_flight: int = field(default=2, validator=validators.in_((1, 2)))
     items: bool = True
     priorities: bool = True
     fair: bool = True
     settled: bool = False
-    missed_free: Literal["harmless", "fault"] = "fault"
+    missed_free: str = field(default="fault", validator=validators.in_(("fault", "harmless")))
     refuses: bool = False
-    page_size: int = 1
-
-
-@frozen(kw_only=True)
-class Limits:
-    """What the scheduler has. ``room`` and the sizes of items are in units of the encoder cache. A request runs alone
-    where the pages suffice for its prompt and all but the last token that it asks for, and the room for each item."""
-
-    pages: int
-    page_size: int
-    max_step_tokens: int
-    max_running: int
-    room: int
-    steps_in_flight: int
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Of the fields."""
-        return tuple(one.name for one in attrs.fields(cls))
-
-
-@frozen
-class Item:
-    """An image, or audio: ``length`` positions from ``start`` on read its encoder output. Equal keys, equal content and
-    size. A request may have one item twice."""
-
-    key: str
-    size: int
-    start: int
-    length: int
-
-
-@frozen(kw_only=True)
-class NewRequest:
-    """``max_tokens``: how many tokens it asks for; it ends earlier with `EOS`. The smallest ``priority`` is first."""
-
-    id: str
-    tokens: tuple[int, ...]
-    max_tokens: int
-    items: tuple[Item, ...] = ()
-    priority: int = 0
+    page_size: int = field(default=1, validator=validators.ge(1))
 
 
 @frozen(kw_only=True)
@@ -103,7 +65,7 @@ class SchedulerWorkload:
 # -- drawn by chance -----------------------------------------------------------------------------------------------
 
 
-def draw(declared: Declaration, random: Random) -> SchedulerWorkload:
+def draw(declared: SchedulerDeclaration, random: Random) -> SchedulerWorkload:
     """A workload of random numbers."""
     page_size = declared.page_size * random.choice((1, 2, 4) if declared.page_size < 4 else (1,))
     limits = Limits(
@@ -118,7 +80,7 @@ def draw(declared: Declaration, random: Random) -> SchedulerWorkload:
     return SchedulerWorkload(limits=limits, requests=requests, operations=_operations(declared, len(requests), random))
 
 
-def _requests(declared: Declaration, limits: Limits, random: Random) -> tuple[NewRequest, ...]:
+def _requests(declared: SchedulerDeclaration, limits: Limits, random: Random) -> tuple[NewRequest, ...]:
     longest = max(6, limits.pages * limits.page_size // 2)
     bases = [[random.randint(1, 2) for _ in range(longest)] for _ in range(2)]
     sizes = [random.randint(1, limits.room) if limits.room else 0 for _ in range(3)]
@@ -132,7 +94,7 @@ def _requests(declared: Declaration, limits: Limits, random: Random) -> tuple[Ne
         if declared.refuses and random.random() < 0.1:
             tokens = (*tokens, *[1] * (most + 1 - len(tokens)))
         elif declared.refuses and items and random.random() < 0.1:
-            items = (evolve(items[0], key="huge", size=limits.room + 1), *items[1:])
+            items = (replace(items[0], key="huge", size=limits.room + 1), *items[1:])
         left = max(1, most + 1 - len(tokens))
         found.append(
             NewRequest(
@@ -173,7 +135,7 @@ def answer(request: NewRequest) -> tuple[int, ...]:
     return tuple(record.tokens[len(request.tokens) :])
 
 
-def _operations(declared: Declaration, requests: int, random: Random) -> tuple[Operation, ...]:
+def _operations(declared: SchedulerDeclaration, requests: int, random: Random) -> tuple[Operation, ...]:
     operations: list[Operation] = []
     for number in range(requests):
         operations.append(("ask", number))
@@ -214,7 +176,7 @@ def _smaller(limits: Limits) -> Iterator[Limits]:
     least = {"steps_in_flight": 1, "max_running": 1, "room": min(1, limits.room), "pages": 1}
     for name, allowed in least.items():
         if getattr(limits, name) > allowed:
-            yield evolve(limits, **{name: getattr(limits, name) - 1})
+            yield replace(limits, **{name: getattr(limits, name) - 1})
 
 
 def _fits(request: NewRequest, limits: Limits) -> bool:
@@ -232,27 +194,27 @@ def _without_strangers(workload: SchedulerWorkload) -> SchedulerWorkload:
         if what in {"ask", "leave"} and number not in numbers:
             continue
         operations.append((what, numbers.get(number, 0) if what in {"ask", "leave"} else 0))
-    requests = tuple(evolve(workload.requests[number], id=f"r{new}") for number, new in numbers.items())
+    requests = tuple(replace(workload.requests[number], id=f"r{new}") for number, new in numbers.items())
     return evolve(workload, requests=requests, operations=tuple(operations))
 
 
 def _simpler_requests(request: NewRequest, limits: Limits) -> Iterator[NewRequest]:
     for items in without_some(request.items):
-        yield evolve(request, items=items)
+        yield replace(request, items=items)
     if request.priority:
-        yield evolve(request, priority=0)
+        yield replace(request, priority=0)
     if request.max_tokens > 1:
-        yield evolve(request, max_tokens=1)
-        yield evolve(request, max_tokens=request.max_tokens - 1)
+        yield replace(request, max_tokens=1)
+        yield replace(request, max_tokens=request.max_tokens - 1)
     last = max((item.start + item.length for item in request.items), default=0)
     for length in sorted({len(request.tokens) // 2, len(request.tokens) - limits.page_size, len(request.tokens) - 1}):
         if last < length < len(request.tokens) and length >= 1:
-            yield evolve(request, tokens=request.tokens[:length])
+            yield replace(request, tokens=request.tokens[:length])
     first = min((item.start for item in request.items), default=len(request.tokens) - 1)
     for cut in sorted({first, limits.page_size, 1}, reverse=True):
         if 0 < cut <= first:
-            items = tuple(evolve(item, start=item.start - cut) for item in request.items)
-            yield evolve(request, tokens=request.tokens[cut:], items=items)
+            items = tuple(replace(item, start=item.start - cut) for item in request.items)
+            yield replace(request, tokens=request.tokens[cut:], items=items)
     plain = (1,) * len(request.tokens)
     if request.tokens != plain and not request.items:
-        yield evolve(request, tokens=plain)
+        yield replace(request, tokens=plain)

@@ -1,5 +1,7 @@
 """Is your scheduler sound? The subject is a whole one, with its pages and its encoder cache::
 
+    from triolet.testing.kit import EOS, Chunk, Step, examine_scheduler
+
     findings = examine_scheduler(MyAdapter)  # MyAdapter(limits) has the four methods of `Scheduler`
     print(findings)
 
@@ -19,21 +21,21 @@ preemption           a later chunk of the request begins further in front; nobod
 a prefix hit         the first chunk of a request begins behind pages that it did not write
 ===================  ==================================================================================
 
+Values are duck-typed: what counts are the attributes of `NewRequest`, `Item`, `Limits`, `Step` and `Chunk`. In a
+regression test they are of classes of the same names, which the test carries along.
+
 Not seen: steps that fail, pages that move or are copied, draft tokens, beams, and cross-attention.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import ModuleType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from attrs import field, frozen
 
-from . import paged_device, scheduler_play
+from . import paged_device, scheduler_play, wrong_adapter
 from .findings import (
     RAISES_NOTHING,
     WORKLOADS,
@@ -43,20 +45,22 @@ from .findings import (
     Script,
     Severity,
     Table,
+    carried,
     examine,
     import_of,
     raised,
 )
-from .scheduler_play import SchedulerPlay
-from .scheduler_workloads import Declaration, Item, Limits, NewRequest, SchedulerWorkload, draw, simpler
+from .scheduler_play import Item, Limits, NewRequest, SchedulerPlay
+from .scheduler_workloads import SchedulerDeclaration, SchedulerWorkload, draw, simpler
+from .wrong_adapter import WrongAdapter
 
 __all__ = [
     "Chunk",
-    "Declaration",
     "Item",
     "Limits",
     "NewRequest",
     "Scheduler",
+    "SchedulerDeclaration",
     "SchedulerWorkload",
     "Step",
     "examine_scheduler",
@@ -90,34 +94,38 @@ class Chunk:
 
 @frozen(kw_only=True)
 class Step:
-    """What the device does in one launch, in this order: frees outputs of the encoder, encodes items, runs chunks."""
+    """What the device does in one launch, in this order: frees outputs of the encoder, encodes items, runs chunks.
+    ``own``: whatever the adapter wants to have at hand when `Scheduler.update` gets the step, the engine's plan say.
+    """
 
     chunks: tuple[Chunk, ...] = field(default=(), converter=_chunks)
     encodes: tuple[str, ...] = field(default=(), converter=_keys)
     frees: tuple[str, ...] = field(default=(), converter=_keys)
+    own: Any = field(default=None, repr=False, eq=False)
 
 
 class Scheduler(Protocol):
     """What the kit needs of a scheduler."""
 
     def add_request(self, request: NewRequest) -> bool | None:
-        """A client asks. ``False``: the request is refused, since it can never fit."""
+        """A client asks. ``False``: the request is refused, since it can never fit. Every other answer takes it."""
         ...
 
     def schedule(self) -> Step | None:
         """Plans the next step; ``None``: there is nothing to do now. What is planned is run, and `update` told of it,
-        even if there is nothing to do in it."""
+        even if there is nothing to do in it. Three turns in a row that bring nothing to do, while nothing is in flight,
+        are taken for a standstill."""
         ...
 
     def update(self, step: Step, tokens: Mapping[str, int]) -> Iterable[str] | None:
         """The oldest planned ``step`` has run. ``tokens``: what its sampling chunks have sampled, also for requests
-        that have ended meanwhile. Returns the ids of the requests that have ended by it: by `EOS`, or with as many
-        tokens as they asked for."""
+        that have ended meanwhile. Returns the ids of the requests that have ended by it: by the token `EOS` (0, as
+        the kit's device has it), or with as many tokens as they asked for; by this step, not by a later one."""
         ...
 
     def finish(self, request_id: str) -> None:
-        """The client has left: no step is planned for the request any more. The request may be in a step in flight, and
-        may have ended."""
+        """The client has left: no step is planned for the request any more. The request may be in a step in flight, may
+        have ended, and may have been refused."""
         ...
 
 
@@ -203,7 +211,7 @@ PROMISES = {
 
 def examine_scheduler(
     make: MakeScheduler,
-    declared: Declaration | None = None,
+    declared: SchedulerDeclaration | None = None,
     *,
     seed: int = 0,
     workloads: int = WORKLOADS,
@@ -217,30 +225,53 @@ def examine_scheduler(
         seed: of the workloads.
         workloads: how many are played; a thousand of a small scheduler take about a second.
         subject: what regression tests import, ``package.module:factory``; by default where ``make`` was defined.
+
+    Raises:
+        WrongAdapter: the adapter lacks a method, or does not speak the protocol.
     """
-    declared = declared or Declaration()
+    declared = declared or SchedulerDeclaration()
     play = partial(play_scheduler, make, declared=declared)
     script = _script(import_of(make, subject), declared)
     return examine(partial(draw, declared), play, simpler, script, seed=seed, workloads=workloads)
 
 
-def play_scheduler(make: MakeScheduler, workload: SchedulerWorkload, declared: Declaration | None = None) -> None:
+def play_scheduler(
+    make: MakeScheduler, workload: SchedulerWorkload, declared: SchedulerDeclaration | None = None
+) -> None:
     """Plays one workload on a new scheduler.
 
     Raises:
         BrokenPromise: with the history as a table.
+        WrongAdapter: the adapter does not speak the protocol.
     """
-    declared = declared or Declaration()
+    declared = declared or SchedulerDeclaration()
+    first = _error(make, workload, declared, None)
+    if first is None:
+        return
+    told: list[tuple[str, str, str]] = []
+    error = _error(make, workload, declared, told) or first  # played again, and told
+    if isinstance(error, WrongAdapter):
+        raise error
+    if isinstance(error, _Broken):
+        raise BrokenPromise(PROMISES[error.promise], error.what, _table(told))
+    raise raised(error, _table(told)) from error
+
+
+_Told = list[tuple[str, str, str]]
+
+
+def _error(
+    make: MakeScheduler,
+    workload: SchedulerWorkload,
+    declared: SchedulerDeclaration,
+    told: list[tuple[str, str, str]] | None,
+) -> Exception | None:
+    """How a play ends, unless it ends well."""
     try:
-        _play(make, workload, declared, None)
-    except Exception:  # noqa: BLE001  (played again, and told)
-        told: list[tuple[str, str, str]] = []
-        try:
-            _play(make, workload, declared, told)
-        except _Broken as broken:
-            raise BrokenPromise(PROMISES[broken.promise], broken.what, _table(told)) from None
-        except Exception as error:
-            raise raised(error, _table(told)) from error
+        _play(make, workload, declared, told)
+    except Exception as error:  # noqa: BLE001  (a finding)
+        return error
+    return None
 
 
 class _Broken(Exception):
@@ -254,7 +285,10 @@ def _fail(promise: str, what: str) -> NoReturn:
 
 
 def _play(
-    make: MakeScheduler, workload: SchedulerWorkload, declared: Declaration, told: list[tuple[str, str, str]] | None
+    make: MakeScheduler,
+    workload: SchedulerWorkload,
+    declared: SchedulerDeclaration,
+    told: list[tuple[str, str, str]] | None,
 ) -> None:
     play = SchedulerPlay(make(workload.limits), workload.limits, declared.settled, declared.missed_free)
     play.told = told
@@ -282,44 +316,24 @@ def _table(told: list[tuple[str, str, str]]) -> Table:
 # -- regression tests ----------------------------------------------------------------------------------------------
 
 
-def _script(imported: tuple[str, str], declared: Declaration) -> Script[SchedulerWorkload]:
+def _script(imported: tuple[str, str], declared: SchedulerDeclaration) -> Script[SchedulerWorkload]:
     """Tests that carry the clients and the device along."""
     line, factory = imported
-    texts = "\n\n".join(_text_of(module) for module in (paged_device, scheduler_play))
-    head = "from __future__ import annotations\n\nfrom types import SimpleNamespace\nfrom typing import Any, NoReturn\n"
-    return Script(f"{head}\n{line}\n\n{texts}", partial(_regression, factory, declared))
+    head = carried(wrong_adapter, paged_device, scheduler_play)
+    return Script(f"{head}\n\n{line}  # noqa: E402\n", partial(_regression, factory, declared))
 
 
-def _text_of(module: ModuleType) -> str:
-    """The module's text without its docstring and imports."""
-    text = inspect.getsource(module)
-    text = text.split('"""', 2)[2]
-    return re.sub(r"^from .*\n", "", text, flags=re.MULTILINE).strip() + "\n"
-
-
-def _regression(factory: str, declared: Declaration, workload: SchedulerWorkload) -> str:
-    limits = ", ".join(f"{name}={getattr(workload.limits, name)}" for name in workload.limits.names())
+def _regression(factory: str, declared: SchedulerDeclaration, workload: SchedulerWorkload) -> str:
     lines = [
-        f"limits = SimpleNamespace({limits})",
+        f"limits = {workload.limits!r}",
         f"play = SchedulerPlay({factory}(limits), limits, {declared.settled}, {declared.missed_free!r})",
     ]
     for what, number in workload.operations:
         match what:
             case "ask":
-                lines.append(f"play.ask({_plain(workload.requests[number])})")
+                lines.append(f"play.ask({workload.requests[number]!r})")
             case "leave":
                 lines.append(f"play.finish({workload.requests[number].id!r})")
             case _:
                 lines.append(f"play.{what}()")
     return "\n".join([*lines, "play.serve_everybody()", "play.look_for_leaks()"])
-
-
-def _plain(request: NewRequest) -> str:
-    items = "".join(
-        f"SimpleNamespace(key={item.key!r}, size={item.size}, start={item.start}, length={item.length}), "
-        for item in request.items
-    )
-    return (
-        f"SimpleNamespace(id={request.id!r}, tokens={request.tokens!r}, max_tokens={request.max_tokens}, "
-        f"priority={request.priority}, items=({items}))"
-    )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from .wrong_adapter import WrongAdapter, as_texts
+
 PATIENCE = 8  # empty-handed steps after which whoever still waits counts as waiting for ever
 PLENTY = 4  # times the room: a budget that lets several requests have the same room in one step
 ANSWERS = {"hit", "encode", "later", "never"}
@@ -31,10 +33,6 @@ class Broken(AssertionError):
     def __init__(self, promise: str, what: str, kind: str) -> None:
         super().__init__(f"{promise}: {what}")
         self.promise, self.what, self.kind = promise, what, kind
-
-
-class WrongAdapter(TypeError):
-    """The adapter does not speak the protocol."""
 
 
 class Hold:
@@ -285,14 +283,35 @@ class StepGame:
         plan = self.cache.plan(list(calls), budget)
         if not isinstance(plan, tuple | list) or len(plan) != 3:
             raise WrongAdapter(f"plan returned {plan!r}; allowed: a tuple of answers, frees and encodes")
-        answers, frees, encodes = map(list, plan)
+        parts = zip(("answers", "frees", "encodes"), plan, strict=True)
+        answers, frees, encodes = (as_texts(part, f"what plan {name}") for name, part in parts)
         asked = [call for call in calls if call[0] == "ask"]
         if len(answers) != len(asked) or not set(answers) <= ANSWERS:
             raise WrongAdapter(f"plan answered {answers!r} to {asked!r}; allowed: one of {sorted(ANSWERS)} for each")
         unknown = [key for key in (*frees, *encodes) if key not in self.sizes]
         if unknown:
             raise WrongAdapter(f"plan frees or encodes {unknown!r}; allowed: keys that were asked for")
+        self.check_answers(asked, answers, frees, encodes)
         return answers, frees, encodes
+
+    def check_answers(
+        self, asked: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str]
+    ) -> None:
+        """Whether answers and encodings tell of one step. (What is on the device nowhere is for `judge_step`.)
+
+        Raises:
+            WrongAdapter: they do not.
+        """
+        told: dict[str, set[str]] = {}
+        for (_, _, key, _), answer in zip(asked, answers, strict=True):
+            told.setdefault(key, set()).add(answer)
+        for key, words in told.items():
+            if "encode" in words and key not in encodes and key in self.device and key not in frees:
+                raise WrongAdapter(f"plan answered 'encode' for {key}, and this step does not: allowed is 'hit'")
+            if "hit" in words and "encode" not in words and key in encodes and key not in self.device:
+                raise WrongAdapter(
+                    f"plan answered 'hit' for {key}, which this step encodes: to the first who asks, 'encode'"
+                )
 
     def carry_out(self, frees: list[str], encodes: list[str]) -> None:
         """What the device will hold once the step has run."""

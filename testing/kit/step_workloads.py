@@ -14,7 +14,7 @@ from .step_game import StepGame
 
 
 @frozen(kw_only=True)
-class Declaration:
+class StepDeclaration:
     """What the engine does otherwise. A declaration takes away what the kit does or the one complaint that it names;
     all other promises stay.
 
@@ -30,7 +30,8 @@ class Declaration:
             they reach the cache manager, so that the kit has none.
         evicts_within_step: the room of a step's frees is there for its encodings. False: the device frees behind the
             encodings and reads, so that the room is there from the next step on.
-        budgets: the engine has a budget of encoder compute for each step. False: the budget is always the whole room.
+        budgets: the engine has a budget of encoder compute for each step. False: it is always plenty, four times
+            the room.
         repeats: ``release`` and ``finish`` come again for what was given back, as from a step loop. False: each comes
             once, where something is held.
         steps_in_flight: most steps that are planned and have not run. 1: the engine plans one when the last has run.
@@ -94,7 +95,7 @@ class _Rates:
     ends: float  # of requests, rather than releases
 
     @classmethod
-    def draw(cls, chance: random.Random, declared: Declaration) -> _Rates:
+    def draw(cls, chance: random.Random, declared: StepDeclaration) -> _Rates:
         return cls(
             preempts=chance.choice((0.0, 0.1, 0.3, 0.5)),
             tight=chance.choice((0.0, 0.3, 1.0)) if declared.budgets else 0.0,
@@ -104,7 +105,7 @@ class _Rates:
         )
 
 
-def draw_workload(chance: random.Random, declared: Declaration) -> StepWorkload:
+def draw_workload(chance: random.Random, declared: StepDeclaration) -> StepWorkload:
     """Up to 20 rounds of one to three requests on one to three keys in a room of 1 to 4, rarely of six each: few that
     get in each other's way find faults soonest."""
     roll = chance.random
@@ -128,7 +129,7 @@ def draw_workload(chance: random.Random, declared: Declaration) -> StepWorkload:
 
 def _operations(
     chance: random.Random,
-    declared: Declaration,
+    declared: StepDeclaration,
     rates: _Rates,
     pairs: Sequence[tuple[str, str]],
     sizes: Mapping[str, int],

@@ -3,7 +3,7 @@
 ::
 
     def test_my_cache_keeps_its_promises():
-        examine_steps(MyAdapter, Declaration(closes=False)).raise_if_any()  # MyAdapter(room) has `StepCache`'s methods
+        examine_steps(MyAdapter).raise_if_any()  # MyAdapter(room) has the methods of `StepCache`
 
 The engine plans steps: in each, requests ask for encoder outputs, and some requests are preempted. The device runs the
 steps in their order, and in each the frees, then the encodings, then the reads. ``docs/adapt_your_cache.md`` has the
@@ -12,12 +12,11 @@ protocol as a table, and adapts a cache manager.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal, Protocol
 
-from . import step_game
+from . import step_game, wrong_adapter
 from .findings import (
     RAISES_NOTHING,
     WORKLOADS,
@@ -27,18 +26,20 @@ from .findings import (
     Script,
     Severity,
     Table,
+    carried,
     examine,
     import_of,
     raised,
 )
-from .step_game import Broken, StepGame, WrongAdapter
-from .step_workloads import Declaration, StepWorkload, draw_workload, simpler_workloads
+from .step_game import Broken, StepGame
+from .step_workloads import StepDeclaration, StepWorkload, draw_workload, simpler_workloads
+from .wrong_adapter import WrongAdapter, check_methods
 
 __all__ = [
     "PROMISES",
-    "Declaration",
     "MakeStepCache",
     "StepCache",
+    "StepDeclaration",
     "StepPlanned",
     "StepWorkload",
     "Wanted",
@@ -63,7 +64,8 @@ class StepCache(Protocol):
 
         - ``"hit"``: the output is there when the step reads, since an earlier step, or this one, encodes it.
         - ``"encode"``: the same, and this step encodes it, for this request and all that share it.
-        - ``"later"``: no room, or no budget. The request asks again in later steps, or ends.
+        - ``"later"``: no room, or no budget. The request asks again in later steps, or ends. Where nobody holds
+          anything, eight steps in a row that serve nobody and change nothing are taken for a wait for ever.
         - ``"never"``: larger than the whole room.
 
         After ``"hit"`` and ``"encode"`` the request holds the key, once, however often it asks again. ``preempt`` takes
@@ -149,15 +151,19 @@ PROMISES = {
 COLUMNS = ("step", "what happens", "answer", "frees", "encodes", "then on the device")
 
 
-def play_steps(make_cache: MakeStepCache, declared: Declaration, workload: StepWorkload) -> None:
+def play_steps(make_cache: MakeStepCache, declared: StepDeclaration, workload: StepWorkload) -> None:
     """Plays ``workload`` on a new cache, brings it to its end (`StepGame.end`), and checks every promise on the way.
 
     Raises:
         BrokenPromise: the cache broke one, or raised an error.
         WrongAdapter: the adapter does not speak the protocol.
     """
-    game = StepGame(make_cache(workload.room), workload.room, dict(workload.sizes), **declared.rules())
+    rows: list[tuple[str, ...]] = []
     try:
+        cache = make_cache(workload.room)
+        _check_methods(cache, declared)
+        game = StepGame(cache, workload.room, dict(workload.sizes), **declared.rules())
+        rows = game.rows
         for name, arguments in workload.operations:
             getattr(game, name)(*arguments)
         if workload.hurried:
@@ -165,16 +171,16 @@ def play_steps(make_cache: MakeStepCache, declared: Declaration, workload: StepW
         else:
             game.end()
     except Broken as broken:
-        raise BrokenPromise(PROMISES[broken.promise], broken.what, Table(COLUMNS, game.rows), broken.kind) from None
+        raise BrokenPromise(PROMISES[broken.promise], broken.what, Table(COLUMNS, rows), broken.kind) from None
     except WrongAdapter:
         raise
     except Exception as error:
-        raise raised(error, Table(COLUMNS, game.rows)) from error
+        raise raised(error, Table(COLUMNS, rows)) from error
 
 
 def examine_steps(
     make_cache: MakeStepCache,
-    declared: Declaration | None = None,
+    declared: StepDeclaration | None = None,
     *,
     seed: int = 0,
     workloads: int = WORKLOADS,
@@ -192,8 +198,7 @@ def examine_steps(
     Raises:
         TypeError: the adapter lacks a method, or does not speak the protocol.
     """
-    declared = declared or Declaration()
-    _check_methods(make_cache(1), declared)
+    declared = declared or StepDeclaration()
     script = _script(import_of(make_cache, subject), declared)
     play = partial(play_steps, make_cache, declared)
     return examine(
@@ -201,19 +206,18 @@ def examine_steps(
     )
 
 
-def _check_methods(cache: object, declared: Declaration) -> None:
-    optional = [name for name, has in (("close", declared.closes), ("reset", declared.resets)) if has]
-    missing = [name for name in ("plan", "executed", "release", "finish", *optional) if not hasattr(cache, name)]
-    if missing:
-        told = f"{type(cache).__name__} has no {missing[0]}"
-        option = {"close": "; without one declare closes=False", "reset": "; without one declare resets=False"}
-        raise WrongAdapter(f"{told}{option.get(missing[0], '')}; see triolet.testing.kit.steps.StepCache")
+def _check_methods(cache: object, declared: StepDeclaration) -> None:
+    protocol = "triolet.testing.kit.steps.StepCache"
+    check_methods(cache, ("plan", "executed", "release", "finish"), protocol)
+    for name, has in (("close", declared.closes), ("reset", declared.resets)):
+        if has:
+            check_methods(cache, (name,), f"{protocol}, or declare {name}s=False")
 
 
-def _script(imported: tuple[str, str], declared: Declaration) -> Script[StepWorkload]:
+def _script(imported: tuple[str, str], declared: StepDeclaration) -> Script[StepWorkload]:
     """Tests that carry the clients and the device along."""
     line, factory = imported
-    prelude = f"{inspect.getsource(step_game)}\n\n{line}  # noqa: E402\n"
+    prelude = f"{carried(wrong_adapter, step_game)}\n\n{line}  # noqa: E402\n"
     rules = "".join(f", {name}={told!r}" for name, told in declared.rules().items())
 
     def body(workload: StepWorkload) -> str:

@@ -6,7 +6,6 @@ cache, driven without its thread. The kit stands in for the model. It waits for 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -16,9 +15,9 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from .paged_device import EOS
-from .schedulers import Chunk, Declaration, Limits, NewRequest, Step
+from .schedulers import Chunk, Limits, NewRequest, SchedulerDeclaration, Step
 
-DECLARED = Declaration(steps_in_flight=1, items=False, priorities=False, fair=False, page_size=4)
+DECLARED = SchedulerDeclaration(steps_in_flight=1, items=False, priorities=False, fair=False, page_size=4)
 """``fair``: whoever fits is admitted, so that a large request waits while small ones come."""
 
 
@@ -65,5 +64,4 @@ def _model() -> Any:
     model: Any = LlamaForCausalLM(config)
     model.config._attn_implementation_internal = "paged|flash_attention_2"
     model.generation_config.eos_token_id = EOS
-    gc.freeze()  # each processor collects the garbage when it goes: what is there now need not be looked at
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 from ...core.ledger import Decisions, EncoderLedger
@@ -20,7 +19,7 @@ class TrioletScheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.planner, self.ledger = Planner(_limits(limits)), EncoderLedger(limits.room)
-        self.frees, self.flights = list[str](), deque[StepPlan | None]()
+        self.frees = list[str]()
 
     def add_request(self, request: NewRequest) -> None:
         self.planner.submit(_request(request))
@@ -30,16 +29,15 @@ class TrioletScheduler:
         encodes, plan = self.ledger.take_encode_batch(), self.planner.next_step()
         if not (plan or encodes or self.frees):
             return None
-        self.flights.append(plan)
         frees, self.frees = self.frees, []
-        return Step(chunks=self.chunks(plan), encodes=[job.key for job in encodes], frees=frees)
+        return Step(chunks=self.chunks(plan), encodes=[job.key for job in encodes], frees=frees, own=plan)
 
     def update(self, step: Step, tokens: Mapping[str, int]) -> list[str]:
         self.obey(self.ledger.freed(step.frees))
         self.obey(self.ledger.encoded(step.encodes, now=0.0))
-        if (plan := self.flights.popleft()) is not None:
+        if step.own is not None:
             sampled = [SampledToken(token_id=tokens.get(chunk.request)) for chunk in step.chunks]
-            self.planner.step_done(StepResult(step_id=plan.step_id, sampled=tuple(sampled)))
+            self.planner.step_done(StepResult(step_id=step.own.step_id, sampled=tuple(sampled)))
         return self.act()
 
     def finish(self, request_id: str) -> None:

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,13 @@ class Disturber(StepCounter):
             with block.scope:
                 await trio.lowlevel.cancel_shielded_checkpoint()  # the step before the first of the block
                 yield block.scope
+        except BaseException:
+            if block.scope.cancel_called:
+                self._told.pop(block.task, None)  # else its cancellation is on the way to an outer block
+            raise
         finally:
             self._blocks.remove(block)
-            where = self._told.pop(block.task, None)
+        where = self._told.pop(block.task, None)
         if where is not None and not block.scope.cancelled_caught:
             self._note(block.task, f"was cancelled in {where}, and went on")
 
@@ -84,6 +88,16 @@ class Disturber(StepCounter):
         if not task.coro.cr_code.co_filename.startswith(_TRIO):
             self.swallowed.append((role(task), f"task {role(task)!r} {what}"))
 
+    @property
+    def tasks(self) -> list[trio.lowlevel.Task]:
+        """Those that are within a block."""
+        return [block.task for block in self._blocks]
+
+    def forget(self) -> None:
+        """Lets go of tasks, at the end of a run."""
+        self._blocks.clear()
+        self._told.clear()
+
     def fire(self, task: trio.lowlevel.Task, fault: Fault[Any]) -> None:
         """See `StepCounter.fire`."""
         if fault.kind is TrioFault.CANCEL:
@@ -113,8 +127,7 @@ class Disturber(StepCounter):
 def interruptible(fault: Fault[Any] | None) -> Iterator[None]:
     """A block in which ^C is Python's own, if that is the fault."""
     if fault is None or fault.kind is not TrioFault.INTERRUPT:
-        with nullcontext():
-            yield
+        yield
         return
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("^C reaches the main thread alone; run the sweep there, or without TrioFault.INTERRUPT")

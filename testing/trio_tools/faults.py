@@ -42,13 +42,10 @@ class StepCounter(trio.abc.Instrument):
     fault: Fault[Any] | None
     steps: Counter[str] = field(factory=Counter)
     met: bool = False
-    over: bool = False
     _roles: dict[str, str] = field(factory=dict)  # by the name of the task
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """trio calls it."""
-        if self.over:
-            return
         name = self._roles.get(task.name) or self._roles.setdefault(task.name, role(task))
         self.steps[name] += 1
         fault = self.fault

@@ -28,6 +28,10 @@ class Deadlock(AssertionError):
     """Every task waits, and no deadline will wake one. The message is the tree of tasks, and where each waits."""
 
 
+class Endless(Deadlock):
+    """The program has taken more steps than it may."""
+
+
 @frozen
 class Schedule:
     """Root of all schedules."""
@@ -153,6 +157,10 @@ class Recorder:
         self._ticks += 1
         return choice
 
+    def forget(self) -> None:
+        """Lets go of the picker, which knows tasks."""
+        self.pick = InTurn().picker()
+
     @property
     def schedule(self) -> InTurn:
         """The same run, as a value that can be shrunk."""
@@ -169,7 +177,7 @@ class _Bounded:
 
     def __call__(self, tasks: list[trio.lowlevel.Task]) -> int:
         if next(self.ticks) >= self.most:
-            raise Deadlock(f"the program has taken {self.most} steps, and goes on:\n{task_tree()}")
+            raise Endless(f"the program has taken {self.most} steps, and goes on:\n{task_tree()}")
         return self.pick(tasks)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from .faults import Fault, TrioFault
-from .promises import Broken
+from .promises import IT_ENDS, Broken
 from .schedules import InTurn, Overtaking, Pct, Schedule, Uniform
 from .shrink import shrink
 from .trial import MOST_TICKS, Case, Program, Subject, Trial, run_trial
@@ -49,7 +49,7 @@ class ProgramFailure:
     overtakings: tuple[Overtaking, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.broken.promise}: {self.broken.what}", f"  why it matters: {self.broken.why}"]
+        lines = [f"{self.broken.promise}: {self.broken.what}", f"  Why it matters: {self.broken.why}"]
         lines += [f"  fault: {self.fault}", f"  schedule: {self.schedule}", f"  case: {self.case!r}"]
         return "\n".join(lines)
 
@@ -85,7 +85,8 @@ class ProgramReport:
     failures: list[ProgramFailure] = field(factory=list)
 
     def __str__(self) -> str:
-        return "\n\n".join([*map(str, self.failures), self.counts])
+        told = [f"{number}. {failure}" for number, failure in enumerate(self.failures, 1)]
+        return "\n\n".join([*told, self.counts])
 
     @property
     def counts(self) -> str:
@@ -116,7 +117,7 @@ class _Sweep:
 
     def go(self) -> ProgramReport:
         first = self._take(Case())
-        self.most_ticks = _PATIENCE * (sum(first.disturber.steps.values()) + 200)
+        self.most_ticks = min(MOST_TICKS, _PATIENCE * (sum(first.disturber.steps.values()) + 200))
         for case in () if self.report.failures else self._cases(first):
             if self.report.runs >= self.runs or len(self.report.failures) >= self.most_failures:
                 break
@@ -170,21 +171,32 @@ class _Sweep:
         self.report.faults += trial.met
         if trial.broken and trial.met and case.schedule != InTurn():  # is it the schedule alone?
             bare = self._run(Case(schedule=case.schedule))
-            trial = bare if bare.broken else trial
-        for broken in trial.broken:
-            key = (broken.promise, re.sub(r"\d+", "#", broken.what.partition("\n")[0]))
-            if broken.promise in self.ignored:
-                continue
-            if case.fault is not None:
-                self._broken_by[case.fault.kind, case.fault.task, broken.promise] += 1
-            if key not in self._seen:
-                self._seen.add(key)
-                self.report.failures.append(self._shrunk(trial, broken))
-            break  # what else is broken is a consequence, or comes again
+            trial = bare if self._worst(bare) is not None else trial
+        broken = self._worst(trial)
+        if broken is not None and _key(broken) not in self._seen:
+            trial = self._with_patience(trial)
+            broken = self._worst(trial)
+        if broken is None:
+            return trial
+        if trial.case.fault is not None:
+            self._broken_by[trial.case.fault.kind, trial.case.fault.task, broken.promise] += 1
+        if _key(broken) not in self._seen:
+            self._seen.add(_key(broken))
+            self.report.failures.append(self._shrunk(trial, broken))
         return trial
 
     def _run(self, case: Case) -> Trial:
         return run_trial(self.subject, case, most_ticks=self.most_ticks)
+
+    def _worst(self, trial: Trial) -> Broken | None:
+        """What else is broken is a consequence, or comes again."""
+        return next((one for one in trial.broken if one.promise not in self.ignored), None)
+
+    def _with_patience(self, trial: Trial) -> Trial:
+        """A run that was cut short, and may just be slow, is run again with as many ticks as a replay has."""
+        if self.most_ticks < MOST_TICKS and any(one.promise == IT_ENDS for one in trial.broken):
+            return run_trial(self.subject, trial.case)
+        return trial
 
     def _shrunk(self, trial: Trial, broken: Broken) -> ProgramFailure:
         """The failure as the shortest schedule found shows it."""
@@ -197,9 +209,14 @@ class _Sweep:
             return next((one for one in found if one.promise == broken.promise), None)
 
         shortest = shrink(trial.recorder.schedule, lambda schedule: again(schedule) is not None)
-        last = self._run(Case(schedule=shortest, fault=fault))
+        last = self._with_patience(self._run(Case(schedule=shortest, fault=fault)))
         same = [one for one in last.broken if one.promise == broken.promise]
         return _failure(last, same[0]) if same else _failure(trial, broken)
+
+
+def _key(broken: Broken) -> tuple[str, str]:
+    """Equal for two findings of one kind."""
+    return broken.promise, re.sub(r"\d+", "#", broken.what.partition("\n")[0])
 
 
 def _failure(trial: Trial, broken: Broken) -> ProgramFailure:

@@ -30,10 +30,14 @@ def in_the_loop() -> Iterator[None]:
 
 
 async def _run_sync(function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """See `trio.to_thread.run_sync`; the options say what is done with a thread."""
-    del options
+    """See `trio.to_thread.run_sync`. A caller that abandons a thread may be cancelled when the function has begun: then
+    its result is lost. The other options say what is done with a thread."""
+    abandons = options.get("abandon_on_cancel") or options.get("cancellable")
     await trio.lowlevel.checkpoint_if_cancelled()
     try:
         return contextvars.copy_context().run(function, *args)
     finally:
-        await trio.lowlevel.cancel_shielded_checkpoint()
+        if abandons:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.cancel_shielded_checkpoint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import warnings
@@ -17,7 +18,7 @@ from .disturber import Disturber, interruptible
 from .faults import Fault, TrioFault
 from .generators import OpenGenerators
 from .promises import PROMISES, Broken, told, without
-from .schedules import Deadlock, InTurn, Recorder, Schedule, role, run_scheduled
+from .schedules import Deadlock, Endless, InTurn, Recorder, Schedule, role, run_scheduled
 from .threads import in_the_loop
 
 MOST_TICKS = 50_000
@@ -89,7 +90,8 @@ class Subject:
     async def run(self, trial: Trial) -> None:
         """Runs the program once, and looks at what it leaves behind."""
         async with self.around(trial) as trial.given:
-            before, generators = _tasks(), OpenGenerators()
+            before = _tasks()
+            generators = OpenGenerators(lambda task: task in before or self.foreign(role(task)))
             try:
                 with generators.watched():
                     async with trial.disturber.block():
@@ -98,8 +100,8 @@ class Subject:
                 self._look(trial, before, generators)
 
     def _look(self, trial: Trial, before: set[trio.lowlevel.Task], generators: OpenGenerators) -> None:
-        names = {role(task) for task in _tasks() - before}
-        for name in sorted(name for name in names if not (self.foreign(name) or name.startswith(_OF_TRIO))):
+        names = {role(task) for task in _tasks() - before if not task.name.startswith(_OF_TRIO)}
+        for name in sorted(name for name in names if not self.foreign(name)):
             trial.breaks(promises.NO_TASK, f"task {name!r} goes on when the program has ended")
         for name in sorted(set(generators.left)):
             trial.breaks(promises.GENERATORS, f"the async generator {name} was left open: use contextlib.aclosing")
@@ -165,16 +167,36 @@ def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> 
             )
         except Deadlock as deadlock:
             trial.breaks(promises.IT_ENDS, str(deadlock))
-            gc.collect()  # of a run that was abandoned
+            if isinstance(deadlock, Endless):
+                _keep_for_ever(trial)
         except subject.passes:
             raise
         except BaseException as left:  # noqa: BLE001  (judged)
             error = left
         subject.judge(trial, error)
-    del error
+        del error
+        trial.disturber.forget()
+        if trial.broken:
+            _collect(trial)
     order = list(PROMISES)
     trial.broken.sort(key=lambda one: order.index(one.promise) if one.promise in order else -1)
     return trial
+
+
+def _keep_for_ever(trial: Trial) -> None:
+    """Has nobody end the tasks of a run that took too many steps, not even the interpreter at its own end: they may
+    swallow whatever ends them, and go on."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(trial.disturber.tasks))
+
+
+def _collect(trial: Trial) -> None:
+    """Has tasks that a run has left end now, rather than in another one. As they end they set hooks. An error keeps the
+    frames that it came through, so that nobody may have it at hand."""
+    if trial.recorder is not None:
+        trial.recorder.forget()
+    hooks = sys.get_asyncgen_hooks()
+    gc.collect()
+    sys.set_asyncgen_hooks(*hooks)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from triolet.api.inputs.audio import Samples
 from triolet.api.live.audio import Ear, HeldSamples, read_chunk
 from triolet.api.live.options import read_live_options
 from triolet.api.live.session import LiveTranscription
-from triolet.testing import run_virtually
+from triolet.testing.trio_tools import run_virtually
 
 from .speaker import DE, PREVIOUS, RATE, START, WORD, Loud, Speaker, describe, int16, name, speech
 

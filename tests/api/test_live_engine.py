@@ -15,8 +15,8 @@ from triolet import EncodeFailed, Engine, EngineClosed, EngineConfig, EngineStat
 from triolet.actors.gpu_runner import torch_executor
 from triolet.actors.worker import Job
 from triolet.api.inputs.audio import Samples, load_audio
-from triolet.testing import run_virtually
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
+from triolet.testing.trio_tools import run_virtually
 
 from .hosts import Bench, SpeakingModel, ask
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -36,14 +37,33 @@ def test_the_models_table_is_the_ledgers(check: ModuleType) -> None:
 def test_a_model_keeps_its_promises_in_every_state(check: ModuleType, model: str) -> None:
     """Of the smallest world; one formula of liveness, or all of them in a soak."""
     formulas = check.FORMULAS[model] if settings.get_current_profile_name() == "soak" else check.FORMULAS[model][1:2]
-    for _, states, errors in check.explore(model, {}, formulas):
-        assert states > 10_000
-        assert not errors
+    for search in check.explore(model, {}, formulas):
+        assert search.states > 10_000
+        assert not search.failed
 
 
 @with_spin
-@pytest.mark.parametrize(("model", "bug"), [("ledger", "BUG_HITS_OVERTAKE"), ("steps", "BUG_PHANTOM")])
-def test_the_checker_finds_a_bug_in_a_model(check: ModuleType, model: str, bug: str) -> None:
-    """One of each kind: a promise of liveness, a promise of safety. ``make proofs`` plants all of them."""
-    [(_, _, errors)] = check.explore(model, {}, [check.BUGS[model][bug]], bug)
-    assert errors
+@pytest.mark.parametrize(("model", "number"), [("ledger", 3), ("ledger", -1), ("steps", 0), ("steps", -1)])
+def test_the_checker_finds_a_bug_in_a_model(check: ModuleType, model: str, number: int) -> None:
+    """One of safety and one of liveness in each. ``make proofs`` plants all of them."""
+    bug, formula, expected = check.BUGS[model][number]
+    [search] = check.explore(model, {}, [formula], bug)
+    assert search.failed.startswith(expected)
+
+
+def test_every_assertion_and_every_formula_has_a_bug(check: ModuleType) -> None:
+    """And every bug that a model can have is planted."""
+    for model in check.FORMULAS:
+        text = (CHECK.parent / f"{model}.pml").read_text(encoding="utf-8")
+        planted = [bug for bug, _, _ in check.BUGS[model]]
+        assert set(planted) == set(re.findall(r"BUG_\w+", text)) - {"BUG_"}
+        assert {formula for _, formula, told in check.BUGS[model] if told == check.CYCLE} == set(check.FORMULAS[model])
+        expected = {told for _, _, told in check.BUGS[model] if told != check.CYCLE}
+        assertions = len(re.findall(r"\bassert\(", text)) + ("look_up" in text)
+        assert len(expected) == assertions, f"{model}: {assertions} assertions"
+
+
+@with_spin
+def test_a_search_that_did_not_see_all_states_is_no_proof(check: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="did not see all states"):
+        list(check.explore("steps", {}, ["first"], depth=100))

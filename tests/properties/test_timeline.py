@@ -20,9 +20,10 @@ from triolet.core import events as e
 from triolet.core.errors import InvalidRequest
 from triolet.core.event_lines import event_of, line_of, read_events
 from triolet.core.timeline import Record, Timeline, timeline_of
-from triolet.testing import SCENARIOS, Fault, FaultKind, Uniform, scenarios, schedules, simulate
+from triolet.testing import SCENARIOS, Fault, FaultKind, scenarios, schedules, simulate
 from triolet.testing.faults import ACTORS, OCCASIONS
 from triolet.testing.sim import sim_engine
+from triolet.testing.trio_tools import Uniform
 from triolet.testing.trio_tools.schedules import Schedule
 
 from ..actors.shared import ask

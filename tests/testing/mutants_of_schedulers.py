@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attrs import evolve
 
 from triolet.testing.kit import paged_device as device
 from triolet.testing.kit import scheduler_play as play
-from triolet.testing.kit.schedulers import Item, NewRequest, Step
+from triolet.testing.kit.schedulers import Chunk, Item, NewRequest, Step
 
 from .small_scheduler import Sequence, SmallScheduler
 
@@ -213,6 +215,46 @@ class EndsTwice(SmallScheduler):
         return [*ended, *(name for name in late if name not in ended)]
 
 
+class GoesOnBehindTheEnd(SmallScheduler):
+    """The end-of-text is a token as any other."""
+
+    def update(self, step: Step, tokens: dict[str, int]) -> list[str]:
+        harmless = {name: token or 1 for name, token in tokens.items()}
+        return super().update(step, harmless)
+
+
+class DeliversOneTooMany(SmallScheduler):
+    """The last token that was asked for is not the last."""
+
+    def add_request(self, request: NewRequest) -> bool:
+        return super().add_request(replace(request, max_tokens=request.max_tokens + 1)) or super().add_request(request)
+
+
+class SamplesOneTooMany(SmallScheduler):
+    """With two steps in flight, a token behind the last one is sampled before that one is there."""
+
+    def run(self, sequence: Sequence, length: int, pages: int) -> None:
+        super().run(sequence, length, pages)
+        last, behind = self.chunks[-1][2], sequence.fed == sequence.limit - 1
+        room = len(sequence.pages) * self.limits.page_size > sequence.fed
+        if behind and last.samples and room and self.left and sequence.in_flight < self.limits.steps_in_flight:
+            self.later = evolve(last, start=sequence.fed, length=1)
+
+    later: Chunk | None = None
+
+    def schedule(self) -> Step | None:
+        if self.later is None:
+            return super().schedule()
+        chunk, self.later = self.later, None
+        sequence = self.sequences[chunk.request]
+        if sequence.ended or not sequence.in_flight:
+            return super().schedule()
+        self.flights.append([(sequence, sequence.life, chunk)])
+        sequence.in_flight += 1
+        sequence.sampling += 1
+        return Step(chunks=[chunk])
+
+
 class FindsWhatIsOverwritten(SmallScheduler):
     """A page that is taken for new content stays listed under the old one."""
 
@@ -314,4 +356,7 @@ MUTANTS = {
     ForgetsTheBudget: device.BALANCE,
     RunsTheDead: play.TERMINAL,
     EndsTwice: play.TERMINAL,
+    GoesOnBehindTheEnd: play.TERMINAL,
+    DeliversOneTooMany: play.TERMINAL,
+    SamplesOneTooMany: play.TERMINAL,
 }

@@ -23,7 +23,8 @@ from triolet.core.trace import (
     NO_USE_BEFORE_READY,
 )
 from triolet.testing import conformance
-from triolet.testing.cache_workloads import Ask, Encoded, Free, Release, Workload, workloads
+from triolet.testing.cache_strategies import workloads
+from triolet.testing.cache_workloads import Ask, Encoded, Free, Release, Workload
 from triolet.testing.conformance import Answer, check_encoder_cache, play
 
 THOROUGH = settings(max_examples=600)

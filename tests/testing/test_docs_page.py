@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from triolet.testing.kit import step_engine
-from triolet.testing.kit.step_workloads import Declaration
+from triolet.testing.kit.step_workloads import StepDeclaration
 from triolet.testing.kit.steps import PROMISES
 
 from .test_kit_steps import PLANTED
@@ -82,7 +82,7 @@ def test_the_table_of_promises_is_that_of_the_kit_the_worst_first():
 
 def test_the_table_of_options_has_every_declaration_with_its_default():
     words = {"True": "yes", "False": "no"}
-    defaults = {one.name: str(one.default) for one in Declaration.__attrs_attrs__}
+    defaults = {one.name: str(one.default) for one in StepDeclaration.__attrs_attrs__}
     told = [(row[0].strip("`"), row[1].strip("`")) for row in table("option")]
     assert told == [(name, words.get(default, default)) for name, default in defaults.items()]
 

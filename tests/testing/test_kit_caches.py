@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from triolet.testing.kit.caches import COLUMNS, examine_cache, play_cache
 from triolet.testing.kit.findings import BrokenPromise
+from triolet.testing.kit.wrong_adapter import WrongAdapter
 
 from .test_conformance import FAULTS, SOUND, LateFailuresAreUnknown, PlainCache
 
@@ -44,4 +48,27 @@ def test_a_regression_test_plays_the_workload_again():
     exec(written, {**vars(cache_workloads), **names, broken.__name__: broken}, names)
     names["test_" + finding.promise.name.replace(" ", "_")]()
     assert made == [(broken, finding.shrunk)]
-    assert "from triolet.testing.conformance import" in finding.test()
+    assert "from triolet.testing import Ask" in finding.test()
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [("acquire", "acquire answered 'yes'; allowed: a member of"), ("take_freed", "what take_freed returned is 'yes'")],
+)
+def test_an_adapter_that_does_not_speak_the_protocol_is_told(method, told):
+    wrong = type("Wrong", (PlainCache,), {method: lambda *_: "yes"})
+    with pytest.raises(WrongAdapter, match=told):
+        examine_cache(wrong)
+
+
+def test_a_method_that_is_missing_is_told():
+    with pytest.raises(WrongAdapter, match="object has no acquire"):
+        examine_cache(lambda _: object())
+
+
+def test_the_kit_needs_no_hypothesis():
+    """Not for any of its protocols; in a process of its own, since this one has it."""
+    modules = ["caches", "findings", "ledger", "schedulers", "step_engine", "steps", "triolet_scheduler"]
+    imports = "; ".join(f"import triolet.testing.kit.{name}" for name in modules)
+    hidden = f"import sys; sys.modules['hypothesis'] = None; {imports}"
+    subprocess.run([sys.executable, "-c", hidden], check=True)

@@ -98,7 +98,7 @@ def test_a_finding_that_does_not_come_again_says_so():
 
     (finding,) = examine(draw, forgetful, without_some, SCRIPT, workloads=5)
     assert not finding.repeats
-    assert "broke nothing" in str(finding)
+    assert "did not break this again" in str(finding)
 
 
 def test_a_fault_of_the_protocol_ends_the_search():
@@ -131,6 +131,16 @@ def test_the_emitted_file_has_a_test_for_each_finding():
         names[name]()
     assert sorted(made) == [(3, 7), (7, 3), (9,)]
     assert names["test_no_nine"].__doc__ == "there is a nine. Nines take long."
+
+
+def test_the_emitted_file_is_python_whatever_an_error_says():
+    def fails(workload):
+        raise BrokenPromise(NO_NINE, 'ends with \\ and """quotes"""')
+
+    findings = examine(draw, fails, without_some, SCRIPT, workloads=1)
+    names = {"play": None}
+    exec(findings.tests().replace("from engine import play\n", ""), names)
+    assert 'ends with \\ and """quotes"""' in names["test_no_nine"].__doc__
 
 
 def test_a_test_of_one_finding_stands_alone():

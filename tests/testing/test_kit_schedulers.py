@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from random import Random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from triolet.testing.kit.findings import BrokenPromise
+from triolet.testing.kit.paged_device import PagedDevice
 from triolet.testing.kit.scheduler_play import FREE_FOLLOWS, STARVES
 from triolet.testing.kit.scheduler_workloads import answer, draw
 from triolet.testing.kit.schedulers import (
     PROMISES,
-    Declaration,
+    Chunk,
+    Item,
     Limits,
     MakeScheduler,
     NewRequest,
+    SchedulerDeclaration,
     SchedulerWorkload,
+    Step,
     examine_scheduler,
     play_scheduler,
 )
 from triolet.testing.kit.transformers_scheduler import DECLARED, TransformersScheduler
 from triolet.testing.kit.triolet_scheduler import TrioletScheduler
+from triolet.testing.kit.wrong_adapter import WrongAdapter
 
-from .mutants_of_schedulers import MUTANTS, FreesTwice, HashesWithoutParent, LeaksOnPreemption, ServesTheLastFirst
+from .mutants_of_schedulers import (
+    MUTANTS,
+    DeliversOneTooMany,
+    FreesTwice,
+    GoesOnBehindTheEnd,
+    HashesWithoutParent,
+    LeaksOnPreemption,
+    SamplesOneTooMany,
+    ServesTheLastFirst,
+)
 from .small_scheduler import SmallScheduler
 
-STRICT = Declaration(settled=True, refuses=True)
+STRICT = SchedulerDeclaration(settled=True, refuses=True)
 WORKLOADS = 1000
 
 
@@ -38,7 +55,9 @@ def soaked(few: int, many: int) -> int:
     return many if settings.get_current_profile_name() == "soak" else few
 
 
-def broken(make: MakeScheduler, declared: Declaration, workloads: int = WORKLOADS) -> Iterator[tuple[int, str]]:
+def broken(
+    make: MakeScheduler, declared: SchedulerDeclaration, workloads: int = WORKLOADS
+) -> Iterator[tuple[int, str]]:
     """Each workload that breaks a promise, by its number, and the promise."""
     for number in range(1, workloads + 1):
         try:
@@ -63,20 +82,20 @@ def test_nothing_is_found_in_a_sound_scheduler() -> None:
 
 def test_nothing_is_found_in_our_planner_and_ledger() -> None:
     """Strictly: pages settle before another sequence gets them."""
-    assert not list(broken(TrioletScheduler, Declaration(settled=True), soaked(500, 100_000)))
+    assert not list(broken(TrioletScheduler, SchedulerDeclaration(settled=True), soaked(500, 100_000)))
 
 
 @pytest.mark.parametrize(
     "declared",
     [
-        Declaration(settled=True, refuses=True, fair=False),
-        Declaration(settled=False, refuses=True),
-        Declaration(settled=True, refuses=True, missed_free="harmless"),
-        Declaration(settled=True, refuses=True, priorities=False),
+        SchedulerDeclaration(settled=True, refuses=True, fair=False),
+        SchedulerDeclaration(settled=False, refuses=True),
+        SchedulerDeclaration(settled=True, refuses=True, missed_free="harmless"),
+        SchedulerDeclaration(settled=True, refuses=True, priorities=False),
     ],
     ids=["not fair", "not settled", "misses are harmless", "no priorities"],
 )
-def test_a_declaration_hides_no_broken_promise_of_another_kind(declared: Declaration) -> None:
+def test_a_declaration_hides_no_broken_promise_of_another_kind(declared: SchedulerDeclaration) -> None:
     hidden = set() if declared.settled else {FREE_FOLLOWS}
     mutants = {promise: mutant for mutant, promise in MUTANTS.items() if promise not in {STARVES, *hidden}}
     for promise, mutant in mutants.items():
@@ -84,7 +103,7 @@ def test_a_declaration_hides_no_broken_promise_of_another_kind(declared: Declara
 
 
 def test_who_does_not_promise_fairness_may_let_others_pass() -> None:
-    assert not list(broken(ServesTheLastFirst, Declaration(settled=True, fair=False), 300))
+    assert not list(broken(ServesTheLastFirst, SchedulerDeclaration(settled=True, fair=False), 300))
 
 
 def test_the_same_seed_gives_the_same_report_and_another_seed_other_workloads() -> None:
@@ -152,6 +171,120 @@ def test_an_error_of_the_scheduler_is_a_finding() -> None:
     assert "ZeroDivisionError: in the step loop" in finding.what
 
 
+def found_in(make: MakeScheduler, **options: object) -> str:
+    return str(examine_scheduler(make, workloads=200, **options))  # type: ignore[arg-type]
+
+
+def test_what_goes_on_behind_its_end_is_told_as_that() -> None:
+    """Not only as tokens that nobody has, or as a request that never ends."""
+    assert "has got the end-of-text (0), and is not said to end" in found_in(GoesOnBehindTheEnd)
+    assert "tokens, and is not said to end" in found_in(DeliversOneTooMany)
+    assert "a step samples token" in found_in(SamplesOneTooMany)
+
+
+def test_requests_are_values_of_one_class_whoever_asks() -> None:
+    """The kit's own ones too, and those of regression tests: engines hash them and make others of them."""
+
+    class Keeps(SmallScheduler):
+        def add_request(self, request):  # type: ignore[no-untyped-def]
+            {request: request.items, request.items: None}  # noqa: B018
+            return super().add_request(replace(request, priority=0))
+
+    examine_scheduler(Keeps, SchedulerDeclaration(priorities=False), workloads=100).raise_if_any()
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "told"),
+    [
+        ("schedule", [], r"schedule returned \[\]; allowed: None, or a step with chunks"),
+        ("schedule", SimpleNamespace(chunks=["r0"], encodes=(), frees=()), "the chunk 'r0'; allowed: chunks with"),
+        ("schedule", SimpleNamespace(chunks=(), encodes="i0", frees=()), "what a step encodes is 'i0'"),
+        ("schedule", SimpleNamespace(chunks=(), encodes=(), frees=None), "what a step frees is None"),
+        ("update", "r0", "what update returned is 'r0'"),
+        ("update", [7], r"what update returned is \[7\]"),
+    ],
+)
+def test_an_adapter_that_does_not_speak_the_protocol_is_told(method: str, answer: object, told: str) -> None:
+    wrong = type("Wrong", (SmallScheduler,), {method: lambda *_: answer})
+    if method == "update":
+        wrong.schedule = lambda _: Step()
+    with pytest.raises(WrongAdapter, match=told):
+        examine_scheduler(wrong)
+
+
+def test_a_method_that_is_missing_is_told() -> None:
+    with pytest.raises(WrongAdapter, match="object has no add_request"):
+        examine_scheduler(lambda _: object())  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize(
+    ("step", "ended", "told"),
+    [
+        (Step(encodes=["cat"]), [], "a step encodes cat, which no request has"),
+        (Step(chunks=[Chunk("r9", 0, 1, [0], samples=False)]), [], "a step runs r9, which is not known"),
+        (Step(), ["r9"], "r9 is said to end, and it is not known"),
+    ],
+)
+def test_what_nobody_knows_is_told_as_unknown(step: Step, ended: list[str], told: str) -> None:
+    class Wrong(SmallScheduler):
+        def schedule(self):  # type: ignore[no-untyped-def]
+            return step
+
+        def update(self, *_):  # type: ignore[no-untyped-def]
+            return ended
+
+    assert told in str(examine_scheduler(Wrong, workloads=3))
+
+
+def test_an_item_that_is_freed_while_its_reader_is_preempted_is_a_phantom_then() -> None:
+    """It runs anew: what was freed before is not freed while it runs."""
+    device = PagedDevice(page_size=4, room=1)
+    device.add(NewRequest(id="r0", tokens=(1, 9, 1), max_tokens=1, items=(Item("cat", 1, 1, 1),)))
+    device.run(Step(encodes=["cat"], chunks=[Chunk("r0", 0, 1, [0], samples=False)]))
+    device.run(Step(frees=["cat"]))
+    with pytest.raises(
+        AssertionError, match="no phantom: r0 reads cat at position 1, and it was freed before r0 began"
+    ):
+        device.run(Step(chunks=[Chunk("r0", 0, 3, [1], samples=True)]))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"missed_free": "Fault"}, {"steps_in_flight": 7}, {"steps_in_flight": 0}, {"page_size": 0}]
+)
+def test_a_declaration_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SchedulerDeclaration(**wrong)
+
+
+@pytest.mark.parametrize(("error", "promise"), [(ZeroDivisionError, "raises nothing"), (None, "books balance")])
+def test_a_failure_that_comes_once_is_a_finding(error: type[Exception] | None, promise: str) -> None:
+    """It is played again for its history, and the second play may pass."""
+    made = []
+
+    class FailsOnce(SmallScheduler):
+        def schedule(self):  # type: ignore[no-untyped-def]
+            if not made:
+                made.append(1)
+                if error is not None:
+                    raise error("once")
+                return Step(chunks=[Chunk("r0", 0, 99, [0], samples=False)])
+            return super().schedule()
+
+    [finding] = examine_scheduler(FailsOnce, workloads=1)
+    assert finding.promise.name == promise
+    assert finding.table.rows
+    assert "did not break this again" in str(finding)
+
+
+@pytest.fixture(scope="module")
+def _nothing_to_collect() -> Iterator[None]:
+    """Each processor of transformers collects the garbage when it goes: what is there now need not be looked at."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 # -- transformers --------------------------------------------------------------------------------------------------
 
 ABANDONED = SchedulerWorkload(
@@ -181,6 +314,7 @@ class Mended(TransformersScheduler):
         return step
 
 
+@pytest.mark.usefixtures("_nothing_to_collect")
 def test_transformers_never_runs_who_gave_way_for_a_request_whose_client_leaves() -> None:
     """A bug of transformers 5.23.0, see docs/verification.md. When this test fails, it is mended there."""
     with pytest.raises(BrokenPromise, match="nobody starves: r2 never end, though nobody else asks"):
@@ -188,5 +322,6 @@ def test_transformers_never_runs_who_gave_way_for_a_request_whose_client_leaves(
     play_scheduler(Mended, ABANDONED, DECLARED)
 
 
+@pytest.mark.usefixtures("_nothing_to_collect")
 def test_nothing_else_is_found_in_the_paged_cache_of_transformers() -> None:
     assert not list(broken(Mended, DECLARED, soaked(30, 10_000)))

@@ -19,16 +19,17 @@ from triolet.testing.kit import step_game
 from triolet.testing.kit.findings import BrokenPromise
 from triolet.testing.kit.ledger import DECLARED, LedgerSteps
 from triolet.testing.kit.step_engine import Adapter, StepEngine
-from triolet.testing.kit.step_game import StepGame, WrongAdapter
-from triolet.testing.kit.step_workloads import Declaration, StepWorkload, draw_workload, simpler_workloads
+from triolet.testing.kit.step_game import StepGame
+from triolet.testing.kit.step_workloads import StepDeclaration, StepWorkload, draw_workload, simpler_workloads
 from triolet.testing.kit.steps import PROMISES, examine_steps, play_steps
+from triolet.testing.kit.wrong_adapter import WrongAdapter
 
 from . import planted, reference_manager, sound_engines
 from .planted import behind_the_adapter
 from .reference_manager import behind_the_adapter as behind_the_reference
 
-ALL = Declaration(resets=True)
-REFERENCE = Declaration(closes=False, refuses=False, may_fail_after_plan=False)
+ALL = StepDeclaration(resets=True)
+REFERENCE = StepDeclaration(closes=False, refuses=False, may_fail_after_plan=False)
 
 PLANTED = {  # and the promise that each breaks
     planted.OfferedInItsOwnStep: step_game.ROOM_IS_KEPT,
@@ -98,6 +99,21 @@ def test_a_sound_engine_has_no_finding_whatever_is_declared(changed):
 
 def test_our_own_ledger_has_no_finding():
     examine_steps(LedgerSteps, DECLARED, workloads=600).raise_if_any()
+
+
+def test_our_own_ledger_is_asked_for_what_an_earlier_step_is_about_to_free():
+    """What is being freed is never resurrected: the acquire waits."""
+    answers = []
+
+    class Watched(LedgerSteps):
+        def ask(self, request, key, size):
+            freed = [told for frees, _ in self.steps for told in frees]
+            answer = super().ask(request, key, size)
+            answers.extend([answer] if key in freed else [])
+            return answer
+
+    examine_steps(Watched, DECLARED, workloads=100).raise_if_any()
+    assert set(answers) == {"later"}
 
 
 @pytest.mark.parametrize("missed_free", ["fault", "harmless"])
@@ -178,7 +194,7 @@ def test_a_missed_free_that_is_declared_harmless_is_passed_over_but_not_what_it_
 
 
 def test_every_declaration_has_a_row():
-    assert {*CHANGED, "evicts_within_step"} == {one.name for one in Declaration.__attrs_attrs__}
+    assert {*CHANGED, "evicts_within_step"} == {one.name for one in StepDeclaration.__attrs_attrs__}
 
 
 # -- what is told ----------------------------------------------------------------------------------------------------
@@ -249,6 +265,9 @@ def test_a_reader_whose_step_has_not_run_does_not_release():
         (([], [], []), "allowed: one of"),
         ((["yes"], [], []), "plan answered"),
         ((["encode"], [], ["b"]), "keys that were asked for"),
+        ((["hit"], None, []), "what plan frees is None; allowed: texts"),
+        ((["hit"], "a", []), "what plan frees is 'a'"),
+        ((["hit"], [], [1]), r"what plan encodes is \[1\]"),
     ],
 )
 def test_an_adapter_that_does_not_speak_the_protocol_is_told(plan, told):
@@ -263,8 +282,22 @@ def test_an_adapter_that_does_not_speak_the_protocol_is_told(plan, told):
         examine_steps(Wrong)
 
 
+@pytest.mark.parametrize(
+    ("says", "instead", "told"),
+    [("hit", "encode", "answered 'encode' for"), ("encode", "hit", "answered 'hit' for")],
+)
+def test_an_adapter_that_takes_one_answer_for_another_is_told(says, instead, told):
+    class Wrong(Adapter):
+        def plan(self, wanted, budget):
+            answers, frees, encodes = super().plan(wanted, budget)
+            return [instead if answer == says else answer for answer in answers], frees, encodes
+
+    with pytest.raises(WrongAdapter, match=told):
+        examine_steps(Wrong)
+
+
 def test_a_method_that_is_missing_is_told_with_the_declaration_that_does_without():
-    with pytest.raises(WrongAdapter, match="ReferenceAdapter has no close; without one declare closes=False"):
+    with pytest.raises(WrongAdapter, match=r"ReferenceAdapter has no close; see .*StepCache, or declare closes=False"):
         examine_steps(behind_the_reference(reference_manager.ReferenceManager))
     with pytest.raises(WrongAdapter, match="resets=False"):
         examine_steps(LedgerSteps, ALL)
@@ -273,7 +306,17 @@ def test_a_method_that_is_missing_is_told_with_the_declaration_that_does_without
 @pytest.mark.parametrize("wrong", [{"missed_free": "sometimes"}, {"steps_in_flight": 3}])
 def test_a_declaration_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Declaration(**wrong)
+        StepDeclaration(**wrong)
+
+
+def test_an_error_while_the_engine_is_made_is_a_finding():
+    class Raises(StepEngine):
+        def __init__(self, room):
+            super().__init__(room)
+            assert room > 1, "no room"
+
+    findings = examine_steps(behind_the_adapter(Raises), ALL, workloads=50)
+    assert ["no room" in finding.what for finding in findings] == [True]
 
 
 def test_an_error_of_the_engine_is_a_finding_with_its_history():

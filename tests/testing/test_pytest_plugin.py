@@ -38,7 +38,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 def failures(result: pytest.RunResult) -> list[str]:
     """The broken promises that a run has told of."""
     told = "\n".join(result.outlines)
-    return re.findall(r"^(.+)\n  why it matters", told, re.MULTILINE)
+    return re.findall(r"^\d+\. (.+)\n  Why it matters", told, re.MULTILINE)
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_planted_fault_is_found_and_the_command_of_its_failure_shows_it_again(
     promise, test = SERVICES[name]
     found = run(test)
     found.assert_outcomes(failed=1)
-    told = [number for number, line in enumerate(found.outlines) if line.startswith(f"{promise}: ")]
+    told = [number for number, line in enumerate(found.outlines) if re.match(rf"\d+\. {re.escape(promise)}: ", line)]
     assert told, "\n".join(found.outlines)
     lines = found.outlines[told[0] :]
     command = next(line for line in lines if line.startswith("  again: "))
@@ -262,6 +262,17 @@ def test_sound_services_have_no_finding(run):
     result = run(SOUND, "--triolet-runs=50", "--triolet-verify")
     result.assert_outcomes(passed=5)
     result.stdout.fnmatch_lines(["triolet: 5 tests, 250 runs, * faults"])
+
+
+def test_a_thorough_run_is_as_long_whatever_a_mark_says(pytester, monkeypatch):
+    """Without the option, the mark counts."""
+    from triolet.testing import pytest_plugin
+
+    monkeypatch.setattr(pytest_plugin, "_THOROUGH", 30)
+    text = "@pytest.mark.triolet_schedules(runs=20)\nasync def test_it():\n    await trio.sleep(1)\n"
+    pytester.makepyfile(test_it=HEAD + text)
+    result = pytester.runpytest_inprocess(*OPTIONS[:-1], "--triolet-verify")
+    result.stdout.fnmatch_lines(["triolet: 1 tests, 4 runs, 0 faults"])
 
 
 # -- beside others -----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from triolet.actors.supervisor import Supervisor
 from triolet.core.ledger import Decisions, EncoderLedger
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.planning.planner import Planner
+from triolet.testing import trio_tools
 from triolet.testing.clients import SCENARIOS, Client, Scenario
 from triolet.testing.faults import OCCASIONS, Fault, FaultKind
 from triolet.testing.sim import SimExecutor
@@ -124,7 +125,9 @@ def test_a_sweep_reports_what_is_broken_and_goes_on(monkeypatch):
     report = sweep_scenario(TINY, kinds=[FaultKind.CANCEL], most_failures=3)
     assert len(report.failures) == 3
     with pytest.raises(RunnerCrashed, match="ZeroDivisionError"):
-        eval(report.failures[0].again, {name: getattr(triolet.testing, name) for name in triolet.testing.__all__})
+        names = {name: getattr(trio_tools, name) for name in trio_tools.__all__}  # the schedules
+        names |= {name: getattr(triolet.testing, name) for name in triolet.testing.__all__}
+        eval(report.failures[0].again, names)
 
 
 # -- what it must not overlook ---------------------------------------------------------------------------------------

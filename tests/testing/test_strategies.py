@@ -52,7 +52,7 @@ def test_hypothesis_is_needed_by_three_files_only():
     """It is in the `test` extra: the simulation and the sweep run without it."""
     folder = Path(conformance.__file__).parent
     needing = {path.name for path in folder.glob("*.py") if "import hypothesis" in path.read_text(encoding="utf-8")}
-    assert needing == {"conformance.py", "cache_workloads.py", "strategies.py"}
+    assert needing == {"conformance.py", "cache_strategies.py", "strategies.py"}
 
 
 def test_every_strategy_is_what_the_page_says_it_is():

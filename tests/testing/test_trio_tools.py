@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from triolet.testing import trio_tools
 from triolet.testing.trio_tools import (
@@ -16,6 +20,7 @@ from triolet.testing.trio_tools import (
     Case,
     Fault,
     InTurn,
+    Pct,
     ProgramBroken,
     Subject,
     Trial,
@@ -67,6 +72,12 @@ async def swallows_in_a_task(trial: Trial) -> None:
 async def swallows_and_goes_on(trial: Trial) -> None:
     with suppress(trio.Cancelled):
         await trio.sleep(1)
+
+
+async def swallows_outside_of_a_part(trial: Trial) -> None:
+    with suppress(trio.Cancelled):
+        async with trial.part():
+            await trio.sleep(1)
 
 
 async def retries_for_ever(trial: Trial) -> None:
@@ -165,6 +176,7 @@ async def loses_an_update(trial: Trial) -> None:
 FAULTY = {
     swallows_in_a_task: "cancellation comes out",
     swallows_and_goes_on: "cancellation comes out",
+    swallows_outside_of_a_part: "cancellation comes out",
     retries_for_ever: "it ends",
     swallows_the_interrupt: "^C comes out",
     awaits_in_a_finally_and_skips_the_release: "it ends",
@@ -331,6 +343,21 @@ async def sound(trial: Trial) -> None:
     await trio.sleep(1)
 
 
+async def recovers_in_many_steps(trial: Trial) -> None:
+    """More than those after which the sweep first takes a run for one that never ends."""
+    try:
+        await trio.sleep(1)
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            for _ in range(3000):
+                await trio.lowlevel.checkpoint()
+        raise
+
+
+def test_a_run_that_takes_long_is_no_run_that_never_ends():
+    assert sweep_program(recovers_in_many_steps, runs=20).failures == []
+
+
 def test_every_fault_happens_at_every_step_of_every_task():
     cases: list[Case] = []
 
@@ -355,8 +382,8 @@ def test_a_finding_says_what_why_where_and_how_to_see_it_again():
     with pytest.raises(ProgramBroken) as broken:
         check_program(swallows_in_a_task, runs=RUNS)
     for told in (
-        "cancellation comes out: task 'one' was cancelled in swallows_in_a_task.<locals>.worker at test_trio_tools.py:",
-        "why it matters: Timeouts and shutdowns do not stop",
+        "1. cancellation comes out: task 'one' was cancelled in swallows_in_a_task.<locals>.worker at test_trio",
+        "Why it matters: Timeouts and shutdowns do not stop",
         "fault: the whole program is cancelled, just before step 1 of task 'main'",
         "schedule: trio's plain order",
         "case: Case(schedule=InTurn(but=()), fault=Fault(kind=TrioFault.CANCEL, task='main', step=1))",
@@ -366,6 +393,116 @@ def test_a_finding_says_what_why_where_and_how_to_see_it_again():
 
 def test_a_promise_that_need_not_hold_is_ignored():
     check_program(leaks_a_generator, runs=RUNS, ignore=["generators are closed"])
+
+
+async def fails_when_overtaken_and_cancelled(trial: Trial) -> None:
+    """And leaves a generator open in every run."""
+    order: list[int] = []
+
+    async def write(number: int) -> None:
+        await trio.lowlevel.checkpoint()
+        order.append(number)
+
+    async for _ in numbers():
+        break
+    try:
+        await two(lambda: write(1), lambda: write(2))
+        await trio.sleep(1)
+    except trio.Cancelled:
+        assert order != [2, 1]
+        raise
+
+
+def test_a_promise_that_is_ignored_hides_no_other_one():
+    report = sweep_program(
+        fails_when_overtaken_and_cancelled, runs=RUNS, kinds=[TrioFault.CANCEL], ignore=["generators are closed"]
+    )
+    assert [failure.broken.promise for failure in report.failures] == ["only the fault comes out"]
+
+
+def test_what_a_schedule_breaks_alone_spares_no_fault():
+    """Else a fault that was there a few times while the schedule failed would not be tried any more."""
+    tried: list[Fault[Any]] = []
+
+    async def fails_when_overtaken(trial: Trial) -> None:
+        order: list[int] = []
+
+        async def write(number: int) -> None:
+            await trio.lowlevel.checkpoint()
+            order.append(number)
+
+        try:
+            await two(lambda: write(1), lambda: write(2))
+            await trio.sleep(1)
+        finally:
+            tried.extend([trial.case.fault] if trial.case.fault is not None else [])
+            assert order[:1] != [2]
+
+    sweep_program(fails_when_overtaken, runs=RUNS, kinds=[TrioFault.CANCEL])
+    assert "main" in [fault.task for fault in tried[-20:]]
+
+
+def test_tasks_of_others_may_leave_generators_open():
+    """The hooks of generators are of the thread; a server around the program has its own."""
+    kept: list[object] = []
+
+    @asynccontextmanager
+    async def server(trial: Trial) -> AsyncIterator[trio.Event]:
+        asked = trio.Event()
+
+        async def serve() -> None:
+            await asked.wait()
+            reading = numbers()
+            await anext(reading)
+            kept.append(reading)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            await trio.testing.wait_all_tasks_blocked()
+            yield asked
+
+    async def ask(trial: Trial) -> None:
+        trial.given.set()
+        await trio.sleep(1)
+
+    assert sweep_program(Subject(program=ask, around=server), runs=20).failures == []
+
+
+@pytest.mark.parametrize("schedule", [InTurn(), Pct(1)])
+def test_the_tasks_of_a_run_that_never_ends_end_with_it(schedule):
+    """Rather than in the middle of another run."""
+    held: list[weakref.ref[Pool]] = []
+
+    async def waits_for_ever(trial: Trial) -> None:
+        pool = Pool()
+        held.append(weakref.ref(pool))
+        async with trial.part():
+            with trio.CancelScope(shield=True):
+                await trio.sleep_forever()
+
+    before = sys.get_asyncgen_hooks()
+    with pytest.raises(ProgramBroken, match="it ends"):
+        replay_program(waits_for_ever, Case(schedule=schedule))
+    assert [pool() for pool in held] == [None]
+    assert sys.get_asyncgen_hooks() == before
+
+
+@pytest.mark.parametrize("abandons", [True, False])
+def test_the_result_of_an_abandoned_thread_is_lost_and_no_other_one(abandons):
+    ends: set[tuple[int, int]] = set()
+
+    async def program(trial: Trial) -> None:
+        opened: list[int] = []
+        got: list[None] = []
+        try:
+            got.append(await trio.to_thread.run_sync(opened.append, 1, abandon_on_cancel=abandons))
+            await trio.sleep(1)
+        finally:
+            ends.add((len(opened), len(got)))
+
+    check_program(program, runs=20)
+    assert ((1, 0) in ends) == abandons
+    assert {(0, 0), (1, 1)} <= ends
 
 
 def test_tasks_of_others_may_swallow_what_they_like():
