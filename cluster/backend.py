@@ -25,6 +25,7 @@ from ..core.errors import (
     EngineError,
     EngineStateError,
     EngineTeardownError,
+    InvalidRequest,
     RunnerCrashed,
 )
 from ..core.flights import Flight
@@ -195,6 +196,10 @@ class RayBackend:
 
     async def scale(self, replicas: int) -> None:
         """See `triolet.cluster.cluster.Cluster.scale`."""
+        if not isinstance(self.deployment.replicas, int):
+            raise InvalidRequest(
+                f"replicas={self.deployment.replicas} follow the demand; allowed: a cluster of a number"
+            )
         await trio.to_thread.run_sync(self._running.scale, replicas)
 
     def _hand(self, call: Callable[..., object], *arguments: object) -> None:

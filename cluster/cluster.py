@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from ..api.engine import Engine
 from ..api.hosts.backend import Backend
 from ..api.hosts.trio_engine import TrioEngine
-from ..core.checks import Check, Refused, integer, number, settle
+from ..core.checks import Check, Refused, as_integer, integer, number, settle
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
 from .register import Departure
@@ -29,8 +29,24 @@ def _text(value: Any) -> str:
     return value
 
 
+_MOST = 10_000
+_COUNT = integer(1, _MOST)
+
+
+def _count(value: Any) -> int | tuple[int, int]:
+    if isinstance(value, tuple | list):
+        least, most = (as_integer(one) for one in value)
+        if not 1 <= least <= most <= _MOST:
+            raise Refused
+        return least, most
+    found = as_integer(value)
+    if not 1 <= found <= _MOST:
+        raise Refused
+    return found
+
+
 _SETTINGS = {
-    "replicas": integer(1, 10_000),
+    "replicas": Check(_count, "an integer of 1 or more, or two: the least and the most"),
     "cpus": number(0, math.inf),
     "gpus": number(0, math.inf),
     "address": Check(_text, "a text, such as ray://head:10001").or_none("that of RAY_ADDRESS, or Ray on this machine"),
@@ -40,7 +56,7 @@ _SETTINGS = {
 
 @frozen(kw_only=True)
 class _Settings:
-    replicas: int
+    replicas: int | tuple[int, int]
     cpus: float
     gpus: float
     address: str | None
@@ -72,7 +88,8 @@ class Cluster(Engine):
         model: a folder with a transformers checkpoint, the same on every machine, or a hub id.
         config: settings of each replica's engine. ``max_pending`` and ``drain_seconds`` hold for the cluster as a
             whole. An ``observer`` hears nothing: the events are elsewhere.
-        replicas: how many engines.
+        replicas: how many engines. With a pair, the least and the most, there are as many as are in demand: by requests
+            that wait or run, and by encodings that wait.
         cpus: cores that Ray reserves for each.
         gpus: GPUs that Ray reserves for each.
         address: of the Ray cluster. By default the one that this process has joined, or ``RAY_ADDRESS``; without either
@@ -92,7 +109,7 @@ class Cluster(Engine):
         model: str | Path,
         *,
         config: EngineConfig | None = None,
-        replicas: int = 1,
+        replicas: int | tuple[int, int] = 1,
         cpus: float = 1.0,
         gpus: float = 0.0,
         address: str | None = None,
@@ -108,10 +125,10 @@ class Cluster(Engine):
         and then give their device back in order: see `departures`.
 
         Raises:
-            InvalidRequest: not an integer of 1 or more.
+            InvalidRequest: not an integer of 1 or more, or the number follows the demand.
             EngineStateError: not in its block.
         """
-        wanted = _SETTINGS["replicas"].of("replicas", replicas)
+        wanted = _COUNT.of("replicas", replicas)
         await self._reached().call(partial(self._ray().scale, wanted))
 
     @property

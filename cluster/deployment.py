@@ -12,13 +12,14 @@ from attrs import frozen
 from ray import serve
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from ..actors.supervisor import EngineStatistics
 from ..core.config import EngineConfig
 from ..core.errors import CallerError, EngineError
 from ..core.model import ModelDescription
+from .autoscaling import ByDemand
 from .content_router import ContentRouter
 from .register import Departure, Register, name_of
 from .replica import Replica
@@ -26,6 +27,8 @@ from .statistics import total
 
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 REPLICA = "replica"  # the deployment's name within its application
+_UP_SECONDS = 5.0  # of demand, before a replica is added
+_DOWN_SECONDS = 60.0  # without, before one is taken away
 _TELL_SECONDS = 1.0  # between two words of a replica on what it holds
 
 
@@ -36,7 +39,7 @@ class Deployment:
     name: str
     model: str
     config: EngineConfig
-    replicas: int
+    replicas: int | tuple[int, int]  # the least and the most, by demand
     cpus: float
     gpus: float
     address: str | None
@@ -72,16 +75,32 @@ class Deployment:
                 name=self.name,
                 route_prefix=None,
                 logging_config=_LOGGING,
-                external_scaler_enabled=True,
+                external_scaler_enabled=isinstance(self.replicas, int),
             )
         except RuntimeError as error:
             raise EngineError(f"the replicas cannot be started: {error}") from error
+
+    def _count(self) -> dict[str, Any]:
+        if isinstance(self.replicas, int):
+            return {"num_replicas": self.replicas}
+        least, most = self.replicas
+        policy = AutoscalingPolicy(policy_function=ByDemand, policy_kwargs={"places": self.config.max_running})
+        return {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=least,
+                max_replicas=most,
+                policy=policy,
+                upscale_delay_s=_UP_SECONDS,
+                downscale_delay_s=_DOWN_SECONDS,
+                look_back_period_s=2 * _TELL_SECONDS + 10.0,  # Serve's own figures come every ten seconds
+            )
+        }
 
     def _application(self) -> Any:
         return serve.deployment(
             Replica,
             name=REPLICA,
-            num_replicas=self.replicas,
+            **self._count(),
             max_ongoing_requests=self.most_requests,
             graceful_shutdown_timeout_s=self.config.drain_seconds + 3 * self.config.stage_seconds,
             graceful_shutdown_wait_loop_s=0.1,

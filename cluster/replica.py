@@ -32,6 +32,7 @@ from ..core.events import error_text
 from ..core.model import ModelDescription
 from ..core.plan import SampledToken
 from ..core.request import Request
+from .autoscaling import ENCODINGS
 from .messages import News
 from .register import Departure
 
@@ -78,9 +79,12 @@ class Replica:
         self._description: ModelDescription | None = None
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._begun: asyncio.Future[None] = self._loop.create_future()
         self._leave = trio.Event()
+        self._loading = trio.CancelScope()
         self._thread = threading.Thread(target=self._live, args=(model, config), name="triolet replica")
         self._thread.start()
+        await self._begun
         try:
             await self._opened
         except CallerError as error:
@@ -93,12 +97,20 @@ class Replica:
         self._loop.call_soon_threadsafe(self._over, ended)
 
     async def _run(self, model: str, config: EngineConfig) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._loop.call_soon_threadsafe(self._begun.set_result, None)
         supervisor = Supervisor(config, partial(torch_executor, model, config), ThreadWorker())
-        async with supervisor.running() as description:
-            self._supervisor, self._description = supervisor, description
-            self._token = trio.lowlevel.current_trio_token()
-            self._loop.call_soon_threadsafe(self._opened.set_result, None)
-            await self._leave.wait()
+        with self._loading:
+            async with supervisor.running() as description:
+                self._supervisor, self._description = supervisor, description
+                self._loop.call_soon_threadsafe(self._opened.set_result, None)
+                await self._leave.wait()
+
+    def _end(self) -> None:
+        """In the trio loop: the engine ends in order, or is not loaded any further."""
+        self._leave.set()
+        if self._supervisor is None:
+            self._loading.cancel()
 
     def _over(self, ended: outcome.Outcome[None]) -> None:
         for future in (self._opened, self._ended):
@@ -158,10 +170,16 @@ class Replica:
             "requests": found.requests.waiting + found.requests.running,
         }
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the autoscaling should know, beside the requests, which Serve counts: encodings that wait."""
+        if self._fault is not None:
+            return {}
+        return {ENCODINGS: float(self._running().statistics().encoder_cache.waiting)}
+
     async def __del__(self) -> None:
-        """Ends the engine in order. Requests have ended by then: Serve waits for them first."""
-        if self._supervisor is not None:
-            self._in_trio(self._leave.set)
+        """Ends the engine in order. Requests have ended by then: Serve waits for them first. Serve may call it while
+        the model is being loaded."""
+        self._in_trio(self._end)
         await asyncio.wait([self._ended])
         self._thread.join()
         if self._supervisor is not None:

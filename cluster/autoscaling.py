@@ -1,0 +1,29 @@
+"""Serve's autoscaling policy: asks `triolet.core.scaling`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve.config import AutoscalingContext
+
+from ..core.scaling import Demand, wanted_replicas
+
+ENCODINGS = "encodings"  # the metric that replicas tell
+
+
+class ByDemand:
+    """Serve makes one, and calls it every few seconds. ``places``: requests that one replica runs at once."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """The number of replicas, and nothing to remember."""
+        told = (context.aggregated_metrics or {}).get(ENCODINGS, {})
+        wanted = wanted_replicas(
+            Demand(requests=context.total_num_requests, encodings=sum(told.values())),
+            places=self._places,
+            least=context.capacity_adjusted_min_replicas,
+            most=context.capacity_adjusted_max_replicas,
+        )
+        return wanted, {}
