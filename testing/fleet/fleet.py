@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 from ...core.routing import Router
 from .load import Load
 from .policies import Make
-from .replica import Asked, Costs, Replica
+from .replica import SimRequest, Costs, Replica
 
 
 @frozen(kw_only=True)
@@ -60,6 +60,7 @@ class Played:
     requests: int
     encodes: int
     hit_rate: float
+    mean: float
     p50: float
     p99: float
     again: int
@@ -76,11 +77,11 @@ class _Play:
     make: Make
     seed: int
     losses: tuple[Loss, ...]
-    arrivals: Iterator[Asked]
+    arrivals: Iterator[SimRequest]
     replicas: dict[str, Replica] = field(factory=dict, init=False)
     gone: list[Replica] = field(factory=list, init=False)
     routers: list[Router] = field(init=False)
-    ended: list[Asked] = field(factory=list, init=False)
+    ended: list[SimRequest] = field(factory=list, init=False)
     told: int = field(default=0, init=False)
     last: float = field(default=0.0, init=False)
     _events: list[tuple[float, int, _Event]] = field(factory=list, init=False)
@@ -112,15 +113,15 @@ class _Play:
         if asked is not None:
             self._at(asked.arrived, lambda now: self._arrive(asked, now))
 
-    def _arrive(self, asked: Asked, now: float) -> None:
+    def _arrive(self, asked: SimRequest, now: float) -> None:
         self.last = now
         self._send(asked, now)
         self._next_arrival()
 
-    def _send(self, asked: Asked, now: float) -> None:
+    def _send(self, asked: SimRequest, now: float) -> None:
         router = self.routers[asked.number % len(self.routers)]
         asked.replica = router.choose((asked.key,))
-        asked.times += 1
+        asked.sent += 1
         router.sent(asked.replica, (asked.key,))
         self.replicas[asked.replica].submit(asked, now)
 
@@ -151,9 +152,9 @@ class _Play:
             return
         held = replica.held()[-self.fleet.most_told :]
         self.told += len(held)
-        mine = replica.load_of(len(self.routers))
+        mine = [sum(number % len(self.routers) == index for number in replica.numbers()) for index in range(len(self.routers))]
         for router, own in zip(self.routers, mine, strict=True):
-            router.told(replica.name, held, replica.load - own)
+            router.told(replica.name, held, replica.requests - own)
         self._at(now + self.fleet.tell_seconds, lambda then: self._tell(replica, then))
 
     def _lose(self, loss: Loss, now: float) -> None:
@@ -165,7 +166,7 @@ class _Play:
                 router.left(replica.name)
         self.gone += dead
         for replica in dead:
-            for asked in replica.lost():
+            for asked in replica.lose():
                 self._send(asked, now)
             self._at(now + loss.seconds, self._join)
 
@@ -181,14 +182,15 @@ def play(fleet: Fleet, load: Load, make: Make, *, seed: int = 0, losses: tuple[L
     run.run()
     seconds = sorted(asked.ended - asked.arrived for asked in run.ended)
     encodes = sum(replica.encodes for replica in (*run.replicas.values(), *run.gone))
-    busy = [replica.busy for replica in run.replicas.values()]
+    busy = [replica.encode_seconds + replica.step_seconds for replica in run.replicas.values()]
     return Played(
         requests=len(seconds),
         encodes=encodes,
         hit_rate=1 - encodes / len(seconds) if seconds else math.nan,
+        mean=fmean(seconds),
         p50=_quantile(seconds, 0.5),
         p99=_quantile(seconds, 0.99),
-        again=sum(asked.times > 1 for asked in run.ended),
+        again=sum(asked.sent > 1 for asked in run.ended),
         imbalance=max(busy) / fmean(busy) if any(busy) else math.nan,
         told=run.told / load.seconds,
     )

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from attrs import frozen
 
-from .replica import Asked
+from .replica import SimRequest
 
 
 @frozen(kw_only=True)
@@ -41,7 +41,7 @@ class Load:
     tokens: float = 20.0
     bursts: tuple[Burst, ...] = ()
 
-    def requests(self, seed: int) -> Iterator[Asked]:
+    def requests(self, seed: int) -> Iterator[SimRequest]:
         """The requests, in the order of their arrival."""
         chance = random.Random(seed)
         weights = list(accumulate(rank**-self.zipf for rank in range(1, self.contents + 1)))
@@ -56,7 +56,7 @@ class Load:
                 key = f"hit of {burst.begin:g}"
             else:
                 key = f"content {chance.choices(names, cum_weights=weights)[0]}"
-            yield Asked(number, key, self._tokens(chance), now)
+            yield SimRequest(number, key, self._tokens(chance), now)
             number += 1
 
     def _tokens(self, chance: random.Random) -> int:
