@@ -29,6 +29,7 @@ class Load:
     Attributes:
         rate: requests a second, of the whole fleet.
         seconds: for so long they arrive.
+        warm_seconds: those of the first ones fill the caches, and are not in the figures.
         contents: how many different ones there are; the n-th most wanted is wanted in proportion to ``n ** -zipf``.
         tokens: the mean of a request's tokens, which are geometrically distributed.
         bursts: see `Burst`.
@@ -36,6 +37,7 @@ class Load:
 
     rate: float
     seconds: float
+    warm_seconds: float = 0.0
     contents: int = 50_000
     zipf: float = 1.0
     tokens: float = 20.0

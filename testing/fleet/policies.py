@@ -35,11 +35,18 @@ class ByLoad(Router):
 
 @define(eq=False)
 class ByHash(Router):
-    """Plain consistent hashing: each content has its replica, whatever its load."""
+    """Consistent hashing with bounded loads: the first replica behind the key on the ring that is not busy."""
 
-    def told(self, replica: str, keys: Iterable[str], others: int = 0) -> None:
+    def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
+        """See `Router.choose`."""
+        del without
+        most = self.most_load
+        return next(one for one in self._clockwise(keys[-1]) if self.load(one) < most)
+
+    def told(self, replica: str, keys: Iterable[str], others: int = 0, others_encodings: int = 0) -> None:
         """See `Router.told`; what is held does not count."""
-        del replica, keys, others
+        del keys
+        self.told_load(replica, others, others_encodings)
 
     def sent(self, replica: str, keys: Sequence[str]) -> None:
         """See `Router.sent`."""
@@ -64,5 +71,7 @@ POLICIES: Mapping[str, Make] = {
     "by chance": partial(_made, ByChance),
     "by load": partial(_made, ByLoad),
     "by hash": lambda _, seed: _made(ByHash, _NEVER_BUSY, seed),
+    "by bounded hash": partial(_made, ByHash),
     "by content": partial(_made, Router),
 }
+"""Plain consistent hashing is the bounded one without a bound."""

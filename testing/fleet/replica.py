@@ -17,6 +17,7 @@ from ...actors.worker import Job
 from ...core.batch_size import BatchSize
 from ...core.config import EngineConfig
 from ...core.ledger import Decisions, EncoderLedger
+from ...core.ledger_table import State
 from ...core.planning.limits import PlannerLimits
 from ...core.share import STEPS_PER_ENCODE
 from ..sim import SECONDS
@@ -34,12 +35,15 @@ class Costs:
         step: seconds of a step, however many sequences it has.
         places: sequences that run at once.
         outputs: encoder outputs that the cache holds.
+        idle_seconds: after which an output that nobody holds is freed. `EngineConfig.encoder_idle_seconds` is shorter by
+            default: a fleet, whose memory is its own, should raise it.
     """
 
     encode: float = SECONDS[Job.ENCODE]
     step: float = SECONDS[Job.STEP]
     places: int = 16
     outputs: int = 64
+    idle_seconds: float = math.inf
 
     @property
     def acquire_ahead(self) -> int:
@@ -58,9 +62,10 @@ class SimRequest:
         number: of its arrival.
         key: of its content.
         tokens: that it will have.
-        arrived, ended: seconds.
+        arrived, first, ended: seconds: when it came, when it had its first token, when its last.
         replica: where it is, or was last.
         sent: how often it was sent: more than once where replicas died.
+        hit: its output was there or on its way when it acquired it.
         tokens_left: tokens to come.
     """
 
@@ -68,10 +73,20 @@ class SimRequest:
     key: str
     tokens: int
     arrived: float
+    first: float = math.nan
     ended: float = math.nan
     replica: str = ""
     sent: int = 0
+    hit: bool = False
     tokens_left: int = 0
+
+
+@frozen
+class ReplicaLoad:
+    """Requests that have not ended, and encodings that are to come."""
+
+    requests: int
+    encodings: int
 
 
 @define(eq=False)
@@ -90,6 +105,7 @@ class Replica:
     _seeking: deque[SimRequest] = field(factory=deque, init=False)  # they have acquired nothing yet
     _ahead: int = field(default=0, init=False)  # those that have acquired, and do not run
     _held: Counter[str] = field(factory=Counter, init=False)  # the keys that these acquired
+    _missed: dict[str, int] = field(factory=dict, init=False)  # keys to be encoded: the request that each is for
     _ready: list[int] = field(factory=list, init=False)  # of these, those whose output is there; a heap
     _running: dict[int, SimRequest] = field(factory=dict, init=False)
     _leaving: int = field(default=0, init=False)  # those that have ended, whose places the step in flight still has
@@ -110,7 +126,9 @@ class Replica:
     def submit(self, request: SimRequest, now: float) -> None:
         """``request`` waits for its encoder output, and then for a place."""
         request.tokens_left = request.tokens
+        request.hit = False
         self._requests[request.number] = request
+        self._free_idle(now)
         self._seeking.append(request)
         self._acquire()
         if self._reserved or self._ready:
@@ -129,21 +147,22 @@ class Replica:
         assert self.ledger.drained, f"{self.name} still holds {list(self.ledger.entries())}"
 
     @property
-    def requests(self) -> int:
-        """Those that have not ended."""
-        return len(self._requests)
+    def busy(self) -> float:
+        """Seconds of the device, so far."""
+        return self.encode_seconds + self.step_seconds
 
-    @property
-    def encodings(self) -> int:
-        """Those that are to come, the present one included."""
-        return self._reserved + (self._encoding is not None)
+    def others(self, routers: int) -> list[ReplicaLoad]:
+        """For each of so many routers, which take requests in turn, the load that the others have sent."""
+        requests, encodings = [len(self._requests)] * routers, [len(self._missed)] * routers
+        for number in self._requests:
+            requests[number % routers] -= 1
+        for number in self._missed.values():
+            encodings[number % routers] -= 1
+        return [ReplicaLoad(*pair) for pair in zip(requests, encodings, strict=True)]
 
-    def numbers(self) -> list[int]:
-        """Of the requests that have not ended."""
-        return list(self._requests)
-
-    def held(self) -> list[str]:
+    def held(self, now: float) -> list[str]:
         """The keys of the outputs that are resident, or will be, the oldest first."""
+        self._free_idle(now)
         return list(self.ledger.entries())
 
     # -- the device --------------------------------------------------------------------------------------------------
@@ -158,6 +177,7 @@ class Replica:
         assert self._encoding is not None, "an encoding ended that never began"
         key, self._encoding, self._until = self._encoding, None, None
         self.encodes += 1
+        del self._missed[key]
         self.encode_seconds += now - self._begun
         self._steps_until = now + STEPS_PER_ENCODE * (now - self._begun)
         self._planned = _IN_FLIGHT if self._running else 0
@@ -170,6 +190,8 @@ class Replica:
         steps = round((now - self._begun) / self.costs.step)
         self._planned = max(0, self._planned - steps)
         for request in self._running.values():
+            if request.tokens_left == request.tokens:
+                request.first = self._begun + self.costs.step
             request.tokens_left -= steps
         ended = [request for request in self._running.values() if request.tokens_left <= 0]
         for request in ended:
@@ -246,7 +268,14 @@ class Replica:
             self._ahead += 1
             self._held[request.key] += 1
             key, holder = request.key, str(request.number)
+            request.hit = self.ledger.state(key) is not State.ABSENT
+            if not request.hit:
+                self._missed[key] = request.number
             self._obey(self.ledger.acquire(holder, key, size=1, embeddings=1, payload=key))
+
+    def _free_idle(self, now: float) -> None:
+        if self.costs.idle_seconds < math.inf:
+            self._obey(self.ledger.evict_idle(now=now, idle_seconds=self.costs.idle_seconds))
 
     def _obey(self, decisions: Decisions) -> None:
         """Frees are done at once: they take the device a thousandth of a second, and nobody waits for them."""
