@@ -7,10 +7,10 @@ A request names its contents by keys, the most telling first. The rules, in this
    choices: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
 2. *Bounded load.* A replica is busy when its load has reached its places and exceeds the mean load by `spread`
    (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2018). A busy one is not taken while another is not.
-3. *Consistent hashing.* What nobody holds goes to one of the first two replicas behind its key on the ring that are not
-   busy (Karger et al., "Consistent Hashing and Random Trees", 1997): to the second where fewer encodings are to come
-   there, else to the first. So two routers that know nothing of each other agree on the two, and a replica that comes or
-   goes moves few keys.
+3. *Consistent hashing.* What nobody holds goes to one of the first two replicas behind its key on the ring that are
+   not busy (Karger et al., "Consistent Hashing and Random Trees", 1997): to the second where fewer encodings are to
+   come there, else to the first. So two routers that know nothing of each other agree on the two, and a replica that
+   comes or goes moves few keys.
 
 Of two replicas the better one has fewer encodings to come, and then the smaller load. Encodings come first, since an
 encoding has all others on its device wait, while a step is about as long with one request more. They do not make a
@@ -76,7 +76,9 @@ class Router:
     limits: RoutingLimits = field(factory=RoutingLimits)
     _replicas: dict[str, _Replica] = field(factory=dict, init=False)
     _names: list[str] = field(factory=list, init=False)  # sorted
-    _ring: list[tuple[int, str]] = field(factory=list, init=False)
+    _ring: list[tuple[int, str]] = field(factory=list, init=False)  # sorted; see `_points`
+    _on_ring: set[str] = field(factory=set, init=False)
+    _is_stale: bool = field(default=False, init=False)  # the ring: replicas have come or gone since
     _holders: dict[str, dict[str, None]] = field(factory=dict, init=False)  # by key; an ordered set
     _load: int = field(default=0, init=False)  # of all replicas
 
@@ -101,8 +103,7 @@ class Router:
             return
         self._replicas[replica] = _Replica()
         insort(self._names, replica)
-        for number in range(self.limits.points):
-            insort(self._ring, (_point(f"{replica} {number}"), replica))
+        self._is_stale = True
 
     def left(self, replica: str) -> None:
         """``replica`` is gone, with all that it held. One that is not known changes nothing."""
@@ -111,7 +112,8 @@ class Router:
             return
         self._load -= gone.load
         self._names.remove(replica)
-        self._ring = [point for point in self._ring if point[1] != replica]
+        self._on_ring.discard(replica)
+        self._is_stale = True
         for key in gone.keys:
             self._forget_holder(key, replica)
 
@@ -128,8 +130,8 @@ class Router:
         self.told_load(replica, others, others_encodings)
 
     def told_load(self, replica: str, others: int, others_encodings: int = 0) -> None:
-        """``others`` are requests at ``replica`` that other routers have sent, ``others_encodings`` the encodings to come
-        for these. It is a few bytes, and soon wrong: a replica should tell it much more often than what it holds."""
+        """``others`` are requests at ``replica`` that other routers have sent, ``others_encodings`` the encodings to
+        come for these. It is a few bytes, and soon wrong: a replica should tell it more often than what it holds."""
         if replica not in self._replicas:
             return
         told = self._replicas[replica]
@@ -220,10 +222,20 @@ class Router:
         able = (one for one in self._clockwise(keys[-1]) if one not in barred and self._replicas[one].load < most)
         return min(islice(able, 2), key=self.encodings, default=None)
 
+    def _points(self) -> list[tuple[int, str]]:
+        """The ring. It is sorted once for all replicas that have come or gone together."""
+        if self._is_stale:
+            new = [name for name in self._names if name not in self._on_ring]
+            kept = [point for point in self._ring if point[1] in self._on_ring]
+            kept += [(_point(f"{name} {number}"), name) for name in new for number in range(self.limits.points)]
+            self._ring, self._on_ring, self._is_stale = sorted(kept), set(self._names), False
+        return self._ring
+
     def _clockwise(self, key: str) -> Iterator[str]:
-        begin, seen = bisect(self._ring, (_point(key), "")), set[str]()
-        for index in range(len(self._ring)):
-            _, replica = self._ring[(begin + index) % len(self._ring)]
+        ring = self._points()
+        begin, seen = bisect(ring, (_point(key), "")), set[str]()
+        for index in range(len(ring)):
+            _, replica = ring[(begin + index) % len(ring)]
             if replica not in seen:
                 seen.add(replica)
                 yield replica

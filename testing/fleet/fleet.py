@@ -9,7 +9,7 @@ from functools import partial
 from attrs import define, field, frozen
 
 from ...core.routing import Router
-from .load import Load
+from .load import Load, content
 from .outcome import Played, summary
 from .policies import Make
 from .replica import Costs, Replica, SimRequest
@@ -40,6 +40,7 @@ class Fleet:
         tell_seconds: how often a replica tells each router what it holds.
         load_seconds: how often it tells its load.
         most_told: keys that it tells at most, the newest.
+        full: at the start the caches hold the most wanted contents, each where the first router would send it.
     """
 
     replicas: int = 1_000
@@ -48,6 +49,7 @@ class Fleet:
     tell_seconds: float = 5.0
     load_seconds: float = 1.0
     most_told: int = 1_024
+    full: bool = False
 
 
 _Event = Callable[[float], None]
@@ -80,6 +82,16 @@ class Play:
         for loss in self.losses:
             self.at(loss.at, partial(self._lose, loss))
         self._next_arrival()
+
+    def fill(self) -> None:
+        """The caches hold the most wanted contents, and the routers know it."""
+        kept: dict[str, list[str]] = {name: [] for name in self.replicas}
+        for rank in range(self.fleet.replicas * self.fleet.costs.outputs):
+            kept[self.routers[0].choose((content(rank),))].append(content(rank))
+        for name, keys in kept.items():
+            self.replicas[name].fill(keys, 0.0)
+            for router in self.routers:
+                router.told(name, self.replicas[name].held(0.0))
 
     def run(self) -> None:
         """Until every request has ended, and every output is freed."""
@@ -182,6 +194,8 @@ def play(fleet: Fleet, load: Load, make: Make, *, seed: int = 0, losses: tuple[L
         losses: see `Loss`.
     """
     run = Play(fleet, make, seed, losses, load.requests(seed))
+    if fleet.full:
+        run.fill()
     busy: dict[str, float] = {}
     run.at(load.warm_seconds, lambda _: busy.update({one.name: one.busy for one in run.replicas.values()}))
     run.run()

@@ -22,6 +22,11 @@ class Burst:
     share: float = 0.3
 
 
+def content(rank: int) -> str:
+    """The key of one content; 0 is the most wanted."""
+    return f"content {rank}"
+
+
 @frozen(kw_only=True)
 class Load:
     """Requests of a fleet.
@@ -47,7 +52,7 @@ class Load:
         """The requests, in the order of their arrival."""
         chance = random.Random(seed)
         weights = list(accumulate(rank**-self.zipf for rank in range(1, self.contents + 1)))
-        names = range(self.contents)
+        ranks = range(self.contents)
         now, number = 0.0, 0
         while True:
             burst = next((one for one in self.bursts if one.begin <= now < one.begin + one.seconds), None)
@@ -57,7 +62,7 @@ class Load:
             if burst is not None and chance.random() < burst.share:
                 key = f"hit of {burst.begin:g}"
             else:
-                key = f"content {chance.choices(names, cum_weights=weights)[0]}"
+                key = content(chance.choices(ranks, cum_weights=weights)[0])
             yield SimRequest(number, key, self._tokens(chance), now)
             number += 1
 

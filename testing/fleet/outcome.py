@@ -24,7 +24,7 @@ class Played:
         p50, p99: seconds to its first token.
         sent_again: requests whose replica died.
         imbalance: the longest device time of a replica that lived throughout, over the mean.
-        encode_imbalance: the same of the time of encodings.
+
         told: keys that one router was told, a second.
         p99_by_second: of the requests that arrived in each second.
     """

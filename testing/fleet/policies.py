@@ -14,16 +14,6 @@ _NEVER_BUSY = 1 << 31
 
 
 @define(eq=False)
-class ByChance(Router):
-    """Any replica, whatever its load."""
-
-    def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
-        """See `Router.choose`."""
-        del keys, without
-        return self.replicas[self.draw(len(self.replicas))]
-
-
-@define(eq=False)
 class ByLoad(Router):
     """The less loaded of two by chance, whatever they hold."""
 
@@ -68,7 +58,6 @@ def _made(kind: type[Router], places: int, seed: int) -> Router:
 
 
 POLICIES: Mapping[str, Make] = {
-    "by chance": partial(_made, ByChance),
     "by load": partial(_made, ByLoad),
     "by hash": lambda _, seed: _made(ByHash, _NEVER_BUSY, seed),
     "by bounded hash": partial(_made, ByHash),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
 
@@ -35,8 +35,8 @@ class Costs:
         step: seconds of a step, however many sequences it has.
         places: sequences that run at once.
         outputs: encoder outputs that the cache holds.
-        idle_seconds: after which an output that nobody holds is freed. `EngineConfig.encoder_idle_seconds` is shorter by
-            default: a fleet, whose memory is its own, should raise it.
+        idle_seconds: after which an output that nobody holds is freed. `EngineConfig.encoder_idle_seconds` is shorter
+            by default: a fleet, whose memory is its own, should raise it.
     """
 
     encode: float = SECONDS[Job.ENCODE]
@@ -122,6 +122,14 @@ class Replica:
         self._ahead_most = self.costs.acquire_ahead
 
     # -- requests ----------------------------------------------------------------------------------------------------
+
+    def fill(self, keys: Sequence[str], now: float) -> None:
+        """The outputs of ``keys`` are resident, the first as the newest, as far as there is room."""
+        for key in reversed(keys[: self.costs.outputs]):
+            self.ledger.acquire("", key, size=1, embeddings=1, payload=key)
+            self.ledger.take_encode_batch()
+            self.ledger.encoded((key,), now=now)
+            self.ledger.release("", key, now=now)
 
     def submit(self, request: SimRequest, now: float) -> None:
         """``request`` waits for its encoder output, and then for a place."""
