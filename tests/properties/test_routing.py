@@ -49,8 +49,11 @@ class RoutingMachine(Machine):
         return list(dict.fromkeys(one for _, one in turned))
 
     def busy(self, replica: str) -> bool:
-        mean = (sum(map(self.load, self.known)) + 1) / len(self.known)
-        return self.load(replica) >= max(self.limits.places, self.limits.spread * mean)
+        return self.load(replica) >= self.most_load()
+
+    def most_load(self) -> float:
+        mean = (sum(map(self.load, self.known)) + 1) / max(len(self.known), 1)
+        return max(self.limits.places, self.limits.spread * mean)
 
     def note(self, replica: str, key: str) -> None:
         held = [one for one in self.known[replica] if one != key]
@@ -141,6 +144,10 @@ class RoutingMachine(Machine):
         assert all(self.router.load(replica) == self.load(replica) for replica in self.known)
 
     @invariant()
+    def busy_is_who_exceeds_the_mean_of_those_who_are_there(self) -> None:
+        assert self.router.most_load == self.most_load()
+
+    @invariant()
     def encodings_to_come_are_those_of_what_was_not_held(self) -> None:
         assert all(self.router.encodings(replica) == self.encodings(replica) for replica in self.known)
 
@@ -204,6 +211,7 @@ def test_what_nobody_holds_goes_past_a_replica_that_has_to_encode() -> None:
     router.told_load(second, others=0, others_encodings=3)
     assert router.choose(["new"]) == first != second
     router.told_load(first, others=5)
+    router.told_load(second, others=0)
     assert router.choose(["new"]) == first, "requests that only decode make nobody wait"
 
 
