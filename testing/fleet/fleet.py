@@ -190,7 +190,7 @@ def play(fleet: Fleet, load: Load, make: Make, *, seed: int = 0, losses: tuple[L
     """Plays ``load`` on ``fleet``, whose routers ``make`` makes.
 
     Args:
-        seed: of the requests and of the routers: the same seed gives the same numbers, everywhere.
+        seed: of the requests and of the routers: the same seed gives the same numbers.
         losses: see `Loss`.
     """
     run = Play(fleet, make, seed, losses, load.requests(seed))

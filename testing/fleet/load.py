@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from itertools import accumulate
 
-from attrs import frozen
+from attrs import field, frozen
 
 from .replica import SimRequest
 
@@ -45,12 +45,17 @@ class Load:
     warm_seconds: float = 0.0
     contents: int = 50_000
     zipf: float = 1.0
-    tokens: float = 20.0
+    tokens: float = field(default=20.0)
     bursts: tuple[Burst, ...] = ()
+
+    @tokens.validator
+    def _check(self, _: object, tokens: float) -> None:
+        if not tokens > 1:
+            raise ValueError(f"tokens={tokens!r}; allowed: above 1")
 
     def requests(self, seed: int) -> Iterator[SimRequest]:
         """The requests, in the order of their arrival."""
-        chance = random.Random(seed)
+        chance = random.Random(f"requests {seed}")
         weights = list(accumulate(rank**-self.zipf for rank in range(1, self.contents + 1)))
         ranks = range(self.contents)
         now, number = 0.0, 0

@@ -24,7 +24,6 @@ class Played:
         p50, p99: seconds to its first token.
         sent_again: requests whose replica died.
         imbalance: the longest device time of a replica that lived throughout, over the mean.
-
         told: keys that one router was told, a second.
         p99_by_second: of the requests that arrived in each second.
     """

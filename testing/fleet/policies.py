@@ -54,7 +54,7 @@ Make = Callable[[int, int], Router]
 
 
 def _made(kind: type[Router], places: int, seed: int) -> Router:
-    return kind(random.Random(seed).randrange, RoutingLimits(places=places))
+    return kind(random.Random(f"router {seed}").randrange, RoutingLimits(places=places))
 
 
 POLICIES: Mapping[str, Make] = {

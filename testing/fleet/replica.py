@@ -205,7 +205,7 @@ class Replica:
         for request in ended:
             request.ended = now
             del self._running[request.number], self._requests[request.number]
-        self._leaving = len(ended) if self._running else 0
+        self._leaving = len(ended)
         return ended
 
     def _interrupt(self, now: float) -> None:
@@ -221,9 +221,12 @@ class Replica:
         """Begins the next thing, if the device is idle."""
         if self._until is not None:
             return
+        self._begun = now
+        if self._leaving and not self._running:
+            self._run_until(now + self.costs.step)  # the step that was in flight when the last sequence ended
+            return
         if not (self._planned and self._running):
             self._admit(now)
-        self._begun = now
         if self._reserved and (not self._running or now >= self._steps_until - _EXACT):
             self._begin_encode(now)
         elif self._running:
