@@ -112,7 +112,7 @@ def test_a_burst_is_spread_where_plain_hashing_has_everybody_wait() -> None:
     fleet = Fleet(replicas=10, routers=2, full=True)
     ours, hashed = (play(fleet, load, POLICIES[policy]) for policy in ("by content", "by hash"))
     assert ours.p99 < hashed.p99 / 2
-    assert ours.hit_rate > hashed.hit_rate - 0.02
+    assert ours.hit_rate > hashed.hit_rate - 0.05
     assert ours.imbalance < hashed.imbalance
 
 
