@@ -2,8 +2,9 @@
 
 ::
 
-    python benchmarks/fleet.py                   # 1,000 replicas: a table, claims, and plots in docs/images/
-    python benchmarks/fleet.py --only scale      # what breaks first: ingresses, telling, catalogue, routers
+    python benchmarks/fleet.py                                 # 1,000 replicas: table, claims, plots
+    python benchmarks/fleet.py --only sweeps --replicas 200    # ingresses, telling, catalogue
+    python benchmarks/fleet.py --only routers                  # memory and decisions of one router
 
 All seconds of the first table are virtual, and the same on every machine. What a router costs is this machine's.
 """
@@ -243,12 +244,14 @@ def save(figure: Any, path: Path) -> None:
 @click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--replicas", default=1_000, show_default=True)
 @click.option("--workers", default=os.cpu_count() or 1, show_default=True, help="Processes.")
-@click.option("--only", type=click.Choice(["policies", "scale"]), help="One part; by default the policies.")
+@click.option("--only", type=click.Choice(["policies", "sweeps", "routers"]), help="One part; by default the policies.")
 @click.option("--images", type=click.Path(path_type=Path), default=IMAGES, help="The folder of the plots.")
 def main(replicas: int, workers: int, only: str | None, images: Path) -> None:
-    if only == "scale":
+    if only == "sweeps":
         sweep(replicas, workers)
-        routers([max(1, replicas), 10 * replicas], keys=64)
+        return
+    if only == "routers":
+        routers([replicas, 10 * replicas], keys=64)
         return
     begun = time.perf_counter()
     found = compare(replicas, workers)

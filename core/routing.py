@@ -22,7 +22,7 @@ A request without keys goes to the better of two by chance.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect, insort
+from bisect import bisect, bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -64,6 +64,9 @@ class _Replica:
         return len(self.missed) + self.others_encodings
 
 
+_FEW = 16  # replicas: more are sorted into the ring
+
+
 def _point(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
@@ -78,7 +81,7 @@ class Router:
     _names: list[str] = field(factory=list, init=False)  # sorted
     _ring: list[tuple[int, str]] = field(factory=list, init=False)  # sorted; see `_points`
     _on_ring: set[str] = field(factory=set, init=False)
-    _is_stale: bool = field(default=False, init=False)  # the ring: replicas have come or gone since
+    _changed: set[str] = field(factory=set, init=False)  # replicas that have come or gone since the ring was last read
     _holders: dict[str, dict[str, None]] = field(factory=dict, init=False)  # by key; an ordered set
     _load: int = field(default=0, init=False)  # of all replicas
 
@@ -103,7 +106,7 @@ class Router:
             return
         self._replicas[replica] = _Replica()
         insort(self._names, replica)
-        self._is_stale = True
+        self._changed.add(replica)
 
     def left(self, replica: str) -> None:
         """``replica`` is gone, with all that it held. One that is not known changes nothing."""
@@ -112,8 +115,7 @@ class Router:
             return
         self._load -= gone.load
         self._names.remove(replica)
-        self._on_ring.discard(replica)
-        self._is_stale = True
+        self._changed.add(replica)
         for key in gone.keys:
             self._forget_holder(key, replica)
 
@@ -223,13 +225,26 @@ class Router:
         return min(islice(able, 2), key=self.encodings, default=None)
 
     def _points(self) -> list[tuple[int, str]]:
-        """The ring. It is sorted once for all replicas that have come or gone together."""
-        if self._is_stale:
-            new = [name for name in self._names if name not in self._on_ring]
-            kept = [point for point in self._ring if point[1] in self._on_ring]
-            kept += [(_point(f"{name} {number}"), name) for name in new for number in range(self.limits.points)]
-            self._ring, self._on_ring, self._is_stale = sorted(kept), set(self._names), False
+        """The ring. Many that come or go together are sorted in once; a few are moved alone, which is sooner done."""
+        gone = {name for name in self._changed if name not in self._replicas and name in self._on_ring}
+        come = {name for name in self._changed if name in self._replicas and name not in self._on_ring}
+        self._changed.clear()
+        self._on_ring = self._on_ring - gone | come if gone or come else self._on_ring
+        if len(gone) + len(come) > _FEW:
+            self._ring = [point for point in self._ring if point[1] not in gone]
+            self._ring += [point for name in come for point in self._points_of(name)]
+            self._ring.sort()
+            return self._ring
+        for name in gone:
+            for point in self._points_of(name):
+                del self._ring[bisect_left(self._ring, point)]
+        for name in come:
+            for point in self._points_of(name):
+                insort(self._ring, point)
         return self._ring
+
+    def _points_of(self, name: str) -> list[tuple[int, str]]:
+        return [(_point(f"{name} {number}"), name) for number in range(self.limits.points)]
 
     def _clockwise(self, key: str) -> Iterator[str]:
         ring = self._points()

@@ -67,11 +67,11 @@ PRINTED = {
         CLAIM + "steady: the hit rate is ",
         CLAIM + "high load: the longest device time is ",
     ],
-    "fleet.py --replicas 2 --workers 1 --only scale": [
+    "fleet.py --replicas 1 --workers 1 --only sweeps": [
         r"\| 64 ingresses \| ",
         r"\| catalogue of 200 x all caches \| ",
-        r"\| 20 \| 64 \| \d",
     ],
+    "fleet.py --replicas 2 --only routers": [r"\| 2 \| 64 \| \d", r"\| 20 \| 64 \| \d"],
     "hours.py --minutes 1 --kind flac --voice": [
         r"\d+ MB of flac, 1 minutes",
         r"\| 1 \| ",

@@ -183,6 +183,20 @@ def test_a_replica_that_leaves_moves_its_own_keys_alone(replicas: list[str], key
     assert all(router.choose([key]) == at for key, at in before.items() if at != gone)
 
 
+@given(st.lists(st.integers(0, 40), max_size=60))
+def test_the_ring_is_that_of_those_who_are_there_however_many_come_and_go_at_once(numbers: list[int]) -> None:
+    """Those who come twice leave in between. The ring is read now and then, so that few or many have changed since."""
+    router = fleet("one")
+    for number in numbers:
+        name = f"replica {number}"
+        (router.left if name in router.replicas else router.joined)(name)
+        if not number % 7:
+            router.choose(["key"])
+    others = fleet(*router.replicas)
+    assert router._points() == others._points() == sorted(others._points())
+    assert len(router._points()) == router.limits.points * len(router.replicas)
+
+
 def test_shares_of_the_ring_are_about_even() -> None:
     """64 points leave a standard deviation of an eighth of the share."""
     router = fleet(*(f"replica {number}" for number in range(20)))
