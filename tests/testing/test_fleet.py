@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -180,6 +182,13 @@ def test_one_replica_launches_as_many_encodings_as_an_engine_and_takes_as_long(
     ours = play(Fleet(replicas=1, routers=1, costs=costs), load, POLICIES["by content"])
     assert ours.encodes == encodes
     assert ours.mean == pytest.approx(mean, rel=0.02)
+
+
+def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(code, {})
+    assert re.fullmatch(r"0\.\d+ \d+\.\d+ 1\.\d+\n", capsys.readouterr().out)
 
 
 def test_a_quantile_is_a_value_that_its_share_lies_below() -> None:
