@@ -69,7 +69,7 @@ class Play:
     routers: list[Router] = field(init=False)
     ended: list[SimRequest] = field(factory=list, init=False)
     told: int = field(default=0, init=False)  # keys, to each router
-    last: float = field(default=0.0, init=False)  # arrival
+    arriving: bool = field(default=True, init=False)  # requests are to come
     _events: list[tuple[float, int, _Event]] = field(factory=list, init=False)  # a heap
     _order: int = field(default=0, init=False)  # of events at the same time
     _made: int = field(default=0, init=False)  # replicas, so far
@@ -111,11 +111,11 @@ class Play:
 
     def _next_arrival(self) -> None:
         request = next(self.arrivals, None)
+        self.arriving = request is not None
         if request is not None:
             self.at(request.arrived, partial(self._arrive, request))
 
     def _arrive(self, request: SimRequest, now: float) -> None:
-        self.last = now
         self._send(request, now)
         self._next_arrival()
 
@@ -151,13 +151,12 @@ class Play:
     def _wake(self, replica: Replica, time: float) -> None:
         self.at(time, partial(self._advance, replica, replica.turn))
 
-    def _tells(self, replica: Replica, now: float) -> bool:
-        """As long as it lives and requests come."""
-        return replica.name in self.replicas and now <= self.last + self.fleet.tell_seconds
+    def _tells(self, replica: Replica) -> bool:
+        return self.arriving and replica.name in self.replicas
 
     def _tell(self, replica: Replica, now: float) -> None:
-        """The replica tells every router what it holds."""
-        if not self._tells(replica, now):
+        """The replica tells every router what it holds, as long as it lives and requests come."""
+        if not self._tells(replica):
             return
         held = replica.held(now)[-self.fleet.most_told :]
         self.told += len(held)
@@ -166,7 +165,7 @@ class Play:
         self.at(now + self.fleet.tell_seconds, partial(self._tell, replica))
 
     def _tell_load(self, replica: Replica, now: float) -> None:
-        if not self._tells(replica, now):
+        if not self._tells(replica):
             return
         for router, others in zip(self.routers, replica.others(len(self.routers)), strict=True):
             router.told_load(replica.name, others.requests, others.encodings)

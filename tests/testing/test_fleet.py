@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -83,6 +84,17 @@ def test_an_output_that_is_idle_for_too_long_is_encoded_again() -> None:
     assert play(Fleet(replicas=1), rare, POLICIES["by content"]).encodes == 1
     brief = Fleet(replicas=1, costs=Costs(idle_seconds=3))
     assert play(brief, rare, POLICIES["by content"]).encodes > 5
+
+
+def test_replicas_tell_what_they_hold_as_long_as_requests_come() -> None:
+    rare = Load(rate=0.1, seconds=200, contents=1)
+    assert max(gaps([one.arrived for one in rare.requests(0)])) > 3 * SMALL.tell_seconds
+    told = play(Fleet(replicas=1, routers=1, full=True), rare, POLICIES["by content"]).told
+    assert told == pytest.approx(64 / SMALL.tell_seconds, rel=0.1), "all 64 outputs, whether somebody asks or not"
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
 
 
 def test_a_burst_is_more_requests_of_which_a_share_has_one_new_content() -> None:
