@@ -3,23 +3,29 @@
 Pure: no clock, no network. `Router` is told which replicas there are and what each holds, and counts what it sends.
 A request names its contents by keys, the most telling first. The rules, in this order:
 
-1. *Affinity.* Of two replicas that hold the content, drawn by chance, the less loaded one is taken (the power of two
+1. *Affinity.* Of two replicas that hold the content, drawn by chance, the better one is taken (the power of two
    choices: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
 2. *Bounded load.* A replica is busy when its load has reached its places and exceeds the mean load by `spread`
    (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2018). A busy one is not taken while another is not.
-3. *Consistent hashing.* What nobody holds goes to the first replica behind its key on the ring that is not busy
-   (Karger et al., "Consistent Hashing and Random Trees", 1997). So two routers that know nothing of each other agree,
-   and a replica that comes or goes moves few keys.
+3. *Consistent hashing.* What nobody holds goes to one of the first two replicas behind its key on the ring that are
+   not busy (Karger et al., "Consistent Hashing and Random Trees", 1997): to the second where fewer encodings are to
+   come there, else to the first. So two routers that know nothing of each other agree on the two, and a replica that
+   comes or goes moves few keys.
 
-A request without keys goes to the less loaded of two by chance.
+Of two replicas the better one has fewer encodings to come, and then the smaller load. Encodings come first, since an
+encoding has all others on its device wait, while a step is about as long with one request more. They do not make a
+replica busy: what it holds would then be encoded once more elsewhere, which costs what it was to save.
+
+A request without keys goes to the better of two by chance.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect, insort
+from bisect import bisect, bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from attrs import define, field, frozen
 
@@ -47,8 +53,18 @@ class RoutingLimits:
 class _Replica:
     load: int = 0  # requests sent there that have not ended, and those of other routers as last told
     others: int = 0  # of `load`, those of other routers
-    asked: Counter[str] = field(factory=Counter)  # their keys
+    others_encodings: int = 0  # to come, for requests of other routers
+    asked: Counter[str] = field(factory=Counter)  # keys of the requests of this router
+    missed: set[str] = field(factory=set)  # of `asked`, what was not held when it was sent, until one of them has ended
     keys: OrderedDict[str, None] = field(factory=OrderedDict)  # that it holds, as far as is known; the last is newest
+
+    @property
+    def encodings(self) -> int:
+        """To come."""
+        return len(self.missed) + self.others_encodings
+
+
+_FEW = 16  # replicas: more are sorted into the ring
 
 
 def _point(text: str) -> int:
@@ -63,7 +79,9 @@ class Router:
     limits: RoutingLimits = field(factory=RoutingLimits)
     _replicas: dict[str, _Replica] = field(factory=dict, init=False)
     _names: list[str] = field(factory=list, init=False)  # sorted
-    _ring: list[tuple[int, str]] = field(factory=list, init=False)
+    _ring: list[tuple[int, str]] = field(factory=list, init=False)  # sorted; see `_points`
+    _on_ring: set[str] = field(factory=set, init=False)
+    _changed: set[str] = field(factory=set, init=False)  # replicas that have come or gone since the ring was last read
     _holders: dict[str, dict[str, None]] = field(factory=dict, init=False)  # by key; an ordered set
     _load: int = field(default=0, init=False)  # of all replicas
 
@@ -78,14 +96,17 @@ class Router:
         """Requests at ``replica``: those sent there that have not ended, and those of other routers as last told."""
         return self._replicas[replica].load
 
+    def encodings(self, replica: str) -> int:
+        """Encodings that are to come at ``replica``: an expectation, by what it held when requests were sent there."""
+        return self._replicas[replica].encodings
+
     def joined(self, replica: str) -> None:
         """``replica`` is there, and holds nothing. One that is known already stays as it is."""
         if replica in self._replicas:
             return
         self._replicas[replica] = _Replica()
         insort(self._names, replica)
-        for number in range(self.limits.points):
-            insort(self._ring, (_point(f"{replica} {number}"), replica))
+        self._changed.add(replica)
 
     def left(self, replica: str) -> None:
         """``replica`` is gone, with all that it held. One that is not known changes nothing."""
@@ -94,13 +115,13 @@ class Router:
             return
         self._load -= gone.load
         self._names.remove(replica)
-        self._ring = [point for point in self._ring if point[1] != replica]
+        self._changed.add(replica)
         for key in gone.keys:
             self._forget_holder(key, replica)
 
-    def told(self, replica: str, keys: Iterable[str], others: int = 0) -> None:
-        """``replica`` holds ``keys``, by its own word, and will hold those of the requests that it has got; ``others``
-        are requests there that other routers have sent. What a replica says that is not known is late."""
+    def told(self, replica: str, keys: Iterable[str], others: int = 0, others_encodings: int = 0) -> None:
+        """``replica`` holds ``keys``, by its own word, and will hold those of the requests that it has got. The rest is
+        as for `told_load`. What a replica says that is not known is late."""
         if replica not in self._replicas:
             return
         told = self._replicas[replica]
@@ -108,13 +129,23 @@ class Router:
             self._drop(replica, key)
         for key in (*keys, *sorted(told.asked)):
             self._note(replica, key)
+        self.told_load(replica, others, others_encodings)
+
+    def told_load(self, replica: str, others: int, others_encodings: int = 0) -> None:
+        """``others`` are requests at ``replica`` that other routers have sent, ``others_encodings`` the encodings to
+        come for these. It is a few bytes, and soon wrong: a replica should tell it more often than what it holds."""
+        if replica not in self._replicas:
+            return
+        told = self._replicas[replica]
         self._count(told, others - told.others)
-        told.others = others
+        told.others, told.others_encodings = others, others_encodings
 
     def sent(self, replica: str, keys: Sequence[str]) -> None:
         """A request with ``keys`` was sent to ``replica``, which will hold them soon."""
-        self._count(self._replicas[replica], 1)
-        self._replicas[replica].asked.update(keys)
+        there = self._replicas[replica]
+        self._count(there, 1)
+        there.asked.update(keys)
+        there.missed.update(key for key in keys[:1] if key not in there.keys)
         for key in reversed(keys):
             self._note(replica, key)
 
@@ -122,12 +153,13 @@ class Router:
         """A request with ``keys`` that was sent to ``replica`` has ended. Of one that is gone nothing is counted."""
         if replica not in self._replicas:
             return
-        self._count(self._replicas[replica], -1)
-        asked = self._replicas[replica].asked
-        asked.subtract(keys)
+        there = self._replicas[replica]
+        self._count(there, -1)
+        there.asked.subtract(keys)
+        there.missed.difference_update(keys)
         for key in keys:
-            if not asked[key]:
-                del asked[key]
+            if not there.asked[key]:
+                del there.asked[key]
 
     def _count(self, replica: _Replica, more: int) -> None:
         replica.load += more
@@ -155,7 +187,7 @@ class Router:
 
     @property
     def most_load(self) -> float:
-        """A replica with so much load, or more, is busy."""
+        """A replica with so many requests, or more, is busy."""
         mean = (self._load + 1) / max(len(self._names), 1)
         return max(self.limits.places, self.limits.spread * mean)
 
@@ -176,23 +208,49 @@ class Router:
         return found
 
     def _holder(self, keys: Sequence[str], barred: frozenset[str]) -> str | None:
+        most = self.most_load
         for key in keys:
-            able = [one for one in self._holders.get(key, ()) if one not in barred and not self._is_busy(one)]
+            holders = self._holders.get(key, ())
+            able = [one for one in holders if one not in barred and self._replicas[one].load < most]
             if able:
-                return self._less_loaded(able)
+                return self._better_of_two(able)
         return None
 
     def _hashed(self, keys: Sequence[str], barred: frozenset[str]) -> str | None:
         """By the last key: prompts that begin alike meet."""
         if not keys:
             return None
-        able = (one for one in self._clockwise(keys[-1]) if one not in barred and not self._is_busy(one))
-        return next(able, None)
+        most = self.most_load
+        able = (one for one in self._clockwise(keys[-1]) if one not in barred and self._replicas[one].load < most)
+        return min(islice(able, 2), key=self.encodings, default=None)
+
+    def _points(self) -> list[tuple[int, str]]:
+        """The ring. Many that come or go together are sorted in once; a few are moved alone, which is sooner done."""
+        gone = {name for name in self._changed if name not in self._replicas and name in self._on_ring}
+        come = {name for name in self._changed if name in self._replicas and name not in self._on_ring}
+        self._changed.clear()
+        self._on_ring = self._on_ring - gone | come if gone or come else self._on_ring
+        if len(gone) + len(come) > _FEW:
+            self._ring = [point for point in self._ring if point[1] not in gone]
+            self._ring += [point for name in come for point in self._points_of(name)]
+            self._ring.sort()
+            return self._ring
+        for name in gone:
+            for point in self._points_of(name):
+                del self._ring[bisect_left(self._ring, point)]
+        for name in come:
+            for point in self._points_of(name):
+                insort(self._ring, point)
+        return self._ring
+
+    def _points_of(self, name: str) -> list[tuple[int, str]]:
+        return [(_point(f"{name} {number}"), name) for number in range(self.limits.points)]
 
     def _clockwise(self, key: str) -> Iterator[str]:
-        begin, seen = bisect(self._ring, (_point(key), "")), set[str]()
-        for index in range(len(self._ring)):
-            _, replica = self._ring[(begin + index) % len(self._ring)]
+        ring = self._points()
+        begin, seen = bisect(ring, (_point(key), "")), set[str]()
+        for index in range(len(ring)):
+            _, replica = ring[(begin + index) % len(ring)]
             if replica not in seen:
                 seen.add(replica)
                 yield replica
@@ -201,13 +259,16 @@ class Router:
         able = [name for name in self._names if name not in barred] if barred else self._names
         if not able:
             return None
-        drawn = self._less_loaded(able)
-        return min(able, key=self.load) if self._is_busy(drawn) else drawn
+        found = self._better_of_two(able)
+        return min(able, key=self.load) if self.load(found) >= self.most_load else found
 
-    def _less_loaded(self, able: Sequence[str]) -> str:
+    def _better_of_two(self, able: Sequence[str]) -> str:
         first = self.draw(len(able))
-        second = self.draw(len(able) - 1) if len(able) > 1 else 0
-        return min(able[first], able[second + (second >= first and len(able) > 1)], key=self.load)
+        if len(able) == 1:
+            return able[first]
+        second = self.draw(len(able) - 1)
+        return min(able[first], able[second + (second >= first)], key=self._burden)
 
-    def _is_busy(self, replica: str) -> bool:
-        return self._replicas[replica].load >= self.most_load
+    def _burden(self, replica: str) -> tuple[int, int]:
+        one = self._replicas[replica]
+        return one.encodings, one.load

@@ -18,7 +18,12 @@ import torch
 from triolet import demo
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-NEEDS_PSUTIL = {"memory.py", "open_close.py", "hours.py"}
+NEEDS = {  # packages of the extra "bench"
+    "memory.py": "psutil",
+    "open_close.py": "psutil",
+    "hours.py": "psutil",
+    "fleet.py": "matplotlib",
+}
 OF_THE_PROCESS = {"memory.py", "open_close.py", "teardown.py"}
 SECONDS = 300
 CLAIM = r"(?:holds|FAILS): "  # of a size or of a time, which says little at this size
@@ -55,6 +60,18 @@ PRINTED = {
         "holds: the books and the walk over live tensors differ by ",
         "holds: tensors alive: ",
     ],
+    "fleet.py --replicas 4 --workers 1 --images .": [
+        r"\| steady \| by load \| \d+ \| ",
+        r"\| high load \| by content \| ",
+        "wrote fleet-policies.svg",
+        CLAIM + "steady: the hit rate is ",
+        CLAIM + "high load: the longest device time is ",
+    ],
+    "fleet.py --replicas 1 --workers 1 --only sweeps": [
+        r"\| 64 ingresses \| ",
+        r"\| catalogue of 200 x all caches \| ",
+    ],
+    "fleet.py --replicas 2 --only routers": [r"\| 2 \| 64 \| \d", r"\| 20 \| 64 \| \d"],
     "hours.py --minutes 1 --kind flac --voice": [
         r"\d+ MB of flac, 1 minutes",
         r"\| 1 \| ",
@@ -83,8 +100,8 @@ PRINTED = {
 def test_a_benchmark_ends_with_its_table_and_its_claims(command, tmp_path, monkeypatch, capfd):
     """With 0, or with 1 where a claim fails that needs the full size."""
     name, *arguments = command.split(" ")
-    if name in NEEDS_PSUTIL:
-        pytest.importorskip("psutil", reason=f"{name} asks psutil for the resident size; pip install 'triolet[bench]'")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"{name} needs {NEEDS[name]}; pip install 'triolet[bench]'")
     monkeypatch.chdir(tmp_path)
     if name in OF_THE_PROCESS:
         status, printed = in_a_process_of_its_own(BENCHMARKS / name, arguments)

@@ -63,6 +63,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "server/manners": set(),
     "server/schemas": set(),
     "server/view": {"server"},
+    "testing/fleet": {"testing"},
     "testing/trio_tools": set(),
 }
 FOREIGN = {  # what a folder must not know of the outside

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Iterator
-from statistics import fmean
+from functools import partial
 
 from attrs import define, field, frozen
 
 from ...core.routing import Router
-from .load import Load
+from .load import Load, content
+from .outcome import Played, summary
 from .policies import Make
-from .replica import Asked, Costs, Replica
+from .replica import Costs, Replica, SimRequest
 
 
 @frozen(kw_only=True)
@@ -20,8 +20,13 @@ class Loss:
     """At ``at`` a ``share`` of the replicas dies. New ones, which hold nothing, are there ``seconds`` later."""
 
     at: float
-    share: float
+    share: float = field()
     seconds: float = 30.0
+
+    @share.validator
+    def _check(self, _: object, share: float) -> None:
+        if not 0 < share < 1:
+            raise ValueError(f"share={share!r}; allowed: above 0 and below 1, so that somebody is left")
 
 
 @frozen(kw_only=True)
@@ -32,104 +37,104 @@ class Fleet:
         replicas: how many.
         costs: of each replica.
         routers: ingresses, each with a router of its own; requests come to them in turn.
-        tell_seconds: how often a replica tells each router what it holds, and its load.
+        tell_seconds: how often a replica tells each router what it holds.
+        load_seconds: how often it tells its load.
         most_told: keys that it tells at most, the newest.
+        full: at the start the caches hold the most wanted contents, each where the first router would send it.
     """
 
     replicas: int = 1_000
     costs: Costs = field(factory=Costs)
     routers: int = 4
     tell_seconds: float = 5.0
+    load_seconds: float = 1.0
     most_told: int = 1_024
-
-
-@frozen(kw_only=True)
-class Played:
-    """What a load came to. Seconds are virtual.
-
-    Attributes:
-        requests: that ended: all that arrived.
-        encodes: that were computed.
-        hit_rate: the share of the requests that needed none of their own.
-        p50, p99: seconds from the arrival to the end of a request, those of ``seconds`` that it was sent again included.
-        again: requests that were sent again, since their replica died.
-        imbalance: the longest device time of a replica that lived throughout, over the mean.
-        told: keys that one router was told, a second.
-    """
-
-    requests: int
-    encodes: int
-    hit_rate: float
-    p50: float
-    p99: float
-    again: int
-    imbalance: float
-    told: float
+    full: bool = False
 
 
 _Event = Callable[[float], None]
 
 
 @define(eq=False)
-class _Play:
+class Play:
+    """One load on one fleet. ``arrivals`` are in the order of their time; ``losses`` come between them."""
+
     fleet: Fleet
     make: Make
     seed: int
     losses: tuple[Loss, ...]
-    arrivals: Iterator[Asked]
+    arrivals: Iterator[SimRequest]
     replicas: dict[str, Replica] = field(factory=dict, init=False)
-    gone: list[Replica] = field(factory=list, init=False)
+    lost: list[Replica] = field(factory=list, init=False)
     routers: list[Router] = field(init=False)
-    ended: list[Asked] = field(factory=list, init=False)
-    told: int = field(default=0, init=False)
-    last: float = field(default=0.0, init=False)
-    _events: list[tuple[float, int, _Event]] = field(factory=list, init=False)
-    _order: int = field(default=0, init=False)
-    _made: int = field(default=0, init=False)
+    ended: list[SimRequest] = field(factory=list, init=False)
+    told: int = field(default=0, init=False)  # keys, to each router
+    arriving: bool = field(default=True, init=False)  # requests are to come
+    _events: list[tuple[float, int, _Event]] = field(factory=list, init=False)  # a heap
+    _order: int = field(default=0, init=False)  # of events at the same time
+    _made: int = field(default=0, init=False)  # replicas, so far
 
     def __attrs_post_init__(self) -> None:
-        self.routers = [self.make(self.fleet.costs.places, self.seed + index) for index in range(self.fleet.routers)]
+        count = self.fleet.routers
+        self.routers = [self.make(self.fleet.costs.places, self.seed + index) for index in range(count)]
         for _ in range(self.fleet.replicas):
             self._join(0.0)
         for loss in self.losses:
-            self._at(loss.at, lambda now, loss=loss: self._lose(loss, now))
+            self.at(loss.at, partial(self._lose, loss))
         self._next_arrival()
 
+    def fill(self) -> None:
+        """The caches hold the most wanted contents, and the routers know it."""
+        kept: dict[str, list[str]] = {name: [] for name in self.replicas}
+        for rank in range(self.fleet.replicas * self.fleet.costs.outputs):
+            kept[self.routers[0].choose((content(rank),))].append(content(rank))
+        for name, keys in kept.items():
+            self.replicas[name].fill(keys, 0.0)
+            for router in self.routers:
+                router.told(name, self.replicas[name].held(0.0))
+
     def run(self) -> None:
-        """Until every request has ended."""
+        """Until every request has ended, and every output is freed."""
+        now = 0.0
         while self._events:
             now, _, event = heapq.heappop(self._events)
             event(now)
+        for replica in self.replicas.values():
+            replica.close(now)
 
-    def _at(self, time: float, event: _Event) -> None:
+    def at(self, time: float, event: _Event) -> None:
+        """``event`` is called at ``time``, with the time."""
         self._order += 1
         heapq.heappush(self._events, (time, self._order, event))
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _next_arrival(self) -> None:
-        asked = next(self.arrivals, None)
-        if asked is not None:
-            self._at(asked.arrived, lambda now: self._arrive(asked, now))
+        request = next(self.arrivals, None)
+        self.arriving = request is not None
+        if request is not None:
+            self.at(request.arrived, partial(self._arrive, request))
 
-    def _arrive(self, asked: Asked, now: float) -> None:
-        self.last = now
-        self._send(asked, now)
+    def _arrive(self, request: SimRequest, now: float) -> None:
+        self._send(request, now)
         self._next_arrival()
 
-    def _send(self, asked: Asked, now: float) -> None:
-        router = self.routers[asked.number % len(self.routers)]
-        asked.replica = router.choose((asked.key,))
-        asked.times += 1
-        router.sent(asked.replica, (asked.key,))
-        self.replicas[asked.replica].submit(asked, now)
+    def _router_of(self, number: int) -> Router:
+        return self.routers[number % len(self.routers)]
+
+    def _send(self, request: SimRequest, now: float) -> None:
+        router = self._router_of(request.number)
+        request.replica = router.choose((request.key,))
+        request.sent += 1
+        router.sent(request.replica, (request.key,))
+        self.replicas[request.replica].submit(request, now)
 
     def _advance(self, replica: Replica, turn: int, now: float) -> None:
         if turn != replica.turn:
             return
-        for asked in replica.advance(now):
-            self.routers[asked.number % len(self.routers)].ended(replica.name, (asked.key,))
-            self.ended.append(asked)
+        for request in replica.advance(now):
+            self._router_of(request.number).ended(replica.name, (request.key,))
+            self.ended.append(request)
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
@@ -139,60 +144,64 @@ class _Play:
         self.replicas[name] = replica = Replica(name, self.fleet.costs, self._wake)
         for router in self.routers:
             router.joined(name)
-        self._at(now + self.fleet.tell_seconds * (self._made % 97) / 97, lambda then: self._tell(replica, then))
+        part = self._made % 97 / 97  # not all at once
+        self.at(now + part * self.fleet.tell_seconds, partial(self._tell, replica))
+        self.at(now + part * self.fleet.load_seconds, partial(self._tell_load, replica))
 
     def _wake(self, replica: Replica, time: float) -> None:
-        turn = replica.turn
-        self._at(time, lambda now: self._advance(replica, turn, now))
+        self.at(time, partial(self._advance, replica, replica.turn))
+
+    def _tells(self, replica: Replica) -> bool:
+        return self.arriving and replica.name in self.replicas
 
     def _tell(self, replica: Replica, now: float) -> None:
-        """The replica tells every router, as long as it lives and requests come."""
-        if replica.name not in self.replicas or now > self.last + self.fleet.tell_seconds:
+        """The replica tells every router what it holds, as long as it lives and requests come."""
+        if not self._tells(replica):
             return
-        held = replica.held()[-self.fleet.most_told :]
+        held = replica.held(now)[-self.fleet.most_told :]
         self.told += len(held)
-        mine = replica.load_of(len(self.routers))
-        for router, own in zip(self.routers, mine, strict=True):
-            router.told(replica.name, held, replica.load - own)
-        self._at(now + self.fleet.tell_seconds, lambda then: self._tell(replica, then))
+        for router, others in zip(self.routers, replica.others(len(self.routers)), strict=True):
+            router.told(replica.name, held, others.requests, others.encodings)
+        self.at(now + self.fleet.tell_seconds, partial(self._tell, replica))
+
+    def _tell_load(self, replica: Replica, now: float) -> None:
+        if not self._tells(replica):
+            return
+        for router, others in zip(self.routers, replica.others(len(self.routers)), strict=True):
+            router.told_load(replica.name, others.requests, others.encodings)
+        self.at(now + self.fleet.load_seconds, partial(self._tell_load, replica))
 
     def _lose(self, loss: Loss, now: float) -> None:
         names = sorted(self.replicas)
         count = round(loss.share * len(names))
-        dead = [self.replicas.pop(name) for name in names[:: max(len(names) // max(count, 1), 1)][:count]]
+        dead = [self.replicas.pop(names[index * len(names) // count]) for index in range(count)]
+        self.lost += dead
         for router in self.routers:
             for replica in dead:
                 router.left(replica.name)
-        self.gone += dead
         for replica in dead:
-            for asked in replica.lost():
-                self._send(asked, now)
-            self._at(now + loss.seconds, self._join)
+            for request in replica.lose():
+                self._send(request, now)
+            self.at(now + loss.seconds, self._join)
 
 
 def play(fleet: Fleet, load: Load, make: Make, *, seed: int = 0, losses: tuple[Loss, ...] = ()) -> Played:
     """Plays ``load`` on ``fleet``, whose routers ``make`` makes.
 
     Args:
-        seed: of the requests and of the routers: the same seed gives the same numbers, everywhere.
+        seed: of the requests and of the routers: the same seed gives the same numbers.
         losses: see `Loss`.
     """
-    run = _Play(fleet, make, seed, losses, load.requests(seed))
+    run = Play(fleet, make, seed, losses, load.requests(seed))
+    if fleet.full:
+        run.fill()
+    busy: dict[str, float] = {}
+    run.at(load.warm_seconds, lambda _: busy.update({one.name: one.busy for one in run.replicas.values()}))
     run.run()
-    seconds = sorted(asked.ended - asked.arrived for asked in run.ended)
-    encodes = sum(replica.encodes for replica in (*run.replicas.values(), *run.gone))
-    busy = [replica.busy for replica in run.replicas.values()]
-    return Played(
-        requests=len(seconds),
-        encodes=encodes,
-        hit_rate=1 - encodes / len(seconds) if seconds else math.nan,
-        p50=_quantile(seconds, 0.5),
-        p99=_quantile(seconds, 0.99),
-        again=sum(asked.times > 1 for asked in run.ended),
-        imbalance=max(busy) / fmean(busy) if any(busy) else math.nan,
+    return summary(
+        run.ended,
+        warm=load.warm_seconds,
+        busy=[one.busy - busy[one.name] for one in run.replicas.values() if one.name in busy],
+        encodes=sum(one.encodes for one in (*run.replicas.values(), *run.lost)),
         told=run.told / load.seconds,
     )
-
-
-def _quantile(values: list[float], share: float) -> float:
-    return values[min(int(share * len(values)), len(values) - 1)] if values else math.nan

@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterator
 from itertools import accumulate
 
-from attrs import frozen
+from attrs import field, frozen
 
-from .replica import Asked
+from .replica import SimRequest
 
 
 @frozen(kw_only=True)
@@ -22,6 +22,11 @@ class Burst:
     share: float = 0.3
 
 
+def content(rank: int) -> str:
+    """The key of one content; 0 is the most wanted."""
+    return f"content {rank}"
+
+
 @frozen(kw_only=True)
 class Load:
     """Requests of a fleet.
@@ -29,6 +34,7 @@ class Load:
     Attributes:
         rate: requests a second, of the whole fleet.
         seconds: for so long they arrive.
+        warm_seconds: those of the first ones fill the caches, and are not in the figures.
         contents: how many different ones there are; the n-th most wanted is wanted in proportion to ``n ** -zipf``.
         tokens: the mean of a request's tokens, which are geometrically distributed.
         bursts: see `Burst`.
@@ -36,16 +42,22 @@ class Load:
 
     rate: float
     seconds: float
+    warm_seconds: float = 0.0
     contents: int = 50_000
     zipf: float = 1.0
-    tokens: float = 20.0
+    tokens: float = field(default=20.0)
     bursts: tuple[Burst, ...] = ()
 
-    def requests(self, seed: int) -> Iterator[Asked]:
+    @tokens.validator
+    def _check(self, _: object, tokens: float) -> None:
+        if not tokens > 1:
+            raise ValueError(f"tokens={tokens!r}; allowed: above 1")
+
+    def requests(self, seed: int) -> Iterator[SimRequest]:
         """The requests, in the order of their arrival."""
-        chance = random.Random(seed)
+        chance = random.Random(f"requests {seed}")
         weights = list(accumulate(rank**-self.zipf for rank in range(1, self.contents + 1)))
-        names = range(self.contents)
+        ranks = range(self.contents)
         now, number = 0.0, 0
         while True:
             burst = next((one for one in self.bursts if one.begin <= now < one.begin + one.seconds), None)
@@ -55,8 +67,8 @@ class Load:
             if burst is not None and chance.random() < burst.share:
                 key = f"hit of {burst.begin:g}"
             else:
-                key = f"content {chance.choices(names, cum_weights=weights)[0]}"
-            yield Asked(number, key, self._tokens(chance), now)
+                key = content(chance.choices(ranks, cum_weights=weights)[0])
+            yield SimRequest(number, key, self._tokens(chance), now)
             number += 1
 
     def _tokens(self, chance: random.Random) -> int:

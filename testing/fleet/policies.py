@@ -14,16 +14,6 @@ _NEVER_BUSY = 1 << 31
 
 
 @define(eq=False)
-class ByChance(Router):
-    """Any replica, whatever its load."""
-
-    def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
-        """See `Router.choose`."""
-        del keys, without
-        return self.replicas[self.draw(len(self.replicas))]
-
-
-@define(eq=False)
 class ByLoad(Router):
     """The less loaded of two by chance, whatever they hold."""
 
@@ -35,11 +25,18 @@ class ByLoad(Router):
 
 @define(eq=False)
 class ByHash(Router):
-    """Plain consistent hashing: each content has its replica, whatever its load."""
+    """Consistent hashing with bounded loads: the first replica behind the key on the ring that is not busy."""
 
-    def told(self, replica: str, keys: Iterable[str], others: int = 0) -> None:
+    def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
+        """See `Router.choose`."""
+        del without
+        most = self.most_load
+        return next(one for one in self._clockwise(keys[-1]) if self.load(one) < most)
+
+    def told(self, replica: str, keys: Iterable[str], others: int = 0, others_encodings: int = 0) -> None:
         """See `Router.told`; what is held does not count."""
-        del replica, keys, others
+        del keys
+        self.told_load(replica, others, others_encodings)
 
     def sent(self, replica: str, keys: Sequence[str]) -> None:
         """See `Router.sent`."""
@@ -57,12 +54,13 @@ Make = Callable[[int, int], Router]
 
 
 def _made(kind: type[Router], places: int, seed: int) -> Router:
-    return kind(random.Random(seed).randrange, RoutingLimits(places=places))
+    return kind(random.Random(f"router {seed}").randrange, RoutingLimits(places=places))
 
 
 POLICIES: Mapping[str, Make] = {
-    "by chance": partial(_made, ByChance),
     "by load": partial(_made, ByLoad),
     "by hash": lambda _, seed: _made(ByHash, _NEVER_BUSY, seed),
+    "by bounded hash": partial(_made, ByHash),
     "by content": partial(_made, Router),
 }
+"""Plain consistent hashing is the bounded one without a bound."""

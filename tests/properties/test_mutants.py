@@ -17,6 +17,7 @@ from . import (
     mutants_of_live,
     mutants_of_recovery,
     mutants_of_residency,
+    mutants_of_routing,
     mutants_of_searches,
     mutants_of_sharing,
     mutants_of_speech,
@@ -39,6 +40,7 @@ MUTANTS = (
     *mutants_of_searches.MUTANTS,
     *mutants_of_tools.MUTANTS,
     *mutants_of_residency.MUTANTS,
+    *mutants_of_routing.MUTANTS,
 )
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
 LEAST = {
@@ -51,6 +53,7 @@ LEAST = {
     "core.planning.holds": 4,
     "core.planning.quarantine": 3,
     "core.residency": 15,
+    "core.routing": 15,
     "core.beams": 3,
     "core.beam_pages": 3,
     "actors.scheduler": 4,

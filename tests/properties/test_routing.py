@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.errors import Overloaded
-from triolet.core.routing import Router, RoutingLimits
+from triolet.core.routing import Router, RoutingLimits, _point
 
 from .machines import Machine
 
@@ -29,14 +29,31 @@ class RoutingMachine(Machine):
         self.router = Router(random.Random(0).randrange, self.limits)
         self.flights: list[tuple[str, list[str]]] = []  # requests, where they are
         self.others: Counter[str] = Counter()  # requests of other routers at each replica, as it told last
+        self.others_encodings: Counter[str] = Counter()  # the encodings to come for these
+        self.missed: dict[str, set[str]] = {}  # what each replica did not hold when it was sent there
         self.known: dict[str, list[str]] = {}  # what each replica holds; the last is the newest
 
     def load(self, replica: str) -> int:
         return sum(where == replica for where, _ in self.flights) + self.others[replica]
 
+    def encodings(self, replica: str) -> int:
+        return len(self.missed[replica]) + self.others_encodings[replica]
+
+    def burden(self, replica: str) -> tuple[int, int]:
+        return self.encodings(replica), self.load(replica)
+
+    def behind(self, key: str) -> list[str]:
+        """All that are there, in the order of the ring behind ``key``."""
+        points = sorted((_point(f"{one} {number}"), one) for one in self.known for number in range(self.limits.points))
+        turned = [point for point in points if point[0] >= _point(key)] + points
+        return list(dict.fromkeys(one for _, one in turned))
+
     def busy(self, replica: str) -> bool:
-        mean = (sum(map(self.load, self.known)) + 1) / len(self.known)
-        return self.load(replica) >= max(self.limits.places, self.limits.spread * mean)
+        return self.load(replica) >= self.most_load()
+
+    def most_load(self) -> float:
+        mean = (sum(map(self.load, self.known)) + 1) / max(len(self.known), 1)
+        return max(self.limits.places, self.limits.spread * mean)
 
     def note(self, replica: str, key: str) -> None:
         held = [one for one in self.known[replica] if one != key]
@@ -46,25 +63,36 @@ class RoutingMachine(Machine):
     def join(self, replica: str) -> None:
         self.router.joined(replica)
         self.known.setdefault(replica, [])
+        self.missed.setdefault(replica, set())
 
     @rule(replica=st.sampled_from(REPLICAS))
     def leave(self, replica: str) -> None:
         self.router.left(replica)
         self.known.pop(replica, None)
-        del self.others[replica]
+        self.missed.pop(replica, None)
+        del self.others[replica], self.others_encodings[replica]
         self.flights = [flight for flight in self.flights if flight[0] != replica]
 
     @rule(
-        replica=st.sampled_from(REPLICAS), keys=st.lists(st.sampled_from(KEYS), unique=True), others=st.integers(0, 3)
+        replica=st.sampled_from(REPLICAS),
+        keys=st.lists(st.sampled_from(KEYS), unique=True),
+        others=st.integers(0, 3),
+        encodings=st.integers(0, 2),
     )
-    def tell(self, replica: str, keys: list[str], others: int) -> None:
-        self.router.told(replica, keys, others)
+    def tell(self, replica: str, keys: list[str], others: int, encodings: int) -> None:
+        self.router.told(replica, keys, others, encodings)
         if replica in self.known:
-            self.others[replica] = others
+            self.others[replica], self.others_encodings[replica] = others, encodings
             self.known[replica] = []
             asked = [key for where, asked in self.flights if where == replica for key in asked]
             for key in (*keys, *sorted(set(asked))):
                 self.note(replica, key)
+
+    @rule(replica=st.sampled_from(REPLICAS), others=st.integers(0, 3), encodings=st.integers(0, 2))
+    def tell_load(self, replica: str, others: int, encodings: int) -> None:
+        self.router.told_load(replica, others, encodings)
+        if replica in self.known:
+            self.others[replica], self.others_encodings[replica] = others, encodings
 
     @rule(keys=ASKED, barred=st.sets(st.sampled_from(REPLICAS), max_size=2))
     def send(self, keys: list[str], barred: set[str]) -> None:
@@ -75,19 +103,39 @@ class RoutingMachine(Machine):
             return
         chosen = self.router.choose(keys, without=barred)
         assert chosen in able, "a replica that is there, and that may be taken"
-        idle = {one for one in able if not self.busy(one)}
-        assert chosen in idle or not idle, "nobody busy is taken while another is not"
-        held = next((held for key in keys if (held := {one for one in idle if key in self.known[one]})), None)
-        assert held is None or chosen in held, "what somebody holds who is not busy is not computed elsewhere"
+        self.judge(chosen, keys, able)
         self.router.sent(chosen, keys)
         self.flights.append((chosen, keys))
+        self.missed[chosen].update(key for key in keys[:1] if key not in self.known[chosen])
         for key in reversed(keys):
             self.note(chosen, key)
+
+    def judge(self, chosen: str, keys: list[str], able: set[str]) -> None:
+        idle = {one for one in able if not self.busy(one)}
+        if not idle:
+            assert self.load(chosen) == min(map(self.load, able)), "of many that are busy the least loaded is taken"
+            return
+        assert chosen in idle, "nobody busy is taken while another is not"
+        held = next((held for key in keys if (held := {one for one in idle if key in self.known[one]})), None)
+        if held is not None:
+            assert chosen in held, "what somebody holds who is not busy is not computed elsewhere"
+            self.judge_of_two(chosen, held)
+        elif keys:
+            first, second, *_ = [one for one in self.behind(keys[-1]) if one in idle] * 2
+            better = second if self.encodings(second) < self.encodings(first) else first
+            assert chosen == better, "what nobody holds goes to the better of the first two on the ring"
+        elif idle == able:
+            self.judge_of_two(chosen, able)
+
+    def judge_of_two(self, chosen: str, able: set[str]) -> None:
+        others = [self.burden(one) for one in able - {chosen}]
+        assert not others or self.burden(chosen) <= max(others), "the worst of all is never the better of two"
 
     @precondition(lambda self: self.flights)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         where, keys = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
+        self.missed[where].difference_update(keys)
         self.router.ended(where, keys)
 
     @invariant()
@@ -96,10 +144,18 @@ class RoutingMachine(Machine):
         assert all(self.router.load(replica) == self.load(replica) for replica in self.known)
 
     @invariant()
+    def busy_is_who_exceeds_the_mean_of_those_who_are_there(self) -> None:
+        assert self.router.most_load == self.most_load()
+
+    @invariant()
+    def encodings_to_come_are_those_of_what_was_not_held(self) -> None:
+        assert all(self.router.encodings(replica) == self.encodings(replica) for replica in self.known)
+
+    @invariant()
     def memory_is_bounded_and_of_those_who_are_there(self) -> None:
         held = {(key, one) for key, holders in self.router._holders.items() for one in holders}
         assert held == {(key, one) for one, keys in self.known.items() for key in keys}
-        assert len(self.router._ring) == self.limits.points * len(self.known)
+        assert len(self.router._points()) == self.limits.points * len(self.known)
 
 
 TestRouting = RoutingMachine.TestCase
@@ -127,6 +183,20 @@ def test_a_replica_that_leaves_moves_its_own_keys_alone(replicas: list[str], key
     assert all(router.choose([key]) == at for key, at in before.items() if at != gone)
 
 
+@given(st.lists(st.integers(0, 40), max_size=60))
+def test_the_ring_is_that_of_those_who_are_there_however_many_come_and_go_at_once(numbers: list[int]) -> None:
+    """Those who come twice leave in between. The ring is read now and then, so that few or many have changed since."""
+    router = fleet("one")
+    for number in numbers:
+        name = f"replica {number}"
+        (router.left if name in router.replicas else router.joined)(name)
+        if not number % 7:
+            router.choose(["key"])
+    others = fleet(*router.replicas)
+    assert router._points() == others._points() == sorted(others._points())
+    assert len(router._points()) == router.limits.points * len(router.replicas)
+
+
 def test_shares_of_the_ring_are_about_even() -> None:
     """64 points leave a standard deviation of an eighth of the share."""
     router = fleet(*(f"replica {number}" for number in range(20)))
@@ -144,6 +214,26 @@ def test_a_popular_key_spreads_when_its_replica_is_full() -> None:
     assert sum(loads) == 48
     assert max(loads) <= 1.25 * 16 + 1
     assert sorted(loads)[-2] >= 16, "the first was full before the second was asked"
+
+
+def test_what_nobody_holds_goes_past_a_replica_that_has_to_encode() -> None:
+    """But to the second on the ring alone: other routers look for it there."""
+    router = fleet(*"abcdefgh")
+    first = router.choose(["new"])
+    router.told_load(first, others=0, others_encodings=2)
+    second = router.choose(["new"])
+    router.told_load(second, others=0, others_encodings=3)
+    assert router.choose(["new"]) == first != second
+    router.told_load(first, others=5)
+    router.told_load(second, others=0)
+    assert router.choose(["new"]) == first, "requests that only decode make nobody wait"
+
+
+def test_of_two_holders_the_one_that_has_to_encode_is_passed_over() -> None:
+    router = fleet("a", "b")
+    router.told("a", ["known"], others=9)
+    router.told("b", ["known"], others=1, others_encodings=1)
+    assert {router.choose(["known"]) for _ in range(8)} == {"a"}
 
 
 def test_prompts_that_begin_alike_meet_and_the_longest_beginning_that_is_held_wins() -> None:
