@@ -15,11 +15,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from attrs import define, field, frozen
@@ -100,6 +102,21 @@ class ProgramReport:
             raise ProgramBroken(f"{len(self.failures)} broken promises\n\n{self}")
 
 
+@contextmanager
+def _collector_near() -> Iterator[None]:
+    """Within the block the cycle collector does not look at what was there before: in a large process each run would
+    else wait a second for it. Where somebody has frozen objects already, it is left as it is."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 @define(eq=False)
 class _Sweep:
     """One sweep under way."""
@@ -116,6 +133,11 @@ class _Sweep:
     _broken_by: Counter[tuple[object, str, str]] = field(factory=Counter)
 
     def go(self) -> ProgramReport:
+        with _collector_near():
+            self._go()
+        return self.report
+
+    def _go(self) -> None:
         first = self._take(Case())
         self.most_ticks = min(MOST_TICKS, _PATIENCE * (sum(first.disturber.steps.values()) + 200))
         for case in () if self.report.failures else self._cases(first):
@@ -123,7 +145,6 @@ class _Sweep:
                 break
             if case.fault is None or not self._is_known(case.fault):
                 self._take(case)
-        return self.report
 
     def _is_known(self, fault: Fault[Any]) -> bool:
         """True if this kind of fault to this task has broken a promise often enough."""

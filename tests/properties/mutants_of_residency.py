@@ -7,6 +7,7 @@ from .mutants import Mutant, engine_test, machine
 from .test_residency import ResidencyMachine, TwoFitMachine
 
 RESIDENCY = machine(ResidencyMachine, examples=150)
+RESIDENCY_LONG = machine(ResidencyMachine, examples=800)  # for what takes a rare world
 TWO_FIT = machine(TwoFitMachine, examples=150)
 CONTEXT = engine_test(test_engines.test_the_engine_does_not_live_in_the_context_of_the_use_that_loads_it)
 DRAIN = engine_test(test_engines.test_cancelling_the_surroundings_ends_the_drain)
@@ -60,7 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.residency:Residency._victims",
         fragment="if _held(chosen) - candidate.held >= lacking:",
         mistake="if _held(chosen) - candidate.held > lacking + 99:",
-        killer=RESIDENCY,
+        killer=RESIDENCY_LONG,
         reason=("gives way for nothing", "it had not decided all that follows"),
     ),
     Mutant(
