@@ -8,6 +8,7 @@ own reads the replicas' answers and hands them over.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -93,8 +94,19 @@ class RayBackend:
                 finally:
                     self._give_up()
         finally:
+            await self._take_down(sys.exception())
+
+    async def _take_down(self, body_error: BaseException | None) -> None:
+        """The body's error goes before one of the end, which becomes a note."""
+        try:
             with trio.CancelScope(shield=True):
                 self.departures += await trio.to_thread.run_sync(self._running.end, len(self.departures))
+        except EngineTeardownError as error:
+            if body_error is None:
+                raise
+            body_error.add_note(f"the cluster's end failed too: {error}")
+        finally:
+            del body_error  # a frame in its own error's traceback would be a reference cycle
 
     async def stop(self, drain_seconds: float) -> None:
         """See `Backend.stop`."""
@@ -170,14 +182,22 @@ class RayBackend:
     # -- in the asyncio thread ---------------------------------------------------------------------------------------
 
     async def _fly(self, attempt: _Attempt, keys: tuple[str, ...], request: Request) -> None:
-        """Reads the answers of one attempt and hands them over."""
+        """Reads the answers of one attempt and hands them over. Whatever ends it, the client hears of an end."""
         try:
             async for news in self._running.handle.options(stream=True).run.remote(keys, request):
                 self._hand(self._took, attempt, news)
         except _GONE as error:
             self._hand(self._lost, attempt, error)
         except RayTaskError as error:
-            self._hand(self._broke, attempt, _failed_there(error))
+            lost = isinstance(error.cause, _ENDED)
+            self._hand(self._lost if lost else self._broke, attempt, error.cause if lost else _failed_there(error))
+        except asyncio.CancelledError:
+            self._hand(self._broke, attempt, EngineClosed("the cluster ended before the request did"))
+            raise
+        except Exception as error:  # noqa: BLE001  (of Serve's; the client is told)
+            self._hand(self._broke, attempt, _failed(error))
+        else:
+            self._hand(self._lost, attempt, EngineClosed("the replica ended before the request did"))
 
     async def _look(self) -> None:
         """Asks the replicas for their statistics, for ever."""
@@ -240,11 +260,11 @@ def _keys(request: Request) -> tuple[str, ...]:
     return tuple(key.hex() for key in request.page_keys[: -_PREFIXES - 1 : -1])
 
 
-def _failed_there(error: RayTaskError) -> Exception:
-    cause = error.cause
-    told = cause if isinstance(cause, Exception) else error
-    failure = EngineError(
-        f"a replica failed ({type(told).__name__}: {told}); this is a fault of the cluster's, not yours"
-    )
-    failure.__cause__ = told
+def _failed_there(error: RayTaskError) -> EngineError:
+    return _failed(error.cause if isinstance(error.cause, Exception) else error)
+
+
+def _failed(cause: Exception) -> EngineError:
+    failure = EngineError(f"the cluster failed ({type(cause).__name__}: {cause}); the request is not at fault")
+    failure.__cause__ = cause
     return failure

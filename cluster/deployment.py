@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ..actors.supervisor import EngineStatistics
 from ..core.config import EngineConfig
-from ..core.errors import CallerError, EngineError
+from ..core.errors import CallerError, EngineError, EngineTeardownError
 from ..core.model import ModelDescription
 from .autoscaling import ByDemand
 from .content_router import ContentRouter
@@ -134,11 +134,17 @@ class Running:
 
     def end(self, known: int) -> list[Departure]:
         """Drains and releases every replica, in order. Returns the departures from the ``known`` on. Blocks: call it in
-        a thread."""
+        a thread.
+
+        Raises:
+            EngineTeardownError: replicas have not ended in their time.
+        """
         try:
             serve.delete(self.deployment.name)
             departures: list[Departure] = ray.get(self.register.read.remote(known))
             return departures
+        except TimeoutError as error:
+            raise EngineTeardownError(f"replicas have not ended: {error}; see Ray's own logs") from error
         finally:
             ray.kill(self.register)
             _leave_ray(self.owns_ray)
