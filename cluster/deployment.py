@@ -142,12 +142,12 @@ class Running:
         try:
             serve.delete(self.deployment.name)
             departures: list[Departure] = ray.get(self.register.read.remote(known))
-            return departures
         except TimeoutError as error:
             raise EngineTeardownError(f"replicas have not ended: {error}; see Ray's own logs") from error
         finally:
             ray.kill(self.register)
             _leave_ray(self.owns_ray)
+        return departures
 
 
 def _connect(address: str | None) -> bool:
