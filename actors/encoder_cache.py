@@ -9,7 +9,8 @@ import trio
 from attrs import define, field
 
 from ..core import events
-from ..core.ledger import Decisions, EncoderLedger
+from ..core.ledger import EncoderLedger
+from ..core.ledger_values import Decisions
 from . import messages as m
 from .emit import Emit
 from .inbox import take_all

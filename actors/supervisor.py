@@ -26,7 +26,8 @@ from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
 from ..core.executor import Executor
-from ..core.ledger import EncoderLedger, LedgerStatistics
+from ..core.ledger import EncoderLedger
+from ..core.ledger_values import LedgerStatistics
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory
 from ..core.planning.limits import PlannerLimits

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from triolet.core.ledger_table import TRANSITIONS, Change, State
+from triolet.core.ledger_table import TRANSITIONS, Change, Held, State
 
 HERE = Path(__file__).resolve().parent
 NAMES = {
@@ -25,11 +25,16 @@ NAMES = {
 }
 FORMULAS = {"ledger": ("first", "second", "third", "freed_at_last"), "steps": ("first", "second", "third")}
 WORLDS = {
-    "ledger": ({}, {"ROOM": 2}, {"KEYS": 3, "ROOM": 2}),
+    "ledger": ({}, {"LOANS": 1}, {"BORROWS": 1}, {"ROOM": 2}, {"LOANS": 1, "ROOM": 2}, {"KEYS": 3, "ROOM": 2}),
     "steps": ({}, {"AHEAD": 1}, {"ROOM": 2}, {"REQUESTS": 4}),
 }
 BUGS = {
-    "ledger": {"BUG_EVICTS_HELD": "first", "BUG_RESURRECTS": "first", "BUG_HITS_OVERTAKE": "second"},
+    "ledger": {
+        "BUG_EVICTS_HELD": "first",
+        "BUG_EVICTS_LENT": "first",
+        "BUG_RESURRECTS": "first",
+        "BUG_HITS_OVERTAKE": "second",
+    },
     "steps": {
         "BUG_EVICTS_HELD": "first",
         "BUG_PHANTOM": "first",
@@ -46,7 +51,7 @@ def table() -> str:
     states = ", ".join(_state(state) for state in State)
     changes = ", ".join(_change(change) for change in Change)
     rows = [
-        f"  :: s == {_state(old)} && c == {_change(change)} && h == {int(held)} -> s = {_state(new)}"
+        f"  :: s == {_state(old)} && c == {_change(change)} && h == {list(Held).index(held)} -> s = {_state(new)}"
         for (old, change, held), new in TRANSITIONS.items()
     ]
     lines = [f"mtype = {{ {states} }}", f"mtype = {{ {changes} }}", "inline look_up(s, c, h) {", "  if"]

@@ -1,6 +1,8 @@
 /* The encoder ledger as a model for Spin: the life of entries (table.pml, made of TRANSITIONS in core/ledger_table.py),
    the queue of acquires, eviction, the device, a lost generation, and the close. Everything that happens is one message
-   to the ledger, as in actors/encoder_cache.py, so each is atomic. All outputs have the size 1.
+   to the ledger, as in actors/encoder_cache.py, so each is atomic. All outputs have the size 1. With -DLOANS the request
+   LAST is a borrower's: what it alone holds is lent, and the end of its term is a release like any other. With -DBORROWS
+   the ledger borrows, and what no lender gave is encoded.
 
    Run by proofs/check.py, which also plants the bugs below (-DBUG_...): the checker must find each. */
 
@@ -32,6 +34,15 @@ chan dispatches = [KEYS] of { byte };   /* what the device was told, in order */
 chan frees = [KEYS] of { byte };
 
 #define KEY(r) ((r) % KEYS)
+#ifdef BUG_EVICTS_LENT
+#define LOANS
+#endif
+#ifdef LOANS
+#define IS_LOAN(r) (r == REQUESTS - 1)
+#else
+#define IS_LOAN(r) 0
+#endif
+#define HAS_HERE(r, k) (!IS_LOAN(r) && HAS(r, k))
 #define HAS(r, k) (r < REQUESTS && KEY(r) == k && (phase[r] == holds || phase[r] == reads))
 #define READS(r, k) (r < REQUESTS && KEY(r) == k && phase[r] == reads)
 #define WAITS(r, k) (r < REQUESTS && KEY(r) == k && phase[r] == waits)
@@ -41,12 +52,19 @@ chan frees = [KEYS] of { byte };
 #define ANY(what, k) (what(0, k) || what(1, k) || what(2, k) || what(3, k))
 #endif
 
+#define HELD(k) (ANY(HAS_HERE, k) -> 1 : (ANY(HAS, k) -> 2 : 0))  /* as Held in core/ledger_table.py */
+#define OFFERED(k) (life[k] == ready || life[k] == lent)
+
+#ifdef BORROWS
+bit unlent[KEYS];            /* no lender gave it */
+#endif
+
 mtype was = absent;
 byte k, r, i, room, lacking;  /* of the message that is handled; the same between two messages */
 
 inline change(key, what) {
   was = life[key];
-  look_up(life[key], what, ANY(HAS, key));
+  look_up(life[key], what, HELD(key));
   if
   :: was != reserved && life[key] == reserved -> to_encode ! key
   :: was == reserved && life[key] != reserved -> to_encode ?? eval(key)
@@ -82,7 +100,7 @@ inline serve() {             /* from the first wait on, until one must go on wai
         if :: life[k] == absent -> taken++ :: else fi;
         phase[r] = holds;
         change(k, acquire);
-        if :: life[k] == ready -> tell_readers(k) :: else fi
+        if :: OFFERED(k) -> tell_readers(k) :: else fi
      fi
   :: empty(queue) -> break
   od
@@ -99,6 +117,8 @@ inline count_room() {
 
 #ifdef BUG_EVICTS_HELD
 #define EVICTABLE(k) (life[k] == idle || life[k] == ready)
+#elif defined(BUG_EVICTS_LENT)
+#define EVICTABLE(k) (life[k] == idle || life[k] == lent)
 #else
 #define EVICTABLE(k) (life[k] == idle)
 #endif
@@ -137,8 +157,9 @@ inline check() {             /* what the books say is what the device has */
   room = 0;
   for (i : 0 .. KEYS - 1) {
     if :: life[i] != absent -> room++ :: else fi;
-    assert(device[i] == (life[i] == ready || life[i] == idle || life[i] == freeing_state));
-    assert(!ANY(READS, i) || life[i] == ready)
+    assert(device[i] == (OFFERED(i) || life[i] == idle || life[i] == freeing_state));
+    assert(!ANY(READS, i) || OFFERED(i));
+    assert((life[i] == lent) -> (HELD(i) == 2) : true)
   }
   assert(taken == room);
   k = 0; r = 0; i = 0; room = 0; lacking = 0
@@ -161,7 +182,7 @@ proctype Request(byte me) {
        queue ! me;
 #ifdef BUG_HITS_OVERTAKE
        if
-       :: life[KEY(me)] == ready -> queue ?? eval(me); phase[me] = holds; change(KEY(me), acquire); tell_readers(KEY(me))
+       :: OFFERED(KEY(me)) -> queue ?? eval(me); phase[me] = holds; change(KEY(me), acquire); tell_readers(KEY(me))
        :: else
        fi;
 #endif
@@ -195,30 +216,57 @@ proctype Encoder() {
   :: atomic {
        nempty(to_encode) ->
        to_encode ? <key>;
+#ifdef BORROWS
+       if :: unlent[key] -> change(key, dispatched) :: else -> change(key, borrow) fi;
+#else
        change(key, dispatched);
+#endif
        dispatches ! key;
        key = 0; check()
      }
   :: atomic {
        dispatches ? key ->
        if
-       :: true ->            /* stored */
-          assert(!device[key]);  /* encode once */
-          device[key] = 1;
-          failed_alone[key] = 0;
-          change(key, encoded);
-          if :: life[key] == ready -> tell_readers(key) :: else fi
-       :: true ->            /* failed: tried once more, then its holders are refused */
+#ifdef BORROWS
+       :: life[key] == borrowing ->
           if
-          :: failed_alone[key] ->
-             for (i : 0 .. REQUESTS - 1) {
-               if :: HAS(i, key) -> phase[i] = away :: else fi
-             }
-             failed_alone[key] = 0
-          :: else -> failed_alone[key] = 1
-          fi;
-          change(key, encode_failed);
-          if :: life[key] == absent -> taken--; failed_alone[key] = 0 :: else fi
+          :: true ->
+             assert(!device[key]);
+             device[key] = 1;
+             change(key, borrowed);
+             if :: life[key] == ready -> tell_readers(key) :: else fi
+          :: true ->
+             unlent[key] = 1;
+             change(key, borrow_failed);
+             if :: life[key] == absent -> taken--; unlent[key] = 0 :: else fi
+          fi
+       :: else ->
+          if
+#else
+       :: true ->
+          if
+#endif
+          :: true ->         /* stored */
+             assert(!device[key]);  /* encode once */
+             device[key] = 1;
+             failed_alone[key] = 0;
+#ifdef BORROWS
+             unlent[key] = 0;
+#endif
+             change(key, encoded);
+             if :: OFFERED(key) -> tell_readers(key) :: else fi
+          :: true ->         /* failed: tried once more, then its holders are refused */
+             if
+             :: failed_alone[key] ->
+                for (i : 0 .. REQUESTS - 1) {
+                  if :: HAS(i, key) -> phase[i] = away :: else fi
+                }
+                failed_alone[key] = 0
+             :: else -> failed_alone[key] = 1
+             fi;
+             change(key, encode_failed);
+             if :: life[key] == absent -> taken--; failed_alone[key] = 0 :: else fi
+          fi
        fi;
        key = 0; decide()
      }

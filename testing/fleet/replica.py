@@ -13,7 +13,8 @@ from attrs import define, field, frozen
 
 from ...actors.worker import Job
 from ...core.batch_size import BatchSize
-from ...core.ledger import Decisions, EncoderLedger
+from ...core.ledger import EncoderLedger
+from ...core.ledger_values import Decisions
 from ...core.share import STEPS_PER_ENCODE
 from ..sim import SECONDS
 

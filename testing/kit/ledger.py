@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ...core.ledger import EncoderLedger, Hold
+from ...core.ledger import EncoderLedger
 from ...core.ledger_table import State
+from ...core.ledger_values import Hold
 from .steps import Declaration, StepPlanned, Wanted
 
 DECLARED = Declaration(budgets=False, repeats=False)
