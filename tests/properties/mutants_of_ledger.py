@@ -324,8 +324,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.ledger:EncoderLedger.generation_lost",
         fragment="    self._loans.clear()\n",
         mistake="",
-        killer=LEDGER,
-        reason=("a term is over, or is not", "every acquire is answered"),
+        killer=test_ledger.test_a_loan_whose_output_was_lost_waits_for_it_anew,
+        reason="it is not ready",
     ),
     Mutant(
         name="what is to be borrowed is encoded",

@@ -723,3 +723,15 @@ def test_what_was_encoded_here_at_last_is_borrowed_first_again():
     ledger.encoded(["a"], now=0.0)
     ledger.generation_lost()
     assert ledger.take_borrows(), "a lender may be there again"
+
+
+def test_a_loan_whose_output_was_lost_waits_for_it_anew():
+    ledger = EncoderLedger(1)
+    resident(ledger, "a", now=0.0)
+    ledger.acquire("x", "a", size=1, embeddings=1, payload="a", loan=True, now=0.0)
+    ledger.generation_lost()
+    assert not ledger.end_loans(now=99.0, loan_seconds=30.0).lapsed, "it is not ready"
+    ledger.take_encode_batch()
+    assert ledger.encoded(["a"], now=100.0).ready
+    assert ledger.state("a") is State.LENT
+    assert ledger.oldest_loan == 100.0
