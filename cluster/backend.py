@@ -18,7 +18,7 @@ from attrs import define, evolve, field, frozen
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from ..actors.messages import Aborted, End, Failed, Stream
-from ..actors.supervisor import EngineStatistics
+from ..actors.statistics import EngineStatistics
 from ..core.errors import (
     DeviceLost,
     EngineClosed,

@@ -21,7 +21,8 @@ from attrs import define, evolve, field
 
 from ..actors.gpu_runner import torch_executor
 from ..actors.messages import End, Failed
-from ..actors.supervisor import EngineStatistics, Supervisor
+from ..actors.statistics import EngineStatistics
+from ..actors.supervisor import Supervisor
 from ..actors.worker import ThreadWorker
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed

@@ -129,6 +129,10 @@ class EncodeFailed(EngineError):
     """The encoder failed on this request's input, alone in its batch; its cause is attached."""
 
 
+class BorrowFailed(EngineError):
+    """An encoder output could not be borrowed. It is encoded here, or borrowed from another lender."""
+
+
 class DeviceOutOfMemory(EngineError, MemoryError):
     """A call needed more memory than the device has left. The engine answers with smaller batches. A request gets the
     error only where the smallest batch is still too large."""

@@ -1,6 +1,6 @@
 """The public names, which the package gives out when somebody asks for them."""
 
-from .actors.supervisor import EngineStatistics
+from .actors.statistics import EngineStatistics
 from .api.engine import Engine
 from .api.engines import Engines, ModelStatistics
 from .api.event_log import EventLog
