@@ -206,10 +206,11 @@ class EncoderCache:
                 pass  # withdrawn while the answer was on its way
             case m.Arrived(number, output):
                 key, size = self._borrows.pop(number)
-                if output.key == key:
-                    self.to_runner.send_nowait(m.PutIn(output, size, self._generation))
+                if (output.key, output.size) == (key, size):
+                    self.to_runner.send_nowait(m.PutIn(output, self._generation))
                 else:
-                    self._borrow_broke(key, BorrowFailed(f"the lender was asked for {key}, and gave {output.key}"))
+                    gave = f"gave {output.size} bytes of {output.key}; asked for were {size} bytes of {key}"
+                    self._borrow_broke(key, BorrowFailed(f"a lender {gave}: start it with the same settings"))
             case m.BorrowBroken(number, error):
                 key, _ = self._borrows.pop(number)
                 self._borrow_broke(key, error)

@@ -271,8 +271,8 @@ class GpuRunner:
                 self.worker.submit(Job.FREE, partial(self._call, Job.FREE), keys)
             case m.TakeOut(_, key):
                 self.worker.submit(Job.TAKE_OUT, self._take_out, key)
-            case m.PutIn(output, size):
-                self.worker.submit(Job.PUT_IN, partial(self._call, Job.PUT_IN), output, size)
+            case m.PutIn(output):
+                self.worker.submit(Job.PUT_IN, partial(self._call, Job.PUT_IN), output)
             case m.Sleep():
                 self.worker.submit(Job.SLEEP, self._sleep)
             case m.Wake():

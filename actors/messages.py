@@ -380,10 +380,9 @@ class TakeOut:
 
 @frozen
 class PutIn:
-    """From the encoder cache, on the encode lane: keep an output that was borrowed, of ``size`` bytes."""
+    """From the encoder cache, on the encode lane: keep an output that was borrowed."""
 
     output: LentOutput = field(repr=False)
-    size: int
     generation: int
 
 

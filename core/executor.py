@@ -23,15 +23,12 @@ class Executor(Protocol):
     def take_out(self, key: str) -> LentOutput:
         """A copy of the encoder output of ``key``, which stays. A key that is not resident is our bug."""
 
-    def put_in(self, output: LentOutput, size: int) -> None:
+    def put_in(self, output: LentOutput) -> None:
         """Keeps, under its key, an encoder output that another executor has computed. A key that is resident is our
         bug.
 
-        Args:
-            size: bytes that the ledger has reserved for it.
-
         Raises:
-            BorrowFailed: it is not what this executor would have computed: of another size or dtype, say.
+            BorrowFailed: it is not what this executor would have computed: of another dtype, say.
         """
 
     def step(self, plan: StepPlan) -> StepResult:

@@ -324,17 +324,16 @@ class TorchExecutor:
         return LentOutput(key=key, size=sum(len(array.data) for array in arrays), arrays=tuple(arrays))
 
     @device_call
-    def put_in(self, output: LentOutput, size: int) -> None:
+    def put_in(self, output: LentOutput) -> None:
         """Keeps an output that another executor has computed, as if it had been encoded here.
 
         Raises:
-            BorrowFailed: it has another size or dtype than the ledger and this model reckon with, or is none of a draft
-                model's where there is one.
+            BorrowFailed: it has another dtype than this model, or is none of a draft model's where there is one.
         """
         crossed, blueprints = self._opened().crossed(), self._blueprints
         assert blueprints is not None, "the executor is open"
         assert all(output.key not in outputs for _, outputs in crossed), f"{output.key} is put in although resident"
-        check_lent(output, size, [blueprint.dtype for blueprint in blueprints.all][: len(crossed)])
+        check_lent(output, [blueprint.dtype for blueprint in blueprints.all][: len(crossed)])
         with device_errors("a borrowed encoder output"):
             tensors = [from_host(array, blueprints.main.device) for array in output.arrays]
         for (_, outputs), tensor in zip(crossed, tensors, strict=True):

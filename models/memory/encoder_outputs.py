@@ -63,12 +63,13 @@ def from_host(array: HostArray, device: torch.device) -> Tensor:
     return output
 
 
-def check_lent(output: LentOutput, size: int, dtypes: Sequence[torch.dtype]) -> None:
-    """Raises `BorrowFailed` unless ``output`` has ``size`` bytes, and arrays of ``dtypes``."""
+def check_lent(output: LentOutput, dtypes: Sequence[torch.dtype]) -> None:
+    """Raises `BorrowFailed` unless ``output`` has arrays of ``dtypes``, and as many bytes as it says."""
     had, wanted = [array.dtype for array in output.arrays], [_name(dtype) for dtype in dtypes]
-    if had != wanted or output.size != size:
+    size = sum(len(array.data) for array in output.arrays)
+    if had != wanted or size != output.size:
         raise BorrowFailed(
-            f"what was lent as {output.key} has {output.size} bytes of {', '.join(had)}; allowed: {size} bytes of "
+            f"what was lent as {output.key} is {size} bytes of {', '.join(had)}; allowed: {output.size} bytes of "
             f"{', '.join(wanted)}; give lenders and borrowers the same model and settings"
         )
 

@@ -19,6 +19,7 @@ from .api.tools.formats import ToolFormat
 from .api.tools.reader import ToolReader
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
+    BorrowFailed,
     CallerError,
     CheckpointError,
     ContextLengthExceeded,
@@ -49,6 +50,7 @@ from .core.timings import Timings
 
 __all__ = [
     "ArgumentsPiece",
+    "BorrowFailed",
     "CallBegin",
     "CallerError",
     "CheckpointError",

@@ -62,7 +62,7 @@ def lend(lender: TorchExecutor, borrower: TorchExecutor, job: EncodeJob) -> None
     lender.encode((job,))
     output = sent(lender.take_out(job.key))
     assert output.size == job.size, "books balance: its bytes are those that the ledger counts"
-    borrower.put_in(output, job.size)
+    borrower.put_in(output)
     came = outputs(borrower, job.key)
     borrower.free((job.key,))
     borrower.encode((job,))
@@ -115,13 +115,13 @@ def test_the_output_of_a_draft_model_goes_along(opens: Opens, checkpoint: Path, 
     alone.encode((job,))
     borrower.free((job.key,))
     with pytest.raises(BorrowFailed, match="the same model and settings"):
-        borrower.put_in(alone.take_out(job.key), job.size)
+        borrower.put_in(alone.take_out(job.key))
 
 
 def test_tokens_of_a_borrowed_output_are_those_of_an_own_encoding(driver, open_driver, checkpoint, job, audio, ids):
     driver.encode(k=audio(1))
     borrower = open_driver(checkpoint)
-    borrower.executor.put_in(sent(driver.executor.take_out("k")), driver.description.encoder_bytes)
+    borrower.executor.put_in(sent(driver.executor.take_out("k")))
     asked = job(key="k", prompt=(ids.start, ids.en, ids.transcribe))
     (own,), (borrowed,) = driver.run(asked), borrower.run(asked)
     assert own.tokens
@@ -146,6 +146,6 @@ def test_what_is_not_what_was_reserved_for_is_refused(opens: Opens, checkpoint: 
     lender.encode((whisper_job(description, audio(1)),))
     output = lender.take_out("k")
     with pytest.raises(BorrowFailed, match=r"bytes of float32; allowed: .* bytes of bfloat16"):
-        other.put_in(output, description.encoder_bytes // 2)
+        other.put_in(output)
     with pytest.raises(AssertionError, match="although resident"):
-        lender.put_in(output, description.encoder_bytes)
+        lender.put_in(output)
