@@ -88,7 +88,8 @@ class EncoderCache:
             case m.Release(holder, key) if not self.ledger.holds(holder, key):
                 pass  # the acquire was refused while its release was on the way
             case m.Release(holder, key):
-                self._loans.pop(holder, None)
+                if lent := self._loans.pop(holder, None):
+                    lent.refuse(BorrowFailed(f"the loan of {key} was given back before its copy was made"))
                 self.emit(events.EntryReleased(key, holder))
                 self._decide(self.ledger.release(holder, key, now=trio.current_time()))
             case m.Lend() | m.TakenOut() | m.TakeOutBroken():

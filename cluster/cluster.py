@@ -15,7 +15,11 @@ from .deployment import Deployment
 
 
 class Cluster(Engine):
-    """``async with Cluster(model, replicas=3) as engine``: an engine on many machines."""
+    """``async with Cluster(model, replicas=3) as engine``: an engine on many machines.
+
+    With ``encoders`` so many replicas more only encode, and the others borrow encoder outputs from them. What cannot be
+    borrowed, since an encoder is lost say, is encoded where it is needed.
+    """
 
     def __init__(
         self,
@@ -23,6 +27,7 @@ class Cluster(Engine):
         *,
         config: EngineConfig | None = None,
         replicas: int = 1,
+        encoders: int = 0,
         cpus: float = 1.0,
         gpus: float = 0.0,
         name: str = "triolet",
@@ -35,6 +40,7 @@ class Cluster(Engine):
             model=str(model),
             config=evolve(config, observer=None),
             replicas=replicas,
+            encoders=encoders,
             cpus=cpus,
             gpus=gpus,
             address=address,

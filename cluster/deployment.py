@@ -8,7 +8,7 @@ import pickle
 from typing import Any
 
 import ray
-from attrs import frozen
+from attrs import evolve, frozen
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
@@ -18,6 +18,7 @@ from ..core.model import ModelDescription
 from .content_router import ContentRouter
 from .replica import Replica
 
+_ENCODER = "encoder"  # the name of the deployment that only encodes
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 _TELL_SECONDS = 1.0  # between two words of a replica on what it holds
 
@@ -33,6 +34,7 @@ class Deployment:
     cpus: float
     gpus: float
     address: str | None
+    encoders: int = 0
     most_requests: int = 1_024  # of one replica; the door bounds those of an ingress
 
     def start(self) -> Running:
@@ -41,16 +43,24 @@ class Deployment:
         try:
             serve.start(proxy_location="Disabled", logging_config=_LOGGING)
             handle = serve.run(self._application(), name=self.name, route_prefix=None, logging_config=_LOGGING)
-            return Running(self, handle, pickle.loads(handle.describe.remote().result()), owns_ray)
+            encoders = serve.get_deployment_handle(_ENCODER, self.name) if self.encoders else None
+            return Running(self, handle, encoders, pickle.loads(handle.describe.remote().result()), owns_ray)
         except BaseException:
             _end(self.name, owns_ray=owns_ray)
             raise
 
     def _application(self) -> Any:
+        decoders = self._deployment("replica", self.replicas)
+        if not self.encoders:
+            return decoders.bind(self.model, self.config)
+        lenders = self._deployment(_ENCODER, self.encoders)
+        return decoders.bind(self.model, self.config, lenders.bind(self.model, _only_encodes(self.config)))
+
+    def _deployment(self, name: str, replicas: int) -> Any:
         return serve.deployment(
             Replica,
-            name="replica",
-            num_replicas=self.replicas,
+            name=name,
+            num_replicas=replicas,
             max_ongoing_requests=self.most_requests,
             graceful_shutdown_timeout_s=self.config.drain_seconds + 3 * self.config.stage_seconds,
             graceful_shutdown_wait_loop_s=0.1,
@@ -62,7 +72,12 @@ class Deployment:
                 request_routing_stats_period_s=_TELL_SECONDS,
             ),
             logging_config=_LOGGING,
-        ).bind(self.model, self.config)
+        )
+
+
+def _only_encodes(config: EngineConfig) -> EngineConfig:
+    """Settings of a replica that gets no requests: KV for a single sequence, the least that there is."""
+    return evolve(config, max_running=1, self_kv_bytes=0, cross_kv_bytes=0)
 
 
 @frozen(eq=False)
@@ -71,8 +86,14 @@ class Running:
 
     deployment: Deployment
     handle: DeploymentHandle[Any]
+    encoders: DeploymentHandle[Any] | None  # of the deployment that only encodes
     description: ModelDescription
     owns_ray: bool  # this process started Ray for it
+
+    @property
+    def handles(self) -> tuple[DeploymentHandle[Any], ...]:
+        """Of all deployments."""
+        return (self.handle,) if self.encoders is None else (self.handle, self.encoders)
 
     def end(self) -> None:
         """Drains and releases every replica, in order. Blocks: call it in a thread."""
