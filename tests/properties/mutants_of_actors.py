@@ -140,6 +140,38 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="encode batches at once",
     ),
     Mutant(
+        name="a loan that is given back before its copy is never answered",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="            if lent := self._loans.pop(holder, None):\n",
+        mistake="            if self._loans.pop(holder, None) and False:\n",
+        killer=test_encoder_cache.copies_first,
+        reason="every loan is answered",
+    ),
+    Mutant(
+        name="loans are forgotten at the close",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="            self._closing = True\n            self._end_loans()\n",
+        mistake="            self._closing = True\n",
+        killer=test_encoder_cache.refuses,
+        reason="EngineClosed",
+    ),
+    Mutant(
+        name="borrows go on when the runner has lost what they are for",
+        function="actors.encoder_cache:EncoderCache._handle",
+        fragment="            self._withdraw_borrows()\n            self.emit(events.OutputsLost(generation))\n",
+        mistake="            self.emit(events.OutputsLost(generation))\n",
+        killer=test_encoder_cache.drops_late,
+        reason="lenders.withdrawn == [1]",
+    ),
+    Mutant(
+        name="what a lender gives is put in, whatever its size",
+        function="actors.encoder_cache:EncoderCache._handle_borrow",
+        fragment="if (output.key, output.size) == (key, size):",
+        mistake="if output.key == key:",
+        killer=test_encoder_cache.checks_size,
+        reason="jobs",
+    ),
+    Mutant(
         name="reserved before dropped",
         function="actors.encoder_cache:EncoderCache._decide",
         fragment="""    for key in decisions.dropped:  # first: what is reserved now may take their room

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import test_ledger
+from . import test_ledger, test_loans
 from .mutants import LEDGER, Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -356,16 +356,16 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.ledger:EncoderLedger.borrow_failed",
         fragment="entry.borrows_failed >= MOST_BORROWS",
         mistake="False",
-        killer=LEDGER,
-        reason="tried again: refused too early or late",
+        killer=test_ledger.test_what_cannot_be_borrowed_or_encoded_is_refused_with_the_last_reason,
+        reason="not enough values",
     ),
     Mutant(
         name="an item that failed in the lender's encoder is tried here too",
         function="core.ledger:EncoderLedger.borrow_failed",
         fragment="if isinstance(error, EncodeFailed):",
         mistake="if False:",
-        killer=LEDGER,
-        reason="tried again: refused too early or late",
+        killer=test_loans.test_an_item_that_failed_in_the_lenders_encoder_is_refused_to_the_borrowers_holders,
+        reason="not enough values",
     ),
     Mutant(
         name="a failed borrow is remembered beyond one that went well",
