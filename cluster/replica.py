@@ -130,8 +130,9 @@ class Replica:
         answer: asyncio.Future[LentOutput] = self._loop.create_future()
         owned = evolve(item, payload=_copied(item.payload))
         self._tell(m.Lend(loan, owned, Loan(self._loop, answer)))
+        either: list[asyncio.Future[Any]] = [answer, self._ended]
         try:
-            await asyncio.wait([answer, self._ended], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._tell(m.Release(loan, item.key))
             raise

@@ -197,9 +197,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="nobody wakes up for an idle entry",
-        function="actors.encoder_cache:EncoderCache._next_idle_deadline",
-        fragment="return math.inf if oldest is None else oldest + self.idle_seconds",
-        mistake="return math.inf",
+        function="actors.encoder_cache:EncoderCache._next_deadline",
+        fragment="math.inf if idle is None else idle + self.idle_seconds",
+        mistake="math.inf",
         killer=test_promises.test_an_idle_output_is_kept_for_its_idle_time,
         reason="outlives its time",
     ),
