@@ -393,7 +393,7 @@ class LedgerMachine(Machine):
                 self.device_encodes()
             if self.freeing:
                 self.device_frees()
-            for holder in self.held.keys() - self.lent:
+            for holder in [name for name in self.held if name not in self.lent_at]:
                 self.leave(holder)
             if self.lent:  # borrowers say nothing any more
                 self.time_passes(LOAN_SECONDS)
