@@ -1,4 +1,8 @@
-"""The encoder-cache actor: owns the ledger of encoder outputs (`core.ledger`), and moves its messages."""
+"""The encoder-cache actor: owns the ledger of encoder outputs (`core.ledger`), and moves its messages.
+
+What it lends is copied off the device as soon as the loan is ready, and goes to the borrower. So a loan may end with
+its term, whatever became of the borrower: the output is freed behind its copy, in the order of the encode lane.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,10 @@ import trio
 from attrs import define, field
 
 from ..core import events
-from ..core.ledger import Decisions, EncoderLedger
+from ..core.errors import BorrowFailed, EngineClosed
+from ..core.ledger import EncoderLedger
+from ..core.ledger_values import Decisions, Hold
+from ..core.request import EncoderItem
 from . import messages as m
 from .emit import Emit
 from .inbox import take_all
@@ -18,6 +25,9 @@ from .inbox import take_all
 @define(eq=False)
 class EncoderCache:
     """Answers acquires, and sends encode batches and frees.
+
+    With ``lenders`` its ledger borrows: what is reserved is asked of them. A loan that was not released is over after
+    ``loan_seconds``.
 
     One encode batch is in flight at a time: acquires that arrive meanwhile make the next batch. The actor ends when the
     scheduler has closed and the runner has dropped every entry, so that nothing stays resident.
@@ -29,6 +39,11 @@ class EncoderCache:
     ledger: EncoderLedger
     idle_seconds: float
     emit: Emit
+    lenders: m.Lenders | None = None
+    loan_seconds: float = 30.0
+    _loans: dict[str, m.Lent | None] = field(factory=dict, init=False)  # until they end; ``None``: the copy was put
+    _borrows: dict[int, tuple[str, int]] = field(factory=dict, init=False)  # asked, not answered: key and size
+    _asked: int = field(default=0, init=False)
     _to_free: list[str] = field(factory=list, init=False)  # keys to free, not yet sent
     _encoding: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
@@ -44,40 +59,43 @@ class EncoderCache:
             await self._take_messages()
             self._send_frees()  # first: they should not wait behind the batch
             self._dispatch()
+            self._borrow()
 
     def _finished(self) -> bool:
         return self._closing and (self.ledger.drained or self._runner_gone)
 
     async def _take_messages(self) -> None:
-        with trio.move_on_at(self._next_idle_deadline()) as scope:
+        with trio.move_on_at(self._next_deadline()) as scope:
             for message in await take_all(self.inbox):
                 self._handle(message)
         if scope.cancelled_caught:
-            self._decide(self.ledger.evict_idle(now=trio.current_time(), idle_seconds=self.idle_seconds))
+            now = trio.current_time()
+            self._decide(self.ledger.end_loans(now=now, loan_seconds=self.loan_seconds))
+            self._decide(self.ledger.evict_idle(now=now, idle_seconds=self.idle_seconds))
 
-    def _next_idle_deadline(self) -> float:
-        oldest = self.ledger.oldest_idle
-        return math.inf if oldest is None else oldest + self.idle_seconds
+    def _next_deadline(self) -> float:
+        idle, loan = self.ledger.oldest_idle, self.ledger.oldest_loan
+        return min(
+            math.inf if idle is None else idle + self.idle_seconds,
+            math.inf if loan is None else loan + self.loan_seconds,
+        )
 
     def _handle(self, message: m.EncoderCacheMessage) -> None:
         match message:
             case m.Acquire(holder, item, order):
                 self.emit(events.EntryAcquired(item.key, holder))
-                self._decide(
-                    self.ledger.acquire(
-                        holder,
-                        item.key,
-                        size=item.size,
-                        embeddings=item.embeddings,
-                        payload=item.payload,
-                        order=order,
-                    )
-                )
+                self._acquire(holder, item, order)
             case m.Release(holder, key) if not self.ledger.holds(holder, key):
                 pass  # the acquire was refused while its release was on the way
             case m.Release(holder, key):
+                if lent := self._loans.pop(holder, None):
+                    lent.refuse(BorrowFailed(f"the loan of {key} was given back before its copy was made"))
                 self.emit(events.EntryReleased(key, holder))
                 self._decide(self.ledger.release(holder, key, now=trio.current_time()))
+            case m.Lend() | m.TakenOut() | m.TakeOutBroken():
+                self._handle_loan(message)
+            case m.Arrived() | m.BorrowBroken() | m.PutInDone() | m.PutInBroken():
+                self._handle_borrow(message)
             case m.Encoded(keys):
                 self._encoding = False
                 self.emit(events.EncodeDone(keys))
@@ -88,9 +106,11 @@ class EncoderCache:
                 self._decide(self.ledger.encode_failed(keys, error))
             case m.Freed(keys):
                 self.emit(events.EntryFreed(keys))
-                self._decide(self.ledger.freed(keys))
+                self._decide(self.ledger.freed(keys, now=trio.current_time()))
             case m.SchedulerClosed():
                 self._closing = True
+                self._end_loans()
+                self._forget_borrows(EngineClosed("the engine that borrows is stopping"))
                 for hold in self.ledger.holds_and_waits():
                     self.emit(events.EntryTakenBack(hold.key, hold.holder))
                 self._decide(self.ledger.close(now=trio.current_time()))
@@ -99,6 +119,7 @@ class EncoderCache:
                 self._asleep = asleep
                 self._encoding = False
                 self._to_free.clear()
+                self._withdraw_borrows()
                 self.emit(events.OutputsLost(generation))
                 self.to_scheduler.send_nowait(m.GenerationLost(generation, asleep))
                 self._decide(self.ledger.generation_lost())
@@ -107,24 +128,141 @@ class EncoderCache:
                 self.to_scheduler.send_nowait(m.Woke())
             case m.RunnerLost():
                 self._runner_gone = True
+                self._end_loans()
+                self._withdraw_borrows()
             case _:
                 assert_never(message)
+
+    def _acquire(self, holder: str, item: EncoderItem, order: int = 0, *, loan: bool = False) -> None:
+        self._decide(
+            self.ledger.acquire(
+                holder,
+                item.key,
+                size=item.size,
+                embeddings=item.embeddings,
+                payload=item.payload,
+                order=order,
+                loan=loan,
+                now=trio.current_time(),
+            )
+        )
+
+    # -- loans -------------------------------------------------------------------------------------------------------
+
+    def _handle_loan(self, message: m.Lend | m.TakenOut | m.TakeOutBroken) -> None:
+        match message:
+            case m.Lend(_, _, lent) if self._closing or self._runner_gone:
+                lent.refuse(EngineClosed("the engine that lends is stopping"))
+            case m.Lend(loan, item, lent):
+                self._loans[loan] = lent
+                self.emit(events.EntryAcquired(item.key, loan))
+                self._acquire(loan, item, loan=True)
+            case m.TakenOut(loan, output):
+                waiting = self._loans.get(loan)
+                if waiting is not None:  # else the loan has ended meanwhile
+                    self._loans[loan] = None
+                    waiting.put(output)
+            case m.TakeOutBroken(loan, key, error):
+                self._end_loan(Hold(loan, key), error)
+
+    def _loan_is_over(self, hold: Hold) -> None:
+        """Its term has ended, and the ledger has released it."""
+        self.emit(events.EntryReleased(hold.key, hold.holder))
+        self._end_loan(hold, BorrowFailed(f"the copy of {hold.key} took longer than {self.loan_seconds} s"))
+
+    def _loan_is_ready(self, hold: Hold) -> None:
+        if self._loans[hold.holder] is not None:  # else this is the output encoded again, after a restart
+            self.to_runner.send_nowait(m.TakeOut(hold.holder, hold.key, self._generation))
+
+    def _end_loan(self, hold: Hold, error: Exception) -> None:
+        """Ends a loan that is open still: where nothing was put, ``error`` says why."""
+        if hold.holder not in self._loans:
+            return
+        lent = self._loans.pop(hold.holder)
+        if lent is not None:
+            lent.refuse(error)
+        if self.ledger.holds(hold.holder, hold.key):
+            self.emit(events.EntryReleased(hold.key, hold.holder))
+            self._decide(self.ledger.release(hold.holder, hold.key, now=trio.current_time()))
+
+    def _end_loans(self) -> None:
+        for hold in self.ledger.holds_and_waits():
+            self._end_loan(hold, EngineClosed("the engine that lends is stopping"))
+
+    # -- borrows -----------------------------------------------------------------------------------------------------
+
+    def _borrow(self) -> None:
+        if self.lenders is None or self._asleep or self._runner_gone:
+            return
+        for job in self.ledger.take_borrows():
+            self._asked += 1
+            self._borrows[self._asked] = (job.key, job.size)
+            self.emit(events.BorrowSent((job.key,)))
+            item = EncoderItem(key=job.key, payload=job.payload, embeddings=job.embeddings, size=job.size)
+            self.lenders.ask(self._asked, item)
+
+    def _handle_borrow(self, message: m.Arrived | m.BorrowBroken | m.PutInDone | m.PutInBroken) -> None:
+        match message:
+            case m.Arrived(number) | m.BorrowBroken(number) if number not in self._borrows:
+                pass  # withdrawn while the answer was on its way
+            case m.Arrived(number, output):
+                key, size = self._borrows.pop(number)
+                if (output.key, output.size) == (key, size):
+                    self.to_runner.send_nowait(m.PutIn(output, self._generation))
+                else:
+                    gave = f"gave {output.size} bytes of {output.key}; asked for were {size} bytes of {key}"
+                    self._borrow_broke(key, BorrowFailed(f"a lender {gave}: start it with the same settings"))
+            case m.BorrowBroken(number, error):
+                key, _ = self._borrows.pop(number)
+                self._borrow_broke(key, error)
+            case m.PutInDone(key):
+                self.emit(events.BorrowDone((key,)))
+                self._decide(self.ledger.borrowed(key, now=trio.current_time()))
+            case m.PutInBroken(key, error):
+                self._borrow_broke(key, error)
+
+    def _borrow_broke(self, key: str, error: Exception) -> None:
+        self.emit(events.BorrowBroke((key,), events.error_text(error)))
+        self._decide(self.ledger.borrow_failed(key, error))
+
+    def _withdraw_borrows(self) -> tuple[str, ...]:
+        """What comes of them is dropped. The keys of those that were not answered."""
+        keys = tuple(key for key, _ in self._borrows.values())
+        for number in self._borrows:
+            assert self.lenders is not None, "only a ledger that borrows has borrows"
+            self.lenders.withdraw(number)
+        self._borrows.clear()
+        return keys
+
+    def _forget_borrows(self, error: Exception) -> None:
+        for key in self._withdraw_borrows():
+            self._borrow_broke(key, error)
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
 
     def _decide(self, decisions: Decisions) -> None:
         if decisions.shrunk is not None:
             self.emit(events.EncodeShrunk(decisions.shrunk))
         if decisions.retried:
             self.emit(events.EncodeRetried(decisions.retried))
+        for hold in decisions.lapsed:
+            self._loan_is_over(hold)
         for key in decisions.dropped:  # first: what is reserved now may take their room
             self.emit(events.EntryDropped(key))
         for key, size in decisions.reserved:
             self.emit(events.EntryReserved(key, size))
         for hold in decisions.ready:
             self.emit(events.EntryHeld(hold.key, hold.holder))
-            self.to_scheduler.send_nowait(m.EncoderReady(hold.holder))
+            if hold.holder in self._loans:
+                self._loan_is_ready(hold)
+            else:
+                self.to_scheduler.send_nowait(m.EncoderReady(hold.holder))
         for refusal in decisions.refused:
             self.emit(events.EntryRefused(refusal.key, refusal.holder, events.error_text(refusal.error)))
-            self.to_scheduler.send_nowait(m.EncoderRefused(refusal.holder, refusal.error))
+            if refusal.holder in self._loans:
+                self._end_loan(Hold(refusal.holder, refusal.key), refusal.error)
+            else:
+                self.to_scheduler.send_nowait(m.EncoderRefused(refusal.holder, refusal.error))
         self._to_free += decisions.free
 
     def _send_frees(self) -> None:

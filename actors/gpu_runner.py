@@ -18,7 +18,7 @@ from ..core.config import EngineConfig
 from ..core.errors import DeviceLost, EngineTeardownError
 from ..core.executor import Executor
 from ..core.model import ModelDescription
-from ..core.plan import DeviceMemory, StepPlan, StepResult
+from ..core.plan import DeviceMemory, LentOutput, StepPlan, StepResult
 from ..core.restart import RestartPolicy
 from ..core.share import TimeShare
 from . import messages as m
@@ -261,7 +261,7 @@ class GpuRunner:
 
     def _begin(self, message: m.RunnerMessage) -> None:
         match message:
-            case m.Step() | m.Encode() | m.Free() if message.generation != self._generation:
+            case m.Step() | m.Encode() | m.Free() | m.TakeOut() | m.PutIn() if message.generation != self._generation:
                 return  # its sender will learn of the restart, and sends again what it still needs
             case m.Step(plan):
                 self.worker.submit(Job.STEP, self._step, plan)
@@ -269,6 +269,10 @@ class GpuRunner:
                 self.worker.submit(Job.ENCODE, partial(self._call, Job.ENCODE), jobs)
             case m.Free(keys):
                 self.worker.submit(Job.FREE, partial(self._call, Job.FREE), keys)
+            case m.TakeOut(_, key):
+                self.worker.submit(Job.TAKE_OUT, self._take_out, key)
+            case m.PutIn(output):
+                self.worker.submit(Job.PUT_IN, partial(self._call, Job.PUT_IN), output)
             case m.Sleep():
                 self.worker.submit(Job.SLEEP, self._sleep)
             case m.Wake():
@@ -313,6 +317,11 @@ class GpuRunner:
                 self.to_encoder_cache.send_nowait(m.Encoded(keys) if error is None else m.EncodeBroken(keys, error))
             case m.Free(keys):
                 self.to_encoder_cache.send_nowait(m.Freed(keys))
+            case m.TakeOut(loan, key):
+                self.to_encoder_cache.send_nowait(_take_out_report(loan, key, ended.value, error))
+            case m.PutIn(output):
+                done = m.PutInDone(output.key) if error is None else m.PutInBroken(output.key, error)
+                self.to_encoder_cache.send_nowait(done)
             case m.Sleep():
                 self._report_sleep(error)
             case m.Wake():
@@ -366,6 +375,9 @@ class GpuRunner:
         getattr(executor, job.value)(*args)
         self.memory = executor.memory()
 
+    def _take_out(self, key: str) -> LentOutput:
+        return self._ready_executor().take_out(key)
+
     def _sleep(self) -> None:
         executor = self._ready_executor()
         try:
@@ -393,6 +405,13 @@ def _step_report(step_id: int, value: object, error: Exception | None) -> m.Step
         return m.StepFailed(step_id, error, skipped=isinstance(error, StepSkipped))
     assert isinstance(value, StepResult), "a step returns a StepResult"
     return m.StepDone(value)
+
+
+def _take_out_report(loan: str, key: str, value: object, error: Exception | None) -> m.TakenOut | m.TakeOutBroken:
+    if error is not None:
+        return m.TakeOutBroken(loan, key, error)
+    assert isinstance(value, LentOutput), "what is taken out is a LentOutput"
+    return m.TakenOut(loan, value)
 
 
 def _beyond_help(error: BaseException | None) -> bool:

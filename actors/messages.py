@@ -11,7 +11,7 @@ from typing import Protocol
 from attrs import field, frozen
 
 from ..core.errors import RunnerCrashed
-from ..core.plan import EncodeJob, SampledToken, StepPlan, StepResult
+from ..core.plan import EncodeJob, LentOutput, SampledToken, StepPlan, StepResult
 from ..core.request import EncoderItem, FinishReason, Request
 from ..core.timings import Timings
 
@@ -53,6 +53,27 @@ class Stream(Protocol):
 
     def end(self, end: End) -> None:
         """Hands over the request's one end. Nothing comes after it."""
+
+
+class Lent(Protocol):
+    """Where the encoder cache puts the answer to a `Lend`, once. Neither method waits or raises."""
+
+    def put(self, output: LentOutput) -> None:
+        """A copy of the output. The loan goes on until it is released, or its term is over."""
+
+    def refuse(self, error: Exception) -> None:
+        """The loan has ended, and there is no output."""
+
+
+class Lenders(Protocol):
+    """Where the encoder cache borrows. Neither method waits or raises."""
+
+    def ask(self, number: int, item: EncoderItem) -> None:
+        """Asks a lender for ``item``. `Arrived` or `BorrowBroken` answers, with its number, once and soon: also where
+        the lender is lost."""
+
+    def withdraw(self, number: int) -> None:
+        """The answer is not wanted any more."""
 
 
 class Reply(Protocol):
@@ -200,7 +221,7 @@ class Acquire:
 
 @frozen
 class Release:
-    """From the scheduler: ``holder`` releases ``key``, or withdraws its acquire."""
+    """From the scheduler, or a borrower: ``holder`` releases ``key``, or withdraws its acquire."""
 
     holder: str
     key: str
@@ -218,6 +239,64 @@ class EncodeBroken:
     """From the runner: the encode batch raised and left nothing behind."""
 
     keys: tuple[str, ...]
+    error: Exception
+
+
+@frozen
+class Lend:
+    """From another engine: the borrower acquires ``item`` as ``loan``, a name that is new for every loan. `Release`
+    ends the loan."""
+
+    loan: str
+    item: EncoderItem
+    lent: Lent = field(repr=False)
+
+
+@frozen
+class TakenOut:
+    """From the runner: a copy of the output of a loan."""
+
+    loan: str
+    output: LentOutput = field(repr=False)
+
+
+@frozen
+class TakeOutBroken:
+    """From the runner: the copy for a loan could not be made."""
+
+    loan: str
+    key: str
+    error: Exception
+
+
+@frozen
+class Arrived:
+    """From the `Lenders`: what was borrowed as ``number``."""
+
+    number: int
+    output: LentOutput = field(repr=False)
+
+
+@frozen
+class BorrowBroken:
+    """From the `Lenders`: nothing comes as ``number``."""
+
+    number: int
+    error: Exception
+
+
+@frozen
+class PutInDone:
+    """From the runner: the borrowed output of ``key`` is resident."""
+
+    key: str
+
+
+@frozen
+class PutInBroken:
+    """From the runner: the borrowed output of ``key`` could not be kept."""
+
+    key: str
     error: Exception
 
 
@@ -253,7 +332,22 @@ class RunnerLost:
 
 
 EncoderCacheMessage = (
-    Acquire | Release | Encoded | EncodeBroken | Freed | SchedulerClosed | RunnerRestarted | RunnerWoke | RunnerLost
+    Acquire
+    | Release
+    | Encoded
+    | EncodeBroken
+    | Lend
+    | TakenOut
+    | TakeOutBroken
+    | Arrived
+    | BorrowBroken
+    | PutInDone
+    | PutInBroken
+    | Freed
+    | SchedulerClosed
+    | RunnerRestarted
+    | RunnerWoke
+    | RunnerLost
 )
 
 # -- to the runner ---------------------------------------------------------------------------------------------------
@@ -276,6 +370,23 @@ class Free:
 
 
 @frozen
+class TakeOut:
+    """From the encoder cache, on the encode lane: make a copy of an output for ``loan``."""
+
+    loan: str
+    key: str
+    generation: int
+
+
+@frozen
+class PutIn:
+    """From the encoder cache, on the encode lane: keep an output that was borrowed."""
+
+    output: LentOutput = field(repr=False)
+    generation: int
+
+
+@frozen
 class Step:
     """From the scheduler, on the step lane. A runner that has restarted since drops the step."""
 
@@ -294,5 +405,5 @@ class Wake:
 
 
 StepLaneMessage = Step | Sleep | Wake
-EncodeLaneMessage = Encode | Free
+EncodeLaneMessage = Encode | Free | TakeOut | PutIn
 RunnerMessage = StepLaneMessage | EncodeLaneMessage

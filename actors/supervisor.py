@@ -19,20 +19,18 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
-from ..core import events, frames, html, log_lines
+from ..core import events, frames, log_lines
 from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
 from ..core.executor import Executor
-from ..core.ledger import EncoderLedger, LedgerStatistics
+from ..core.ledger import EncoderLedger
 from ..core.model import ModelDescription
-from ..core.plan import DeviceMemory
 from ..core.planning.limits import PlannerLimits
 from ..core.planning.planner import Planner
-from ..core.planning.statistics import PlannerStatistics
-from ..core.power import Power, PowerState
+from ..core.power import PowerState
 from ..core.request import Request
 from ..core.restart import RestartPolicy
 from ..core.trace import TraceChecker
@@ -41,6 +39,7 @@ from .emit import Emit
 from .encoder_cache import EncoderCache
 from .gpu_runner import GpuRunner
 from .scheduler import Scheduler
+from .statistics import EngineStatistics
 from .worker import Worker
 
 Started = TypeVar("Started")
@@ -82,25 +81,6 @@ class _Status:
             self.child.scope.shield = True
 
 
-@frozen(kw_only=True)
-class EngineStatistics:
-    """A snapshot of a running engine: its power state, the queue and the pages, the encoder ledger, the device's bytes
-    by owner."""
-
-    power: Power
-    requests: PlannerStatistics
-    encoder_cache: LedgerStatistics
-    device: DeviceMemory
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return html.table("statistics", self.rows())
-
-    def rows(self) -> tuple[html.Row, ...]:
-        """The figures by name, for people."""
-        return html.statistics_rows(self.power, self.requests, self.encoder_cache, self.device)
-
-
 @define(eq=False)
 class _Reply:
     """See `messages.Reply`."""
@@ -115,11 +95,14 @@ class _Reply:
 
 @define(eq=False)
 class Supervisor:
-    """Owns the nursery of one engine and the channels between its actors."""
+    """Owns the nursery of one engine and the channels between its actors. With ``lenders`` it borrows encoder outputs,
+    and encodes only what it cannot borrow, or with ``encodes`` false nothing."""
 
     config: EngineConfig
     make_executor: Callable[[], Executor]
     worker: Worker
+    lenders: m.Lenders | None = None
+    encodes: bool = True
     _accepting: bool = field(default=False, init=False)
     _planner: Planner | None = field(default=None, init=False)
     _power: PowerState = field(factory=PowerState, init=False)
@@ -223,6 +206,11 @@ class Supervisor:
         if not self._stopped.is_set():
             self._to_scheduler.send_nowait(m.AbortRequest(request_id))
 
+    def tell(self, message: m.Lend | m.Release | m.Arrived | m.BorrowBroken) -> None:
+        """Of loans and borrows, to the encoder cache. An engine that has ended answers nothing."""
+        if not self._stopped.is_set():
+            self._to_encoder_cache.send_nowait(message)
+
     async def sleep(self) -> None:
         """Gives the device back; returns when that is done."""
         await self._order(m.OrderSleep)
@@ -280,7 +268,9 @@ class Supervisor:
         )
         self._planner = Planner(limits)
         batch_size = BatchSize(self.config.encode_budget(description.device))
-        self._ledger = EncoderLedger(self.config.encoder_cache_bytes, batch_size)
+        self._ledger = EncoderLedger(
+            self.config.encoder_cache_bytes, batch_size, borrows=self.lenders is not None, encodes=self.encodes
+        )
         cache = EncoderCache(
             inbox=self._encoder_cache_inbox,
             to_scheduler=self._to_scheduler,
@@ -288,6 +278,7 @@ class Supervisor:
             ledger=self._ledger,
             idle_seconds=self.config.encoder_idle_seconds,
             emit=self._emit,
+            lenders=self.lenders,
         )
         await self._start_child(nursery, "encoder cache", cache.run)
         scheduler = Scheduler(

@@ -14,7 +14,8 @@ import trio
 from attrs import fields_dict
 
 from ..actors.gpu_runner import torch_executor
-from ..actors.supervisor import EngineStatistics, Supervisor
+from ..actors.statistics import EngineStatistics
+from ..actors.supervisor import Supervisor
 from ..actors.worker import ThreadWorker, Worker
 from ..core import html
 from ..core.checks import number, unknown_name

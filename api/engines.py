@@ -14,7 +14,7 @@ import anyio.lowlevel
 import trio
 from attrs import frozen
 
-from ..actors.supervisor import EngineStatistics
+from ..actors.statistics import EngineStatistics
 from ..core.checks import integer, number, shown
 from ..core.errors import EngineStateError, InvalidRequest, TrioletError, UnknownModel
 from ..core.model import ModelDescription

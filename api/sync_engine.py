@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
 
-from ..actors.supervisor import EngineStatistics
+from ..actors.statistics import EngineStatistics
 from ..actors.worker import Worker
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, RunnerCrashed

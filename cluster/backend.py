@@ -12,14 +12,17 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import trio
 from attrs import define, evolve, field, frozen
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
 from ..actors.messages import Aborted, End, Failed, Stream
-from ..actors.supervisor import EngineStatistics
+from ..actors.statistics import EngineStatistics
 from ..core.errors import (
     DeviceLost,
     EngineClosed,
@@ -203,8 +206,8 @@ class RayBackend:
         """Asks the replicas for their statistics, for ever."""
         while True:
             try:
-                several = await self._running.handle.broadcast("statistics").results_async(timeout_s=_LOOK_SECONDS)
-            except (*_GONE, RayTaskError, TimeoutError):
+                several = [one for handle in self._running.handles for one in await _statistics_of(handle)]
+            except (*_GONE, RayServeException, RayTaskError, TimeoutError):
                 several = []  # the next answer will do
             departures = await self._running.register.read.remote(len(self.departures))
             self._hand(self._looked, total(several) if several else None, departures)
@@ -242,6 +245,10 @@ class RayBackend:
     def statistics(self) -> EngineStatistics:
         """The sums over the replicas, a few seconds old."""
         return self._statistics
+
+
+async def _statistics_of(handle: DeploymentHandle[Any]) -> list[EngineStatistics]:
+    return await handle.broadcast("statistics").results_async(timeout_s=_LOOK_SECONDS)
 
 
 def _plain(request: Request) -> Request:

@@ -47,6 +47,7 @@ def _count(value: Any) -> int | tuple[int, int]:
 
 _SETTINGS = {
     "replicas": Check(_count, "an integer of 1 or more, or two: the least and the most"),
+    "encoders": integer(0, _MOST),
     "cpus": number(0, math.inf),
     "gpus": number(0, math.inf),
     "address": Check(_text, "a text, such as ray://head:10001").or_none("that of RAY_ADDRESS, or Ray on this machine"),
@@ -57,6 +58,7 @@ _SETTINGS = {
 @frozen(kw_only=True)
 class _Settings:
     replicas: int | tuple[int, int]
+    encoders: int
     cpus: float
     gpus: float
     address: str | None
@@ -82,6 +84,9 @@ class Cluster(Engine):
     A request whose replica is lost is sent to another one and goes on behind its last token: nothing is lost, and no
     token comes twice. A request that was running on two replicas when they were lost gets `PoisonRequest`.
 
+    With ``encoders`` so many replicas more only encode, and the others borrow encoder outputs from them. What cannot be
+    borrowed, since an encoder is lost say, is encoded where it is needed.
+
     When the block ends, requests drain, and every replica gives its device back in order.
 
     Args:
@@ -90,8 +95,9 @@ class Cluster(Engine):
             whole. An ``observer`` hears nothing: the events are elsewhere.
         replicas: how many engines. With a pair, the least and the most, there are as many as are in demand: by requests
             that wait or run, and by encodings that wait.
-        cpus: cores that Ray reserves for each.
-        gpus: GPUs that Ray reserves for each.
+        encoders: how many replicas more, that only encode. Their number stays. 0: each replica encodes for itself.
+        cpus: cores that Ray reserves for each, those that only encode too.
+        gpus: GPUs that Ray reserves for each, in the same way.
         address: of the Ray cluster. By default the one that this process has joined, or ``RAY_ADDRESS``; without either
             Ray is started on this machine for the block.
         name: of the application on Ray Serve; one of that name is replaced.
@@ -110,13 +116,14 @@ class Cluster(Engine):
         *,
         config: EngineConfig | None = None,
         replicas: int | tuple[int, int] = 1,
+        encoders: int = 0,
         cpus: float = 1.0,
         gpus: float = 0.0,
         address: str | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(model, config=config)
-        settings = _Settings(replicas=replicas, cpus=cpus, gpus=gpus, address=address, name=name)
+        settings = _Settings(replicas=replicas, encoders=encoders, cpus=cpus, gpus=gpus, address=address, name=name)
         check_installed()
         self.inside = TrioEngine(self.inside.config, partial(_backend, str(model), self.inside.config, settings))
 
@@ -162,6 +169,7 @@ def _backend(model: str, config: EngineConfig, settings: _Settings) -> Backend:
             model=model,
             config=evolve(config, observer=None),
             replicas=settings.replicas,
+            encoders=settings.encoders,
             cpus=settings.cpus,
             gpus=settings.gpus,
             address=settings.address,

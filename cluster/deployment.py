@@ -8,14 +8,14 @@ import pickle
 from typing import Any
 
 import ray
-from attrs import frozen
+from attrs import evolve, frozen
 from ray import serve
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from ..actors.supervisor import EngineStatistics
+from ..actors.statistics import EngineStatistics
 from ..core.config import EngineConfig
 from ..core.errors import CallerError, EngineError, EngineTeardownError
 from ..core.model import ModelDescription
@@ -27,6 +27,7 @@ from .statistics import total
 
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 REPLICA = "replica"  # the deployment's name within its application
+_ENCODER = "encoder"  # the name of the one that only encodes
 _UP_SECONDS = 5.0  # of demand, before a replica is added
 _DOWN_SECONDS = 60.0  # without, before one is taken away
 _TELL_SECONDS = 1.0  # between two words of a replica on what it holds
@@ -43,6 +44,7 @@ class Deployment:
     cpus: float
     gpus: float
     address: str | None
+    encoders: int = 0
     most_requests: int = 1_024  # of one replica; the door bounds those of an ingress
 
     def start(self) -> Running:
@@ -56,11 +58,11 @@ class Deployment:
         register = ray.remote(num_cpus=0)(Register).options(name=name_of(self.name)).remote()
         try:
             handle = self._run()
-            told = handle.describe.remote().result()
-            if isinstance(told, CallerError):
-                raise told
-            statistics = total(handle.broadcast("statistics").results())
-            return Running(self, handle, pickle.loads(told), statistics, register, owns_ray)
+            encoders = serve.get_deployment_handle(_ENCODER, self.name) if self.encoders else None
+            handles = (handle,) if encoders is None else (handle, encoders)
+            description, *_ = [_describe(one) for one in handles]
+            statistics = total([told for one in handles for told in one.broadcast("statistics").results()])
+            return Running(self, handles, description, statistics, register, owns_ray)
         except BaseException:
             serve.delete(self.name)
             ray.kill(register)
@@ -97,10 +99,19 @@ class Deployment:
         }
 
     def _application(self) -> Any:
+        register, decoders = name_of(self.name), self._deployment(REPLICA, self._count())
+        if not self.encoders:
+            return decoders.bind(self.model, self.config, register)
+        lenders = self._deployment(_ENCODER, {"num_replicas": self.encoders})
+        return decoders.bind(
+            self.model, self.config, register, lenders.bind(self.model, _only_encodes(self.config), register)
+        )
+
+    def _deployment(self, name: str, count: dict[str, Any]) -> Any:
         return serve.deployment(
             Replica,
-            name=REPLICA,
-            **self._count(),
+            name=name,
+            **count,
             max_ongoing_requests=self.most_requests,
             graceful_shutdown_timeout_s=self.config.drain_seconds + 3 * self.config.stage_seconds,
             graceful_shutdown_wait_loop_s=0.1,
@@ -112,7 +123,20 @@ class Deployment:
                 request_routing_stats_period_s=_TELL_SECONDS,
             ),
             logging_config=_LOGGING,
-        ).bind(self.model, self.config, name_of(self.name))
+        )
+
+
+def _describe(handle: DeploymentHandle[Any]) -> ModelDescription:
+    told = handle.describe.remote().result()
+    if isinstance(told, CallerError):
+        raise told
+    description: ModelDescription = pickle.loads(told)
+    return description
+
+
+def _only_encodes(config: EngineConfig) -> EngineConfig:
+    """Settings of a replica that gets no requests: KV for a single sequence, the least that there is."""
+    return evolve(config, max_running=1, self_kv_bytes=0, cross_kv_bytes=0)
 
 
 @frozen(eq=False)
@@ -120,11 +144,16 @@ class Running:
     """A deployment that runs."""
 
     deployment: Deployment
-    handle: DeploymentHandle[Any]
+    handles: tuple[DeploymentHandle[Any], ...]  # of the deployment that takes requests, and of one that only encodes
     description: ModelDescription
     statistics: EngineStatistics
     register: Any  # the handle of a `Register`
     owns_ray: bool  # this process started Ray for it
+
+    @property
+    def handle(self) -> DeploymentHandle[Any]:
+        """Of the deployment that takes requests."""
+        return self.handles[0]
 
     def scale(self, replicas: int) -> None:
         """Orders more or fewer replicas, and returns at once. Those that leave drain first. Blocks."""

@@ -22,17 +22,20 @@ from attrs import define, evolve, field
 from ray import serve
 from ray.exceptions import RayActorError
 
+from ..actors import messages as m
 from ..actors.gpu_runner import torch_executor
 from ..actors.messages import End, Failed
-from ..actors.supervisor import EngineStatistics, Supervisor
+from ..actors.statistics import EngineStatistics
+from ..actors.supervisor import Supervisor
 from ..actors.worker import ThreadWorker
 from ..core.config import EngineConfig
 from ..core.errors import CallerError, EngineClosed
 from ..core.events import error_text
 from ..core.model import ModelDescription
-from ..core.plan import SampledToken
-from ..core.request import Request
+from ..core.plan import LentOutput, SampledToken
+from ..core.request import EncoderItem, Request
 from .autoscaling import ENCODINGS
+from .lenders import Loan, RayLenders
 from .messages import News
 from .register import Departure
 
@@ -69,11 +72,13 @@ class Replica:
         model: a folder with a checkpoint, or a hub id, as on this node.
         config: settings of the engine.
         register: the name of the `Register` that is told of the replica's end.
+        encoders: a handle of the deployment that this one borrows encoder outputs from; ``None``: it encodes itself.
     """
 
-    async def __init__(self, model: str, config: EngineConfig, register: str) -> None:
+    async def __init__(self, model: str, config: EngineConfig, register: str, encoders: Any = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._register = register
+        self._lenders = None if encoders is None else RayLenders(encoders, self._loop, self._tell)
         self._fault: CallerError | None = None
         self._supervisor: Supervisor | None = None
         self._description: ModelDescription | None = None
@@ -99,7 +104,7 @@ class Replica:
     async def _run(self, model: str, config: EngineConfig) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._loop.call_soon_threadsafe(self._begun.set_result, None)
-        supervisor = Supervisor(config, partial(torch_executor, model, config), ThreadWorker())
+        supervisor = Supervisor(config, partial(torch_executor, model, config), ThreadWorker(), lenders=self._lenders)
         with self._loading:
             async with supervisor.running() as description:
                 self._supervisor, self._description = supervisor, description
@@ -147,6 +152,27 @@ class Replica:
         finally:
             if news.end is None:
                 self._in_trio(partial(self._running().abort, request.id))
+
+    async def lend(self, keys: tuple[str, ...], loan: str, item: EncoderItem) -> LentOutput:
+        """Lends an encoder output to another replica, until `take_back`. ``keys`` is its key, for the router."""
+        del keys
+        answer: asyncio.Future[LentOutput] = self._loop.create_future()
+        owned = evolve(item, payload=_copied(item.payload))
+        self._tell(m.Lend(loan, owned, Loan(self._loop, answer)))
+        either: list[asyncio.Future[Any]] = [answer, self._ended]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._tell(m.Release(loan, item.key))
+            raise
+        if not answer.done():
+            raise EngineClosed("the engine of this replica has ended")
+        return answer.result()
+
+    async def take_back(self, loans: tuple[tuple[str, str], ...]) -> None:
+        """Borrowers are done with ``loans``, each with its key. Those of other replicas are passed over."""
+        for loan, key in loans:
+            self._tell(m.Release(loan, key))
 
     async def statistics(self) -> EngineStatistics:
         """A snapshot."""
@@ -205,6 +231,9 @@ class Replica:
             self._running().submit(request, stream)
         except EngineClosed as error:
             stream.end(Failed(error))
+
+    def _tell(self, message: m.Lend | m.Release | m.Arrived | m.BorrowBroken) -> None:
+        self._in_trio(partial(self._running().tell, message))
 
     def _in_trio(self, call: Any) -> None:
         try:

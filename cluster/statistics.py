@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from attrs import AttrsInstance, fields
 
-from ..actors.supervisor import EngineStatistics
+from ..actors.statistics import EngineStatistics
 from ..core.plan import DeviceMemory
 from ..core.power import Power
 

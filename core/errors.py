@@ -19,6 +19,7 @@
         ├── EngineClosed             503  the block ended before the request did
         ├── EngineAsleep             503  the engine was put to sleep and refuses requests until it is woken
         ├── EncodeFailed             500  the encoder failed on the request's input
+        ├── BorrowFailed             500  no lender gave an encoder output, or what it gave cannot be used
         ├── DeviceOutOfMemory        500  a call needed more memory than the device has left
         ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
         ├── DeviceLost               500  the device's context is broken for good; only a new process helps
@@ -127,6 +128,10 @@ class EngineAsleep(EngineError):
 
 class EncodeFailed(EngineError):
     """The encoder failed on this request's input, alone in its batch; its cause is attached."""
+
+
+class BorrowFailed(EngineError):
+    """An encoder output could not be borrowed. It is encoded here, or borrowed from another lender."""
 
 
 class DeviceOutOfMemory(EngineError, MemoryError):

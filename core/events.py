@@ -159,6 +159,24 @@ class EncodeShrunk(Event):
 
 
 @frozen
+class BorrowSent(OfKeys):
+    """A lender was asked for ``keys``, which are not encoded here."""
+
+
+@frozen
+class BorrowDone(OfKeys):
+    """The outputs of ``keys`` came from a lender, and are on the device."""
+
+
+@frozen
+class BorrowBroke(OfKeys):
+    """No lender gave ``keys``, or what came could not be kept. Those that are still held are encoded here, or borrowed
+    again."""
+
+    error: str = ""
+
+
+@frozen
 class FreeSent(OfKeys):
     """The runner was told to drop ``keys``; their bytes count until `EntryFreed`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from .model import ModelDescription
-from .plan import DeviceMemory, EncodeJob, StepPlan, StepResult
+from .plan import DeviceMemory, EncodeJob, LentOutput, StepPlan, StepResult
 
 
 class Executor(Protocol):
@@ -19,6 +19,17 @@ class Executor(Protocol):
 
     def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
         """Computes the encoder outputs of ``jobs`` in one batch and keeps each as its own copy under its key."""
+
+    def take_out(self, key: str) -> LentOutput:
+        """A copy of the encoder output of ``key``, which stays. A key that is not resident is our bug."""
+
+    def put_in(self, output: LentOutput) -> None:
+        """Keeps, under its key, an encoder output that another executor has computed. A key that is resident is our
+        bug.
+
+        Raises:
+            BorrowFailed: it is not what this executor would have computed: of another dtype, say.
+        """
 
     def step(self, plan: StepPlan) -> StepResult:
         """Runs one decoder step. Drops the records of ``plan.ended`` first, so also where the step raises."""

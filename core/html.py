@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from .ledger import LedgerStatistics
+from .ledger_values import LedgerStatistics
 from .plan import DeviceMemory
 from .planning.statistics import PlannerStatistics
 from .power import Power

@@ -1,136 +1,58 @@
-"""The encoder ledger: which encoder outputs are reserved, being encoded, held, idle or being freed, and their bytes.
+"""The encoder ledger: which encoder outputs are reserved, being encoded or borrowed, held, lent, idle or being freed,
+and their bytes.
 
 Pure: no clock, no I/O. Methods take facts and return `Decisions`; the encoder-cache actor turns those into messages.
 `TRANSITIONS` is the life of an entry: `EncoderLedger._change` looks the next state up there, and keeps the books of the
 state that the entry leaves and of the state that it enters. `transition_table` prints the table for the docs.
 
+A ledger may lend outputs to other engines, or borrow them from others. A *loan* is a hold of a borrower's. It ends when
+the borrower releases it, or with its term: a borrower that is lost says nothing. The borrower has reserved the bytes,
+and its entry is borrowed in place of being encoded. So the bytes count on both sides, all the time. A ledger that
+borrows does not lend: two that are full could wait for each other's room for ever.
+
 The cost of a fact does not grow with the entries or the waits, except that of a lost generation and of the close.
 
 Promises (each a property in ``tests/properties``): no free while held, no use before ready, no phantom, always freed
-eventually, every acquire is answered, books balance, encode once.
+eventually, every acquire is answered, books balance, encode once. A loan is a hold in all of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from attrs import asdict, define, field, frozen
+from attrs import asdict, define, field
 
 from .batch_size import BatchSize
-from .errors import EncodeFailed, RequestTooLarge
+from .errors import EncodeFailed
 from .ledger_table import TRANSITIONS, Change, State
-from .ordered import Ordered, Place
+from .ledger_values import (
+    Decisions,
+    Draft,
+    Entry,
+    Hold,
+    LedgerStatistics,
+    Refusal,
+    Wait,
+    borrow_failure,
+    encode_failure,
+    too_large,
+)
+from .ordered import Ordered
 from .plan import EncodeJob
 
-
-@frozen
-class Hold:
-    """``holder`` (a name that is new for every acquire) and the ``key`` that it acquires."""
-
-    holder: str
-    key: str
-
-
-@frozen
-class Refusal:
-    """An acquire that ends without the entry: ``error`` says why."""
-
-    holder: str
-    key: str
-    error: Exception
-
-
-@frozen(kw_only=True)
-class Decisions:
-    """What the actor must tell others after one fact. ``ready`` holders may read. The runner must drop ``free`` keys.
-    ``retried`` keys of a failed encode batch are reserved again. ``shrunk`` is the new budget of encode batches, where
-    a batch did not fit the device's memory."""
-
-    reserved: tuple[tuple[str, int], ...] = field(default=(), converter=tuple)
-    ready: tuple[Hold, ...] = field(default=(), converter=tuple)
-    refused: tuple[Refusal, ...] = field(default=(), converter=tuple)
-    dropped: tuple[str, ...] = field(default=(), converter=tuple)
-    free: tuple[str, ...] = field(default=(), converter=tuple)
-    retried: tuple[str, ...] = field(default=(), converter=tuple)
-    shrunk: int | None = None
-
-
-@define
-class _Draft:
-    """`Decisions` while they are being made."""
-
-    reserved: list[tuple[str, int]] = field(factory=list)
-    ready: list[Hold] = field(factory=list)
-    refused: list[Refusal] = field(factory=list)
-    dropped: list[str] = field(factory=list)
-    free: list[str] = field(factory=list)
-    retried: list[str] = field(factory=list)
-    shrunk: int | None = None
-
-
-@define(eq=False)
-class _Entry:
-    key: str
-    size: int
-    embeddings: int
-    place: Place  # in the queue of reserved entries: the best place of its holders so far
-    payload: Any = None  # kept while the entry is held, so that it can be encoded again after a lost generation
-    state: State = State.ABSENT
-    holders: dict[str, None] = field(factory=dict)  # an ordered set
-    failed_alone: bool = False  # once; a second time its holders are refused
-
-
-@frozen(eq=False)
-class _Wait:
-    hold: Hold
-    place: Place
-    size: int
-    embeddings: int
-    payload: Any
-
-
-def _encode_failure(error: Exception) -> EncodeFailed:
-    """A new error for each holder: two tasks must not raise the same exception object."""
-    failure = EncodeFailed(
-        f"the encoder failed on this request's input twice, alone in its batch ({type(error).__name__}: {error}); "
-        f"other requests go on; the input is the likely cause"
-    )
-    failure.__cause__ = error
-    return failure
-
-
-def too_large(size: int, capacity: int) -> RequestTooLarge:
-    """The error for an acquire of an output that the encoder cache can never hold."""
-    return RequestTooLarge(
-        f"an encoder output of {size} bytes cannot fit the encoder cache; allowed: up to {capacity} bytes; raise "
-        f"EngineConfig(encoder_cache_bytes=...) to {size} or more"
-    )
-
-
-@frozen(kw_only=True)
-class LedgerStatistics:
-    """A snapshot of the ledger. Sizes in bytes; counters since the start."""
-
-    capacity: int
-    taken: int  # reserved, resident and freeing together
-    entries: int
-    held: int
-    idle: int
-    waiting: int
-    acquires: int
-    hits: int  # acquires served by an entry that was already reserved, being encoded or resident
-    encoded: int
-    evicted: int
-    bytes_by_state: Mapping[str, int]  # of `taken`: reserved, encoding, ready (held), idle, freeing
+MOST_BORROWS = 3
+"""That may fail of one entry, where it cannot be encoded here."""
 
 
 @define(eq=False)
 class EncoderLedger:
     """The books of the encoder cache.
 
-    ``capacity`` is in bytes, ``batch_size`` in embeddings.
+    ``capacity`` is in bytes, ``batch_size`` in embeddings. With ``borrows`` entries are borrowed; one whose borrow has
+    failed is encoded here, or with ``encodes`` false borrowed again, `MOST_BORROWS` times.
 
     Acquires are served strictly by (order, arrival), and entries are encoded in that order too. An acquire waits behind
     those that come before it even on a hit, so that a popular entry cannot keep a waiting request out for ever. No
@@ -139,48 +61,73 @@ class EncoderLedger:
 
     capacity: int
     batch_size: BatchSize = field(factory=lambda: BatchSize(1 << 62))
+    borrows: bool = False
+    encodes: bool = True
     taken: int = 0
-    _entries: dict[str, _Entry] = field(factory=dict)
-    _reserved: Ordered[str] = field(factory=Ordered)  # in the order of their dispatch
+    _entries: dict[str, Entry] = field(factory=dict)
+    _reserved: Ordered[str] = field(factory=Ordered)  # to be encoded, in the order of their dispatch
+    _to_borrow: Ordered[str] = field(factory=Ordered)  # reserved too
     _halves: deque[tuple[str, ...]] = field(factory=deque)  # of failed batches: reserved too, and dispatched first
     _idle: OrderedDict[str, float] = field(factory=OrderedDict)  # key -> idle since; oldest first
     _spared: OrderedDict[str, float] = field(factory=OrderedDict)  # idle too, but an acquire waits for them
+    _loans: OrderedDict[Hold, float] = field(factory=OrderedDict)  # ready since; oldest first
     _freeing: int = 0  # bytes
     _held: int = 0  # entries
-    _waits: dict[Hold, _Wait] = field(factory=dict)
+    _waits: dict[Hold, Wait] = field(factory=dict)
     _waiting: Ordered[Hold] = field(factory=Ordered)  # in the order in which they will be served
     _awaited: Counter[str] = field(factory=Counter)  # how many acquires wait for each key
     _lacking: dict[str, int] = field(factory=dict)  # bytes of the awaited keys that are absent or being freed
     _lacking_bytes: int = 0
     _now: float = 0.0  # the time of the last fact that had one
-    _draft: _Draft = field(factory=_Draft)
+    _draft: Draft = field(factory=Draft)
     _closed: bool = False
     _acquires: int = 0
     _hits: int = 0
     _encoded: int = 0
+    _borrowed: int = 0
+    _lent: int = 0
     _evicted: int = 0
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
-    def acquire(self, holder: str, key: str, *, size: int, embeddings: int, payload: Any, order: int = 0) -> Decisions:
+    def acquire(
+        self,
+        holder: str,
+        key: str,
+        *,
+        size: int,
+        embeddings: int,
+        payload: Any,
+        order: int = 0,
+        loan: bool = False,
+        now: float = -math.inf,
+    ) -> Decisions:
         """``holder`` acquires ``key``. ``ready`` or ``refused`` answers, now or in a later `Decisions`. A smaller
-        ``order`` is served first."""
+        ``order`` is served first. The holder of a ``loan`` is a borrower; its term needs the time."""
         assert not self._closed, "acquire after close"
+        assert not (loan and self.borrows), "a ledger that borrows does not lend"
         assert not self.holds(holder, key), f"{holder} acquired {key} twice"
+        self._now = max(self._now, now)
         self._acquires += 1
         if size > self.capacity:
             self._draft.refused.append(Refusal(holder, key, too_large(size, self.capacity)))
         else:
-            self._wait(_Wait(Hold(holder, key), (order, self._acquires), size, embeddings, payload))
+            self._wait(Wait(Hold(holder, key), (order, self._acquires), size, embeddings, payload, loan))
         return self._decide()
 
     def release(self, holder: str, key: str, *, now: float) -> Decisions:
         """``holder`` releases ``key``, or withdraws its acquire."""
         self._now = now
-        if Hold(holder, key) in self._waits:
-            self._stop_waiting(Hold(holder, key))
-        else:
-            self._leave(holder, key)
+        self._give_back(Hold(holder, key))
+        return self._decide()
+
+    def end_loans(self, *, now: float, loan_seconds: float) -> Decisions:
+        """Ends loans that have been ready for ``loan_seconds``: their borrowers are taken for lost."""
+        self._now = now
+        while self._loans and next(iter(self._loans.values())) + loan_seconds <= now:
+            hold = next(iter(self._loans))
+            self._draft.lapsed.append(hold)
+            self._give_back(hold)
         return self._decide()
 
     def take_encode_batch(self, most: int = 1 << 62) -> tuple[EncodeJob, ...]:
@@ -202,6 +149,7 @@ class EncoderLedger:
         for key in keys:
             self._encoded += 1
             self._entries[key].failed_alone = False
+            self._entries[key].borrows_failed = 0
             self._change(self._entries[key], Change.ENCODED)
         return self._decide()
 
@@ -224,8 +172,38 @@ class EncoderLedger:
             self._halve(retried)
         return self._decide()
 
-    def freed(self, keys: Iterable[str]) -> Decisions:
+    def take_borrows(self) -> tuple[EncodeJob, ...]:
+        """Dispatches all entries that are to be borrowed, in the order of their places: their bytes are reserved."""
+        jobs = []
+        while (key := self._to_borrow.first()) is not None:
+            jobs.append(self._dispatch(key, Change.BORROW))
+        return tuple(jobs)
+
+    def borrowed(self, key: str, *, now: float) -> Decisions:
+        """The runner has stored the output of ``key``, which came from a lender."""
+        self._now = now
+        self._borrowed += 1
+        self._entries[key].borrows_failed = 0
+        self._change(self._entries[key], Change.BORROWED)
+        return self._decide()
+
+    def borrow_failed(self, key: str, error: Exception) -> Decisions:
+        """``key`` was not lent, or was lost on its way. An item that failed in the lender's encoder is refused to its
+        holders; what else failed is encoded here, or borrowed again."""
+        entry = self._entries[key]
+        entry.borrows_failed += 1
+        if isinstance(error, EncodeFailed):
+            self._refuse(entry, encode_failure, error)
+        elif not self.encodes and entry.borrows_failed >= MOST_BORROWS:
+            self._refuse(entry, borrow_failure, error)
+        self._change(entry, Change.BORROW_FAILED)
+        if entry.state is State.RESERVED:
+            self._draft.retried.append(key)
+        return self._decide()
+
+    def freed(self, keys: Iterable[str], *, now: float = -math.inf) -> Decisions:
         """The runner has dropped ``keys``: only now their bytes are free."""
+        self._now = max(self._now, now)
         for key in keys:
             self._change(self._entries[key], Change.FREED)
         return self._decide()
@@ -239,6 +217,7 @@ class EncoderLedger:
 
     def generation_lost(self) -> Decisions:
         """The runner lost all encoder outputs: held entries are to be encoded again, the others are gone."""
+        self._loans.clear()
         for entry in list(self._entries.values()):
             self._change(entry, Change.LOST)
         return self._decide()
@@ -247,10 +226,7 @@ class EncoderLedger:
         """Ends the acquires: withdraws waits, takes holds back, frees idle entries, now and later. See `drained`."""
         self._closed, self._now = True, now
         for hold in self.holds_and_waits():
-            if hold in self._waits:
-                self._stop_waiting(hold)
-            else:
-                self._leave(hold.holder, hold.key)
+            self._give_back(hold)
         return self._decide()
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -277,6 +253,11 @@ class EncoderLedger:
         """When the oldest idle entry that no acquire waits for became idle; ``None``: there is none."""
         return next(iter(self._idle.values()), None)
 
+    @property
+    def oldest_loan(self) -> float | None:
+        """When the oldest loan became ready; ``None``: no borrower has one."""
+        return next(iter(self._loans.values()), None)
+
     def entries(self) -> dict[str, tuple[State, tuple[str, ...], int]]:
         """Every entry: its state, holders and size in bytes."""
         return {key: (entry.state, tuple(entry.holders), entry.size) for key, entry in self._entries.items()}
@@ -302,6 +283,8 @@ class EncoderLedger:
             acquires=self._acquires,
             hits=self._hits,
             encoded=self._encoded,
+            borrowed=self._borrowed,
+            loans=self._lent,
             evicted=self._evicted,
             bytes_by_state=self._bytes_by_state(),
         )
@@ -318,7 +301,7 @@ class EncoderLedger:
         """Ends a fact: serves the acquires that can be served, and makes room for the others."""
         self._serve()
         self._make_room()
-        draft, self._draft = self._draft, _Draft()
+        draft, self._draft = self._draft, Draft()
         return Decisions(**asdict(draft, recurse=False))
 
     def _serve(self) -> None:
@@ -326,12 +309,12 @@ class EncoderLedger:
         while (hold := self._waiting.first()) is not None and self._try_serve(self._waits[hold]):
             pass
 
-    def _try_serve(self, wait: _Wait) -> bool:
+    def _try_serve(self, wait: Wait) -> bool:
         entry = self._entries.get(wait.hold.key)
         if entry is None:
             if self.taken + wait.size > self.capacity:
                 return False
-            entry = _Entry(wait.hold.key, wait.size, wait.embeddings, wait.place)
+            entry = Entry(wait.hold.key, wait.size, wait.embeddings, wait.place)
         elif entry.state is State.FREEING:
             return False  # never resurrected: its output may be gone already
         else:
@@ -358,7 +341,7 @@ class EncoderLedger:
         self._evicted += 1
         self._change(self._entries[next(iter(idle))], Change.EVICT)
 
-    def _wait(self, wait: _Wait) -> None:
+    def _wait(self, wait: Wait) -> None:
         self._waits[wait.hold] = wait
         self._waiting.put(wait.hold, wait.place)
         self._awaited[wait.hold.key] += 1
@@ -380,23 +363,26 @@ class EncoderLedger:
         for key in keys:
             if jobs and self._entries[key].embeddings > left:
                 break
-            jobs.append(self._dispatch(key))
+            jobs.append(self._dispatch(key, Change.DISPATCH))
             left -= jobs[-1].embeddings
         return tuple(jobs)
 
-    def _dispatch(self, key: str) -> EncodeJob:
+    def _dispatch(self, key: str, change: Change) -> EncodeJob:
         entry = self._entries[key]
-        self._change(entry, Change.DISPATCH)
+        self._change(entry, change)
         return EncodeJob(key=key, payload=entry.payload, embeddings=entry.embeddings, size=entry.size)
 
-    def _failed_alone(self, entry: _Entry, error: Exception) -> None:
+    def _failed_alone(self, entry: Entry, error: Exception) -> None:
         """The first failure may be the device's fault. The second one is the item's: its holders are refused."""
         if not entry.failed_alone:
             entry.failed_alone = True
             return
+        self._refuse(entry, encode_failure, error)
+
+    def _refuse(self, entry: Entry, failure: Callable[[Exception], Exception], error: Exception) -> None:
         for holder in list(entry.holders):
             self._part(entry, holder)
-            self._draft.refused.append(Refusal(holder, entry.key, _encode_failure(error)))
+            self._draft.refused.append(Refusal(holder, entry.key, failure(error)))
 
     def _halve(self, keys: list[str]) -> None:
         middle = (len(keys) + 1) // 2
@@ -404,16 +390,23 @@ class EncoderLedger:
 
     # -- holders -----------------------------------------------------------------------------------------------------
 
-    def _join(self, entry: _Entry, wait: _Wait) -> None:
+    def _join(self, entry: Entry, wait: Wait) -> None:
         self._held += not entry.holders
         entry.place = min(entry.place, wait.place) if entry.holders else wait.place
-        entry.holders[wait.hold.holder] = None
+        entry.holders[wait.hold.holder] = wait.loan
+        entry.holders_here += not wait.loan
         entry.payload = wait.payload
-        if entry.state is State.READY:
-            self._draft.ready.append(wait.hold)
+        if entry.state in {State.READY, State.LENT, State.IDLE}:
+            self._tell_ready(entry, [wait.hold.holder])
         self._change(entry, Change.ACQUIRE)
         if entry.state is State.RESERVED:
-            self._reserved.put(entry.key, entry.place)
+            self._queue_of(entry).put(entry.key, entry.place)
+
+    def _give_back(self, hold: Hold) -> None:
+        if hold in self._waits:
+            self._stop_waiting(hold)
+        else:
+            self._leave(hold.holder, hold.key)
 
     def _leave(self, holder: str, key: str) -> None:
         entry = self._entries.get(key)
@@ -422,37 +415,39 @@ class EncoderLedger:
         self._part(entry, holder)
         self._change(entry, Change.RELEASE)
 
-    def _part(self, entry: _Entry, holder: str) -> None:
-        del entry.holders[holder]
+    def _part(self, entry: Entry, holder: str) -> None:
+        entry.holders_here -= not entry.holders.pop(holder)
+        self._loans.pop(Hold(holder, entry.key), None)
         if not entry.holders:
             self._held -= 1
             entry.payload = None
 
     # -- the life of an entry ----------------------------------------------------------------------------------------
 
-    def _change(self, entry: _Entry, change: Change) -> None:
+    def _change(self, entry: Entry, change: Change) -> None:
         """Looks the entry's next state up. Where it differs, keeps the books of both states."""
-        old, held = entry.state, bool(entry.holders)
+        old, held = entry.state, entry.held
         new = TRANSITIONS.get((old, change, held))
-        assert new is not None, f"{entry.key} cannot go through {change.value!r}, {old.value!r} and {held=}"
+        assert new is not None, f"{entry.key} cannot go through {change.value!r}, {old.value!r} and held {held.value}"
         if new is old:
             return
         entry.state = new
         if old is State.RESERVED:
             self._reserved.discard(entry.key)
+            self._to_borrow.discard(entry.key)
         elif old is State.FREEING:
             self._freeing -= entry.size
         self._enter(entry, old, change)
         self._refile(entry.key, entry.size)
 
-    def _enter(self, entry: _Entry, old: State, change: Change) -> None:
+    def _enter(self, entry: Entry, old: State, change: Change) -> None:
         match entry.state:
             case State.RESERVED:
-                self._reserved.put(entry.key, entry.place)
+                self._queue_of(entry).put(entry.key, entry.place)
                 if old is State.ABSENT:
                     self._remember(entry)
-            case State.READY:
-                self._draft.ready.extend(Hold(holder, entry.key) for holder in entry.holders)
+            case State.READY | State.LENT if change in {Change.ENCODED, Change.BORROWED}:
+                self._tell_ready(entry, entry.holders)
             case State.FREEING:
                 self._freeing += entry.size
                 self._draft.free.append(entry.key)
@@ -461,12 +456,25 @@ class EncoderLedger:
                 if change is not Change.FREED:
                     self._draft.dropped.append(entry.key)
 
-    def _remember(self, entry: _Entry) -> None:
+    def _queue_of(self, entry: Entry) -> Ordered[str]:
+        """Where it waits while it is reserved."""
+        encodes = not self.borrows or (self.encodes and entry.borrows_failed)
+        return self._reserved if encodes else self._to_borrow
+
+    def _tell_ready(self, entry: Entry, holders: Iterable[str]) -> None:
+        for holder in holders:
+            hold = Hold(holder, entry.key)
+            self._draft.ready.append(hold)
+            if entry.holders[holder]:
+                self._lent += 1
+                self._loans[hold] = self._now
+
+    def _remember(self, entry: Entry) -> None:
         self._entries[entry.key] = entry
         self.taken += entry.size
         self._draft.reserved.append((entry.key, entry.size))
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: Entry) -> None:
         del self._entries[entry.key]
         self.taken -= entry.size
 

@@ -11,12 +11,23 @@ class State(enum.Enum):
     ABSENT = "absent"
     RESERVED = "reserved"  # bytes taken, nothing dispatched
     ENCODING = "encoding"  # the runner works on it
-    READY = "ready"  # resident and held
+    BORROWING = "borrowing"  # a lender was asked for it, or the runner puts in what has come
+    READY = "ready"  # resident and held here
+    LENT = "lent"  # resident, held by borrowers alone
     IDLE = "idle"  # resident, not held
     FREEING = "freeing"  # the runner was told to drop it
 
 
-HELD, UNHELD = True, False  # whether the entry has a holder once the change has happened
+RESIDENT = frozenset({State.READY, State.LENT, State.IDLE, State.FREEING})
+"""The device has the output."""
+
+
+class Held(enum.Enum):
+    """Who holds an entry once a change has happened. A loan is a hold of another engine's."""
+
+    NOT = "no"
+    HERE = "yes"  # and perhaps by borrowers too
+    LENT = "by borrowers"  # alone
 
 
 class Change(enum.Enum):
@@ -27,43 +38,73 @@ class Change(enum.Enum):
     DISPATCH = "dispatched"
     ENCODED = "encoded"
     ENCODE_FAILED = "encode failed"
+    BORROW = "asked of a lender"
+    BORROWED = "borrowed"
+    BORROW_FAILED = "borrow failed"
     EVICT = "evict (pressure, idle time, close)"
     FREED = "freed"
     LOST = "runner generation lost"
 
 
-TRANSITIONS: dict[tuple[State, Change, bool], State] = {
-    (State.ABSENT, Change.ACQUIRE, HELD): State.RESERVED,
-    (State.RESERVED, Change.ACQUIRE, HELD): State.RESERVED,
-    (State.RESERVED, Change.RELEASE, HELD): State.RESERVED,
-    (State.RESERVED, Change.RELEASE, UNHELD): State.ABSENT,
-    (State.RESERVED, Change.DISPATCH, HELD): State.ENCODING,
-    (State.ENCODING, Change.ACQUIRE, HELD): State.ENCODING,
-    (State.ENCODING, Change.RELEASE, HELD): State.ENCODING,
-    (State.ENCODING, Change.RELEASE, UNHELD): State.ENCODING,
-    (State.ENCODING, Change.ENCODED, HELD): State.READY,
-    (State.ENCODING, Change.ENCODED, UNHELD): State.IDLE,
-    (State.ENCODING, Change.ENCODE_FAILED, HELD): State.RESERVED,  # it is tried again
-    (State.ENCODING, Change.ENCODE_FAILED, UNHELD): State.ABSENT,
-    (State.READY, Change.ACQUIRE, HELD): State.READY,
-    (State.READY, Change.RELEASE, HELD): State.READY,
-    (State.READY, Change.RELEASE, UNHELD): State.IDLE,
-    (State.IDLE, Change.ACQUIRE, HELD): State.READY,
-    (State.IDLE, Change.EVICT, UNHELD): State.FREEING,
-    (State.FREEING, Change.FREED, UNHELD): State.ABSENT,
-    (State.RESERVED, Change.LOST, HELD): State.RESERVED,
-    (State.ENCODING, Change.LOST, HELD): State.RESERVED,
-    (State.READY, Change.LOST, HELD): State.RESERVED,
-    (State.ENCODING, Change.LOST, UNHELD): State.ABSENT,
-    (State.IDLE, Change.LOST, UNHELD): State.ABSENT,
-    (State.FREEING, Change.LOST, UNHELD): State.ABSENT,
+TRANSITIONS: dict[tuple[State, Change, Held], State] = {
+    (State.ABSENT, Change.ACQUIRE, Held.HERE): State.RESERVED,
+    (State.ABSENT, Change.ACQUIRE, Held.LENT): State.RESERVED,
+    (State.RESERVED, Change.ACQUIRE, Held.HERE): State.RESERVED,
+    (State.RESERVED, Change.ACQUIRE, Held.LENT): State.RESERVED,
+    (State.RESERVED, Change.RELEASE, Held.HERE): State.RESERVED,
+    (State.RESERVED, Change.RELEASE, Held.LENT): State.RESERVED,
+    (State.RESERVED, Change.RELEASE, Held.NOT): State.ABSENT,
+    (State.RESERVED, Change.DISPATCH, Held.HERE): State.ENCODING,
+    (State.RESERVED, Change.DISPATCH, Held.LENT): State.ENCODING,
+    (State.ENCODING, Change.ACQUIRE, Held.HERE): State.ENCODING,
+    (State.ENCODING, Change.ACQUIRE, Held.LENT): State.ENCODING,
+    (State.ENCODING, Change.RELEASE, Held.HERE): State.ENCODING,
+    (State.ENCODING, Change.RELEASE, Held.LENT): State.ENCODING,
+    (State.ENCODING, Change.RELEASE, Held.NOT): State.ENCODING,
+    (State.ENCODING, Change.ENCODED, Held.HERE): State.READY,
+    (State.ENCODING, Change.ENCODED, Held.LENT): State.LENT,
+    (State.ENCODING, Change.ENCODED, Held.NOT): State.IDLE,
+    (State.ENCODING, Change.ENCODE_FAILED, Held.HERE): State.RESERVED,  # it is tried again
+    (State.ENCODING, Change.ENCODE_FAILED, Held.LENT): State.RESERVED,
+    (State.ENCODING, Change.ENCODE_FAILED, Held.NOT): State.ABSENT,
+    (State.RESERVED, Change.BORROW, Held.HERE): State.BORROWING,
+    (State.BORROWING, Change.ACQUIRE, Held.HERE): State.BORROWING,
+    (State.BORROWING, Change.RELEASE, Held.HERE): State.BORROWING,
+    (State.BORROWING, Change.RELEASE, Held.NOT): State.BORROWING,
+    (State.BORROWING, Change.BORROWED, Held.HERE): State.READY,
+    (State.BORROWING, Change.BORROWED, Held.NOT): State.IDLE,
+    (State.BORROWING, Change.BORROW_FAILED, Held.HERE): State.RESERVED,  # encoded here, or asked of another lender
+    (State.BORROWING, Change.BORROW_FAILED, Held.NOT): State.ABSENT,
+    (State.READY, Change.ACQUIRE, Held.HERE): State.READY,
+    (State.READY, Change.RELEASE, Held.HERE): State.READY,
+    (State.READY, Change.RELEASE, Held.LENT): State.LENT,
+    (State.READY, Change.RELEASE, Held.NOT): State.IDLE,
+    (State.LENT, Change.ACQUIRE, Held.HERE): State.READY,
+    (State.LENT, Change.ACQUIRE, Held.LENT): State.LENT,
+    (State.LENT, Change.RELEASE, Held.LENT): State.LENT,
+    (State.LENT, Change.RELEASE, Held.NOT): State.IDLE,
+    (State.IDLE, Change.ACQUIRE, Held.HERE): State.READY,
+    (State.IDLE, Change.ACQUIRE, Held.LENT): State.LENT,
+    (State.IDLE, Change.EVICT, Held.NOT): State.FREEING,
+    (State.FREEING, Change.FREED, Held.NOT): State.ABSENT,
+    (State.RESERVED, Change.LOST, Held.HERE): State.RESERVED,
+    (State.RESERVED, Change.LOST, Held.LENT): State.RESERVED,
+    (State.ENCODING, Change.LOST, Held.HERE): State.RESERVED,
+    (State.ENCODING, Change.LOST, Held.LENT): State.RESERVED,
+    (State.BORROWING, Change.LOST, Held.HERE): State.RESERVED,
+    (State.READY, Change.LOST, Held.HERE): State.RESERVED,
+    (State.LENT, Change.LOST, Held.LENT): State.RESERVED,
+    (State.ENCODING, Change.LOST, Held.NOT): State.ABSENT,
+    (State.BORROWING, Change.LOST, Held.NOT): State.ABSENT,
+    (State.IDLE, Change.LOST, Held.NOT): State.ABSENT,
+    (State.FREEING, Change.LOST, Held.NOT): State.ABSENT,
 }
 
 
 def transition_table() -> str:
     """`TRANSITIONS` as a Markdown table."""
     rows = [
-        f"| {old.value} | {change.value} | {'yes' if held else 'no'} | {new.value} |"
+        f"| {old.value} | {change.value} | {held.value} | {new.value} |"
         for (old, change, held), new in TRANSITIONS.items()
     ]
     return "\n".join(["| from | event | held then | to |", "|---|---|---|---|", *rows])

@@ -239,7 +239,8 @@ class Overview:
         self.bytes_in[RESERVED] += event.size
         self._tell_entry(entry, RESERVED, event.time)
 
-    def _dispatched(self, event: events.EncodeDispatched) -> None:
+    def _dispatched(self, event: events.EncodeDispatched | events.BorrowSent) -> None:
+        """What is borrowed counts as being encoded, for those who look."""
         for key in event.keys:
             self._move(key, BEING_ENCODED, event.time)
             for request_id in self._wanted.get(key, {}).values():
@@ -247,12 +248,16 @@ class Overview:
                 if line is not None and line.stage == QUEUED:
                     self._enter(line, ENCODING, event.time)
 
-    def _encoded(self, event: events.EncodeDone) -> None:
+    def _encoded(self, event: events.EncodeDone | events.BorrowDone) -> None:
         for key in event.keys:
             self._move(key, IDLE, event.time)
 
     def _broke(self, event: events.EncodeBroke) -> None:
         self._fail(f"encode of {len(event.keys)}: {event.error}")
+        for key in event.keys:
+            self._move(key, RESERVED, event.time)
+
+    def _not_lent(self, event: events.BorrowBroke) -> None:
         for key in event.keys:
             self._move(key, RESERVED, event.time)
 
@@ -320,6 +325,9 @@ _TAKES: Mapping[type[events.Event], Callable[[Overview, Any], None]] = {
     events.EncodeDispatched: Overview._dispatched,
     events.EncodeDone: Overview._encoded,
     events.EncodeBroke: Overview._broke,
+    events.BorrowSent: Overview._dispatched,
+    events.BorrowDone: Overview._encoded,
+    events.BorrowBroke: Overview._not_lent,
     events.FreeSent: Overview._free_sent,
     events.EntryFreed: Overview._freed,
     events.OutputsLost: Overview._outputs_lost,

@@ -157,6 +157,25 @@ class EncodeJob:
     size: int  # bytes the ledger has reserved
 
 
+@frozen(kw_only=True, eq=False)
+class HostArray:
+    """A tensor in host memory: ``data`` are its bytes, a NumPy array, and ``dtype`` is as torch names it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: Any = field(repr=False)
+
+
+@frozen(kw_only=True, eq=False)
+class LentOutput:
+    """A copy of an encoder output, on its way to another engine. The key tells of which content, weights and dtype it
+    is. ``arrays``: that of the model, and that of a draft model that has an encoder too."""
+
+    key: str
+    size: int  # bytes of all ``arrays``: what the ledger counts
+    arrays: tuple[HostArray, ...]
+
+
 @frozen(kw_only=True)
 class DeviceMemory:
     """Bytes that an executor holds, by owner, and the device they are on."""

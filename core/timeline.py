@@ -214,6 +214,7 @@ _TAKES: Mapping[type[events.Event], Callable[[Timeline, Any], None]] = {
     events.OutputsLost: Timeline._outputs_lost,
     events.StepShrunk: lambda timeline, event: timeline._note("steps shrunk", tokens=event.tokens),
     events.EncodeShrunk: lambda timeline, event: timeline._note("encode batches shrunk", embeddings=event.embeddings),
+    events.BorrowBroke: lambda timeline, event: timeline._note("nothing borrowed", error=one_line(event.error)),
     events.EntryRefused: lambda timeline, event: timeline._note("encoder output refused", error=one_line(event.error)),
     events.RunnerRestarting: lambda timeline, event: timeline._note("runner restarts", error=one_line(event.error)),
     events.RunnerAsleep: lambda timeline, _: timeline._note("asleep"),

@@ -43,7 +43,7 @@ HISTORY = 32  # events kept of one entry or request: an entry that is hit for ev
 
 class _Life(enum.Enum):
     RESERVED = "reserved"
-    ENCODING = "being encoded"
+    ENCODING = "being encoded"  # or borrowed
     RESIDENT = "resident"
     FREEING = "being freed"
 
@@ -67,6 +67,9 @@ _MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and 
     events.EncodeRetried: (_Life.RESERVED, _Life.RESERVED, ENCODE_ONCE),
     events.EncodeDone: (_Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE),
     events.EncodeBroke: (_Life.ENCODING, _Life.RESERVED, ENCODE_ONCE),  # each is dispatched again, or dropped
+    events.BorrowSent: (_Life.RESERVED, _Life.ENCODING, ENCODE_ONCE),
+    events.BorrowDone: (_Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE),
+    events.BorrowBroke: (_Life.ENCODING, _Life.RESERVED, ENCODE_ONCE),
     events.FreeSent: (_Life.RESIDENT, _Life.FREEING, BOOKS_BALANCE),
 }
 
@@ -446,6 +449,9 @@ _WHILE_ORDERLY: dict[type[events.Event], Check] = {
     events.EncodeRetried: TraceChecker._move,
     events.EncodeDone: TraceChecker._move,
     events.EncodeBroke: TraceChecker._move,
+    events.BorrowSent: TraceChecker._move,
+    events.BorrowDone: TraceChecker._move,
+    events.BorrowBroke: TraceChecker._move,
     events.FreeSent: TraceChecker._free_sent,
     events.EntryFreed: TraceChecker._freed,
     events.OutputsLost: TraceChecker._outputs_lost,

@@ -13,28 +13,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ..core.config import EngineConfig
-from ..core.errors import CheckpointError, DeviceLost, DeviceOutOfMemory, EncodeFailed
+from ..core.errors import CheckpointError, EncodeFailed
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
-from ..core.plan import Chunk, DeviceMemory, EncodeJob, SampledToken, StepPlan, StepResult
+from ..core.plan import Chunk, DeviceMemory, EncodeJob, LentOutput, SampledToken, StepPlan, StepResult
 from .blueprints.blueprint import AnyModel, Blueprint, Own, Parts, name_devices
 from .blueprints.read import Blueprints
 from .checkpoints.whisper_tokenizer import whole_tokenizer
 from .chunks import check_chunk, spread_all
+from .device_calls import device_call, device_errors
 from .launch.pipeline import StagedKV
 from .machine.host import choose_threads
 from .memory.allocator import trim
-from .memory.encoder_outputs import EncoderOutputs
+from .memory.encoder_outputs import EncoderOutputs, check_lent, from_host, to_host
 from .memory.kv import PagedKV
 from .memory.resources import AnyHolder, Memory, ReleaseReport, ResourceStack
 from .networks.network import Feed, Network, Record
@@ -46,46 +46,6 @@ from .sampling.structure import Grammars
 from .speculation import DraftModelProposer, LookupProposer, Proposer
 
 _HOST = torch.device("cpu")
-_Executor = TypeVar("_Executor")
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-def _device_call(
-    method: Callable[Concatenate[_Executor, _Arguments], _Result],
-) -> Callable[Concatenate[_Executor, _Arguments], _Result]:
-    """A call that works with tensors, in inference mode. Its errors keep no tensor alive, however long they are
-    kept."""
-
-    @wraps(method)
-    def call(self: _Executor, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        outer = sys.exception()
-        try:
-            with torch.inference_mode():
-                return method(self, *args, **kwargs)
-        except BaseException as error:
-            clear_frames(error, outer=outer)
-            del self, args, kwargs, outer  # this frame is in the traceback too, and still runs: nobody else clears it
-            raise
-
-    return call
-
-
-@contextmanager
-def _device_errors(what: str) -> Iterator[None]:
-    """torch's errors of the device, as ours."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise DeviceOutOfMemory(f"{what} does not fit the device's memory: {error}") from error
-    except torch.AcceleratorError as error:
-        raise DeviceLost(
-            f"the device broke down in {what}: {error}. Its context is lost for this process; start a new one"
-        ) from error
-    except RuntimeError as error:
-        if "DefaultCPUAllocator" not in str(error):  # torch has no class of its own for it
-            raise
-        raise DeviceOutOfMemory(f"{what} does not fit the host's memory: {error}") from error
 
 
 @contextmanager
@@ -161,7 +121,7 @@ class TorchExecutor:
     _device: str = field(init=False, default="", repr=False)
     _grammars: Grammars | None = field(init=False, default=None, repr=False)
 
-    @_device_call
+    @device_call
     def open(self) -> ModelDescription:
         """Loads the weights and takes all memory; gives everything back when it fails.
 
@@ -189,7 +149,7 @@ class TorchExecutor:
         """Gives everything that was taken within the block back, if the block raises."""
         outer = sys.exception()
         try:
-            with _device_errors("the model"):
+            with device_errors("the model"):
                 yield
         except BaseException as error:
             clear_frames(error, outer=outer)  # first: they hold what was on its way to an owner
@@ -280,7 +240,7 @@ class TorchExecutor:
             self.released = self._stack.report
             trim()
 
-    @_device_call
+    @device_call
     def sleep(self, *, keep_weights: bool) -> None:
         """Gives the device back, as `close` does; the weights are parked in host memory, or dropped.
 
@@ -298,12 +258,12 @@ class TorchExecutor:
     def _park(self) -> None:
         """Takes the weights to host memory: all, or none."""
         parked: list[AnyModel] = []
-        with _device_errors("a copy of the weights"):
+        with device_errors("a copy of the weights"):
             for parts in self._opened().all_parts:
                 parked.append(parts.model.to(_HOST))  # noqa: PERF401  (see `core.frames`)
         self._parked_models = tuple(map(partial(self._parked.own, "parked_weights"), parked))
 
-    @_device_call
+    @device_call
     def wake(self) -> None:
         """Takes the device again; gives it back and stays asleep when it fails.
 
@@ -335,7 +295,7 @@ class TorchExecutor:
             if [one.fingerprint for one in found.all] != [one.fingerprint for one in blueprints.all]:
                 raise CheckpointError("the weights are others")
 
-    @_device_call
+    @device_call
     def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
         """Computes the encoder outputs of ``jobs`` in one batch: all are kept, or none.
 
@@ -350,13 +310,36 @@ class TorchExecutor:
         assert not resident, f"encoder outputs {resident} are encoded although resident"
         if not jobs:
             return
-        with _device_errors(f"an encode batch of {len(jobs)} items"):
+        with device_errors(f"an encode batch of {len(jobs)} items"):
             crossed = now.crossed()
             encoded = list(map(_encode, (parts.network for parts, _ in crossed), repeat(jobs)))
         for (_, outputs), found in zip(crossed, encoded, strict=True):
             outputs.add(dict(zip(keys, found, strict=True)))
 
-    @_device_call
+    @device_call
+    def take_out(self, key: str) -> LentOutput:
+        """A copy of the encoder output of ``key``, which must be resident."""
+        with device_errors("a copy of an encoder output"):
+            arrays = [to_host(outputs.get(key)) for _, outputs in self._opened().crossed()]
+        return LentOutput(key=key, size=sum(len(array.data) for array in arrays), arrays=tuple(arrays))
+
+    @device_call
+    def put_in(self, output: LentOutput) -> None:
+        """Keeps an output that another executor has computed, as if it had been encoded here.
+
+        Raises:
+            BorrowFailed: it has another dtype than this model, or is none of a draft model's where there is one.
+        """
+        crossed, blueprints = self._opened().crossed(), self._blueprints
+        assert blueprints is not None, "the executor is open"
+        assert all(output.key not in outputs for _, outputs in crossed), f"{output.key} is put in although resident"
+        check_lent(output, [blueprint.dtype for blueprint in blueprints.all][: len(crossed)])
+        with device_errors("a borrowed encoder output"):
+            tensors = [from_host(array, blueprints.main.device) for array in output.arrays]
+        for (_, outputs), tensor in zip(crossed, tensors, strict=True):
+            outputs.add({output.key: tensor})
+
+    @device_call
     def step(self, plan: StepPlan) -> StepResult:
         """Runs one decoder step; see the class for what holds when it raises."""
         now = self._opened()
@@ -365,7 +348,7 @@ class TorchExecutor:
         fed, started = {part.sequence_id for part in plan.chunks}, {start.sequence_id for start in plan.started}
         touched = (fed | started) - (started & self._records.keys())  # one that is started twice is an older step's
         try:
-            with _device_errors(f"a step of {plan.tokens} tokens"):
+            with device_errors(f"a step of {plan.tokens} tokens"):
                 return self._run(now, plan)
         except BaseException:
             for sequence in touched:

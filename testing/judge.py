@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from ..actors.supervisor import EngineStatistics
+from ..actors.statistics import EngineStatistics
 from ..core import events
 from ..core.errors import (
     DeviceLost,

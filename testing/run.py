@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 import trio
 from attrs import define, field
 
-from ..actors.supervisor import EngineStatistics
+from ..actors.statistics import EngineStatistics
 from ..api.engine import Engine
 from ..api.outputs.streams import Deltas, DeltaStream
 from ..core import events

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from attrs import define, evolve, field, frozen
 
-from ..actors.supervisor import EngineStatistics
+from ..actors.statistics import EngineStatistics
 from ..actors.worker import Job
 from ..api.engine import Engine
 from ..core import events

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 from attrs import define, field
 
-from ...actors.supervisor import EngineStatistics
+from ...actors.statistics import EngineStatistics
 from ...core.overview import (
     BEING_ENCODED,
     DECODING,

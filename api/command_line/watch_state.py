@@ -6,7 +6,7 @@ from collections import deque
 
 from attrs import define, field
 
-from ...actors.supervisor import EngineStatistics
+from ...actors.statistics import EngineStatistics
 from ...core.overview import Overview
 
 RATE_SECONDS = 2.0  # tokens a second are counted over this time

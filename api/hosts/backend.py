@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from ...actors.messages import Stream
-from ...actors.supervisor import EngineStatistics
+from ...actors.statistics import EngineStatistics
 from ...core.model import ModelDescription
 from ...core.request import Request
 

@@ -14,7 +14,7 @@ import numpy as np
 import trio
 from attrs import evolve
 
-from ...actors.supervisor import EngineStatistics
+from ...actors.statistics import EngineStatistics
 from ...core.checks import flag
 from ...core.config import EngineConfig
 from ...core.errors import EngineClosed, EngineStateError, InvalidRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import define
 
-from ..ledger import Hold
+from ..ledger_values import Hold
 from ..plan import StepPlan
 from .sequence import Sequence
 

@@ -26,7 +26,7 @@ from attrs import asdict, define, evolve, field
 
 from ..batch_size import BatchSize
 from ..errors import RunnerCrashed
-from ..ledger import Hold, too_large
+from ..ledger_values import Hold, too_large
 from ..ordered import Ordered
 from ..plan import Chunk, CrossWrite, SampledToken, StepPlan, StepResult
 from ..request import EncoderItem, Request

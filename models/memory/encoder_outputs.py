@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import torch
 from attrs import define, field
 from torch import Tensor
+
+from ...core.errors import BorrowFailed
+from ...core.plan import HostArray, LentOutput
 
 
 @define(eq=False)
@@ -39,3 +46,33 @@ class EncoderOutputs:
     def release(self) -> None:
         """Drops everything."""
         self._outputs.clear()
+
+
+def to_host(output: Tensor) -> HostArray:
+    """A copy in host memory, bit for bit, whatever the dtype: NumPy does not know all of torch's."""
+    copied = output.to("cpu", copy=True).contiguous()
+    data = copied.view(-1).view(torch.uint8).numpy()
+    return HostArray(shape=tuple(output.shape), dtype=_name(output.dtype), data=data)
+
+
+def from_host(array: HostArray, device: torch.device) -> Tensor:
+    """What `to_host` was given, on ``device``. Nothing refers to ``array`` afterwards."""
+    dtype: torch.dtype = getattr(torch, array.dtype)
+    output = torch.empty(array.shape, dtype=dtype, device=device)
+    output.view(-1).view(torch.uint8).copy_(torch.from_numpy(np.array(array.data)))
+    return output
+
+
+def check_lent(output: LentOutput, dtypes: Sequence[torch.dtype]) -> None:
+    """Raises `BorrowFailed` unless ``output`` has arrays of ``dtypes``, and as many bytes as it says."""
+    had, wanted = [array.dtype for array in output.arrays], [_name(dtype) for dtype in dtypes]
+    size = sum(len(array.data) for array in output.arrays)
+    if had != wanted or size != output.size:
+        raise BorrowFailed(
+            f"what was lent as {output.key} is {size} bytes of {', '.join(had)}; allowed: {output.size} bytes of "
+            f"{', '.join(wanted)}; give lenders and borrowers the same model and settings"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

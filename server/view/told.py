@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from ...actors.supervisor import EngineStatistics
+from ...actors.statistics import EngineStatistics
 from ...api.engines import ModelStatistics
 from ...core import errors
 from ...core.log_lines import one_line

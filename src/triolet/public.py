@@ -1,6 +1,6 @@
 """The public names, which the package gives out when somebody asks for them."""
 
-from .actors.supervisor import EngineStatistics
+from .actors.statistics import EngineStatistics
 from .api.engine import Engine
 from .api.engines import Engines, ModelStatistics
 from .api.event_log import EventLog
@@ -19,6 +19,7 @@ from .api.tools.formats import ToolFormat
 from .api.tools.reader import ToolReader
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
+    BorrowFailed,
     CallerError,
     CheckpointError,
     ContextLengthExceeded,
@@ -49,6 +50,7 @@ from .core.timings import Timings
 
 __all__ = [
     "ArgumentsPiece",
+    "BorrowFailed",
     "CallBegin",
     "CallerError",
     "CheckpointError",

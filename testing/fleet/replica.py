@@ -16,8 +16,9 @@ from attrs import define, field, frozen
 from ...actors.worker import Job
 from ...core.batch_size import BatchSize
 from ...core.config import EngineConfig
-from ...core.ledger import Decisions, EncoderLedger
+from ...core.ledger import EncoderLedger
 from ...core.ledger_table import State
+from ...core.ledger_values import Decisions
 from ...core.planning.limits import PlannerLimits
 from ...core.share import STEPS_PER_ENCODE
 from ..sim import SECONDS

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from ...core.ledger import EncoderLedger, Hold
+from ...core.ledger import EncoderLedger
 from ...core.ledger_table import State
+from ...core.ledger_values import Hold
 from .steps import StepDeclaration, StepPlanned, Wanted
 
 DECLARED = StepDeclaration(budgets=False, repeats=False, evicts_within_step=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...core.ledger import Decisions, EncoderLedger
+from ...core.ledger import EncoderLedger
+from ...core.ledger_values import Decisions
 from ...core.plan import SampledToken, StepPlan, StepResult
 from ...core.planning.actions import Acquire, Finish, Release
 from ...core.planning.limits import PlannerLimits

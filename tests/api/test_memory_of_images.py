@@ -32,7 +32,7 @@ from triolet import (
     Speculation,
     UnsupportedImage,
 )
-from triolet.actors.supervisor import EngineStatistics
+from triolet.actors.statistics import EngineStatistics
 from triolet.core import events
 from triolet.models.architectures.vision import QwenVision
 from triolet.models.memory.resources import ResourceStack

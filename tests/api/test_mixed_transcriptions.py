@@ -20,7 +20,7 @@ from attrs import define, evolve, field, frozen
 from hypothesis import settings
 
 from triolet import Engine, EngineConfig
-from triolet.actors.supervisor import EngineStatistics
+from triolet.actors.statistics import EngineStatistics
 from triolet.api.inputs.audio import Samples
 from triolet.api.outputs.results import Segment, Transcript
 from triolet.core import events

@@ -73,8 +73,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="batches that wait for the device survive its sleep",
         function="actors.gpu_runner:GpuRunner._begin",
-        fragment="case m.Step() | m.Encode() | m.Free() if",
-        mistake="case m.Step() | m.Free() if",
+        fragment="case m.Step() | m.Encode() | m.Free() |",
+        mistake="case m.Step() | m.Free() |",
         killer=engine_test(share_tests.test_a_batch_that_waits_its_turn_does_not_outlive_a_sleep, fails=False),
         reason=("misused", "cannot go through 'encode failed'"),
     ),

@@ -12,32 +12,40 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.batch_size import BatchSize
 from triolet.core.errors import EncodeFailed, RequestTooLarge
-from triolet.core.ledger import Decisions, EncoderLedger
-from triolet.core.ledger_table import TRANSITIONS, Change, State
+from triolet.core.ledger import MOST_BORROWS, EncoderLedger
+from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, Held, State
+from triolet.core.ledger_values import Decisions
 
 from .machines import Machine
 
 KEYS = ("a", "b", "c", "d")
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 9}
 EMBEDDINGS = {"a": 1, "b": 3, "c": 2, "d": 1}
-RESIDENT = {State.READY, State.IDLE, State.FREEING}
 IDLE_SECONDS = 10.0
+LOAN_SECONDS = 5.0
+ALONE, BORROWS, BORROWS_ONLY = "alone, or a lender", "borrows, and encodes", "borrows only"
 
 
 class LedgerMachine(Machine):
-    """A ledger, a device that obeys it, and clients who acquire, release and withdraw as they please.
+    """A ledger, a device that obeys it, and clients who acquire, release and withdraw as they please. Some of the
+    clients are borrowers; or else the ledger borrows, and its lenders answer as they please.
 
     Safety (no free while held, no use before ready, no phantom, encode once, books balance, every acquire is answered
     at most once, in order, nobody waits while there is room, what failed is tried again) is checked in every state.
     Liveness (every acquire is answered, always freed eventually) is checked in `teardown`. It assumes fairness, and
-    only this: the device answers every call it was given, in order; who may read releases at some time; time passes.
+    only this: the device answers every call it was given, in order; every lender answers; who may read releases at some
+    time, unless it is a borrower; time passes.
 
     Nobody closes it before its end, so that many things happen to each ledger: see `EarlyCloseMachine`.
     """
 
-    @initialize(capacity=st.integers(1, 6))
-    def open(self, capacity: int) -> None:
-        self.ledger = EncoderLedger(capacity, BatchSize(8))
+    @initialize(capacity=st.integers(1, 6), kind=st.sampled_from((ALONE, BORROWS, BORROWS_ONLY)))
+    def open(self, capacity: int, kind: str = ALONE) -> None:
+        self.borrows, self.encodes = kind != ALONE, kind != BORROWS_ONLY
+        self.ledger = EncoderLedger(capacity, BatchSize(8), borrows=self.borrows, encodes=self.encodes)
+        self.lent_at: dict[str, float] = {}  # holders that are loans: when they became ready
+        self.borrowing: list[str] = []  # keys that lenders were asked for
+        self.borrows_failed: Counter[str] = Counter()
         self.places: dict[str, tuple[int, int]] = {}  # of each holder: (order, arrival)
         self.best: dict[str, tuple[int, int]] = {}  # of each entry: of those who have acquired it since nobody held it
         self.holders: dict[str, set[str]] = {}  # of each entry, after the last fact
@@ -55,18 +63,31 @@ class LedgerMachine(Machine):
 
     @property
     def reserved(self) -> list[str]:
-        """What waits to be dispatched."""
+        """What waits to be encoded."""
+        return [key for key in self.all_reserved if not self.is_to_borrow(key)]
+
+    @property
+    def to_borrow(self) -> list[str]:
+        return [key for key in self.all_reserved if self.is_to_borrow(key)]
+
+    @property
+    def all_reserved(self) -> list[str]:
         return [key for key, (state, _, _) in self.ledger.entries().items() if state is State.RESERVED]
+
+    def is_to_borrow(self, key: str) -> bool:
+        return self.borrows and not (self.encodes and self.borrows_failed[key])
 
     def obey(self, decisions: Decisions) -> None:
         for hold in decisions.ready:
             self.answered(hold.holder, hold.key)
             self.held[hold.holder] = hold.key
+            if hold.holder in self.lent_at:
+                self.lent_at[hold.holder] = self.now
             assert hold.key in self.device, "no phantom: what is offered was computed and is resident"
         for refusal in decisions.refused:
             self.answered(refusal.holder, refusal.key)
         for key, _ in decisions.reserved:
-            self.failures_alone[key] = 0
+            self.failures_alone[key] = self.borrows_failed[key] = 0
         for key in decisions.free:
             assert key not in self.held.values(), "no free while held: somebody may read what is to be freed"
             assert key in self.device, "books balance: only what is resident is freed"
@@ -99,15 +120,21 @@ class LedgerMachine(Machine):
     # -- clients -----------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.closed)
-    @rule(key=st.sampled_from(KEYS), order=st.sampled_from((0, 0, 0, 1, -1)))
-    def acquire(self, key: str, order: int = 0) -> None:
+    @rule(key=st.sampled_from(KEYS), order=st.sampled_from((0, 0, 0, 1, -1)), loan=st.sampled_from((False, True)))
+    def acquire(self, key: str, order: int = 0, loan: bool = False) -> None:
         holder = f"r{self.names}"
         self.names += 1
         self.open_asks[holder] = key
         self.places[holder] = (order, self.names)
         self.queue.append(holder)
+        loan = loan and not self.borrows
+        if loan:
+            self.lent_at[holder] = self.now
+        size, embeddings, now = SIZES[key], EMBEDDINGS[key], self.now
         self.obey(
-            self.ledger.acquire(holder, key, size=SIZES[key], embeddings=EMBEDDINGS[key], payload=key, order=order)
+            self.ledger.acquire(
+                holder, key, size=size, embeddings=embeddings, payload=key, order=order, loan=loan, now=now
+            )
         )
 
     @precondition(lambda self: self.held)
@@ -158,7 +185,7 @@ class LedgerMachine(Machine):
         for key in keys:
             assert key not in self.device, "encode once: no output is computed while it is resident"
             self.device[key] = SIZES[key]
-            self.failures_alone[key] = 0
+            self.failures_alone[key] = self.borrows_failed[key] = 0
         self.obey(self.ledger.encoded(keys, now=self.now))
 
     def device_fails_to_encode(self, error: Exception) -> None:
@@ -183,9 +210,47 @@ class LedgerMachine(Machine):
         keys = self.freeing.pop(0)
         for key in keys:
             del self.device[key]
-        self.obey(self.ledger.freed(keys))
+        self.obey(self.ledger.freed(keys, now=self.now))
 
-    @precondition(lambda self: self.device or self.encoding)
+    # -- lenders -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.to_borrow)
+    @rule()
+    def borrow(self) -> None:
+        wanted = sorted(self.to_borrow, key=self.best.__getitem__)
+        jobs = self.ledger.take_borrows()
+        assert [job.key for job in jobs] == wanted, "every acquire is answered: what is to be borrowed, in order"
+        assert [job.payload for job in jobs] == wanted, "what is borrowed has its payload: the lender encodes it"
+        self.borrowing += wanted
+
+    @precondition(lambda self: self.borrowing)
+    @rule(data=st.data(), error=st.sampled_from((None, None, RuntimeError("lender lost"), EncodeFailed("bad item"))))
+    def lender_answers(self, data: st.DataObject, error: Exception | None) -> None:
+        key = data.draw(st.sampled_from(self.borrowing))
+        if error is None:
+            self.lender_lends(key)
+        else:
+            self.lender_refuses(key, error)
+
+    def lender_lends(self, key: str) -> None:
+        self.borrowing.remove(key)
+        assert key not in self.device, "encode once: no output is borrowed while it is resident"
+        self.device[key] = SIZES[key]
+        self.failures_alone[key] = self.borrows_failed[key] = 0
+        self.obey(self.ledger.borrowed(key, now=self.now))
+
+    def lender_refuses(self, key: str, error: Exception) -> None:
+        self.borrowing.remove(key)
+        holders = self.ledger.entries()[key][1]
+        self.borrows_failed[key] += 1
+        decisions = self.ledger.borrow_failed(key, error)
+        given_up = isinstance(error, EncodeFailed) or (not self.encodes and self.borrows_failed[key] >= MOST_BORROWS)
+        refused = {refusal.holder for refusal in decisions.refused}
+        assert refused == (set(holders) if given_up else set()), "tried again: refused too early or late"
+        assert decisions.retried == ((key,) if holders and not given_up else ()), "tried again: what is held"
+        self.obey(decisions)
+
+    @precondition(lambda self: self.device or self.encoding or self.borrowing)
     @rule(really=st.sampled_from((False, False, True)))
     def device_is_lost(self, really: bool) -> None:
         """A new runner generation: everything computed is gone, calls in flight will not be answered."""
@@ -193,6 +258,7 @@ class LedgerMachine(Machine):
             return
         self.device.clear()
         self.encoding.clear()
+        self.borrowing.clear()
         self.freeing.clear()
         self.open_asks |= self.held
         self.held.clear()
@@ -200,13 +266,27 @@ class LedgerMachine(Machine):
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.closed or self.ledger.oldest_idle is not None)
+    @precondition(lambda self: self.closed or self.ledger.oldest_idle is not None or self.lent)
     @rule(seconds=st.sampled_from((0.0, 1.0, 9.0, 10.0, 11.0)))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.obey(self.ledger.evict_idle(now=self.now, idle_seconds=IDLE_SECONDS))
         oldest = self.ledger.oldest_idle
         assert oldest is None or oldest + IDLE_SECONDS > self.now, "always freed eventually: its idle time is over"
+        self.loans_end()
+
+    def loans_end(self) -> None:
+        over = {holder for holder in self.lent if self.lent_at[holder] + LOAN_SECONDS <= self.now}
+        decisions = self.ledger.end_loans(now=self.now, loan_seconds=LOAN_SECONDS)
+        assert {hold.holder for hold in decisions.lapsed} == over, "always freed eventually: a term is over, or is not"
+        for hold in decisions.lapsed:
+            del self.held[hold.holder]
+        self.obey(decisions)
+
+    @property
+    def lent(self) -> set[str]:
+        """The loans that are ready and not back."""
+        return self.held.keys() & self.lent_at.keys()
 
     def close(self) -> None:
         """No rule here: the end comes with `teardown`."""
@@ -247,8 +327,17 @@ class LedgerMachine(Machine):
         entries = self.ledger.entries()
         for holder, key in self.held.items():
             state, holders, _ = entries[key]
-            assert state is State.READY, f"no use before ready: {holder} reads what is {state.value}"
+            assert state in {State.READY, State.LENT}, f"no use before ready: {holder} reads what is {state.value}"
             assert holder in holders, f"no use before ready: {holder} reads what it does not hold"
+
+    @invariant()
+    def what_borrowers_alone_hold_is_lent(self) -> None:
+        """A state of its own, which is never evicted; what is held here too is ready."""
+        for key, (state, holders, _) in self.ledger.entries().items():
+            here = any(holder not in self.lent_at for holder in holders)
+            if state in {State.READY, State.LENT, State.IDLE}:
+                right = State.READY if here else State.LENT if holders else State.IDLE
+                assert state is right, f"what borrowers alone hold is lent: {key} is {state.value}, not {right.value}"
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
@@ -292,16 +381,22 @@ class LedgerMachine(Machine):
     def everybody_goes_on(self) -> None:
         """The device answers and readers leave, until there is nothing to answer and nobody reads."""
         for _ in range(1000):
-            if not (self.reserved or self.encoding or self.freeing or self.held):
+            if not (self.all_reserved or self.encoding or self.borrowing or self.freeing or self.held):
                 return
+            if self.to_borrow:
+                self.borrow()
+            if self.borrowing:
+                self.lender_lends(self.borrowing[0])
             if self.reserved:
                 self.dispatch(3)
             if self.encoding:
                 self.device_encodes()
             if self.freeing:
                 self.device_frees()
-            for holder in list(self.held):
+            for holder in [name for name in self.held if name not in self.lent_at]:
                 self.leave(holder)
+            if self.lent:  # borrowers say nothing any more
+                self.time_passes(LOAN_SECONDS)
 
 
 class EarlyCloseMachine(LedgerMachine):
@@ -365,7 +460,7 @@ def test_a_freeing_entry_is_never_resurrected():
 
 def test_the_table_has_no_way_out_of_absent_but_reserve_and_no_state_without_a_way_to_absent():
     """Read off the table itself: every life begins with a reservation, and every state can end."""
-    assert [change for state, change, _ in TRANSITIONS if state is State.ABSENT] == [Change.ACQUIRE]
+    assert {change for state, change, _ in TRANSITIONS if state is State.ABSENT} == {Change.ACQUIRE}
     reach = {State.ABSENT}
     for _ in State:
         reach |= {old for (old, _, _), new in TRANSITIONS.items() if new in reach}
@@ -550,3 +645,93 @@ def test_who_waits_at_the_close_is_withdrawn():
     assert ledger.encoded(["a"], now=0.0).free == ("a",), "nothing is kept after the close"
     assert not ledger.freed(["a"]).reserved, "nothing is reserved after the close"
     assert ledger.drained
+
+
+def test_a_lent_entry_is_never_evicted_until_its_last_borrower_has_returned_it():
+    ledger = EncoderLedger(1)
+    resident(ledger, "a", now=0.0)
+    for borrower in ("x", "y"):
+        assert ledger.acquire(borrower, "a", size=1, embeddings=1, payload="a", loan=True, now=1.0).ready
+    assert ledger.state("a") is State.LENT
+    assert ledger.acquire("r", "b", size=1, embeddings=1, payload="b").free == (), "no free while lent"
+    assert ledger.release("x", "a", now=2.0).free == (), "no free while lent"
+    assert ledger.release("y", "a", now=3.0).free == ("a",), "always freed eventually"
+
+
+def test_a_loan_ends_with_its_term_where_the_borrower_says_nothing():
+    ledger = EncoderLedger(1)
+    resident(ledger, "a", now=0.0)
+    ledger.acquire("x", "a", size=1, embeddings=1, payload="a", loan=True, now=100.0)
+    assert ledger.oldest_loan == 100.0
+    assert not ledger.end_loans(now=129.0, loan_seconds=30.0).lapsed, "its term runs from when it was ready"
+    assert [hold.holder for hold in ledger.end_loans(now=130.0, loan_seconds=30.0).lapsed] == ["x"]
+    assert ledger.state("a") is State.IDLE
+    assert ledger.oldest_loan is None
+
+
+def test_a_ledger_that_borrows_does_not_lend():
+    with pytest.raises(AssertionError, match="does not lend"):
+        EncoderLedger(1, borrows=True).acquire("x", "a", size=1, embeddings=1, payload="a", loan=True)
+
+
+def test_what_cannot_be_borrowed_is_encoded_here():
+    ledger = EncoderLedger(1, borrows=True)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    assert not ledger.take_encode_batch(), "it is borrowed first"
+    assert [job.key for job in ledger.take_borrows()] == ["a"]
+    assert ledger.borrow_failed("a", RuntimeError("lender lost")).retried == ("a",)
+    assert not ledger.take_borrows()
+    assert [job.key for job in ledger.take_encode_batch()] == ["a"]
+
+
+def test_what_cannot_be_borrowed_or_encoded_is_refused_with_the_last_reason():
+    ledger, lost = EncoderLedger(1, borrows=True, encodes=False), RuntimeError("lender lost")
+    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    for _ in range(MOST_BORROWS):
+        assert ledger.take_borrows()
+        decisions = ledger.borrow_failed("a", lost)
+    (refusal,) = decisions.refused
+    assert refusal.error.__cause__ is lost
+    assert "lender lost" in str(refusal.error)
+    assert ledger.drained
+
+
+def test_a_row_of_the_table_for_what_is_lent_and_what_is_borrowed():
+    """Nobody lends what it does not have, and no row evicts what is lent."""
+    assert {held for (state, _, held) in TRANSITIONS if state is State.BORROWING} == {Held.HERE, Held.NOT}
+    assert not [row for row in TRANSITIONS if row[0] is State.LENT and row[1] is Change.EVICT]
+    assert {old for (old, _, _), new in TRANSITIONS.items() if new is State.FREEING} == {State.IDLE}
+
+
+def test_a_borrow_that_went_well_clears_its_entry():
+    ledger, lost = EncoderLedger(1, borrows=True, encodes=False), RuntimeError("lender lost")
+    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    for happens in (*[ledger.borrow_failed] * (MOST_BORROWS - 1), lambda key, _: ledger.borrowed(key, now=0.0)):
+        ledger.take_borrows()
+        happens("a", lost)
+    ledger.generation_lost()
+    ledger.take_borrows()
+    assert not ledger.borrow_failed("a", lost).refused, "it is a first failure again"
+
+
+def test_what_was_encoded_here_at_last_is_borrowed_first_again():
+    ledger = EncoderLedger(1, borrows=True)
+    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    ledger.take_borrows()
+    ledger.borrow_failed("a", RuntimeError("lender lost"))
+    ledger.take_encode_batch()
+    ledger.encoded(["a"], now=0.0)
+    ledger.generation_lost()
+    assert ledger.take_borrows(), "a lender may be there again"
+
+
+def test_a_loan_whose_output_was_lost_waits_for_it_anew():
+    ledger = EncoderLedger(1)
+    resident(ledger, "a", now=0.0)
+    ledger.acquire("x", "a", size=1, embeddings=1, payload="a", loan=True, now=0.0)
+    ledger.generation_lost()
+    assert not ledger.end_loans(now=99.0, loan_seconds=30.0).lapsed, "it is not ready"
+    ledger.take_encode_batch()
+    assert ledger.encoded(["a"], now=100.0).ready
+    assert ledger.state("a") is State.LENT
+    assert ledger.oldest_loan == 100.0

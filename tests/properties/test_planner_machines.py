@@ -14,8 +14,9 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.errors import RequestTooLarge
-from triolet.core.ledger import Decisions, EncoderLedger
+from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
+from triolet.core.ledger_values import Decisions
 from triolet.core.plan import Chunk, Hypothesis, SampledToken, StepPlan
 from triolet.core.planning.actions import (
     Abort,

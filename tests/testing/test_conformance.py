@@ -11,8 +11,9 @@ from hypothesis import settings
 from hypothesis.errors import FlakyFailure
 
 from triolet.core.errors import InvariantViolation
-from triolet.core.ledger import Decisions, EncoderLedger, Hold
+from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
+from triolet.core.ledger_values import Decisions, Hold
 from triolet.core.trace import (
     ALWAYS_FREED,
     BOOKS_BALANCE,

@@ -17,7 +17,8 @@ import triolet.testing
 import triolet.testing.sweep as sweep_module
 from triolet import RunnerCrashed
 from triolet.actors.supervisor import Supervisor
-from triolet.core.ledger import Decisions, EncoderLedger
+from triolet.core.ledger import EncoderLedger
+from triolet.core.ledger_values import Decisions
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.planning.planner import Planner
 from triolet.testing import trio_tools

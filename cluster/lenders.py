@@ -1,0 +1,126 @@
+"""Loans between replicas: `RayLenders` borrows encoder outputs for a replica, `Loan` is where a lender's answer goes.
+
+An output travels through Ray's object store, as the result of `Replica.lend`. The borrower gives its loans back in
+batches, to all lenders: a handle of Serve's reaches any replica, or every one. A lender passes over what it did not
+lend. What is never given back ends with its term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from attrs import define, field
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.serve.exceptions import RayServeException
+
+from ..actors import messages as m
+from ..core.errors import BorrowFailed, EncodeFailed
+from ..core.plan import LentOutput
+from ..core.request import EncoderItem
+
+_LOST = (ActorUnavailableError, RayActorError, RayServeException, RayTaskError, TimeoutError)
+_RETURN_SECONDS = 0.1  # between two batches of loans that are given back
+_ASK_SECONDS = 60.0  # for one answer: no lender may be there, and none may come
+
+
+@define(eq=False)
+class Loan:
+    """See `triolet.actors.messages.Lent`: hands the answer to the replica's loop."""
+
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[LentOutput]
+
+    def put(self, output: LentOutput) -> None:
+        """See `Lent.put`."""
+        self._hand(self._put, output)
+
+    def refuse(self, error: Exception) -> None:
+        """See `Lent.refuse`."""
+        self._hand(self._refuse, error)
+
+    def _hand(self, call: Callable[..., None], value: object) -> None:
+        try:
+            self.loop.call_soon_threadsafe(call, value)
+        except RuntimeError:  # the loop has ended, and with it who waits
+            return
+
+    def _put(self, output: LentOutput) -> None:
+        if not self.answer.done():
+            self.answer.set_result(output)
+
+    def _refuse(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+@define(eq=False)
+class RayLenders:
+    """See `triolet.actors.messages.Lenders`. Asked from the trio loop; works in ``loop``; ``tell`` may be called from
+    any thread."""
+
+    handle: Any  # of the encoders' deployment
+    loop: asyncio.AbstractEventLoop
+    tell: Callable[[m.Arrived | m.BorrowBroken], None]
+    _name: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other borrowers count from 1 too
+    _tasks: dict[int, asyncio.Task[None]] = field(factory=dict, init=False)
+    _back: list[tuple[str, str]] = field(factory=list, init=False)  # loans and keys, not told yet
+    _telling: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def ask(self, number: int, item: EncoderItem) -> None:
+        """See `Lenders.ask`."""
+        self.loop.call_soon_threadsafe(self._start, number, item)
+
+    def withdraw(self, number: int) -> None:
+        """See `Lenders.withdraw`."""
+        self.loop.call_soon_threadsafe(self._cancel, number)
+
+    # -- in the asyncio loop -----------------------------------------------------------------------------------------
+
+    def _start(self, number: int, item: EncoderItem) -> None:
+        task = self._tasks[number] = self.loop.create_task(self._borrow(number, item))
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    def _cancel(self, number: int) -> None:
+        task = self._tasks.get(number)
+        if task is not None:
+            task.cancel()
+
+    async def _borrow(self, number: int, item: EncoderItem) -> None:
+        loan = f"{self._name}/{number}"
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                output = await self.handle.lend.remote((item.key,), loan, item)
+        except _LOST as error:
+            self.tell(m.BorrowBroken(number, _failure(error)))
+        else:
+            self.tell(m.Arrived(number, output))
+        finally:
+            self._give_back(loan, item.key)
+
+    def _give_back(self, loan: str, key: str) -> None:
+        self._back.append((loan, key))
+        if self._telling is None:
+            self._telling = self.loop.create_task(self._tell_back())
+
+    async def _tell_back(self) -> None:
+        while self._back:
+            await asyncio.sleep(_RETURN_SECONDS)
+            back, self._back = tuple(self._back), []
+            try:
+                await self.handle.broadcast("take_back", back).results_async(timeout_s=_ASK_SECONDS)
+            except _LOST:
+                continue  # their terms end
+        self._telling = None
+
+
+def _failure(error: Exception) -> Exception:
+    """An item that the lender could not encode fails for good; all else is the lender's."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, EncodeFailed):
+        return cause
+    failure = BorrowFailed(f"a lender gave nothing ({type(cause).__name__}: {cause}); ask another, or encode it here")
+    failure.__cause__ = cause
+    return failure

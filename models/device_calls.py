@@ -1,0 +1,55 @@
+"""Calls of the executor: in inference mode, with errors that keep no tensor alive, and torch's errors as ours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+
+from ..core.errors import DeviceLost, DeviceOutOfMemory
+from ..core.frames import clear_frames
+
+_Executor = TypeVar("_Executor")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def device_call(
+    method: Callable[Concatenate[_Executor, _Arguments], _Result],
+) -> Callable[Concatenate[_Executor, _Arguments], _Result]:
+    """A call that works with tensors, in inference mode. Its errors keep no tensor alive, however long they are
+    kept."""
+
+    @wraps(method)
+    def call(self: _Executor, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        outer = sys.exception()
+        try:
+            with torch.inference_mode():
+                return method(self, *args, **kwargs)
+        except BaseException as error:
+            clear_frames(error, outer=outer)
+            del self, args, kwargs, outer  # this frame is in the traceback too, and still runs: nobody else clears it
+            raise
+
+    return call
+
+
+@contextmanager
+def device_errors(what: str) -> Iterator[None]:
+    """torch's errors of the device, as ours."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceOutOfMemory(f"{what} does not fit the device's memory: {error}") from error
+    except torch.AcceleratorError as error:
+        raise DeviceLost(
+            f"the device broke down in {what}: {error}. Its context is lost for this process; start a new one"
+        ) from error
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):  # torch has no class of its own for it
+            raise
+        raise DeviceOutOfMemory(f"{what} does not fit the host's memory: {error}") from error
