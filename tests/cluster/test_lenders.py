@@ -1,17 +1,14 @@
-"""`RayLenders` over a handle that a test answers for; with ``TRIOLET_TEST_RAY=1`` a loan on a real Ray cluster."""
+"""`RayLenders` over a handle that a test answers for; and loans on a real Ray cluster."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
@@ -19,12 +16,18 @@ with warnings.catch_warnings():
 
 from ray.exceptions import ActorDiedError, RayTaskError
 
+import triolet.demo
+from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams
 from triolet.actors import messages as m
+from triolet.cluster import Cluster
 from triolet.cluster.lenders import RayLenders
 from triolet.core.errors import BorrowFailed, EncodeFailed
 from triolet.core.plan import LentOutput
 from triolet.core.request import EncoderItem
 
+from .conftest import NAME, kill, replicas
+
+CONFIG = EngineConfig(device="cpu", threads=1)
 ITEM = EncoderItem(key="k", payload=None, embeddings=1, size=10)
 OUTPUT = LentOutput(key="k", size=10, arrays=())
 
@@ -108,7 +111,52 @@ def test_a_borrow_that_is_withdrawn_answers_nothing_and_is_given_back():
     assert len(handle.back) == 1
 
 
-@pytest.mark.skipif(os.environ.get("TRIOLET_TEST_RAY") != "1", reason="starts a Ray cluster: TRIOLET_TEST_RAY=1")
-def test_what_is_encoded_on_one_replica_is_decoded_on_another():
-    done = subprocess.run([sys.executable, Path(__file__).with_name("lends.py")], check=False, timeout=300)
-    assert done.returncode == 0
+async def answer(engine: Engine, sample: int = 0) -> tuple[int, ...]:
+    whisper = engine.model.whisper
+    language, task = whisper.language_ids["en"], whisper.task_ids["transcribe"]
+    prompt = (whisper.start_id, language, task, whisper.no_timestamps_id)
+    audio, sampling = triolet.demo.samples()[sample].path, SamplingParams(max_tokens=20)
+    return (await engine.generate(prompt_token_ids=prompt, audio=audio, sampling=sampling)).token_ids
+
+
+def counted(engine: Engine) -> tuple[int, int, int]:
+    """Of all replicas: encoded, borrowed, lent."""
+    told = engine.statistics().encoder_cache
+    return told.encoded, told.borrowed, told.loans
+
+
+@pytest.mark.usefixtures("machines")
+async def test_what_is_encoded_on_one_replica_is_decoded_on_another() -> None:
+    """And all of them give everything back; a replica that only encodes says so too."""
+    async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:
+        own = await answer(engine)
+    async with Cluster(triolet.demo.checkpoint(), config=CONFIG, encoders=1, cpus=0.5, name=NAME) as engine:
+        assert await answer(engine) == own, "a borrowed output gives the tokens of an own one"
+        with trio.fail_after(60):
+            while not counted(engine)[1]:  # noqa: ASYNC110  (nobody tells of news)
+                await trio.sleep(0.2)
+        assert counted(engine) == (1, 1, 1), "encode once: there, and not here"
+    assert [(one.bytes_held, one.outputs_held, one.error) for one in engine.departures] == [(0, 0, None)] * 2
+
+
+@pytest.mark.usefixtures("machines")
+async def test_the_cluster_scales_beside_its_encoders_and_goes_on_without_them() -> None:
+    """The encoder stays when replicas are ordered; when it is killed, what it would have encoded is encoded here."""
+    async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:
+        own = [await answer(engine, sample) for sample in (0, 1)]
+    async with Cluster(triolet.demo.checkpoint(), config=CONFIG, encoders=1, cpus=0.5, name=NAME) as engine:
+        assert await answer(engine) == own[0]
+        await engine.scale(2)
+        with trio.fail_after(60):
+            while len(replicas()) < 3:  # noqa: ASYNC110  (nobody tells of news)
+                await trio.sleep(0.2)
+        [encoder] = [one for one in replicas() if ":encoder" in one.cmdline()[0]]
+        kill(encoder)
+        with trio.fail_after(60):
+            assert await answer(engine, 1) == own[1]
+
+
+@pytest.mark.parametrize("encoders", [-1, 1.5, "two"])
+def test_a_number_of_encoders_is_checked(encoders: Any) -> None:
+    with pytest.raises(InvalidRequest, match="encoders"):
+        Cluster(triolet.demo.checkpoint(), encoders=encoders)
