@@ -44,9 +44,9 @@ BUGS = {  # of each model: a bug, the formula that is checked, and how Spin begi
         (
             "BUG_LOSS_FORGETS_THE_IDLE",
             "first",
-            "assertion violated ( !(((life[i]==3)||(life[i]==",
+            "assertion violated ( !((((life[i]==4)||",
         ),  # believed, not there
-        ("BUG_FREES_NOTHING", "first", "assertion violated (((((life[i]==3)||"),  # there, and in no book
+        ("BUG_FREES_NOTHING", "first", "assertion violated (((((((life[i]==4)||"),  # there, and in no book
         ("BUG_LOSS_LEAVES_READERS", "first", "assertion violated ( !((((((0<3)"),  # readers of what is not ready
         ("BUG_ENCODES_TWICE", "first", "assertion violated !(device[key])"),  # encode once
         ("BUG_TELLS_NO_READERS", "first", CYCLE),
