@@ -30,7 +30,7 @@ from .faults import Fault, TrioFault
 from .promises import IT_ENDS, Broken
 from .schedules import InTurn, Overtaking, Pct, Schedule, Uniform
 from .shrink import shrink
-from .trial import MOST_TICKS, Case, Program, Subject, Trial, run_trial
+from .trial import MOST_TICKS, Case, Program, Subject, Trial, collect, run_trial
 
 _PATIENCE = 5  # times the steps of the first run, after which a run is taken for one that never ends
 _SHARE = 10  # one of so many runs is without a fault
@@ -105,16 +105,18 @@ class ProgramReport:
 @contextmanager
 def _collector_near() -> Iterator[None]:
     """Within the block the cycle collector does not look at what was there before: in a large process each run would
-    else wait a second for it. Where somebody has frozen objects already, it is left as it is."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.collect()
-    gc.freeze()
+    else wait a second for it. Where somebody has frozen objects already, it is left as it is. What is garbage behind
+    the block, since it hung on what was there before, is collected here: its tasks would complain elsewhere."""
+    ours = not gc.get_freeze_count()
+    collect()
+    if ours:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if ours:
+            gc.unfreeze()
+        collect()
 
 
 @define(eq=False)
