@@ -23,7 +23,6 @@ from .threads import in_the_loop
 
 MOST_TICKS = 50_000
 """Steps after which a program is taken for one that never ends."""
-_ROUNDS = 5  # of the collector: what ends in one may leave garbage for the next
 
 
 @frozen(kw_only=True)
@@ -199,12 +198,10 @@ def _collect(trial: Trial) -> None:
 
 
 def collect() -> None:
-    """Has the tasks end that runs have left, and nobody hears of it. As they end they set hooks, and leave others."""
+    """Has the tasks end that runs have left, and nobody hears of it. As they end they set hooks."""
     hooks = sys.get_asyncgen_hooks()
     with quiet():
-        for _ in range(_ROUNDS):
-            if not gc.collect():
-                break
+        gc.collect()
     sys.set_asyncgen_hooks(*hooks)
 
 
