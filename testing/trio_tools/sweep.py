@@ -30,7 +30,7 @@ from .faults import Fault, TrioFault
 from .promises import IT_ENDS, Broken
 from .schedules import InTurn, Overtaking, Pct, Schedule, Uniform
 from .shrink import shrink
-from .trial import MOST_TICKS, Case, Program, Subject, Trial, run_trial
+from .trial import MOST_TICKS, Case, Program, Subject, Trial, collect, run_trial
 
 _PATIENCE = 5  # times the steps of the first run, after which a run is taken for one that never ends
 _SHARE = 10  # one of so many runs is without a fault
@@ -105,11 +105,8 @@ class ProgramReport:
 @contextmanager
 def _collector_near() -> Iterator[None]:
     """Within the block the cycle collector does not look at what was there before: in a large process each run would
-    else wait a second for it. Where somebody has frozen objects already, it is left as it is."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.collect()
+    else wait a second for it. What somebody has frozen before is frozen no more behind the block, which costs the
+    collector's time alone."""
     gc.freeze()
     try:
         yield
@@ -131,10 +128,13 @@ class _Sweep:
     most_ticks: int = MOST_TICKS
     _seen: set[tuple[str, str]] = field(factory=set)
     _broken_by: Counter[tuple[object, str, str]] = field(factory=Counter)
+    _any_broken: bool = False  # a run, be it by a promise that is ignored
 
     def go(self) -> ProgramReport:
         with _collector_near():
             self._go()
+        if self._any_broken:  # what its runs have left may have hung on what was there before: its tasks end here
+            collect()
         return self.report
 
     def _go(self) -> None:
@@ -207,7 +207,9 @@ class _Sweep:
         return trial
 
     def _run(self, case: Case) -> Trial:
-        return run_trial(self.subject, case, most_ticks=self.most_ticks)
+        trial = run_trial(self.subject, case, most_ticks=self.most_ticks)
+        self._any_broken = self._any_broken or bool(trial.broken)
+        return trial
 
     def _worst(self, trial: Trial) -> Broken | None:
         """What else is broken is a consequence, or comes again."""

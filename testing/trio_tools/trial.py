@@ -156,7 +156,7 @@ def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> 
         trial.recorder = recorder
 
     error: BaseException | None = None
-    with interruptible(case.fault), in_the_loop(), _quiet():
+    with interruptible(case.fault), in_the_loop(), quiet():
         try:
             run_scheduled(
                 main,
@@ -190,17 +190,23 @@ def _keep_for_ever(trial: Trial) -> None:
 
 
 def _collect(trial: Trial) -> None:
-    """Has tasks that a run has left end now, rather than in another one. As they end they set hooks. An error keeps the
-    frames that it came through, so that nobody may have it at hand."""
+    """Has tasks that a run has left end now, rather than in another one. An error keeps the frames that it came
+    through, so that nobody may have it at hand."""
     if trial.recorder is not None:
         trial.recorder.forget()
+    collect()
+
+
+def collect() -> None:
+    """Has the tasks end that runs have left, and nobody hears of it. As they end they set hooks."""
     hooks = sys.get_asyncgen_hooks()
-    gc.collect()
+    with quiet():
+        gc.collect()
     sys.set_asyncgen_hooks(*hooks)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Within the block nobody hears of generators and tasks that a fault has left: the trial tells of them."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
