@@ -187,7 +187,8 @@ class RayBackend:
     async def _fly(self, attempt: _Attempt, keys: tuple[str, ...], request: Request) -> None:
         """Reads the answers of one attempt and hands them over. Whatever ends it, the client hears of an end."""
         try:
-            async for news in self._running.handle.options(stream=True).run.remote(keys, request):
+            answers: Any = self._running.handle.options(stream=True).run.remote(keys, request)
+            async for news in answers:
                 self._hand(self._took, attempt, news)
         except _GONE as error:
             self._hand(self._lost, attempt, error)

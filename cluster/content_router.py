@@ -13,7 +13,7 @@ from ..core.routing import Router, RoutingLimits
 class ContentRouter(RequestRouter):
     """A request goes to the replica that holds its content; see `triolet.core.routing`."""
 
-    def initialize_state(self, places: int = 16) -> None:
+    def initialize_state(self, places: int = 16) -> None:  # type: ignore[override]  # Serve hands on what we name
         """Serve calls it once, with the arguments that the deployment names."""
         self._router = Router(random.Random().randrange, RoutingLimits(places=places))
         self._by_name: dict[str, ReplicaID] = {}

@@ -55,7 +55,7 @@ class Deployment:
             EngineError: Ray cannot be reached, or cannot start the replicas.
         """
         owns_ray = _connect(self.address)
-        register = ray.remote(num_cpus=0)(Register).options(name=name_of(self.name)).remote()
+        register: Any = ray.remote(num_cpus=0)(Register).options(name=name_of(self.name)).remote()
         try:
             handle = self._run()
             encoders = serve.get_deployment_handle(_ENCODER, self.name) if self.encoders else None
@@ -86,7 +86,9 @@ class Deployment:
         if isinstance(self.replicas, int):
             return {"num_replicas": self.replicas}
         least, most = self.replicas
-        policy = AutoscalingPolicy(policy_function=ByDemand, policy_kwargs={"places": self.config.max_running})
+        policy = AutoscalingPolicy.model_validate(
+            {"policy_function": ByDemand, "policy_kwargs": {"places": self.config.max_running}}
+        )
         return {
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=least,
@@ -117,10 +119,12 @@ class Deployment:
             graceful_shutdown_wait_loop_s=0.1,
             health_check_period_s=1.0,
             ray_actor_options={"num_cpus": self.cpus, "num_gpus": self.gpus},
-            request_router_config=RequestRouterConfig(
-                request_router_class=ContentRouter,
-                request_router_kwargs={"places": self.config.max_running},
-                request_routing_stats_period_s=_TELL_SECONDS,
+            request_router_config=RequestRouterConfig.model_validate(
+                {
+                    "request_router_class": ContentRouter,
+                    "request_router_kwargs": {"places": self.config.max_running},
+                    "request_routing_stats_period_s": _TELL_SECONDS,
+                }
             ),
             logging_config=_LOGGING,
         )
@@ -195,5 +199,5 @@ def _connect(address: str | None) -> bool:
 
 def _leave_ray(owns_ray: bool) -> None:
     if owns_ray:
-        serve.shutdown()
+        serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()

@@ -75,7 +75,7 @@ class Replica:
         encoders: a handle of the deployment that this one borrows encoder outputs from; ``None``: it encodes itself.
     """
 
-    async def __init__(self, model: str, config: EngineConfig, register: str, encoders: Any = None) -> None:
+    async def __init__(self, model: str, config: EngineConfig, register: str, encoders: Any = None) -> None:  # type: ignore[misc]  # awaited by Serve
         self._loop = asyncio.get_running_loop()
         self._register = register
         self._lenders = None if encoders is None else RayLenders(encoders, self._loop, self._tell)
