@@ -322,7 +322,7 @@ async def run(
             print_round(number, played)
             readings[f"round {number}"] = played[-1].after
         print_caches(engine)
-        supervisor: Any = engine.inside.supervisor  # only this benchmark asks for the books of a closed engine
+        supervisor: Any = engine.inside.backend  # only this benchmark asks for the books of a closed engine
     left = supervisor.statistics().device.by_owner
     readings["closed"] = closed = Reading.now(None)
     print_plot(played)

@@ -1,8 +1,10 @@
 """`RayBackend`: what runs the requests of a `triolet.cluster.cluster.Cluster`. Each goes to a replica of a Serve
 deployment, and again to another one when its replica is lost.
 
-Two threads: the trio loop of the caller owns the flights (`triolet.core.flights`); an asyncio loop in a thread of its
-own reads the replicas' answers and hands them over.
+What was on a lost replica goes on in quarantine: on a replica for suspects alone, which is started when it is needed.
+
+Two threads: the trio loop of the caller owns the flights and the trials (`triolet.core.flights`); an asyncio loop in a
+thread of its own reads the replicas' answers and hands them over.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from ..core.errors import (
     EngineStateError,
     EngineTeardownError,
     InvalidRequest,
+    LenderLost,
     RunnerCrashed,
 )
-from ..core.flights import Flight
+from ..core.flights import Flight, Place, Trials
 from ..core.model import ModelDescription
 from ..core.request import Request, Structure
 from .asyncio_thread import AsyncioThread
@@ -42,9 +45,11 @@ from .register import Departure
 from .statistics import total
 
 _GONE = (ActorUnavailableError, RayActorError)  # the replica's process, or its machine
-_ENDED = (DeviceLost, EngineClosed, EngineTeardownError, RunnerCrashed)  # the replica's engine; not the request's fault
+_ENDED = (DeviceLost, EngineClosed, EngineTeardownError, LenderLost, RunnerCrashed)  # the replica's engine, or a lender
 _PREFIXES = 8  # keys of a prompt's beginnings that the router is told
 _LOOK_SECONDS = 2.0  # between two questions for the replicas' statistics
+_PAUSE_SECONDS = 0.2  # behind a loss: until Serve finds the replica no more, and all who were on it are known
+_ROOM_SECONDS = 60.0  # until a suspect that quarantine has not taken runs among others, in steps of its own
 
 
 @frozen
@@ -70,6 +75,7 @@ class RayBackend:
     departures: list[Departure] = field(factory=list, init=False)
     """Of replicas that have left in order, the latest last; those of a block's end too."""
     _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
+    _trials: Trials = field(factory=Trials, init=False)
     _accepting: bool = field(default=False, init=False)
     _idle: trio.Event = field(factory=trio.Event, init=False)  # it takes no requests, and none is left
     _ingress: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other ingresses have the same request ids
@@ -143,11 +149,16 @@ class RayBackend:
         self._thread.cancel(_Attempt(request_id, attempt))
         self._end(request_id, Aborted())
 
-    def _send(self, request_id: str, client: _Client) -> None:
-        number, request = client.flight.send()
+    def _send(self, request_id: str, client: _Client, *, apart: bool = False) -> None:
+        number, request = client.flight.send(apart=apart)
         attempt = _Attempt(request_id, number)
         sent = evolve(request, id=f"{self._ingress}:{request_id}:{number}", sampling=_plain(request).sampling)
-        self._thread.start(attempt, partial(self._fly, attempt, _keys(request), sent))
+        quarantined = client.flight.place is not Place.AMONG_OTHERS and not apart
+        self._thread.start(attempt, partial(self._fly, attempt, _keys(request), sent, quarantined=quarantined))
+
+    def _begin_trials(self) -> None:
+        for request_id in self._trials.begin():
+            self._send(request_id, self._clients[request_id])
 
     def _took(self, attempt: _Attempt, news: News) -> None:
         if isinstance(news.end, Failed) and isinstance(news.end.error, _ENDED):
@@ -160,16 +171,34 @@ class RayBackend:
             client.stream.put(kept)
         if news.end is not None and client.flight.end(attempt.number):
             self._end(attempt.request_id, news.end)
+        elif kept and client.flight.cleared:
+            self._trials.cleared(attempt.request_id)
+            self._begin_trials()
 
     def _lost(self, attempt: _Attempt, cause: BaseException) -> None:
         client = self._clients.get(attempt.request_id)
         if client is None or client.flight.attempt != attempt.number:
             return
-        refusal = client.flight.lost(attempt.number, cause)
-        if refusal is None:
-            self._send(attempt.request_id, client)
-        else:
+        alone = self._trials.gone(attempt.request_id)
+        refusal = client.flight.lost(attempt.number, cause, alone=alone, blameless=_is_blameless(cause))
+        if refusal is not None:
             self._end(attempt.request_id, Failed(refusal))
+        elif client.flight.place is Place.AMONG_OTHERS:
+            self._later(partial(self._send_again, attempt.request_id))
+        else:
+            self._trials.add(attempt.request_id, client.flight.place)
+            self._later(self._begin_trials)
+
+    def _send_again(self, request_id: str) -> None:
+        client = self._clients.get(request_id)
+        if client is not None:
+            self._send(request_id, client)
+
+    def _unplaced(self, attempt: _Attempt) -> None:
+        """There is no room for a replica in quarantine, or it takes too long to start."""
+        client = self._clients.get(attempt.request_id)
+        if client is not None and client.flight.attempt == attempt.number:
+            self._send(attempt.request_id, client, apart=True)
 
     def _broke(self, attempt: _Attempt, error: Exception) -> None:
         """Not by the replica's end: a fault of ours, or of Serve's."""
@@ -179,15 +208,20 @@ class RayBackend:
 
     def _end(self, request_id: str, end: End) -> None:
         self._clients.pop(request_id).stream.end(end)
+        self._trials.gone(request_id)
+        self._begin_trials()
         if not (self._clients or self._accepting):
             self._idle.set()
 
     # -- in the asyncio thread ---------------------------------------------------------------------------------------
 
-    async def _fly(self, attempt: _Attempt, keys: tuple[str, ...], request: Request) -> None:
+    async def _fly(self, attempt: _Attempt, keys: tuple[str, ...], request: Request, *, quarantined: bool) -> None:
         """Reads the answers of one attempt and hands them over. Whatever ends it, the client hears of an end."""
         try:
-            answers: Any = self._running.handle.options(stream=True).run.remote(keys, request)
+            answers = await self._answers(keys, request, quarantined=quarantined)
+            if answers is None:
+                self._hand(self._unplaced, attempt)
+                return
             async for news in answers:
                 self._hand(self._took, attempt, news)
         except _GONE as error:
@@ -203,11 +237,25 @@ class RayBackend:
         else:
             self._hand(self._lost, attempt, EngineClosed("the replica ended before the request did"))
 
+    async def _answers(self, keys: tuple[str, ...], request: Request, *, quarantined: bool) -> Any:
+        """An async iterator of `News`; ``None`` where there is no replica in quarantine, nor soon will be."""
+        if not quarantined:
+            return self._running.handle.options(stream=True).run.remote(keys, request)
+        answers: Any = self._running.quarantine.options(stream=True).run_suspect.remote(keys, request)
+        try:
+            async with asyncio.timeout(_ROOM_SECONDS):
+                await anext(answers)
+        except TimeoutError:
+            answers.cancel()
+            return None
+        return answers
+
     async def _look(self) -> None:
         """Asks the replicas for their statistics, for ever."""
         while True:
             try:
-                several = [one for handle in self._running.handles for one in await _statistics_of(handle)]
+                handles = (*self._running.handles, self._running.quarantine)
+                several = [one for handle in handles for one in await _statistics_of(handle)]
             except (*_GONE, RayServeException, RayTaskError, TimeoutError):
                 several = []  # the next answer will do
             departures = await self._running.register.read.remote(len(self.departures))
@@ -225,6 +273,15 @@ class RayBackend:
                 f"replicas={self.deployment.replicas} follow the demand; allowed: a cluster of a number"
             )
         await trio.to_thread.run_sync(self._running.scale, replicas)
+
+    def _later(self, call: Callable[[], object]) -> None:
+        """Calls in the trio loop, when what was lost together is known to be lost."""
+
+        async def wait() -> None:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            self._hand(call)
+
+        self._thread.start(object(), wait)
 
     def _hand(self, call: Callable[..., object], *arguments: object) -> None:
         """Calls in the trio loop."""
@@ -266,6 +323,11 @@ def _keys(request: Request) -> tuple[str, ...]:
     if request.items:
         return tuple(item.key for item in request.items)
     return tuple(key.hex() for key in request.page_keys[: -_PREFIXES - 1 : -1])
+
+
+def _is_blameless(cause: BaseException) -> bool:
+    """No request ended the replica: it ended in order, or its machine was taken away."""
+    return isinstance(cause, EngineClosed) or (isinstance(cause, RayActorError) and cause.preempted)
 
 
 def _failed_there(error: RayTaskError) -> EngineError:

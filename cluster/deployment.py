@@ -60,14 +60,24 @@ class Deployment:
             handle = self._run()
             encoders = serve.get_deployment_handle(_ENCODER, self.name) if self.encoders else None
             handles = (handle,) if encoders is None else (handle, encoders)
+            quarantine = self._run_quarantine()
             description, *_ = [_describe(one) for one in handles]
             statistics = total([told for one in handles for told in one.broadcast("statistics").results()])
-            return Running(self, handles, description, statistics, register, owns_ray)
+            return Running(self, handles, quarantine, description, statistics, register, owns_ray)
         except BaseException:
-            serve.delete(self.name)
+            self.delete()
             ray.kill(register)
             _leave_ray(owns_ray)
             raise
+
+    def delete(self) -> None:
+        """Drains and releases every replica, in order. Blocks."""
+        serve.delete(self._quarantine_name)
+        serve.delete(self.name)
+
+    @property
+    def _quarantine_name(self) -> str:
+        return f"{self.name}-quarantine"
 
     def _run(self) -> DeploymentHandle[Any]:
         try:
@@ -81,6 +91,20 @@ class Deployment:
             )
         except RuntimeError as error:
             raise EngineError(f"the replicas cannot be started: {error}") from error
+
+    def _run_quarantine(self) -> DeploymentHandle[Any]:
+        """An application of its own, since its number follows its requests: none or one."""
+        scaling = AutoscalingConfig(
+            min_replicas=0,
+            max_replicas=1,
+            target_ongoing_requests=self.most_requests,
+            upscale_delay_s=0.0,
+            downscale_delay_s=_DOWN_SECONDS,
+        )
+        bound = self._deployment(REPLICA, {"autoscaling_config": scaling}).bind(
+            self.model, self.config, name_of(self.name)
+        )
+        return serve.run(bound, name=self._quarantine_name, route_prefix=None, logging_config=_LOGGING)
 
     def _count(self) -> dict[str, Any]:
         if isinstance(self.replicas, int):
@@ -149,6 +173,7 @@ class Running:
 
     deployment: Deployment
     handles: tuple[DeploymentHandle[Any], ...]  # of the deployment that takes requests, and of one that only encodes
+    quarantine: DeploymentHandle[Any]  # of no replica, or one: it is started when there are suspects
     description: ModelDescription
     statistics: EngineStatistics
     register: Any  # the handle of a `Register`
@@ -173,7 +198,7 @@ class Running:
             EngineTeardownError: replicas have not ended in their time.
         """
         try:
-            serve.delete(self.deployment.name)
+            self.deployment.delete()
             departures: list[Departure] = ray.get(self.register.read.remote(known))
         except TimeoutError as error:
             raise EngineTeardownError(f"replicas have not ended: {error}; see Ray's own logs") from error

@@ -13,11 +13,11 @@ from typing import Any
 from uuid import uuid4
 
 from attrs import define, field
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from ..actors import messages as m
-from ..core.errors import BorrowFailed, EncodeFailed
+from ..core.errors import BorrowFailed, DeviceLost, EncodeFailed, LenderLost, RunnerCrashed
 from ..core.plan import LentOutput
 from ..core.request import EncoderItem
 
@@ -117,10 +117,13 @@ class RayLenders:
 
 
 def _failure(error: Exception) -> Exception:
-    """An item that the lender could not encode fails for good; all else is the lender's."""
+    """An item that the lender could not encode fails for good, and one that may have ended the lender is not encoded
+    here; all else is the lender's."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, EncodeFailed):
         return cause
-    failure = BorrowFailed(f"a lender gave nothing ({type(cause).__name__}: {cause}); ask another, or encode it here")
+    died = isinstance(cause, ActorDiedError) and not cause.preempted
+    kind = LenderLost if died or isinstance(cause, DeviceLost | RunnerCrashed) else BorrowFailed
+    failure = kind(f"a lender gave nothing ({type(cause).__name__}: {cause}); ask another, or encode it here")
     failure.__cause__ = cause
     return failure

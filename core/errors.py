@@ -20,6 +20,7 @@
         ├── EngineAsleep             503  the engine was put to sleep and refuses requests until it is woken
         ├── EncodeFailed             500  the encoder failed on the request's input
         ├── BorrowFailed             500  no lender gave an encoder output, or what it gave cannot be used
+        │   └── LenderLost           500  a lender's process ended while it encoded, and the item may be why
         ├── DeviceOutOfMemory        500  a call needed more memory than the device has left
         ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
         ├── DeviceLost               500  the device's context is broken for good; only a new process helps
@@ -132,6 +133,11 @@ class EncodeFailed(EngineError):
 
 class BorrowFailed(EngineError):
     """An encoder output could not be borrowed. It is encoded here, or borrowed from another lender."""
+
+
+class LenderLost(BorrowFailed):
+    """A lender's process ended while it encoded an item, which may be what ended it: it is not encoded here. A cluster
+    runs the request in quarantine."""
 
 
 class DeviceOutOfMemory(EngineError, MemoryError):

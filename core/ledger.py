@@ -26,7 +26,7 @@ from typing import Any
 from attrs import asdict, define, field
 
 from .batch_size import BatchSize
-from .errors import EncodeFailed
+from .errors import EncodeFailed, LenderLost
 from .ledger_table import TRANSITIONS, Change, State
 from .ledger_values import (
     Decisions,
@@ -38,6 +38,7 @@ from .ledger_values import (
     Wait,
     borrow_failure,
     encode_failure,
+    lender_loss,
     too_large,
 )
 from .ordered import Ordered
@@ -188,12 +189,14 @@ class EncoderLedger:
         return self._decide()
 
     def borrow_failed(self, key: str, error: Exception) -> Decisions:
-        """``key`` was not lent, or was lost on its way. An item that failed in the lender's encoder is refused to its
-        holders; what else failed is encoded here, or borrowed again."""
+        """``key`` was not lent, or was lost on its way. An item that failed in the lender's encoder, or may have ended
+        the lender, is refused to its holders; what else failed is encoded here, or borrowed again."""
         entry = self._entries[key]
         entry.borrows_failed += 1
         if isinstance(error, EncodeFailed):
             self._refuse(entry, encode_failure, error)
+        elif isinstance(error, LenderLost):
+            self._refuse(entry, lender_loss, error)
         elif not self.encodes and entry.borrows_failed >= MOST_BORROWS:
             self._refuse(entry, borrow_failure, error)
         self._change(entry, Change.BORROW_FAILED)

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from .errors import EncodeFailed, RequestTooLarge
+from .errors import EncodeFailed, LenderLost, RequestTooLarge
 from .ledger_table import Held, State
 from .ordered import Place
 
@@ -110,6 +110,13 @@ def borrow_failure(error: Exception) -> EncodeFailed:
         f"no lender gave this request's encoder output, and it cannot be encoded here; the last refusal was "
         f"{type(error).__name__}: {error}; start encoders, then ask again"
     )
+    failure.__cause__ = error
+    return failure
+
+
+def lender_loss(error: Exception) -> LenderLost:
+    """A new error for each holder of what a lender was encoding when it was lost."""
+    failure = LenderLost(f"what this request needs may have ended a lender's process, and is not encoded here: {error}")
     failure.__cause__ = error
     return failure
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
+
+from triolet.core.plan import StepPlan
 
 pytest.importorskip("ray", reason="needs Ray; pip install 'triolet[cluster]'")
 
@@ -15,29 +19,64 @@ pytest.importorskip("ray", reason="needs Ray; pip install 'triolet[cluster]'")
 @pytest.fixture(scope="session")
 def machines() -> Iterator[None]:
     import ray
+    from ray import cloudpickle
     from ray.cluster_utils import Cluster as Machines
 
     sizes = {"num_cpus": 1, "object_store_memory": 80 << 20}
     several = Machines(initialize_head=True, head_node_args={**sizes, "include_dashboard": False})
     for _ in range(2):
         several.add_node(**sizes)
-    ray.init(address=several.address, log_to_driver=False, logging_level="ERROR")
+    planted = {"worker_process_setup_hook": plant_poison}
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the processes cannot import it
+    ray.init(address=several.address, log_to_driver=False, logging_level="ERROR", runtime_env=planted)
     yield
     ray.shutdown()
     several.shutdown()
 
 
+POISON = 666  # the seed of a request that ends the process which feeds its token at this position
+POISON_POSITION = 9
+
+
+def plant_poison() -> None:
+    """Ray calls it in each process. Only replicas import the executor."""
+    from triolet.actors import gpu_runner
+
+    make_executor = gpu_runner.torch_executor
+
+    def make_vulnerable_executor(*args: Any) -> Any:
+        from triolet.models.executor import TorchExecutor
+
+        step, poisonous = TorchExecutor.step, set[int]()
+
+        def deadly_step(self: TorchExecutor, plan: StepPlan) -> Any:
+            poisonous.update(start.sequence_id for start in plan.started if start.sampling.seed == POISON)
+            poisonous.difference_update(plan.ended)
+            for chunk in plan.chunks:
+                if chunk.sequence_id in poisonous and chunk.start + chunk.length > POISON_POSITION:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return step(self, plan)
+
+        TorchExecutor.step = deadly_step  # type: ignore[method-assign]
+        return make_executor(*args)
+
+    gpu_runner.torch_executor = make_vulnerable_executor
+
+
 NAME = f"test-{os.getpid()}"  # of the application: other tests may run beside, with a cluster of their own
 
 
-def replicas() -> list[psutil.Process]:
-    """The processes of the replicas of `NAME` that live."""
+def replicas(name: str = NAME) -> list[psutil.Process]:
+    """The processes of the replicas of ``name`` that live."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or [""]
-        if words[0].startswith(f"ray::ServeReplica:{NAME}:"):
+        if words[0].startswith(f"ray::ServeReplica:{name}:"):
             found.append(process)
     return found
+
+
+QUARANTINE = f"{NAME}-quarantine"
 
 
 def kill(process: psutil.Process) -> None:

@@ -15,7 +15,7 @@ from triolet.actors import worker
 from triolet.core import frames
 from triolet.core.errors import DeviceOutOfMemory
 from triolet.core.request import LogitRules
-from triolet.models import executor as executors
+from triolet.models import device_calls
 from triolet.models.executor import EncoderOutputs, TorchExecutor
 from triolet.models.memory.kv import CrossKV, PagedKV
 from triolet.models.memory.resources import ResourceStack
@@ -77,7 +77,7 @@ def test_r5_an_error_pins_the_tensors_of_a_failed_batch(driver, audio, monkeypat
         raise RuntimeError("boom")
 
     if planted:
-        for module in (frames, executors):
+        for module in (frames, device_calls):
             monkeypatch.setattr(module, "clear_frames", lambda error, *, outer=None: None)
     monkeypatch.setattr(WhisperModel, "encode", crash)
     kept = worker.run_call(worker.Job.ENCODE, lambda: driver.encode(a=audio(1))).error

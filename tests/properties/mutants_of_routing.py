@@ -105,7 +105,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="self._count(there, -1)",
         mistake="pass",
         killer=ROUTING,
-        reason="loads_are_those_of_the_requests_that_run",
+        reason=("loads_are_those_of_the_requests_that_run", "busy_is_who_exceeds_the_mean"),
     ),
     Mutant(
         name="a replica that leaves keeps its part of the mean load",
