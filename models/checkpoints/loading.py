@@ -116,8 +116,8 @@ def load_part(loader: str, folder: Path, *, without: Find | None = None, **optio
 
     source = options.pop("source", str(folder))
     try:
-        made = getattr(transformers, loader)
-        wanted = made if without is None else leaving_out(made, without)
+        made: Any = getattr(transformers, loader)
+        wanted: Any = made if without is None else leaving_out(made, without)
         return wanted.from_pretrained(source, local_files_only=True, **options)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         if isinstance(error, ImportError):

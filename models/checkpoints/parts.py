@@ -46,8 +46,7 @@ def _empty(module: Any, find: Find) -> None:
     tied: dict[str, str] = module.all_tied_weights_keys  # each to the name of what it is tied to
     sources = {source for name, source in tied.items() if not (_is_in(left_out, name) and _is_in(left_out, source))}
     module.all_tied_weights_keys = {name: source for name, source in tied.items() if source in sources}
-    kept = {id(weight) for name, weight in weights.items() if not _is_in(left_out, name)}
-    kept |= {id(weights[name]) for name in (*module.all_tied_weights_keys, *sources)}
+    kept = {id(weights[name]) for name in (*module.all_tied_weights_keys, *sources)}
     for name in left_out:
         parent, _, key = name.rpartition(".")
         setattr(module.get_submodule(parent), key, _bare(module.get_submodule(name), kept))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
@@ -22,6 +23,7 @@ from triolet.core.request import EncoderItem, LogitRules, SamplingParams
 from triolet.models.architectures.crossed import crossed_model_types, find_crossed_family
 from triolet.models.architectures.families import _families
 from triolet.models.blueprints.estimate import ODDS, estimate
+from triolet.models.checkpoints.parts import leaving_out
 from triolet.models.checkpoints.stored import StoredTensor
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import storages
@@ -117,6 +119,7 @@ def check_alone(name: str, path: Path, opens: Opens, config: EngineConfig = SMAL
     for item in items_of(name, path, description):
         assert lent(alone, job_of(item)) == lent(whole, job_of(item)), "bit for bit"
     share, held = encoders_share(whole, name), named(alone)
+    assert type(alone._open.main.model.module) is type(whole._open.main.model.module)
     assert held.keys() == share.keys()
     assert all(torch.equal(tensor, share[key]) for key, tensor in held.items())
     counts = alone.memory().by_owner
@@ -176,6 +179,13 @@ def test_the_decoders_weights_are_not_read(
     parts = [part.removeprefix("model.") for part in ENCODERS[name]]
     assert read
     assert [one for one in read if not any(part in one for part in parts) and not one.endswith(shared)] == []
+
+
+def test_transformers_takes_what_leaves_parts_out_for_its_own() -> None:
+    """Else it would not rename the weights of older checkpoints."""
+    made = leaving_out(transformers.LlavaForConditionalGeneration, lambda _: [])
+    assert not made.is_custom_code()
+    assert made.__name__ == "LlavaForConditionalGeneration"
 
 
 @pytest.mark.parametrize("name", ["llava", "bart"])
