@@ -131,17 +131,23 @@ def counted(engine: Engine) -> tuple[int, int, int]:
     return told.encoded, told.borrowed, told.loans
 
 
+def weights(engine: Engine) -> int:
+    """Bytes, of all replicas."""
+    return engine.statistics().device.by_owner["weights"]
+
+
 @pytest.mark.usefixtures("machines")
 async def test_what_is_encoded_on_one_replica_is_decoded_on_another() -> None:
     """And all of them give everything back; a replica that only encodes says so too."""
     async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:
-        own = await answer(engine)
+        own, whole = await answer(engine), weights(engine)
     async with Cluster(triolet.demo.checkpoint(), config=CONFIG, encoders=1, cpus=0.5, name=NAME) as engine:
         assert await answer(engine) == own, "a borrowed output gives the tokens of an own one"
         with trio.fail_after(60):
             while not counted(engine)[1]:  # noqa: ASYNC110  (nobody tells of news)
                 await trio.sleep(0.2)
         assert counted(engine) == (1, 1, 1), "encode once: there, and not here"
+        assert whole < weights(engine) < 1.5 * whole, "one model, and one encoder"
     assert [(one.bytes_held, one.outputs_held, one.error) for one in engine.departures] == [(0, 0, None)] * 2
 
 
