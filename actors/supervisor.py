@@ -24,7 +24,7 @@ from attrs import define, field
 from ..core import events, frames, log_lines
 from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
-from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
+from ..core.errors import EngineClosed, EngineTeardownError, InvalidRequest, InvariantViolation, RunnerCrashed
 from ..core.executor import Executor
 from ..core.ledger import EncoderLedger
 from ..core.model import ModelDescription
@@ -196,7 +196,17 @@ class Supervisor:
         await self._stopped.wait()
 
     def submit(self, request: Request, stream: m.Stream) -> None:
-        """Hands a checked request over to the scheduler. Raises `EngineClosed` once the engine is stopping."""
+        """Hands a checked request over to the scheduler.
+
+        Raises:
+            EngineClosed: the engine is stopping.
+            InvalidRequest: it has no decoder.
+        """
+        if not self.config.decodes:
+            raise InvalidRequest(
+                f"a request to an engine with part={self.config.part!r}, which has no decoder; allowed: loans of "
+                "encoder outputs. Send it to an engine with part='whole'"
+            )
         if not self._accepting or self._stop.is_set():
             raise EngineClosed("the engine is stopping and takes no new requests; open a new one")
         self._to_scheduler.send_nowait(m.Submit(request, stream))

@@ -84,8 +84,9 @@ class Cluster(Engine):
     A request whose replica is lost is sent to another one and goes on behind its last token: nothing is lost, and no
     token comes twice. A request that was running on two replicas when they were lost gets `PoisonRequest`.
 
-    With ``encoders`` so many replicas more only encode, and the others borrow encoder outputs from them. What cannot be
-    borrowed, since an encoder is lost say, is encoded where it is needed.
+    With ``encoders`` so many replicas more only encode, and the others borrow encoder outputs from them. They hold the
+    model's encoder alone. What cannot be borrowed, since an encoder is lost say, is encoded where it is needed: all
+    others hold the whole model.
 
     When the block ends, requests drain, and every replica gives its device back in order.
 
@@ -106,6 +107,7 @@ class Cluster(Engine):
         InvalidRequest: a value that is not allowed, or Ray is not installed.
 
     Raises (on entering):
+        InvalidRequest: a setting that the model cannot have, such as ``encoders`` of one that has no encoder.
         CheckpointError: no checkpoint there, or one that a replica cannot load.
         EngineError: Ray cannot be reached, or cannot start the replicas.
     """
@@ -123,6 +125,11 @@ class Cluster(Engine):
         name: str | None = None,
     ) -> None:
         super().__init__(model, config=config)
+        if not self.inside.config.decodes:
+            raise InvalidRequest(
+                f"a cluster of replicas with part={self.inside.config.part!r}, which run no requests; allowed: "
+                "part='whole'. For replicas that only encode, give encoders=..."
+            )
         settings = _Settings(replicas=replicas, encoders=encoders, cpus=cpus, gpus=gpus, address=address, name=name)
         check_installed()
         self.inside = TrioEngine(self.inside.config, partial(_backend, str(model), self.inside.config, settings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 from typing import Any
@@ -163,8 +164,8 @@ def _describe(handle: DeploymentHandle[Any]) -> ModelDescription:
 
 
 def _only_encodes(config: EngineConfig) -> EngineConfig:
-    """Settings of a replica that gets no requests: KV for a single sequence, the least that there is."""
-    return evolve(config, max_running=1, self_kv_bytes=0, cross_kv_bytes=0)
+    """Settings of a replica that gets no requests, so none would wake it."""
+    return evolve(config, part="encoder", idle_sleep=math.inf)
 
 
 @frozen(eq=False)

@@ -29,7 +29,7 @@ from ..actors.statistics import EngineStatistics
 from ..actors.supervisor import Supervisor
 from ..actors.worker import ThreadWorker
 from ..core.config import EngineConfig
-from ..core.errors import CallerError, EngineClosed
+from ..core.errors import CallerError, EngineClosed, InvalidRequest
 from ..core.events import error_text
 from ..core.model import ModelDescription
 from ..core.plan import LentOutput, SampledToken
@@ -235,7 +235,7 @@ class Replica:
     def _submit(self, request: Request, stream: _Stream) -> None:
         try:
             self._running().submit(request, stream)
-        except EngineClosed as error:
+        except (EngineClosed, InvalidRequest) as error:
             stream.end(Failed(error))
 
     def _tell(self, message: m.Lend | m.Release | m.Arrived | m.BorrowBroken) -> None:

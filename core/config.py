@@ -16,6 +16,7 @@ from .model import Kind
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZATIONS = ("int8",)
+PARTS = ("whole", "encoder")
 _MUCH = 2**31 - 1
 _BYTES = 2**50
 
@@ -77,6 +78,7 @@ def _speculation(value: Any) -> Any:
 
 
 _SETTINGS = {
+    "part": one_of(*PARTS),
     "device": Check(_device, "'auto', 'cpu', 'cuda' or 'cuda:N'; triolet devices lists what is there"),
     "dtype": one_of(*DTYPES),
     "threads": integer(0, 1024, "; 0: torch's own choice"),
@@ -113,6 +115,9 @@ class EngineConfig:
     """Settings of one engine. All sizes are bytes unless the name says otherwise.
 
     Args:
+        part: ``"whole"``, or ``"encoder"``: the model without its decoder. Such an engine lends encoder outputs to
+            others, as replicas of a cluster that only encode do, and refuses requests. It has no keys and values;
+            settings of these, of steps and of ``speculation`` are not used.
         device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: the layers,
             with their pages, are split over the devices in order. For models that are too large for one device. Leave
@@ -177,6 +182,7 @@ class EngineConfig:
         InvalidRequest: a value out of its range.
     """
 
+    part: str = "whole"
     device: str = "auto"
     devices: tuple[str, ...] = ()
     dtype: str = "auto"
@@ -212,12 +218,19 @@ class EngineConfig:
         self._check_devices()
         self._check_quantization()
 
+    @property
+    def decodes(self) -> bool:
+        """Whether the model has its decoder."""
+        return self.part == "whole"
+
     def encode_budget(self, device: str) -> int:
         """Most embeddings of one encode batch on ``device``, as the executor names it: ``"cpu"``, ``"cuda:0"``."""
         return self.encode_batch_embeddings or (1 if device.startswith("cpu") else 12_000)
 
     def speculation_for(self, kind: Kind, device: str) -> Speculation | None:
         """How draft tokens are proposed for a model of ``kind`` on ``device``, as the executor names it."""
+        if not self.decodes:
+            return None
         if self.speculation != "auto":
             return self.speculation
         plain = not self.compile and self.graphs != "eager"  # which are made for one token of a sequence

@@ -84,7 +84,7 @@ class _Open:
     def crossed(self) -> list[tuple[Parts, EncoderOutputs]]:
         """The parts that read items, each with the outputs of its encoder: a draft of a decoder reads text alone."""
         both = [(self.main, self.outputs)]
-        if self.draft is not None and self.draft.cross is not None:
+        if self.draft is not None and self.draft.log_mel is not None:
             both.append((self.draft, self.draft_outputs))
         return both
 

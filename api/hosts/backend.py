@@ -25,7 +25,8 @@ class Backend(Protocol):
         """Ends before the block does. Aborts requests that run longer than ``drain_seconds``."""
 
     def submit(self, request: Request, stream: Stream) -> None:
-        """Takes a checked request, whose tokens and end go to ``stream``. Raises `EngineClosed` once it is stopping."""
+        """Takes a checked request, whose tokens and end go to ``stream``. Raises `EngineClosed` once it is stopping,
+        `InvalidRequest` where there is no decoder."""
 
     def abort(self, request_id: str) -> None:
         """Aborts a request. Works under cancellation and while it stops; never raises."""

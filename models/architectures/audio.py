@@ -15,6 +15,7 @@ from ...core.errors import CheckpointError, InvalidRequest
 from ...core.model import Preparer
 from ...core.request import Placeholder
 from ..checkpoints.loading import apart, load_module, load_part, place_of, processor_template
+from ..checkpoints.parts import Find
 from .prompts import MediaPreparer, Read
 
 
@@ -22,9 +23,9 @@ from .prompts import MediaPreparer, Read
 class QwenAudio:
     """Qwen2-Audio: a window of up to 30 seconds becomes one embedding for each 40 ms."""
 
-    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         """See `Family`."""
-        return load_module("Qwen2AudioForConditionalGeneration", folder, dtype)
+        return load_module("Qwen2AudioForConditionalGeneration", folder, dtype, without=without)
 
     def text(self, module: nn.Module) -> nn.Module:
         """See `Family`."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...core.errors import UnsupportedModel
 from ...core.model import Preparer
 from ...core.request import Placeholder
+from ..checkpoints.parts import Find
 from .audio import QwenAudio
 from .vision import Llava, QwenVision, Tiled
 
@@ -25,8 +26,8 @@ _MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config")
 class Family(Protocol):
     """One kind of multimodal checkpoint. It has no state."""
 
-    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
-        """The whole model on the CPU, in eval mode.
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
+        """The model on the CPU, in eval mode: whole, or ``without`` some parts.
 
         Raises:
             CheckpointError: weights are missing, left over or damaged.

@@ -21,6 +21,7 @@ from ...core.errors import InvalidRequest, UnsupportedModel
 from ...core.model import Preparer
 from ...core.request import Placeholder
 from ..checkpoints.loading import apart, load_module, load_part, place_of, processor_template
+from ..checkpoints.parts import Find
 from .prompts import MediaPreparer, Read
 
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # of the encoders that LLaVA may have
@@ -32,9 +33,9 @@ class QwenVision:
 
     architecture: str  # as transformers names it
 
-    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         """See `Family`."""
-        return load_module(self.architecture, folder, dtype)
+        return load_module(self.architecture, folder, dtype, without=without)
 
     def text(self, module: nn.Module) -> nn.Module:
         """See `Family`."""
@@ -87,9 +88,9 @@ class QwenVision:
 class Llava:
     """LLaVA (Liu et al. 2023): every image becomes one square, and a fixed number of embeddings."""
 
-    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         """See `Family`."""
-        module = load_module("LlavaForConditionalGeneration", folder, dtype)
+        module = load_module("LlavaForConditionalGeneration", folder, dtype, without=without)
         config: Any = module.config
         _class_tokens(config)
         return module
@@ -134,9 +135,9 @@ class Tiled:
 
     architecture: str
 
-    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         """See `Family`."""
-        return load_module(self.architecture, folder, dtype)
+        return load_module(self.architecture, folder, dtype, without=without)
 
     def text(self, module: nn.Module) -> nn.Module:
         """See `Family`."""

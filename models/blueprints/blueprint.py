@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...core.config import EngineConfig
 from ...core.model import ModelDescription
@@ -98,6 +98,11 @@ class Blueprint(Protocol):
 def chosen(budget: Budget | None) -> Budget:
     assert budget is not None, "pages and slots are counted when the weights are loaded"
     return budget
+
+
+def kept_by(config: EngineConfig, sizes: KVSizes) -> KVSizes:
+    """``sizes``, or none where there is no decoder."""
+    return sizes if config.decodes else evolve(sizes, page=0, slot=0)
 
 
 def most_positions(config: EngineConfig, own: int) -> int:

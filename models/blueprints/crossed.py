@@ -20,9 +20,10 @@ from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.slots import VariedCrossKV
-from ..networks.encoder_decoder import EncoderDecoderNetwork
+from ..networks.encoder_alone import EncoderAlone
+from ..networks.encoder_decoder import EncoderDecoderNetwork, encode_alike
 from ..networks.network import Network
-from .blueprint import Own, Parts, chosen, most_positions
+from .blueprint import Own, Parts, chosen, kept_by, most_positions
 from .passed import PassedTrials, trial_key
 from .trial_crossed import try_out_crossed
 
@@ -53,7 +54,10 @@ class CrossedBlueprint:
         return whole.to(self.device, copied=copied)
 
     def _read(self) -> nn.Module:
-        module = load_module(self.checkpoint.family.loader, self.checkpoint.folder, self.dtype)
+        loader, folder = self.checkpoint.family.loader, self.checkpoint.folder
+        if not self.config.decodes:
+            return load_module(loader, folder, self.dtype, without=_decoder_of)
+        module = load_module(loader, folder, self.dtype)
         _set_apart(module)
         return module
 
@@ -61,15 +65,20 @@ class CrossedBlueprint:
     def sizes(self) -> KVSizes:
         shape, config = self.checkpoint.shape, self.config
         position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.dtype.itemsize
-        return KVSizes(
+        sizes = KVSizes(
             page=position * config.page_size,
             slot=position * shape.embeddings,
             positions=most_positions(config, shape.positions),
             page_size=config.page_size,
         )
+        return kept_by(config, sizes)
 
     def take(self, own: Own, model: Any) -> Parts:
         shape = self.checkpoint.shape
+        if not self.config.decodes:
+            encode = partial(encode_alike, self.checkpoint.family, model)
+            alone = EncoderAlone(positions=shape.positions, encode=encode)
+            return Parts(network=alone, model=model, log_mel=None, paged=None, cross=None)
         paged = own("self_kv", self._allocate_pages())
         cross = own("cross_kv", self._allocate_slots())
         network = EncoderDecoderNetwork(
@@ -88,6 +97,8 @@ class CrossedBlueprint:
         return network
 
     def prove(self, network: Network) -> None:
+        if isinstance(network, EncoderAlone):
+            return  # an encoder has attention of its own
         assert isinstance(network, EncoderDecoderNetwork), "the blueprint made it"
         key = trial_key(self.checkpoint.stamps, self.fingerprint, [self.device], self.dtype)
         PassedTrials.of_user().once(key, partial(try_out_crossed, network, self.checkpoint))
@@ -151,6 +162,11 @@ class CrossedBlueprint:
             preparer=preparer,
             generation=checkpoint.rules,
         )
+
+
+def _decoder_of(module: Any) -> list[nn.Module]:
+    """The parts beside the encoder, which has token embeddings of its own where it reads any."""
+    return [module.get_decoder(), module.get_output_embeddings(), module.get_input_embeddings()]
 
 
 def _set_apart(module: Any) -> None:

@@ -25,6 +25,7 @@ from .text import TextBlueprint
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in names of weights: parts that are not quantized
+_DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # of encoder-decoders
 _SCALES = "gemma"  # in model types: token embeddings that scale, and are not quantized
 
 
@@ -88,9 +89,17 @@ def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
-    """Without a head that is the token embedding."""
+    """Without a head that is the token embedding; without a decoder, where the engine has none."""
+    if not blueprint.config.decodes:
+        return ((name, one) for name, one in stored.items() if _is_of_encoder(blueprint, name))
     tied = isinstance(blueprint, TextBlueprint) and getattr(blueprint.checkpoint.config, "tie_word_embeddings", False)
     return ((name, one) for name, one in stored.items() if not (tied and name.endswith(_HEADS)))
+
+
+def _is_of_encoder(blueprint: AnyBlueprint, name: str) -> bool:
+    if isinstance(blueprint, TextBlueprint):
+        return any(part in name for part in _ENCODERS)
+    return _DECODERS.isdisjoint(name.split("."))
 
 
 def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:

@@ -61,7 +61,12 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
         if device.type != "cpu" or devices or config.compile:
             raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu' alone, without compile")
         dtype = find_dtype(config.dtype, device, int8=True)
-    stages = cut(text.shape.layers, devices) if devices else ()
+    if text.family is None and not config.decodes:
+        raise InvalidRequest(
+            f"part={config.part!r} of {text.architecture}, which has no encoder whose outputs are kept; allowed: "
+            "encoder-decoders, and models that read images or audio. Use part='whole', and encoders=0 of a cluster"
+        )
+    stages = cut(text.shape.layers, devices) if devices and config.decodes else ()
     return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))
 
 
@@ -96,7 +101,7 @@ class Blueprints:
         """
         main = read_blueprint(model, config)
         name = config.speculation.draft if isinstance(config.speculation, Speculation) else None
-        if name is None:
+        if name is None or not (config.decodes or isinstance(main, WhisperBlueprint)):  # other drafts encode nothing
             return cls(main=main, draft=None)
         device = config.devices[-1] if config.devices else config.device  # where the model's logits are
         draft = read_blueprint(name, evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0))

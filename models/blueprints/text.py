@@ -18,6 +18,7 @@ from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text import TextCheckpoint
 from ..checkpoints.files import is_mapped
 from ..checkpoints.loading import load_module
+from ..checkpoints.parts import Find
 from ..launch.compiled import CompiledLayers
 from ..launch.graphs import GraphManager, find_recorder
 from ..launch.pipeline import Buffers, Pipeline, Places, Stage, StagedKV, find_layers
@@ -27,11 +28,12 @@ from ..linear.stored import adopt_quantized
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
-from ..networks.causal import CausalDecode, CausalNetwork
+from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
+from ..networks.encoder_alone import EncoderAlone
 from ..networks.fused import FusedLayers
 from ..networks.network import Network
-from .blueprint import Own, Parts, chosen, most_positions, name_devices
+from .blueprint import Own, Parts, chosen, kept_by, most_positions, name_devices
 from .passed import PassedTrials, trial_key
 from .trial import try_out, try_out_encoder
 
@@ -56,7 +58,8 @@ class TextBlueprint:
         return ModuleFiles(self.checkpoint.folder)
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        read = self._read if self.config.quantization is None else self._read_quantized
+        quantized = self.config.quantization is not None and self.config.decodes
+        read = self._read_quantized if quantized else self._read
         return files.read(read, partial(self.place, copied=is_mapped(self.checkpoint.folder)))
 
     def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
@@ -73,7 +76,7 @@ class TextBlueprint:
     def _read(self) -> nn.Module:
         checkpoint = self.checkpoint
         if checkpoint.family is not None:
-            return checkpoint.family.load(checkpoint.folder, self.dtype)
+            return checkpoint.family.load(checkpoint.folder, self.dtype, without=self._left_out())
         module = load_module(
             checkpoint.loader, checkpoint.folder, self.dtype, spare="pooler", quantized=checkpoint.quantized
         )
@@ -90,6 +93,12 @@ class TextBlueprint:
         quantize_modules(module, self._language(module))
         return module
 
+    def _left_out(self) -> Find | None:
+        return None if self.config.decodes else self._decoder_of
+
+    def _decoder_of(self, module: Any) -> list[nn.Module]:
+        return [self._language(module), module.get_output_embeddings()]
+
     def _language(self, module: nn.Module) -> nn.Module:
         """The part of a module that is a decoder of text; the others of it, which encode, are small."""
         family = self.checkpoint.family
@@ -99,12 +108,13 @@ class TextBlueprint:
     def sizes(self) -> KVSizes:
         shape, config = self.checkpoint.shape, self.config
         position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.dtype.itemsize
-        return KVSizes(
+        sizes = KVSizes(
             page=position * config.page_size if self.checkpoint.causal else 0,
             slot=0,
             positions=most_positions(config, shape.positions),
             page_size=config.page_size,
         )
+        return kept_by(config, sizes)
 
     def take(self, own: Own, model: Any) -> Parts:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
@@ -118,6 +128,10 @@ class TextBlueprint:
                 device=self.device,
             )
             return Parts(network=encoder, model=model, log_mel=None, paged=None, cross=None)
+        if not self.config.decodes:
+            assert checkpoint.family is not None, "a model without an encoder was refused"
+            alone = EncoderAlone(positions=shape.positions, encode=partial(encode_together, checkpoint.family, model))
+            return Parts(network=alone, model=model, log_mel=None, paged=None, cross=None)
         paged = own("self_kv", self._allocate_pages())
         pipeline = None
         if self.stages:
@@ -173,9 +187,9 @@ class TextBlueprint:
     def prove(self, network: Network) -> None:
         if isinstance(network, EncoderNetwork):
             self._once(partial(try_out_encoder, network, self.checkpoint, self.dtype))
+        if self.checkpoint.family is not None:  # transformers imports this for the first image, while everybody waits
+            importlib.import_module("torch._dynamo")
         if isinstance(network, CausalNetwork):
-            if network.family is not None:  # transformers imports this for the first image, while everybody waits
-                importlib.import_module("torch._dynamo")
             prove = partial(try_out, network, self.checkpoint)
             if network.compiled is not None:
                 prove()  # which compiles, too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from ..linear.choice import ChoiceFile, choose
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import CrossKV, PagedKV
 from ..networks.aligner import WhisperAligner
+from ..networks.encoder_alone import EncoderAlone
 from ..networks.features import LogMel
-from ..networks.network import Network, WhisperNetwork
+from ..networks.network import Network, WhisperNetwork, encode_windows
 from ..networks.whisper import WhisperModel
-from .blueprint import Own, Parts, chosen, most_positions
+from .blueprint import Own, Parts, chosen, kept_by, most_positions
 
 
 @frozen(kw_only=True, eq=False)
@@ -55,21 +57,29 @@ class WhisperBlueprint:
             device=self.device,
             dtype=self.dtype,
             int8=self.config.quantization is not None,
+            decodes=self.config.decodes,
         )
 
     @property
     def sizes(self) -> KVSizes:
         shape, config = self.checkpoint.shape, self.config
         position = shape.decoder_layers * 2 * shape.width * self.dtype.itemsize
-        return KVSizes(
+        sizes = KVSizes(
             page=position * config.page_size,
             slot=position * shape.embeddings,
             positions=most_positions(config, shape.positions),
             page_size=config.page_size,
         )
+        return kept_by(config, sizes)
 
     def take(self, own: Own, model: Any) -> Parts:
+        if self.device.type == "cpu":
+            choose(model.linears(), model.kernels, file=ChoiceFile.of_user())
         log_mel = own("features", LogMel.build(self.checkpoint.features, self.device))
+        if not self.config.decodes:
+            encode = partial(encode_windows, model, log_mel)
+            alone = EncoderAlone(positions=self.checkpoint.shape.positions, encode=encode)
+            return Parts(network=alone, model=model, log_mel=log_mel, paged=None, cross=None)
         paged = own("self_kv", self._allocate_pages())
         cross = own("cross_kv", self._allocate_slots())
         network = WhisperNetwork(
@@ -77,7 +87,6 @@ class WhisperBlueprint:
             log_mel=log_mel,
             paged=paged,
             cross=cross,
-            window_samples=self.checkpoint.features.window_samples,
             dtype=self.dtype,
             device=self.device,
         )
@@ -85,9 +94,6 @@ class WhisperBlueprint:
         return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross, aligner=aligner)
 
     def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
-        if self.device.type == "cpu":
-            assert isinstance(network, WhisperNetwork), "it is what was taken"
-            choose(network.model.linears(), network.model.kernels, file=ChoiceFile.of_user())
         return network
 
     def prove(self, network: Network) -> None:

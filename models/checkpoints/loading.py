@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...core.errors import CheckpointError, UnsupportedModel
 from .files import find_weights, is_mapped
+from .parts import Find, cut_off, leaving_out
 from .settings import Settings
 from .stored import StoredTensor, stored_tensors
 
@@ -22,12 +23,19 @@ _NAMED = 3  # of many missing weights
 
 
 def load_module(
-    loader: str, folder: Path, dtype: torch.dtype, *, spare: str | None = None, quantized: bool = False
+    loader: str,
+    folder: Path,
+    dtype: torch.dtype,
+    *,
+    spare: str | None = None,
+    quantized: bool = False,
+    without: Find | None = None,
 ) -> nn.Module:
     """The model that transformers' class ``loader`` reads from ``folder``, on the CPU and in eval mode.
 
     Args:
         spare: the name of a part that nobody uses, so that its weights may be missing.
+        without: tells parts that the model is to lack; their weights are not read.
         quantized: another library quantized the weights, and transformers reads them by it.
 
     Raises:
@@ -36,7 +44,7 @@ def load_module(
     """
     with _quiet():
         load = load_part if quantized else _load
-        module, told = load(loader, folder, dtype=dtype, output_loading_info=True)
+        module, told = load(loader, folder, dtype=dtype, output_loading_info=True, without=without)
     missing = sorted(name for name in told["missing_keys"] if spare not in name.split("."))
     if missing:
         shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
@@ -46,6 +54,8 @@ def load_module(
         )
     if told["error_msgs"]:
         raise CheckpointError(f"the weights of {folder} cannot be used: {'; '.join(told['error_msgs'])}")
+    if without is not None:
+        cut_off(module)
     loaded: nn.Module = module.eval()
     return loaded
 
@@ -94,8 +104,9 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_part(loader: str, folder: Path, **options: Any) -> Any:
-    """What transformers' class ``loader`` makes of ``folder``, or of ``options`` where they name another ``source``.
+def load_part(loader: str, folder: Path, *, without: Find | None = None, **options: Any) -> Any:
+    """What transformers' class ``loader`` makes of ``folder``, or of ``options`` where they name another ``source``; a
+    model ``without`` some parts is still to be cut off of them.
 
     Raises:
         UnsupportedModel: transformers needs a package that is not installed.
@@ -105,7 +116,9 @@ def load_part(loader: str, folder: Path, **options: Any) -> Any:
 
     source = options.pop("source", str(folder))
     try:
-        return getattr(transformers, loader).from_pretrained(source, local_files_only=True, **options)
+        made: Any = getattr(transformers, loader)
+        wanted: Any = made if without is None else leaving_out(made, without)
+        return wanted.from_pretrained(source, local_files_only=True, **options)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         if isinstance(error, ImportError):
             raise UnsupportedModel(f"{folder} needs a package that is not installed: {error}") from error

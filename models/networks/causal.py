@@ -76,10 +76,7 @@ class CausalNetwork:
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
         assert self.family is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
-        outputs = self.family.encode(self.model.module, [job.payload for job in jobs])
-        for job, output in zip(jobs, outputs, strict=True):
-            assert len(output) == job.embeddings, f"item {job.key!r} has {len(output)} embeddings, not {job.embeddings}"
-        return outputs
+        return encode_together(self.family, self.model, jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         raise AssertionError(
@@ -232,6 +229,14 @@ class CausalDecode:
         place, paged = torch.device("meta"), self.paged
         pages = paged.another(pages=paged.pages, page_size=paged.page_size, device=place)
         evolve(self, model=self.model.to(place), paged=pages, compiled=None)(inputs.on(place))
+
+
+def encode_together(family: Family, model: TransformerModel, jobs: Sequence[EncodeJob]) -> list[Tensor]:
+    """See `Network.encode`. All items share a launch."""
+    outputs = family.encode(model.module, [job.payload for job in jobs])
+    for job, output in zip(jobs, outputs, strict=True):
+        assert len(output) == job.embeddings, f"item {job.key!r} has {len(output)} embeddings, not {job.embeddings}"
+    return outputs
 
 
 def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:

@@ -66,18 +66,7 @@ class EncoderDecoderNetwork:
         self.decoder.set_attn_implementation(implementation or CROSSED)
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
-        """Items of one length share a launch: what filled a shorter one up could change it."""
-        outputs: dict[str, Tensor] = {}
-        by_shape: dict[object, list[EncodeJob]] = {}
-        for job in jobs:
-            by_shape.setdefault(_shapes(job), []).append(job)
-        for alike in by_shape.values():
-            found = self.family.encode(self.model.module, [job.payload for job in alike])
-            outputs.update(zip([job.key for job in alike], found, strict=True))
-        for job in jobs:
-            length = len(outputs[job.key])
-            assert length == job.embeddings, f"item {job.key!r} has {length} embeddings, not {job.embeddings}"
-        return [outputs[job.key] for job in jobs]
+        return encode_alike(self.family, self.model, jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         """Each cross-attention module is called with one row, for the keys and values that it makes of ``output``."""
@@ -139,6 +128,21 @@ class EncoderDecoderNetwork:
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         raise AssertionError(f"{len(feeds)} chunks are to be pooled with {outputs}, but the model pools nothing")
+
+
+def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[EncodeJob]) -> list[Tensor]:
+    """See `Network.encode`. Items of one length share a launch: what filled a shorter one up could change it."""
+    outputs: dict[str, Tensor] = {}
+    by_shape: dict[object, list[EncodeJob]] = {}
+    for job in jobs:
+        by_shape.setdefault(_shapes(job), []).append(job)
+    for alike in by_shape.values():
+        found = family.encode(model.module, [job.payload for job in alike])
+        outputs.update(zip([job.key for job in alike], found, strict=True))
+    for job in jobs:
+        length = len(outputs[job.key])
+        assert length == job.embeddings, f"item {job.key!r} has {length} embeddings, not {job.embeddings}"
+    return [outputs[job.key] for job in jobs]
 
 
 def _shapes(job: EncodeJob) -> tuple[tuple[str, tuple[int, ...]], ...]:

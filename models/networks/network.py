@@ -143,7 +143,6 @@ class WhisperNetwork:
     log_mel: LogMel
     paged: PagedKV
     cross: CrossKV
-    window_samples: int
     dtype: torch.dtype
     device: torch.device
 
@@ -152,21 +151,7 @@ class WhisperNetwork:
         return self.model.shape.positions
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
-        outputs: dict[str, Tensor] = {}
-        for embeddings in {job.embeddings for job in jobs}:
-            alike = [job for job in jobs if job.embeddings == embeddings]
-            for job, output in zip(alike, self._encode(alike, embeddings), strict=True):
-                outputs[job.key] = output.clone()
-        return [outputs[job.key] for job in jobs]
-
-    def _encode(self, jobs: Sequence[EncodeJob], embeddings: int) -> Tensor:
-        """Outputs [jobs, embeddings, width]. Fewer embeddings than the model's are of a window that is as much
-        shorter."""
-        most = self.model.shape.embeddings
-        assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
-        limit = self.window_samples * embeddings // most
-        samples = self.log_mel.pad([_samples(job, limit) for job in jobs])
-        return self.model.encode(self.log_mel(samples, self.log_mel.settings.frames * embeddings // most))
+        return encode_windows(self.model, self.log_mel, jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         self.cross.write(slot, self.model.cross_keys_values(output))
@@ -191,6 +176,25 @@ class WhisperNetwork:
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         raise AssertionError(f"{len(feeds)} chunks are to be pooled with {outputs}, but Whisper pools nothing")
+
+
+def encode_windows(model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob]) -> list[Tensor]:
+    """See `Network.encode`. Windows of one length share a launch."""
+    outputs: dict[str, Tensor] = {}
+    for embeddings in {job.embeddings for job in jobs}:
+        alike = [job for job in jobs if job.embeddings == embeddings]
+        for job, output in zip(alike, _encode(model, log_mel, alike, embeddings), strict=True):
+            outputs[job.key] = output.clone()
+    return [outputs[job.key] for job in jobs]
+
+
+def _encode(model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], embeddings: int) -> Tensor:
+    """Outputs [jobs, embeddings, width]. Fewer embeddings than the model's are of a window that is as much shorter."""
+    most = model.shape.embeddings
+    assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
+    limit = log_mel.settings.window_samples * embeddings // most
+    samples = log_mel.pad([_samples(job, limit) for job in jobs])
+    return model.encode(log_mel(samples, log_mel.settings.frames * embeddings // most))
 
 
 def _samples(job: EncodeJob, limit: int) -> Tensor:

@@ -281,11 +281,13 @@ class WhisperModel:
         device: torch.device,
         dtype: torch.dtype,
         int8: bool = False,
+        decodes: bool = True,
     ) -> WhisperModel:
         """Takes every tensor of ``weights`` to ``device`` as ``dtype``, one after the other.
 
         Args:
             int8: quantizes the matrices as they are read; ``dtype`` is what is computed in.
+            decodes: false: the encoder alone is read.
             tied: the head may be the token embedding, where ``weights`` have no ``proj_out.weight``.
 
         Raises:
@@ -304,7 +306,7 @@ class WhisperModel:
                 linears=[],
             )
             encoder = _Encoder.load(loader.unpacked(), shape, encoder_inner, activation)
-            decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied)
+            decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied) if decodes else None
         return cls(
             shape=shape,
             kernels=kernels,
@@ -323,7 +325,7 @@ class WhisperModel:
     def cross_keys_values(self, encoder_output: Tensor) -> Tensor:
         """Cross-attention keys and values of all layers, [embeddings, layers * 2 * width], as `CrossKV.write` takes
         them, of one encoder output [embeddings, width]."""
-        assert self._decoder is not None, "the model is released"
+        assert self._decoder is not None, "the model is released, or has no decoder"
         return self._decoder.cross_keys_values(encoder_output)
 
     def decode(
@@ -337,7 +339,7 @@ class WhisperModel:
         """Feeds ``token_ids`` [rows]; the last hidden states [rows, width], before the final norm. Puts the scaled
         queries [rows, width] of each layer's cross-attention into ``kept``, by layer."""
         decoder = self._decoder
-        assert decoder is not None, "the model is released"
+        assert decoder is not None, "the model is released, or has no decoder"
         hidden = decoder.tokens.rows(token_ids) + decoder.positions[layout.positions]
         for layer in decoder.layers:
             layer.change(hidden, layout, paged, cross, kept)
@@ -345,7 +347,7 @@ class WhisperModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary], float32, of hidden states [rows, width]."""
-        assert self._decoder is not None, "the model is released"
+        assert self._decoder is not None, "the model is released, or has no decoder"
         return self._decoder.head(self._decoder.norm(hidden)).float()
 
     def linears(self) -> tuple[Timed, ...]:

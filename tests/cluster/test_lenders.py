@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import warnings
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
@@ -20,10 +23,13 @@ import triolet.demo
 from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams
 from triolet.actors import messages as m
 from triolet.cluster import Cluster
+from triolet.cluster.deployment import _only_encodes
 from triolet.cluster.lenders import RayLenders
+from triolet.cluster.replica import Replica
 from triolet.core.errors import BorrowFailed, EncodeFailed
 from triolet.core.plan import LentOutput
 from triolet.core.request import EncoderItem
+from triolet.testing.families import make_checkpoint
 
 from .conftest import NAME, kill, replicas
 
@@ -125,18 +131,34 @@ def counted(engine: Engine) -> tuple[int, int, int]:
     return told.encoded, told.borrowed, told.loans
 
 
+def weights(engine: Engine) -> int:
+    """Bytes, of all replicas."""
+    return engine.statistics().device.by_owner["weights"]
+
+
 @pytest.mark.usefixtures("machines")
 async def test_what_is_encoded_on_one_replica_is_decoded_on_another() -> None:
     """And all of them give everything back; a replica that only encodes says so too."""
     async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:
-        own = await answer(engine)
+        own, whole = await answer(engine), weights(engine)
     async with Cluster(triolet.demo.checkpoint(), config=CONFIG, encoders=1, cpus=0.5, name=NAME) as engine:
         assert await answer(engine) == own, "a borrowed output gives the tokens of an own one"
         with trio.fail_after(60):
             while not counted(engine)[1]:  # noqa: ASYNC110  (nobody tells of news)
                 await trio.sleep(0.2)
         assert counted(engine) == (1, 1, 1), "encode once: there, and not here"
+        assert whole < weights(engine) < 1.5 * whole, "one model, and one encoder"
     assert [(one.bytes_held, one.outputs_held, one.error) for one in engine.departures] == [(0, 0, None)] * 2
+
+
+@pytest.mark.usefixtures("machines")
+async def test_a_model_without_an_encoder_has_no_replicas_that_only_encode(tmp_path: Path) -> None:
+    model = make_checkpoint("llama", tmp_path / "llama")
+    cluster = Cluster(model, config=CONFIG, encoders=1, cpus=0.5, name=NAME)
+    with pytest.raises(InvalidRequest, match=r"LlamaForCausalLM, which has no encoder.*encoders=0"):
+        async with cluster:
+            pytest.fail("it cannot be entered")
+    assert not replicas()
 
 
 @pytest.mark.usefixtures("machines")
@@ -154,6 +176,35 @@ async def test_the_cluster_scales_beside_its_encoders_and_goes_on_without_them()
         kill(encoder)
         with trio.fail_after(60):
             assert await answer(engine, 1) == own[1]
+
+
+def test_a_cluster_has_whole_replicas_beside_those_that_only_encode() -> None:
+    with pytest.raises(InvalidRequest, match=r"part='encoder', which run no requests; allowed: part='whole'"):
+        Cluster(triolet.demo.checkpoint(), config=evolve(CONFIG, part="encoder"))
+
+
+def test_a_replica_that_only_encodes_never_sleeps() -> None:
+    """It gets no requests, and nothing else would wake it."""
+    found = _only_encodes(evolve(CONFIG, idle_sleep=5.0))
+    assert (found.part, found.idle_sleep) == ("encoder", math.inf)
+
+
+def test_a_request_that_reaches_a_replica_without_a_decoder_ends_with_the_refusal() -> None:
+    """And the replica goes on."""
+    refusal, ends = InvalidRequest("no decoder"), []
+
+    class Refuses:
+        def _running(self) -> Refuses:
+            return self
+
+        def submit(self, *_: Any) -> None:
+            raise refusal
+
+    class Stream:
+        end = ends.append
+
+    Replica._submit(Refuses(), None, Stream())
+    assert ends == [m.Failed(refusal)]
 
 
 @pytest.mark.parametrize("encoders", [-1, 1.5, "two"])

@@ -1,0 +1,342 @@
+"""An executor with the encoder alone: it lends what the whole model would, and holds nothing else."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from attrs import evolve
+from safetensors.torch import load_file, save_file
+
+from triolet.core.config import EngineConfig, Speculation
+from triolet.core.errors import CheckpointError, InvalidRequest
+from triolet.core.model import ModelDescription
+from triolet.core.plan import EncodeJob, SequenceStart, StepPlan
+from triolet.core.request import EncoderItem, LogitRules, SamplingParams
+from triolet.models.architectures.crossed import crossed_model_types, find_crossed_family
+from triolet.models.architectures.families import _families
+from triolet.models.blueprints.estimate import ODDS, estimate
+from triolet.models.checkpoints.parts import leaving_out
+from triolet.models.checkpoints.stored import StoredTensor
+from triolet.models.executor import TorchExecutor
+from triolet.models.memory.resources import storages
+from triolet.testing.families import FAMILIES, make_checkpoint
+
+from .media import PLACEHOLDERS, Checkpoint, sound
+
+ENCODERS = {  # the parts that encode, as transformers names them
+    "qwen2_vl": ("model.visual.",),
+    "qwen2_5_vl": ("model.visual.",),
+    "llava": ("model.vision_tower.", "model.multi_modal_projector."),
+    "idefics3": ("model.vision_model.", "model.connector."),
+    "smolvlm": ("model.vision_model.", "model.connector."),
+    "qwen2_audio": ("model.audio_tower.", "model.multi_modal_projector."),
+    "moonshine": ("model.encoder.",),
+    "bart": ("model.encoder.",),
+    "t5": ("encoder.",),
+}
+EMBEDDINGS = ("shared.weight", "embed_tokens.weight", "lm_head.weight")
+SMALL = EngineConfig(dtype="float32", device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
+ALONE = evolve(SMALL, part="encoder")
+Opens = Callable[..., tuple[TorchExecutor, ModelDescription]]
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return functools.cache(lambda name: make_checkpoint(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture
+def opens() -> Iterator[Opens]:
+    executors: list[TorchExecutor] = []
+
+    def start(path: Path, config: EngineConfig) -> tuple[TorchExecutor, ModelDescription]:
+        executors.append(TorchExecutor(path, config))
+        return executors[-1], executors[-1].open()
+
+    yield start
+    for executor in executors:
+        executor.close()
+        assert executor.memory().total == 0
+        assert executor.released.kept == {}, "everything is given back"
+
+
+def items_of(name: str, path: Path, description: ModelDescription) -> list[EncoderItem]:
+    """Two items of different sizes."""
+    prepare = description.preparer.prepare
+    if name == "moonshine":
+        return [prepare((), audio=[sound(size)]).items[0] for size in (5000, 900)]
+    if name not in PLACEHOLDERS:
+        return [prepare(text).items[0] for text in ("a cat", "the dog in the hat")]
+    medium = "audio" if name == "qwen2_audio" else "images"
+    media: dict[str, Any] = {medium: Checkpoint.open(name, path).items(0, 1)}
+    return list(prepare(PLACEHOLDERS[name] * 2, **media).items)
+
+
+def job_of(item: EncoderItem) -> EncodeJob:
+    return EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
+
+
+def window(description: ModelDescription, samples: np.ndarray[Any, Any]) -> EncodeJob:
+    size, embeddings = description.encoder_bytes, description.encoder_embeddings
+    return EncodeJob(key="k", payload=samples, embeddings=embeddings, size=size)
+
+
+def lent(executor: TorchExecutor, job: EncodeJob) -> list[tuple[tuple[int, ...], str, bytes]]:
+    """What is lent of a job, as values."""
+    executor.encode((job,))
+    output = executor.take_out(job.key)
+    executor.free((job.key,))
+    return [(array.shape, array.dtype, array.data.tobytes()) for array in output.arrays]
+
+
+def named(executor: TorchExecutor) -> dict[str, torch.Tensor]:
+    """Its module's tensors by name; one that is shared under each of its names."""
+    module = executor._open.main.model.module
+    found = dict(module.named_parameters(remove_duplicate=False))
+    return {**found, **dict(module.named_buffers(remove_duplicate=False))}
+
+
+def encoders_share(executor: TorchExecutor, name: str) -> dict[str, torch.Tensor]:
+    return {key: tensor for key, tensor in named(executor).items() if key.startswith(ENCODERS[name])}
+
+
+def bytes_of(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(storage.nbytes() for storage in storages(tensors.values()).values())
+
+
+def check_alone(name: str, path: Path, opens: Opens, config: EngineConfig = SMALL) -> TorchExecutor:
+    """That the encoder alone lends what the whole model does, and has its encoder's weights and no more."""
+    (whole, description), (alone, told) = opens(path, config), opens(path, evolve(config, part="encoder"))
+    for item in items_of(name, path, description):
+        assert lent(alone, job_of(item)) == lent(whole, job_of(item)), "bit for bit"
+    share, held = encoders_share(whole, name), named(alone)
+    assert type(alone._open.main.model.module) is type(whole._open.main.model.module)
+    assert held.keys() == share.keys()
+    assert all(torch.equal(tensor, share[key]) for key, tensor in held.items())
+    counts = alone.memory().by_owner
+    assert counts == {"weights": bytes_of(share), "encoder_outputs": 0, "rule_masks": 0}
+    assert counts["weights"] < whole.memory().by_owner["weights"]
+    assert (told.pages, told.cross_slots) == (0, 0)
+    same = {"pages": description.pages, "cross_slots": description.cross_slots, "structures": None}
+    ours = evolve(told, **same, processor_identity=description.processor_identity)
+    assert ours == evolve(description, structures=None), "all else is as the whole model's"
+    return alone
+
+
+def test_every_family_with_an_encoder_is_tried() -> None:
+    assert set(_families()) <= ENCODERS.keys()
+    kinds = {type(find_crossed_family(name)) for name in crossed_model_types()}
+    assert {type(find_crossed_family(name)) for name in ENCODERS if name not in PLACEHOLDERS} == kinds
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_encoder_alone_lends_what_the_whole_model_does_and_holds_nothing_else(
+    name: str, opens: Opens, folder: Folder
+) -> None:
+    check_alone(name, folder(name), opens)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+@pytest.mark.parametrize("stored_as", ["shared", "decoder.embed_tokens", "encoder.embed_tokens"])
+def test_token_embeddings_that_encoder_and_decoder_share_are_found_under_any_name(
+    name: str, stored_as: str, opens: Opens, folder: Folder, tmp_path: Path
+) -> None:
+    """Which of its names the one tensor has depends on what saved it."""
+    path = copied(folder(name), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    weights = load_file(path / "model.safetensors")
+    embedding, *_ = [weights.pop(key) for key in list(weights) if key.endswith(EMBEDDINGS)]
+    prefix = "model." if name == "bart" else ""
+    save_file({**weights, f"{prefix}{stored_as}.weight": embedding}, path / "model.safetensors", {"format": "pt"})
+    check_alone(name, path, opens)
+
+
+def copied(path: Path, target: Path) -> Path:
+    for file in path.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_decoders_weights_are_not_read(
+    name: str, opens: Opens, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    pieces = StoredTensor.pieces
+    monkeypatch.setattr(StoredTensor, "pieces", lambda stored: (read.append(stored.name), pieces(stored))[1])
+    opens(folder(name), ALONE)
+    shared = ("shared.weight", "final_logits_bias")  # of a few bytes, the latter
+    parts = [part.removeprefix("model.") for part in ENCODERS[name]]
+    assert read
+    assert [one for one in read if not any(part in one for part in parts) and not one.endswith(shared)] == []
+
+
+def test_transformers_takes_what_leaves_parts_out_for_its_own() -> None:
+    """Else it would not rename the weights of older checkpoints."""
+    made = leaving_out(transformers.LlavaForConditionalGeneration, lambda _: [])
+    assert not made.is_custom_code()
+    assert made.__name__ == "LlavaForConditionalGeneration"
+
+
+@pytest.mark.parametrize("name", ["llava", "bart"])
+def test_pickles_have_encoders_too(name: str, opens: Opens, folder: Folder, tmp_path: Path) -> None:
+    path = copied(folder(name), tmp_path)
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+    check_alone(name, path, opens)
+
+
+def test_a_weight_of_the_encoder_that_is_missing_is_told(folder: Folder, tmp_path: Path) -> None:
+    path = copied(folder("llava"), tmp_path)
+    weights = load_file(path / "model.safetensors")
+    lost = next(key for key in weights if "vision_tower" in key)
+    del weights[lost]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    executor = TorchExecutor(path, ALONE)
+    with pytest.raises(CheckpointError, match="lacks 1 weights"):
+        executor.open()
+    assert executor.memory().total == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization": "int8"},
+        {"dtype": "bfloat16"},
+        {"compile": True},
+        {"device": "auto", "devices": ("cpu", "cpu")},
+        {"graphs": "eager"},
+    ],
+)
+def test_settings_of_the_decoder_change_nothing_in_the_encoder(
+    changes: dict[str, Any], opens: Opens, folder: Folder
+) -> None:
+    """A lender has the settings of its borrowers."""
+    config, path = evolve(SMALL, **changes), folder("llava")
+    whole, description = opens(path, evolve(config, compile=False, graphs="off"))
+    alone, _ = opens(path, evolve(config, part="encoder"))
+    for item in items_of("llava", path, description):
+        assert lent(alone, job_of(item)) == lent(whole, job_of(item))
+    assert alone.memory().by_owner["weights"] == bytes_of(encoders_share(whole, "llava"))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_whispers_encoder_is_held_alone(
+    quantization: str | None, opens: Opens, checkpoint: Path, reference: Any, audio: Any
+) -> None:
+    config = evolve(SMALL, quantization=quantization, dtype="float32")
+    (whole, description), (alone, told) = opens(checkpoint, config), opens(checkpoint, evolve(config, part="encoder"))
+    job = window(description, audio(1))
+    assert lent(alone, job) == lent(whole, job)
+    counts = alone.memory().by_owner
+    assert counts.keys() == {"weights", "features", "encoder_outputs", "rule_masks"}
+    layers, width = reference.config.encoder_layers, reference.config.d_model
+    values = sum(weight.numel() for weight in reference.model.encoder.parameters()) + layers * width
+    if quantization is None:
+        assert counts["weights"] == values * 4, "keys have a bias of zeros here"
+    assert counts["weights"] < whole.memory().by_owner["weights"]
+    assert (told.pages, told.cross_slots, told.encoder_bytes) == (0, 0, description.encoder_bytes)
+
+
+def test_whispers_decoder_is_not_read(opens: Opens, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    pieces = StoredTensor.pieces
+    monkeypatch.setattr(StoredTensor, "pieces", lambda stored: (read.append(stored.name), pieces(stored))[1])
+    opens(checkpoint, ALONE)
+    assert read
+    assert [one for one in read if not one.startswith("model.encoder.")] == []
+
+
+def test_the_draft_models_encoder_goes_along(opens: Opens, checkpoint: Path, audio: Any) -> None:
+    config = evolve(SMALL, speculation=Speculation(draft=str(checkpoint)))
+    (whole, description), (alone, _) = opens(checkpoint, config), opens(checkpoint, evolve(config, part="encoder"))
+    job = window(description, audio(1))
+    assert len(lent(alone, job)) == 2
+    assert lent(alone, job) == lent(whole, job)
+    assert alone.memory().by_owner["draft_weights"] == alone.memory().by_owner["weights"]
+
+
+def test_a_draft_model_that_encodes_nothing_is_left_out(opens: Opens, folder: Folder) -> None:
+    config = evolve(SMALL, speculation=Speculation(draft=str(folder("llama"))))
+    alone, _ = opens(folder("llava"), evolve(config, part="encoder"))
+    assert alone.memory().by_owner.keys() == {"weights", "encoder_outputs", "rule_masks"}
+
+
+@pytest.mark.parametrize("name", ["whisper", "bart", "llava"])
+def test_bytes_balance_at_work(name: str, folder: Folder, checkpoint: Path, audio: Any, books: Any) -> None:
+    """What lives is what is counted, each in one name."""
+    path = checkpoint if name == "whisper" else folder(name)
+    executor = TorchExecutor(path, ALONE)
+    description = executor.open()
+    opened = books.check(executor)
+    job = window(description, audio(1)) if name == "whisper" else job_of(items_of(name, path, description)[0])
+    executor.encode((job,))
+    key, size = job.key, job.size
+    del job  # its payload is the test's own
+    assert books.check(executor) == {**opened, "encoder_outputs": size}
+    executor.free((key,))
+    assert books.check(executor) == opened
+    executor.close()
+    assert executor.memory().total == 0
+    assert executor.released.kept == {}
+    assert not books.live()
+
+
+@pytest.mark.parametrize("keep_weights", [True, False])
+@pytest.mark.parametrize("name", ["whisper", "bart", "llava"])
+def test_it_sleeps_and_wakes(
+    name: str, keep_weights: bool, opens: Opens, folder: Folder, checkpoint: Path, audio: Any
+) -> None:
+    path = checkpoint if name == "whisper" else folder(name)
+    alone, description = opens(path, ALONE)
+    before = alone.memory().by_owner
+    job = window(description, audio(1)) if name == "whisper" else job_of(items_of(name, path, description)[0])
+    awake = lent(alone, job)
+    alone.sleep(keep_weights=keep_weights)
+    assert alone.memory().total == (before["weights"] if keep_weights else 0)
+    alone.wake()
+    assert alone.memory().by_owner == before
+    assert lent(alone, job) == awake
+
+
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - ENCODERS.keys()))
+def test_a_model_without_an_encoder_is_refused(name: str, folder: Folder) -> None:
+    executor = TorchExecutor(folder(name), ALONE)
+    with pytest.raises(InvalidRequest, match=r"part='encoder' of \w+, which has no encoder.*allowed: .*encoders=0"):
+        executor.open()
+    assert executor.memory().total == 0
+
+
+def test_a_sequence_is_not_started(opens: Opens, checkpoint: Path) -> None:
+    alone, _ = opens(checkpoint, ALONE)
+    start = SequenceStart(
+        sequence_id=1,
+        token_ids=(1,),
+        prompt_length=1,
+        sampling=SamplingParams(),
+        rules=LogitRules(),
+        probe=None,
+    )
+    plan = StepPlan(step_id=1, epoch=0, started=(start,), ended=(), cross_writes=(), chunks=())
+    with pytest.raises(AssertionError, match="no decoder"):
+        alone.step(plan)
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, "whisper"])
+def test_it_is_estimated_without_its_decoder(name: str, opens: Opens, folder: Folder, checkpoint: Path) -> None:
+    path = checkpoint if name == "whisper" else folder(name)
+    thought, (alone, _) = estimate(path, ALONE).by_owner, opens(path, ALONE)
+    held = alone.memory().by_owner["weights"]
+    assert held - 10_000 <= thought["weights"] - ODDS <= held * 1.2  # BART's shared embedding counts
+    assert (thought["self_kv"], thought["cross_kv"]) == (0, 0)
+    assert thought["encoder_outputs"] == ALONE.encoder_cache_bytes
