@@ -26,7 +26,7 @@ from triolet.cluster import Cluster
 from triolet.cluster.deployment import _only_encodes
 from triolet.cluster.lenders import RayLenders
 from triolet.cluster.replica import Replica
-from triolet.core.errors import BorrowFailed, EncodeFailed
+from triolet.core.errors import BorrowFailed, EncodeFailed, LenderLost
 from triolet.core.plan import LentOutput
 from triolet.core.request import EncoderItem
 from triolet.testing.families import make_checkpoint
@@ -89,13 +89,21 @@ def test_what_a_lender_gives_arrives_and_its_loan_is_given_back():
     assert handle.back == [((loan, "k"),)], "freed when the borrower says so"
 
 
-def test_a_lender_that_dies_is_a_borrow_that_failed():
+def test_a_lender_that_dies_may_have_died_of_the_item():
     async def lend(*_: Any) -> LentOutput:
         raise ActorDiedError
 
     ((broken,), _) = borrow(lend)
-    assert isinstance(broken.error, BorrowFailed)
+    assert type(broken.error) is LenderLost
     assert isinstance(broken.error.__cause__, ActorDiedError)
+
+
+def test_a_lender_that_is_not_there_is_a_borrow_that_failed():
+    async def lend(*_: Any) -> LentOutput:
+        raise TimeoutError
+
+    ((broken,), _) = borrow(lend)
+    assert type(broken.error) is BorrowFailed
 
 
 def test_an_item_that_the_lender_could_not_encode_is_told_as_it_is():

@@ -368,6 +368,14 @@ MUTANTS: tuple[Mutant, ...] = (
         reason="not enough values",
     ),
     Mutant(
+        name="what may have ended the lender is encoded here",
+        function="core.ledger:EncoderLedger.borrow_failed",
+        fragment="isinstance(error, LenderLost)",
+        mistake="False",
+        killer=test_loans.test_what_may_have_ended_the_lender_is_not_encoded_here,
+        reason="assert",
+    ),
+    Mutant(
         name="a failed borrow is remembered beyond one that went well",
         function="core.ledger:EncoderLedger.borrowed",
         fragment="    self._entries[key].borrows_failed = 0\n",

@@ -61,7 +61,7 @@ class ClusterMachine(Machine):
         self.attempts: list[Attempt] = []  # all that were ever sent
         self.trials = Trials()
         self.losses: list[Attempt] = []  # that the cluster has not heard of
-        self.ended_by: list[tuple[str, str]] = []  # request and replica: processes that requests have ended
+        self.ended_by: list[str] = []  # requests that have ended a replica that has others
 
     @initialize(poison_at=st.lists(st.sampled_from(POISON_AT), min_size=1, max_size=6))
     def ask(self, poison_at: list[int]) -> None:
@@ -120,7 +120,9 @@ class ClusterMachine(Machine):
             return
         alone = self.trials.gone(one.name)
         refusal = client.flight.lost(one.number, ConnectionError("gone"), alone=alone)
-        if refusal is None:
+        if refusal is None and client.flight.place is Place.AMONG_OTHERS:
+            self.send(one.name, f"replica {which % REPLICAS}")
+        elif refusal is None:
             self.trials.add(one.name, client.flight.place)
         else:
             assert one.lost_with == 1, "who is condemned was alone"
@@ -146,7 +148,9 @@ class ClusterMachine(Machine):
             one.at = stop
         if killed:
             one.told = one.told[:-1]  # its last words are lost with it
-            self.ended_by.append((one.name, one.where))
+            if one.where != QUARANTINE:
+                assert one.name not in self.ended_by, "a request ends one replica that has others"
+                self.ended_by.append(one.name)
             self.lose(one.where)
 
     @rule(which=st.integers(0, 30))
@@ -200,11 +204,6 @@ class ClusterMachine(Machine):
             assert client.ends == client.flight.ended
 
     @invariant()
-    def a_request_ends_one_replica_that_has_others(self) -> None:
-        spread = [name for name, where in self.ended_by if where != QUARANTINE]
-        assert len(spread) == len(set(spread))
-
-    @invariant()
     def nobody_waits_for_nothing(self) -> None:
         waiting = [client for client in self.clients.values() if not client.flight.ended and not self.has_place(client)]
         assert not waiting or self.tried() or self.losses, "the next trial begins when one has ended"
@@ -249,3 +248,38 @@ def test_a_replica_whose_machine_is_known_to_be_gone_makes_no_suspects(times: in
         number, _ = flight.send()
         assert flight.lost(number, ConnectionError("preempted"), blameless=True) is None
         assert flight.place is Place.AMONG_OTHERS
+
+
+def test_what_a_lost_replica_says_while_the_next_attempt_waits_is_late() -> None:
+    flight = Flight(Request(id="r", prompt_token_ids=PROMPT, max_tokens=LENGTH))
+    number, _ = flight.send()
+    flight.lost(number, ConnectionError("gone"))
+    assert flight.took(number, (SampledToken(token_id=1),)) == ()
+    assert not flight.end(number)
+
+
+def test_who_is_cleared_is_no_suspect_of_the_next_loss() -> None:
+    flight = Flight(Request(id="r", prompt_token_ids=PROMPT, max_tokens=LENGTH), place=Place.ALONE)
+    number, _ = flight.send()
+    flight.took(number, (SampledToken(token_id=1),) * CLEARED_AFTER)
+    assert flight.lost(number, ConnectionError("gone"), alone=True) is None
+    assert flight.place is Place.IN_QUARANTINE
+
+
+def test_suspects_that_come_later_wait_for_the_one_that_is_tried_alone() -> None:
+    trials = Trials()
+    trials.add("a", Place.ALONE)
+    trials.add("b", Place.ALONE)
+    assert trials.begin() == ("a",)
+    trials.add("c", Place.IN_QUARANTINE)
+    assert trials.begin() == (), "begun beside it"
+    trials.cleared("a")
+    assert trials.begin() == ("b",), "the next begins when it is cleared"
+    assert trials.begin() == (), "begun beside it"
+    assert not trials.gone("b"), "a runs there too"
+    assert trials.begin() == ("c",)
+    assert not trials.gone("a")
+    assert not trials.gone("c"), "a ran there too when it began"
+    trials.add("d", Place.IN_QUARANTINE)
+    assert trials.begin() == ("d",)
+    assert trials.gone("d"), "it was alone"

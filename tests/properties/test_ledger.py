@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.batch_size import BatchSize
-from triolet.core.errors import EncodeFailed, RequestTooLarge
+from triolet.core.errors import EncodeFailed, LenderLost, RequestTooLarge
 from triolet.core.ledger import MOST_BORROWS, EncoderLedger
 from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, Held, State
 from triolet.core.ledger_values import Decisions
@@ -23,6 +23,7 @@ SIZES = {"a": 1, "b": 2, "c": 3, "d": 9}
 EMBEDDINGS = {"a": 1, "b": 3, "c": 2, "d": 1}
 IDLE_SECONDS = 10.0
 LOAN_SECONDS = 5.0
+LENDER_ANSWERS = (None, None, None, RuntimeError("lender lost"), EncodeFailed("bad item"), LenderLost("gone"))
 ALONE, BORROWS, BORROWS_ONLY = "alone, or a lender", "borrows, and encodes", "borrows only"
 
 
@@ -224,7 +225,7 @@ class LedgerMachine(Machine):
         self.borrowing += wanted
 
     @precondition(lambda self: self.borrowing)
-    @rule(data=st.data(), error=st.sampled_from((None, None, RuntimeError("lender lost"), EncodeFailed("bad item"))))
+    @rule(data=st.data(), error=st.sampled_from(LENDER_ANSWERS))
     def lender_answers(self, data: st.DataObject, error: Exception | None) -> None:
         key = data.draw(st.sampled_from(self.borrowing))
         if error is None:
@@ -244,7 +245,8 @@ class LedgerMachine(Machine):
         holders = self.ledger.entries()[key][1]
         self.borrows_failed[key] += 1
         decisions = self.ledger.borrow_failed(key, error)
-        given_up = isinstance(error, EncodeFailed) or (not self.encodes and self.borrows_failed[key] >= MOST_BORROWS)
+        fault = isinstance(error, EncodeFailed | LenderLost)  # the item's, or it may be
+        given_up = fault or (not self.encodes and self.borrows_failed[key] >= MOST_BORROWS)
         refused = {refusal.holder for refusal in decisions.refused}
         assert refused == (set(holders) if given_up else set()), "tried again: refused too early or late"
         assert decisions.retried == ((key,) if holders and not given_up else ()), "tried again: what is held"

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from triolet.core.errors import EncodeFailed
+from triolet.core.errors import EncodeFailed, LenderLost
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, State
 from triolet.core.ledger_values import Decisions, Hold
@@ -268,6 +268,19 @@ class LoansMachine(Machine):
 
 TestLoans = LoansMachine.TestCase
 TestLoans.settings = settings(stateful_step_count=50)
+
+
+def test_what_may_have_ended_the_lender_is_not_encoded_here():
+    """It would end this process too."""
+    ledger = EncoderLedger(1, borrows=True)
+    for holder in ("r", "s"):
+        ledger.acquire(holder, "a", size=1, embeddings=1, payload="a")
+    ledger.take_borrows()
+    decisions = ledger.borrow_failed("a", LenderLost("gone"))
+    assert [type(refusal.error) for refusal in decisions.refused] == [LenderLost] * 2
+    assert decisions.refused[0].error is not decisions.refused[1].error, "two tasks must not raise the same object"
+    assert not decisions.retried
+    assert ledger.drained
 
 
 def test_an_item_that_failed_in_the_lenders_encoder_is_refused_to_the_borrowers_holders():

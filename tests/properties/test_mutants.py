@@ -13,6 +13,7 @@ from . import (
     mutants_of_actors,
     mutants_of_alignment,
     mutants_of_core,
+    mutants_of_flights,
     mutants_of_ledger,
     mutants_of_live,
     mutants_of_recovery,
@@ -40,6 +41,7 @@ MUTANTS = (
     *mutants_of_searches.MUTANTS,
     *mutants_of_tools.MUTANTS,
     *mutants_of_residency.MUTANTS,
+    *mutants_of_flights.MUTANTS,
     *mutants_of_routing.MUTANTS,
 )
 KILLERS = {mutant.killer: f"that of: {mutant.name}" for mutant in MUTANTS}
