@@ -187,9 +187,7 @@ class RayBackend:
     async def _fly(self, attempt: _Attempt, keys: tuple[str, ...], request: Request) -> None:
         """Reads the answers of one attempt and hands them over. Whatever ends it, the client hears of an end."""
         try:
-            answers: Any = self._running.handle.options(stream=True).run.remote(keys, request)
-            async for news in answers:
-                self._hand(self._took, attempt, news)
+            await self._read(attempt, self._running.handle.options(stream=True).run.remote(keys, request))
         except _GONE as error:
             self._hand(self._lost, attempt, error)
         except RayTaskError as error:
@@ -202,6 +200,14 @@ class RayBackend:
             self._hand(self._broke, attempt, _failed(error))
         else:
             self._hand(self._lost, attempt, EngineClosed("the replica ended before the request did"))
+
+    async def _read(self, attempt: _Attempt, answers: Any) -> None:
+        try:
+            async for news in answers:
+                self._hand(self._took, attempt, news)
+        except asyncio.CancelledError:
+            answers.cancel()  # Serve would have the replica go on, for nobody
+            raise
 
     async def _look(self) -> None:
         """Asks the replicas for their statistics, for ever."""
