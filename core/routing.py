@@ -131,11 +131,18 @@ class Router:
         as for `told_load`. What a replica says that is not known is late."""
         if replica not in self._replicas:
             return
-        told = self._replicas[replica]
-        for key in list(told.keys):
-            self._drop(replica, key)
-        for key in (*keys, *sorted(told.asked)):
-            self._note(replica, key)
+        there = self._replicas[replica]
+        held = OrderedDict.fromkeys(keys)
+        for key in sorted(there.asked):
+            held[key] = None
+            held.move_to_end(key)
+        while len(held) > self.limits.most_keys:
+            held.popitem(last=False)
+        for key in there.keys.keys() - held.keys():
+            self._forget_holder(key, replica)
+        for key in held:
+            self._told_held(key, replica)
+        there.keys = held
         self.told_load(replica, others, others_encodings)
 
     def told_load(self, replica: str, others: int, others_encodings: int = 0) -> None:
@@ -190,6 +197,13 @@ class Router:
         self._holders.setdefault(key, {})[replica] = None
         if len(held) > self.limits.most_keys:
             self._drop(replica, next(iter(held)))
+
+    def _told_held(self, key: str, replica: str) -> None:
+        """It is the last holder of ``key``; most keys have no other, so that nothing changes."""
+        holders = self._holders.setdefault(key, {})
+        if len(holders) != 1 or replica not in holders:
+            holders.pop(replica, None)
+            holders[replica] = None
 
     def _drop(self, replica: str, key: str) -> None:
         del self._replicas[replica].keys[key]
