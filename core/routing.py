@@ -141,7 +141,12 @@ class Router:
         for key in there.keys.keys() - held.keys():
             self._forget_holder(key, replica)
         for key in held:
-            self._told_held(key, replica)
+            holders = self._holders.get(key)
+            if holders is None:
+                self._holders[key] = {replica: None}
+            elif len(holders) > 1 or replica not in holders:  # it becomes the last
+                holders.pop(replica, None)
+                holders[replica] = None
         there.keys = held
         self.told_load(replica, others, others_encodings)
 
@@ -197,13 +202,6 @@ class Router:
         self._holders.setdefault(key, {})[replica] = None
         if len(held) > self.limits.most_keys:
             self._drop(replica, next(iter(held)))
-
-    def _told_held(self, key: str, replica: str) -> None:
-        """It is the last holder of ``key``; most keys have no other, so that nothing changes."""
-        holders = self._holders.setdefault(key, {})
-        if len(holders) != 1 or replica not in holders:
-            holders.pop(replica, None)
-            holders[replica] = None
 
     def _drop(self, replica: str, key: str) -> None:
         del self._replicas[replica].keys[key]
