@@ -27,6 +27,7 @@ from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvalidRequest, InvariantViolation, RunnerCrashed
 from ..core.executor import Executor
 from ..core.ledger import EncoderLedger
+from ..core.ledger_table import RESIDENT, State
 from ..core.model import ModelDescription
 from ..core.planning.limits import PlannerLimits
 from ..core.planning.planner import Planner
@@ -257,6 +258,13 @@ class Supervisor:
         """The keys of the encoder outputs that are resident or will be, in the order of their coming."""
         assert self._ledger is not None, "the ledger is made with the planner"
         return tuple(self._ledger.entries())
+
+    def keys_to_come(self) -> frozenset[str]:
+        """The keys of the encoder outputs that are to be encoded or borrowed."""
+        assert self._ledger is not None, "the ledger is made with the planner"
+        coming = {key for key, (state, *_) in self._ledger.entries().items() if state not in RESIDENT}
+        awaited = {hold.key for hold in self._ledger.waiting()}
+        return frozenset(coming | {key for key in awaited if self._ledger.state(key) in {State.ABSENT, State.FREEING}})
 
     # -- start -------------------------------------------------------------------------------------------------------
 

@@ -218,12 +218,7 @@ class RayBackend:
     async def _fly(self, attempt: _Attempt, keys: tuple[str, ...], request: Request, *, quarantined: bool) -> None:
         """Reads the answers of one attempt and hands them over. Whatever ends it, the client hears of an end."""
         try:
-            answers = await self._answers(keys, request, quarantined=quarantined)
-            if answers is None:
-                self._hand(self._unplaced, attempt)
-                return
-            async for news in answers:
-                self._hand(self._took, attempt, news)
+            await self._read(attempt, self._call(keys, request, quarantined=quarantined), quarantined=quarantined)
         except _GONE as error:
             self._hand(self._lost, attempt, error)
         except RayTaskError as error:
@@ -237,18 +232,22 @@ class RayBackend:
         else:
             self._hand(self._lost, attempt, EngineClosed("the replica ended before the request did"))
 
-    async def _answers(self, keys: tuple[str, ...], request: Request, *, quarantined: bool) -> Any:
-        """An async iterator of `News`; ``None`` where there is no replica in quarantine, nor soon will be."""
-        if not quarantined:
-            return self._running.handle.options(stream=True).run.remote(keys, request)
-        answers: Any = self._running.quarantine.options(stream=True).run_suspect.remote(keys, request)
+    def _call(self, keys: tuple[str, ...], request: Request, *, quarantined: bool) -> Any:
+        if quarantined:
+            return self._running.quarantine.options(stream=True).run_suspect.remote(keys, request)
+        return self._running.handle.options(stream=True).run.remote(keys, request)
+
+    async def _read(self, attempt: _Attempt, answers: Any, *, quarantined: bool) -> None:
         try:
-            async with asyncio.timeout(_ROOM_SECONDS):
-                await anext(answers)
-        except TimeoutError:
-            answers.cancel()
-            return None
-        return answers
+            if quarantined and not await _is_placed(answers):
+                answers.cancel()
+                self._hand(self._unplaced, attempt)
+                return
+            async for news in answers:
+                self._hand(self._took, attempt, news)
+        except asyncio.CancelledError:
+            answers.cancel()  # Serve would have the replica go on, for nobody
+            raise
 
     async def _look(self) -> None:
         """Asks the replicas for their statistics, for ever."""
@@ -323,6 +322,16 @@ def _keys(request: Request) -> tuple[str, ...]:
     if request.items:
         return tuple(item.key for item in request.items)
     return tuple(key.hex() for key in request.page_keys[: -_PREFIXES - 1 : -1])
+
+
+async def _is_placed(answers: Any) -> bool:
+    """Whether a replica in quarantine has the request, or soon will."""
+    try:
+        async with asyncio.timeout(_ROOM_SECONDS):
+            await anext(answers)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _is_blameless(cause: BaseException) -> bool:

@@ -5,33 +5,68 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from attrs import frozen
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from ..core.routing import Router, RoutingLimits
+from ..core.words import Word
+
+
+@frozen(eq=False)
+class _Sending:
+    """A request that a replica has got, and that has not ended."""
+
+    replica: str
+    keys: tuple[str, ...]
 
 
 class ContentRouter(RequestRouter):
-    """A request goes to the replica that holds its content; see `triolet.core.routing`."""
+    """A request goes to the replica that holds its content; see `triolet.core.routing`.
+
+    A sending ends with its own result, and not with `RequestRouter.on_request_completed`. Serve calls that by the id of
+    the request alone: of an attempt that was refused too, and maybe before it says that the request was routed.
+    """
 
     def initialize_state(self, places: int = 16) -> None:  # type: ignore[override]  # Serve hands on what we name
         """Serve calls it once, with the arguments that the deployment names."""
         self._router = Router(random.Random().randrange, RoutingLimits(places=places))
-        self._by_name: dict[str, ReplicaID] = {}
-        self._sent: dict[str, tuple[str, tuple[str, ...]]] = {}  # by Serve's id of the request
-        self._own: dict[str, int] = {}  # requests of this router at each replica
+        self._heard: dict[str, int] = {}  # the number of the last word of each replica that is there
+        self._under_way: dict[str, dict[_Sending, None]] = {}  # by replica, also of those that are not there
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve calls it when replicas come, go, or tell what they hold."""
-        there = {one.replica_id.unique_id: one for one in replicas}
-        for name in set(self._by_name) - set(there):
-            self._router.left(name)
-        for name, one in there.items():
-            self._router.joined(name)
-            told = one.routing_stats
-            if told:
-                self._router.told(name, told["keys"], max(0, told["requests"] - self._own.get(name, 0)))
-        self._by_name = {name: one.replica_id for name, one in there.items()}
+        """Serve calls it when replicas come, go, or say a word: with all replicas, and the last word of each."""
+        there = {one.replica_id.unique_id: one.routing_stats for one in replicas}
+        for name in self._heard.keys() - there.keys():
+            self._leave(name)
+        for name, word in there.items():
+            if name not in self._heard:
+                self._join(name)
+            if word and word["number"] != self._heard[name]:
+                self._hear(name, word)
         super().update_replicas(replicas)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Serve calls it when it finds a replica dead. The controller may tell of it once more: it comes again then."""
+        self._leave(replica_id.unique_id)
+        super().on_replica_actor_died(replica_id)
+
+    def _join(self, name: str) -> None:
+        """One that comes again still has what runs there."""
+        self._heard[name] = 0
+        self._router.joined(name)
+        for sending in self._under_way.get(name, ()):
+            self._router.sent(name, sending.keys)
+
+    def _leave(self, name: str) -> None:
+        self._heard.pop(name, None)
+        self._router.left(name)
+
+    def _hear(self, name: str, word: Word) -> None:
+        """Each word counts once: what was sent since is not in it."""
+        self._heard[name] = word["number"]
+        if "keys" in word:
+            self._router.told(name, word["keys"])
+        self._router.told_total(name, word["requests"], word["encodings"])
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -40,27 +75,27 @@ class ContentRouter(RequestRouter):
         if not candidate_replicas:
             return []
         able = {one.replica_id.unique_id: one for one in candidate_replicas}
-        keys = _keys(pending_request)
-        first = self._router.choose(keys, without=set(self._router.replicas) - set(able))
+        first = self._router.choose(_keys(pending_request), without=self._heard.keys() - able.keys())
         others = [one for name, one in able.items() if name != first]
         return [[able[first]], others] if others else [[able[first]]]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Serve calls it when a replica has got the request."""
-        del result
-        name, keys = replica_id.unique_id, _keys(pending_request)
-        if name in self._by_name:
-            self._sent[pending_request.metadata.internal_request_id] = (name, keys)
-            self._own[name] = self._own.get(name, 0) + 1
-            self._router.sent(name, keys)
+        """Serve calls it when a replica has got the request, which may have ended since, or the replica be gone."""
+        sending = _Sending(replica_id.unique_id, _keys(pending_request))
+        self._under_way.setdefault(sending.replica, {})[sending] = None
+        if sending.replica in self._heard:
+            self._router.sent(sending.replica, sending.keys)
+        loop = self._event_loop  # Ray calls back in a thread of its own
+        result.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end, sending))
 
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Serve calls it when the request has ended, however."""
-        del replica_id
-        name, keys = self._sent.pop(internal_request_id, ("", ()))
-        if name:
-            self._own[name] -= 1
-            self._router.ended(name, keys)
+    def _end(self, sending: _Sending) -> None:
+        """However it has ended."""
+        there = self._under_way[sending.replica]
+        del there[sending]
+        if not there:
+            del self._under_way[sending.replica]
+        if sending.replica in self._heard:
+            self._router.ended(sending.replica, sending.keys)
 
 
 def _keys(pending: PendingRequest | None) -> tuple[str, ...]:

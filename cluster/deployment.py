@@ -29,6 +29,7 @@ from .statistics import total
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 REPLICA = "replica"  # the deployment's name within its application
 _ENCODER = "encoder"  # the name of the one that only encodes
+_OWN = "local"  # Ray's word for a cluster of its own; without it, it joins any that it finds on this machine
 _UP_SECONDS = 5.0  # of demand, before a replica is added
 _DOWN_SECONDS = 60.0  # without, before one is taken away
 _TELL_SECONDS = 1.0  # between two words of a replica on what it holds
@@ -214,13 +215,13 @@ def _connect(address: str | None) -> bool:
     if ray.is_initialized():
         return False
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = address or os.environ.get("RAY_ADDRESS") or _OWN
     try:
         ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "on this machine" if address is None else f"at {address}"
+        where = "on this machine" if address == _OWN else f"at {address}"
         raise EngineError(f"Ray {where} cannot be reached: {error}") from error
-    return address is None
+    return address == _OWN
 
 
 def _leave_ray(owns_ray: bool) -> None:

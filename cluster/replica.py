@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import outcome
@@ -34,12 +34,14 @@ from ..core.events import error_text
 from ..core.model import ModelDescription
 from ..core.plan import LentOutput, SampledToken
 from ..core.request import EncoderItem, Request
+from ..core.words import Speaker, Word
 from .autoscaling import ENCODINGS
 from .lenders import Loan, RayLenders
 from .messages import News
 from .register import Departure
 
-MOST_TOLD = 1_024  # keys of what is resident, the newest
+Told = TypeVar("Told")
+KEYS_SECONDS = 5.0  # between two words on what is held; more often gains no hits (docs/fleet.md)
 
 
 @define(eq=False)
@@ -79,6 +81,7 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         self._register = register
         self._lenders = None if encoders is None else RayLenders(encoders, self._loop, self._tell)
+        self._speaker = Speaker(KEYS_SECONDS)
         self._fault: CallerError | None = None
         self._supervisor: Supervisor | None = None
         self._description: ModelDescription | None = None
@@ -182,7 +185,7 @@ class Replica:
 
     async def statistics(self) -> EngineStatistics:
         """A snapshot."""
-        return self._running().statistics()
+        return await self._told(self._running().statistics)
 
     async def check_health(self) -> None:
         """Raises where the engine has ended: Serve starts another replica."""
@@ -192,21 +195,26 @@ class Replica:
             self._ended.result()
             raise EngineClosed("the engine of this replica has ended")
 
-    def record_routing_stats(self) -> dict[str, Any]:
-        """What the router should know: contents that are held here, and how many requests."""
-        if self._fault is not None:
-            return {}
-        found = self._running().statistics()
-        return {
-            "keys": list(self._running().held_keys())[-MOST_TOLD:],
-            "requests": found.requests.waiting + found.requests.running,
-        }
+    async def record_routing_stats(self) -> Word | dict[str, Any]:
+        """What the routers should know. Serve asks for it every second."""
+        return {} if self._fault is not None else await self._told(self._word)
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
+    def _word(self) -> Word:
+        engine = self._running()
+        found = engine.statistics().requests
+        return self._speaker.word(
+            now=self._loop.time(),
+            requests=found.waiting + found.running,
+            encodings=len(engine.keys_to_come()),
+            keys=engine.held_keys(),
+        )
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaling should know, beside the requests, which Serve counts: encodings that wait."""
         if self._fault is not None:
             return {}
-        return {ENCODINGS: float(self._running().statistics().encoder_cache.waiting)}
+        found = await self._told(self._running().statistics)
+        return {ENCODINGS: float(found.encoder_cache.waiting)}
 
     async def __del__(self) -> None:
         """Ends the engine in order. Requests have ended by then: Serve waits for them first. Serve may call it while
@@ -240,6 +248,15 @@ class Replica:
 
     def _tell(self, message: m.Lend | m.Release | m.Arrived | m.BorrowBroken) -> None:
         self._in_trio(partial(self._running().tell, message))
+
+    async def _told(self, question: Callable[[], Told]) -> Told:
+        """What the trio loop answers: books that change there are not read from another thread meanwhile. After its
+        end they do not change."""
+        answer: asyncio.Future[outcome.Outcome[Told]] = self._loop.create_future()
+        self._in_trio(lambda: self._loop.call_soon_threadsafe(answer.set_result, outcome.capture(question)))
+        either: list[asyncio.Future[Any]] = [answer, self._ended]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return answer.result().unwrap() if answer.done() else question()
 
     def _in_trio(self, call: Any) -> None:
         try:

@@ -23,7 +23,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from attrs import asdict, define, field
+from attrs import define, field
 
 from .batch_size import BatchSize
 from .errors import EncodeFailed, LenderLost
@@ -305,7 +305,7 @@ class EncoderLedger:
         self._serve()
         self._make_room()
         draft, self._draft = self._draft, Draft()
-        return Decisions(**asdict(draft, recurse=False))
+        return draft.decisions()
 
     def _serve(self) -> None:
         """Serves waits from the first one on, until one must go on waiting."""

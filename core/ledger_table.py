@@ -8,6 +8,8 @@ import enum
 class State(enum.Enum):
     """Where an entry is in its life. The books have no ABSENT entries."""
 
+    __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
+
     ABSENT = "absent"
     RESERVED = "reserved"  # bytes taken, nothing dispatched
     ENCODING = "encoding"  # the runner works on it
@@ -25,6 +27,8 @@ RESIDENT = frozenset({State.READY, State.LENT, State.IDLE, State.FREEING})
 class Held(enum.Enum):
     """Who holds an entry once a change has happened. A loan is a hold of another engine's."""
 
+    __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
+
     NOT = "no"
     HERE = "yes"  # and perhaps by borrowers too
     LENT = "by borrowers"  # alone
@@ -32,6 +36,8 @@ class Held(enum.Enum):
 
 class Change(enum.Enum):
     """What can happen to an entry."""
+
+    __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
 
     ACQUIRE = "acquire"
     RELEASE = "release"

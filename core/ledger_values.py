@@ -58,6 +58,19 @@ class Draft:
     lapsed: list[Hold] = field(factory=list)
     shrunk: int | None = None
 
+    def decisions(self) -> Decisions:
+        """As they are."""
+        return Decisions(
+            reserved=self.reserved,
+            ready=self.ready,
+            refused=self.refused,
+            dropped=self.dropped,
+            free=self.free,
+            retried=self.retried,
+            lapsed=self.lapsed,
+            shrunk=self.shrunk,
+        )
+
 
 @define(eq=False)
 class Entry:

@@ -54,6 +54,8 @@ class _Replica:
     load: int = 0  # requests sent there that have not ended, and those of other routers as last told
     others: int = 0  # of `load`, those of other routers
     others_encodings: int = 0  # to come, for requests of other routers
+    most_own: int = 0  # of `load`, the most that this router had there since `Router.told_total`
+    most_missed: int = 0  # of `missed`, likewise
     asked: Counter[str] = field(factory=Counter)  # keys of the requests of this router
     missed: set[str] = field(factory=set)  # of `asked`, what was not held when it was sent, until one of them has ended
     keys: OrderedDict[str, None] = field(factory=OrderedDict)  # that it holds, as far as is known; the last is newest
@@ -62,6 +64,11 @@ class _Replica:
     def encodings(self) -> int:
         """To come."""
         return len(self.missed) + self.others_encodings
+
+    @property
+    def own(self) -> int:
+        """Requests of this router."""
+        return self.load - self.others
 
 
 _FEW = 16  # replicas: more are sorted into the ring
@@ -124,11 +131,23 @@ class Router:
         as for `told_load`. What a replica says that is not known is late."""
         if replica not in self._replicas:
             return
-        told = self._replicas[replica]
-        for key in list(told.keys):
-            self._drop(replica, key)
-        for key in (*keys, *sorted(told.asked)):
-            self._note(replica, key)
+        there = self._replicas[replica]
+        held = OrderedDict.fromkeys(keys)
+        for key in sorted(there.asked):
+            held[key] = None
+            held.move_to_end(key)
+        while len(held) > self.limits.most_keys:
+            held.popitem(last=False)
+        for key in there.keys.keys() - held.keys():
+            self._forget_holder(key, replica)
+        for key in held:
+            holders = self._holders.get(key)
+            if holders is None:
+                self._holders[key] = {replica: None}
+            elif len(holders) > 1 or replica not in holders:  # it becomes the last
+                holders.pop(replica, None)
+                holders[replica] = None
+        there.keys = held
         self.told_load(replica, others, others_encodings)
 
     def told_load(self, replica: str, others: int, others_encodings: int = 0) -> None:
@@ -140,12 +159,23 @@ class Router:
         self._count(told, others - told.others)
         told.others, told.others_encodings = others, others_encodings
 
+    def told_total(self, replica: str, requests: int, encodings: int = 0) -> None:
+        """As `told_load`, by a replica that does not know its routers apart: of ``requests`` and ``encodings`` the own
+        ones are taken off. When in the time since its last word it counted is unknown, so the most of that time are."""
+        if replica not in self._replicas:
+            return
+        there = self._replicas[replica]
+        self.told_load(replica, max(0, requests - there.most_own), max(0, encodings - there.most_missed))
+        there.most_own, there.most_missed = there.own, len(there.missed)
+
     def sent(self, replica: str, keys: Sequence[str]) -> None:
         """A request with ``keys`` was sent to ``replica``, which will hold them soon."""
         there = self._replicas[replica]
         self._count(there, 1)
         there.asked.update(keys)
         there.missed.update(key for key in keys[:1] if key not in there.keys)
+        there.most_own = max(there.most_own, there.own)
+        there.most_missed = max(there.most_missed, len(there.missed))
         for key in reversed(keys):
             self._note(replica, key)
 

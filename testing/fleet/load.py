@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -57,7 +58,6 @@ class Load:
         """The requests, in the order of their arrival."""
         chance = random.Random(f"requests {seed}")
         weights = list(accumulate(rank**-self.zipf for rank in range(1, self.contents + 1)))
-        ranks = range(self.contents)
         now, number = 0.0, 0
         while True:
             burst = next((one for one in self.bursts if one.begin <= now < one.begin + one.seconds), None)
@@ -67,7 +67,7 @@ class Load:
             if burst is not None and chance.random() < burst.share:
                 key = f"hit of {burst.begin:g}"
             else:
-                key = content(chance.choices(ranks, cum_weights=weights)[0])
+                key = content(bisect(weights, chance.random() * weights[-1], 0, self.contents - 1))
             yield SimRequest(number, key, self._tokens(chance), now)
             number += 1
 

@@ -125,12 +125,17 @@ class Replica:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def fill(self, keys: Sequence[str], now: float) -> None:
-        """The outputs of ``keys`` are resident, the first as the newest, as far as there is room."""
-        for key in reversed(keys[: self.costs.outputs]):
+        """The outputs of ``keys`` are resident, the first as the newest, as far as there is room. In one batch, which
+        is sooner played."""
+        kept = tuple(reversed(keys[: self.costs.outputs]))
+        self.ledger.batch_size = BatchSize(self.costs.outputs)
+        for key in kept:
             self.ledger.acquire("", key, size=1, embeddings=1, payload=key)
-            self.ledger.take_encode_batch()
-            self.ledger.encoded((key,), now=now)
+        self.ledger.take_encode_batch()
+        self.ledger.encoded(kept, now=now)
+        for key in kept:
             self.ledger.release("", key, now=now)
+        self.ledger.batch_size = BatchSize(1)
 
     def submit(self, request: SimRequest, now: float) -> None:
         """``request`` waits for its encoder output, and then for a place."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,10 +23,11 @@ from triolet import (
     SamplingParams,
 )
 from triolet.actors.messages import End, Failed, Submit
-from triolet.actors.supervisor import leaving
+from triolet.actors.supervisor import Supervisor, leaving
 from triolet.actors.worker import Job
 from triolet.api.inputs.audio import Samples
 from triolet.core import events
+from triolet.core.ledger import EncoderLedger
 from triolet.core.plan import SampledToken
 from triolet.core.planning.planner import Planner
 from triolet.core.request import Request
@@ -252,3 +254,19 @@ def test_what_went_wrong_in_the_engine_does_not_hide_behind_what_nobody_will_see
     assert leaving(ValueError(), error, trio.Cancelled).__notes__ == [
         "the engine's end failed too: EngineTeardownError: a release failed"
     ]
+
+
+def test_an_output_is_to_come_until_it_is_there():
+    """One that is being encoded, one that is not yet, and one that has no room: routers are told of all."""
+    ledger = EncoderLedger(2)
+    books = SimpleNamespace(_ledger=ledger)
+    for key in "abc":
+        ledger.acquire(f"reader of {key}", key, size=1, embeddings=1, payload=None)
+    ledger.take_encode_batch(1)
+    assert Supervisor.held_keys(books) == ("a", "b")
+    assert Supervisor.keys_to_come(books) == {"a", "b", "c"}
+    ledger.encoded(["a"], now=0.0)
+    assert Supervisor.keys_to_come(books) == {"b", "c"}
+    assert ledger.release("reader of a", "a", now=0.0).free == ("a",)
+    ledger.acquire("late", "a", size=1, embeddings=1, payload=None)
+    assert Supervisor.keys_to_come(books) == {"a", "b", "c"}, "what is being freed is encoded anew"

@@ -6,7 +6,7 @@ from . import test_routing
 from .mutants import Mutant, machine
 from .test_routing import RoutingMachine
 
-ROUTING = machine(RoutingMachine, examples=150)
+ROUTING = machine(RoutingMachine, examples=300)
 
 MUTANTS: tuple[Mutant, ...] = (
     # decisions
@@ -32,7 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="one not in barred and ",
         mistake="",
         killer=ROUTING,
-        reason="that may be taken",
+        reason=("that may be taken", "DID NOT RAISE Overloaded"),
     ),
     Mutant(
         name="only the most telling key is looked up",
@@ -121,7 +121,31 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="others - told.others)",
         mistake="others)",
         killer=ROUTING,
-        reason="loads_are_those_of_the_requests_that_run",
+        reason=("loads_are_those_of_the_requests_that_run", "busy_is_who_exceeds_the_mean"),
+    ),
+    Mutant(
+        name="own requests that have just ended are taken for those of others",
+        function="core.routing:Router.told_total",
+        fragment="requests - there.most_own",
+        mistake="requests - there.own",
+        killer=test_routing.test_what_has_ended_since_a_replica_counted_is_not_taken_for_the_requests_of_others,
+        reason="assert",
+    ),
+    Mutant(
+        name="own encodings are taken for those of others",
+        function="core.routing:Router.told_total",
+        fragment="encodings - there.most_missed",
+        mistake="encodings",
+        killer=ROUTING,
+        reason="encodings_to_come_are_those_of_what_was_not_held",
+    ),
+    Mutant(
+        name="the most that were under way is remembered for ever",
+        function="core.routing:Router.told_total",
+        fragment="there.most_own, there.most_missed = there.own, len(there.missed)",
+        mistake="pass",
+        killer=ROUTING,
+        reason=("loads_are_those_of_the_requests_that_run", "encodings_to_come_are_those_of_what_was_not_held"),
     ),
     Mutant(
         name="what a request needs is encoded for ever",
@@ -142,8 +166,24 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="what is told makes a router forget what it has sent",
         function="core.routing:Router.told",
-        fragment="(*keys, *sorted(told.asked))",
-        mistake="keys",
+        fragment="for key in sorted(there.asked)",
+        mistake="for key in ()",
+        killer=ROUTING,
+        reason="memory_is_bounded_and_of_those_who_are_there",
+    ),
+    Mutant(
+        name="of what is told more is remembered than memory allows",
+        function="core.routing:Router.told",
+        fragment="len(held) > self.limits.most_keys",
+        mistake="len(held) > 2 * self.limits.most_keys",
+        killer=ROUTING,
+        reason="memory_is_bounded_and_of_those_who_are_there",
+    ),
+    Mutant(
+        name="what a replica holds no more is looked for there",
+        function="core.routing:Router.told",
+        fragment="there.keys.keys() - held.keys()",
+        mistake="()",
         killer=ROUTING,
         reason="memory_is_bounded_and_of_those_who_are_there",
     ),

@@ -30,11 +30,15 @@ class RoutingMachine(Machine):
         self.flights: list[tuple[str, list[str]]] = []  # requests, where they are
         self.others: Counter[str] = Counter()  # requests of other routers at each replica, as it told last
         self.others_encodings: Counter[str] = Counter()  # the encodings to come for these
+        self.most: dict[str, tuple[int, int]] = {}  # own requests and encodings, since a replica told its total
         self.missed: dict[str, set[str]] = {}  # what each replica did not hold when it was sent there
         self.known: dict[str, list[str]] = {}  # what each replica holds; the last is the newest
 
+    def own(self, replica: str) -> int:
+        return sum(where == replica for where, _ in self.flights)
+
     def load(self, replica: str) -> int:
-        return sum(where == replica for where, _ in self.flights) + self.others[replica]
+        return self.own(replica) + self.others[replica]
 
     def encodings(self, replica: str) -> int:
         return len(self.missed[replica]) + self.others_encodings[replica]
@@ -64,12 +68,14 @@ class RoutingMachine(Machine):
         self.router.joined(replica)
         self.known.setdefault(replica, [])
         self.missed.setdefault(replica, set())
+        self.most.setdefault(replica, (0, 0))
 
     @rule(replica=st.sampled_from(REPLICAS))
     def leave(self, replica: str) -> None:
         self.router.left(replica)
         self.known.pop(replica, None)
         self.missed.pop(replica, None)
+        self.most.pop(replica, None)
         del self.others[replica], self.others_encodings[replica]
         self.flights = [flight for flight in self.flights if flight[0] != replica]
 
@@ -88,11 +94,18 @@ class RoutingMachine(Machine):
             for key in (*keys, *sorted(set(asked))):
                 self.note(replica, key)
 
-    @rule(replica=st.sampled_from(REPLICAS), others=st.integers(0, 3), encodings=st.integers(0, 2))
-    def tell_load(self, replica: str, others: int, encodings: int) -> None:
-        self.router.told_load(replica, others, encodings)
-        if replica in self.known:
-            self.others[replica], self.others_encodings[replica] = others, encodings
+    @rule(
+        replica=st.sampled_from(REPLICAS), requests=st.integers(0, 3), encodings=st.integers(0, 2), total=st.booleans()
+    )
+    def tell_load(self, replica: str, requests: int, encodings: int, total: bool) -> None:
+        (self.router.told_total if total else self.router.told_load)(replica, requests, encodings)
+        if replica not in self.known:
+            return
+        own, own_encodings = self.most[replica] if total else (0, 0)
+        self.others[replica] = max(0, requests - own)
+        self.others_encodings[replica] = max(0, encodings - own_encodings)
+        if total:
+            self.most[replica] = self.own(replica), len(self.missed[replica])
 
     @rule(keys=ASKED, barred=st.sets(st.sampled_from(REPLICAS), max_size=2))
     def send(self, keys: list[str], barred: set[str]) -> None:
@@ -107,6 +120,8 @@ class RoutingMachine(Machine):
         self.router.sent(chosen, keys)
         self.flights.append((chosen, keys))
         self.missed[chosen].update(key for key in keys[:1] if key not in self.known[chosen])
+        own, own_encodings = self.most[chosen]
+        self.most[chosen] = max(own, self.own(chosen)), max(own_encodings, len(self.missed[chosen]))
         for key in reversed(keys):
             self.note(chosen, key)
 
@@ -227,6 +242,17 @@ def test_what_nobody_holds_goes_past_a_replica_that_has_to_encode() -> None:
     router.told_load(first, others=5)
     router.told_load(second, others=0)
     assert router.choose(["new"]) == first, "requests that only decode make nobody wait"
+
+
+def test_what_has_ended_since_a_replica_counted_is_not_taken_for_the_requests_of_others() -> None:
+    """One router alone knows every load, whatever it is told, and however late."""
+    router = fleet("a")
+    router.sent("a", ["new"])
+    router.ended("a", ["new"])
+    router.told_total("a", requests=1, encodings=1)
+    assert (router.load("a"), router.encodings("a")) == (0, 0)
+    router.told_total("a", requests=1, encodings=1)
+    assert (router.load("a"), router.encodings("a")) == (1, 1), "those that stay are another's"
 
 
 def test_of_two_holders_the_one_that_has_to_encode_is_passed_over() -> None:

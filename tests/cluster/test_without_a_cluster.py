@@ -1,0 +1,129 @@
+"""Single pieces between us and Ray, over stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own
+    pytest.importorskip("ray.serve")
+
+import ray
+
+from triolet.cluster import deployment
+from triolet.cluster.backend import RayBackend, _Attempt
+from triolet.cluster.replica import Replica
+from triolet.core.words import Speaker
+
+
+class Answers:
+    """Serve's answers of a replica that says nothing."""
+
+    cancelled = False
+
+    def __aiter__(self) -> Answers:
+        return self
+
+    async def __anext__(self) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_a_request_that_is_withdrawn_is_withdrawn_at_its_replica() -> None:
+    """Serve goes on with a stream that nobody reads."""
+    answers = Answers()
+
+    async def read() -> None:
+        backend = RayBackend(deployment=None)  # type: ignore[arg-type]
+        reading = asyncio.create_task(backend._read(_Attempt("request", 1), answers))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert reading.cancelled()
+
+    asyncio.run(read())
+    assert answers.cancelled
+
+
+class Asked(Replica):
+    """A replica that Serve has not made, and does not end."""
+
+    __init__ = object.__init__  # type: ignore[assignment]
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
+
+
+class Books:
+    """A supervisor that says in which thread it is asked."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    def statistics(self) -> Any:
+        self.threads.append(threading.current_thread())
+        counted = SimpleNamespace(waiting=1, running=2)
+        return SimpleNamespace(requests=counted, encoder_cache=counted)
+
+    def keys_to_come(self) -> frozenset[str]:
+        return frozenset("a")
+
+    def held_keys(self) -> tuple[str, ...]:
+        return ("a", "b")
+
+
+def test_a_replicas_books_are_read_where_they_change() -> None:
+    """Serve asks in another thread, in which they would change while they are read."""
+    books = Books()
+
+    async def ask() -> threading.Thread:
+        replica, opened = Asked(), asyncio.get_running_loop().create_future()
+        replica._loop, replica._ended = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        replica._fault, replica._supervisor, replica._speaker = None, books, Speaker(5.0)  # type: ignore[assignment]
+        leave = trio.Event()
+
+        async def live() -> None:
+            replica._token = trio.lowlevel.current_trio_token()
+            replica._loop.call_soon_threadsafe(opened.set_result, None)
+            await leave.wait()
+
+        thread = threading.Thread(target=trio.run, args=(live,))
+        thread.start()
+        await opened
+        word = {"number": 1, "requests": 3, "encodings": 1, "keys": ["a", "b"]}
+        assert await replica.record_routing_stats() == word
+        assert await replica.record_autoscaling_stats() == {"encodings": 1.0}
+        await replica.statistics()
+        replica._token.run_sync_soon(leave.set)
+        thread.join()
+        replica._ended.set_result(None)
+        await replica.statistics()  # nothing changes any more
+        return thread
+
+    thread = asyncio.run(ask())
+    assert books.threads == [thread] * 3 + [threading.main_thread()]
+
+
+@pytest.mark.parametrize(
+    ("address", "around", "joins", "owns"),
+    [(None, "", "local", True), (None, "head:1", "head:1", False), ("ray://far:2", "head:1", "ray://far:2", False)],
+)
+def test_without_an_address_ray_is_ones_own(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, around: str, joins: str, owns: bool
+) -> None:
+    """Not one that somebody else has started on this machine, whose applications would end with the block."""
+    joined: list[str] = []
+    monkeypatch.setenv("RAY_ADDRESS", around)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda address, **_: joined.append(address))
+    assert deployment._connect(address) is owns
+    assert joined == [joins]
