@@ -8,6 +8,7 @@ own reads the replicas' answers and hands them over.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -41,9 +42,12 @@ from .messages import News
 from .register import Departure
 from .statistics import total
 
+_log = logging.getLogger("triolet.cluster")
 _GONE = (ActorUnavailableError, RayActorError)  # the replica's process, or its machine
 _ENDED = (DeviceLost, EngineClosed, EngineTeardownError, RunnerCrashed)  # the replica's engine; not the request's fault
 _PREFIXES = 8  # keys of a prompt's beginnings that the router is told
+_READY_SECONDS = 0.2  # between two questions whether the replicas are ready
+_TELL_SECONDS = 10.0  # before the log says what is waited for, and between two lines
 _LOOK_SECONDS = 2.0  # between two questions for the replicas' statistics
 
 
@@ -85,19 +89,29 @@ class RayBackend:
     async def running(self) -> AsyncIterator[ModelDescription]:
         """See `Backend.running`: deploys, and takes the deployment down again, however the block ends."""
         self._token = trio.lowlevel.current_trio_token()
-        self._running = await trio.to_thread.run_sync(self.deployment.start)
-        self._statistics = self._running.statistics
+        self._running = await trio.to_thread.run_sync(self.deployment.begin)
         try:
+            description, self._statistics = await self._ready()
             with AsyncioThread() as self._thread:
                 try:
                     self._thread.start("statistics", self._look)
                     self._accepting = True
-                    yield self._running.description
+                    yield description
                     await self.stop(self.deployment.config.drain_seconds)
                 finally:
                     self._give_up()
         finally:
             await self._take_down(sys.exception())
+
+    async def _ready(self) -> tuple[ModelDescription, EngineStatistics]:
+        """Returns when every replica is ready. What takes long is told in the log."""
+        told, tell_at = "", trio.current_time() + _TELL_SECONDS
+        while (lack := await trio.to_thread.run_sync(self._running.lacks)) is not None:
+            if lack != told and trio.current_time() >= tell_at:
+                told, tell_at = lack, trio.current_time() + _TELL_SECONDS
+                _log.info("waiting for %s: %s", self.deployment.name, lack)
+            await trio.sleep(_READY_SECONDS)
+        return await trio.to_thread.run_sync(self._running.describe)
 
     async def _take_down(self, body_error: BaseException | None) -> None:
         """The body's error goes before one of the end, which becomes a note."""

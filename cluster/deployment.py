@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import pickle
 from typing import Any
 
@@ -14,6 +12,8 @@ from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..actors.statistics import EngineStatistics
 from ..core.config import EngineConfig
@@ -21,15 +21,16 @@ from ..core.errors import CallerError, EngineError, EngineTeardownError
 from ..core.model import ModelDescription
 from .autoscaling import ByDemand
 from .content_router import ContentRouter
-from .register import Departure, Register, name_of
+from .register import NAMESPACE, Departure, Register, name_of
 from .replica import Replica
+from .session import LOGGING, SESSION
 from .statistics import total
 
-_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 REPLICA = "replica"  # the deployment's name within its application
 _ENCODER = "encoder"  # the name of the one that only encodes
 _UP_SECONDS = 5.0  # of demand, before a replica is added
 _DOWN_SECONDS = 60.0  # without, before one is taken away
+_MOST_WATCHERS = 100_000  # replicas that wait at the register
 _TELL_SECONDS = 1.0  # between two words of a replica on what it holds
 
 
@@ -47,39 +48,46 @@ class Deployment:
     encoders: int = 0
     most_requests: int = 1_024  # of one replica; the door bounds those of an ingress
 
-    def start(self) -> Running:
-        """Deploys, and returns when all replicas are ready. Blocks: call it in a thread.
+    def begin(self) -> Running:
+        """Deploys, and returns before replicas are ready. Blocks: call it in a thread.
 
         Raises:
-            CallerError: a replica cannot load the model.
-            EngineError: Ray cannot be reached, or cannot start the replicas.
+            EngineError: Ray cannot be reached, or refuses the deployment.
         """
-        owns_ray = _connect(self.address)
-        register: Any = ray.remote(num_cpus=0)(Register).options(name=name_of(self.name)).remote()
+        SESSION.join(self.address)
         try:
-            handle = self._run()
-            encoders = serve.get_deployment_handle(_ENCODER, self.name) if self.encoders else None
-            handles = (handle,) if encoders is None else (handle, encoders)
-            description, *_ = [_describe(one) for one in handles]
-            statistics = total([told for one in handles for told in one.broadcast("statistics").results()])
-            return Running(self, handles, description, statistics, register, owns_ray)
+            register = self._new_register()
+            try:
+                return Running(self, self._handles(), register)
+            except BaseException:
+                ray.kill(register)
+                raise
         except BaseException:
-            serve.delete(self.name)
-            ray.kill(register)
-            _leave_ray(owns_ray)
+            SESSION.leave()
             raise
 
-    def _run(self) -> DeploymentHandle[Any]:
+    def _new_register(self) -> Any:
+        """An actor that dies with this process, and otherwise only with its machine. Every replica finds it."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        made = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=_MOST_WATCHERS)(Register)
         try:
-            serve.start(proxy_location="Disabled", logging_config=_LOGGING)
-            return serve.run(
-                self._application(),
-                name=self.name,
-                route_prefix=None,
-                logging_config=_LOGGING,
-                external_scaler_enabled=isinstance(self.replicas, int),
-            )
-        except RuntimeError as error:
+            return made.options(name=name_of(self.name), namespace=NAMESPACE, scheduling_strategy=here).remote()
+        except ValueError as error:
+            raise EngineError(f"another process has {self.name!r} on this Ray ({error}); take another name") from error
+
+    def _handles(self) -> tuple[DeploymentHandle[Any], ...]:
+        target = serve.RunTarget(
+            target=self._application(),
+            name=self.name,
+            route_prefix=None,
+            logging_config=LOGGING,
+            external_scaler_enabled=isinstance(self.replicas, int),
+        )
+        try:
+            (handle,) = serve.run_many([target], wait_for_applications_running=False)
+            return (handle, serve.get_deployment_handle(_ENCODER, self.name)) if self.encoders else (handle,)
+        except (RuntimeError, ValueError) as error:
+            serve.delete(self.name)
             raise EngineError(f"the replicas cannot be started: {error}") from error
 
     def _count(self) -> dict[str, Any]:
@@ -126,7 +134,7 @@ class Deployment:
                     "request_routing_stats_period_s": _TELL_SECONDS,
                 }
             ),
-            logging_config=_LOGGING,
+            logging_config=LOGGING,
         )
 
 
@@ -149,15 +157,38 @@ class Running:
 
     deployment: Deployment
     handles: tuple[DeploymentHandle[Any], ...]  # of the deployment that takes requests, and of one that only encodes
-    description: ModelDescription
-    statistics: EngineStatistics
     register: Any  # the handle of a `Register`
-    owns_ray: bool  # this process started Ray for it
 
     @property
     def handle(self) -> DeploymentHandle[Any]:
         """Of the deployment that takes requests."""
         return self.handles[0]
+
+    def lacks(self) -> str | None:
+        """What there is to wait for, in words; ``None``: every replica is ready. Blocks.
+
+        Raises:
+            EngineError: Ray has given up to start them.
+        """
+        found = serve.status().applications.get(self.deployment.name)
+        if found is None or found.status == ApplicationStatus.DEPLOY_FAILED:
+            raise EngineError(
+                f"the replicas cannot be started: {'they were deleted' if found is None else found.message}"
+            )
+        if found.status == ApplicationStatus.RUNNING:
+            return None
+        told = [one.message for one in found.deployments.values() if one.message]
+        ready = sum(one.replica_states.get("RUNNING", 0) for one in found.deployments.values())
+        return " ".join([f"replicas that are ready: {ready}.", *told])
+
+    def describe(self) -> tuple[ModelDescription, EngineStatistics]:
+        """The model, and the replicas' first statistics. Blocks.
+
+        Raises:
+            CallerError: a replica cannot load the model.
+        """
+        description, *_ = [_describe(one) for one in self.handles]
+        return description, total([told for one in self.handles for told in one.broadcast("statistics").results()])
 
     def scale(self, replicas: int) -> None:
         """Orders more or fewer replicas, and returns at once. Those that leave drain first. Blocks."""
@@ -179,25 +210,5 @@ class Running:
             raise EngineTeardownError(f"replicas have not ended: {error}; see Ray's own logs") from error
         finally:
             ray.kill(self.register)
-            _leave_ray(self.owns_ray)
+            SESSION.leave()
         return departures
-
-
-def _connect(address: str | None) -> bool:
-    """Connects this process to Ray. Returns whether Ray was started for it."""
-    if ray.is_initialized():
-        return False
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    address = address or os.environ.get("RAY_ADDRESS")
-    try:
-        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "on this machine" if address is None else f"at {address}"
-        raise EngineError(f"Ray {where} cannot be reached: {error}") from error
-    return address is None
-
-
-def _leave_ray(owns_ray: bool) -> None:
-    if owns_ray:
-        serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
