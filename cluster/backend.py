@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -90,8 +90,8 @@ class RayBackend:
         """See `Backend.running`: deploys, and takes the deployment down again, however the block ends."""
         self._token = trio.lowlevel.current_trio_token()
         self._running = await trio.to_thread.run_sync(self.deployment.begin)
+        description, self._statistics = await self._ready()
         try:
-            description, self._statistics = await self._ready()
             with AsyncioThread() as self._thread:
                 try:
                     self._thread.start("statistics", self._look)
@@ -104,14 +104,23 @@ class RayBackend:
             await self._take_down(sys.exception())
 
     async def _ready(self) -> tuple[ModelDescription, EngineStatistics]:
-        """Returns when every replica is ready. What takes long is told in the log."""
+        """Returns when every replica is ready; however else it ends, nothing is left."""
+        try:
+            await self._lacks_nothing()
+            return await trio.to_thread.run_sync(self._running.describe)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._running.give_up)
+            raise
+
+    async def _lacks_nothing(self) -> None:
+        """What takes long is told in the log."""
         told, tell_at = "", trio.current_time() + _TELL_SECONDS
         while (lack := await trio.to_thread.run_sync(self._running.lacks)) is not None:
             if lack != told and trio.current_time() >= tell_at:
                 told, tell_at = lack, trio.current_time() + _TELL_SECONDS
                 _log.info("waiting for %s: %s", self.deployment.name, lack)
             await trio.sleep(_READY_SECONDS)
-        return await trio.to_thread.run_sync(self._running.describe)
 
     async def _take_down(self, body_error: BaseException | None) -> None:
         """The body's error goes before one of the end, which becomes a note."""
@@ -220,11 +229,11 @@ class RayBackend:
     async def _look(self) -> None:
         """Asks the replicas for their statistics, for ever."""
         while True:
-            try:
+            several, departures = [], []  # where nobody answers, the next answers will do
+            with suppress(*_GONE, RayServeException, RayTaskError, TimeoutError):
                 several = [one for handle in self._running.handles for one in await _statistics_of(handle)]
-            except (*_GONE, RayServeException, RayTaskError, TimeoutError):
-                several = []  # the next answer will do
-            departures = await self._running.register.read.remote(len(self.departures))
+            with suppress(*_GONE):
+                departures = await self._running.register.read.remote(len(self.departures))
             self._hand(self._looked, total(several) if several else None, departures)
             await asyncio.sleep(_LOOK_SECONDS)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import time
 from typing import Any
 
 import ray
 from attrs import evolve, frozen
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -31,6 +34,8 @@ _ENCODER = "encoder"  # the name of the one that only encodes
 _UP_SECONDS = 5.0  # of demand, before a replica is added
 _DOWN_SECONDS = 60.0  # without, before one is taken away
 _MOST_WATCHERS = 100_000  # replicas that wait at the register
+_POLL_SECONDS = 0.1  # between two questions whether all replicas have ended
+_END_SECONDS = 10.0  # for Serve to tell of it, or for what was never ready
 _TELL_SECONDS = 1.0  # between two words of a replica on what it holds
 
 
@@ -47,6 +52,11 @@ class Deployment:
     address: str | None
     encoders: int = 0
     most_requests: int = 1_024  # of one replica; the door bounds those of an ingress
+
+    @property
+    def end_seconds(self) -> float:
+        """For one replica to drain and to end in order."""
+        return self.config.drain_seconds + 3 * self.config.stage_seconds
 
     def begin(self) -> Running:
         """Deploys, and returns before replicas are ready. Blocks: call it in a thread.
@@ -123,7 +133,7 @@ class Deployment:
             name=name,
             **count,
             max_ongoing_requests=self.most_requests,
-            graceful_shutdown_timeout_s=self.config.drain_seconds + 3 * self.config.stage_seconds,
+            graceful_shutdown_timeout_s=self.end_seconds,
             graceful_shutdown_wait_loop_s=0.1,
             health_check_period_s=1.0,
             ray_actor_options={"num_cpus": self.cpus, "num_gpus": self.gpus},
@@ -201,14 +211,36 @@ class Running:
         a thread.
 
         Raises:
-            EngineTeardownError: replicas have not ended in their time.
+            EngineTeardownError: replicas have not ended in their time, or Ray is lost.
         """
+        seconds = self.deployment.end_seconds + _END_SECONDS
         try:
-            serve.delete(self.deployment.name)
+            if not self._deleted(seconds):
+                raise EngineTeardownError(f"replicas have not ended in {seconds:g} s; see Ray's own logs")
             departures: list[Departure] = ray.get(self.register.read.remote(known))
-        except TimeoutError as error:
-            raise EngineTeardownError(f"replicas have not ended: {error}; see Ray's own logs") from error
+        except (RayError, RayServeException) as error:
+            raise EngineTeardownError(f"Ray was lost before its replicas ended: {error}") from error
         finally:
-            ray.kill(self.register)
-            SESSION.leave()
+            self._leave()
         return departures
+
+    def give_up(self) -> None:
+        """Ends what was never ready. Serve waits long for a replica that it cannot start; it may do so alone."""
+        try:
+            self._deleted(_END_SECONDS)
+        finally:
+            self._leave()
+
+    def _deleted(self, seconds: float) -> bool:
+        """Has the replicas end. Returns whether all have, within ``seconds``."""
+        serve.delete(self.deployment.name, _blocking=False)
+        end = time.monotonic() + seconds
+        while self.deployment.name in serve.status().applications:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _leave(self) -> None:
+        ray.kill(self.register)
+        SESSION.leave()

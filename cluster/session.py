@@ -15,6 +15,10 @@ from ..core.errors import EngineError
 LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 HERE = "local"  # Ray's word for a cluster of its own, on this machine and for this process
 _FOUND = "auto"  # Ray's word for the cluster that runs on this machine
+_ALLOWED = (
+    "allowed: host:port, such as head:6379, of a cluster that this machine has joined (ray start --address=head:6379), "
+    "with RAY_AUTH_MODE=token where that was started with a token; auto; or none, and Ray is started here"
+)
 _REACH_SECONDS = 5.0  # Ray itself tries for minutes, and nothing ends it
 
 
@@ -56,10 +60,8 @@ class RaySession:
     def _leave(self) -> None:
         if self._users or self._where is None:
             return
-        where, self._where = self._where, None
-        if where == HERE:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
+        self._where = None
+        ray.shutdown()  # with all its processes, where they were started for us
 
 
 SESSION = RaySession()
@@ -74,18 +76,16 @@ def _connect(where: str) -> None:
         own = {"include_dashboard": False} if where == HERE else {}  # it takes a gigabyte
         ray.init(address=where, logging_level=logging.ERROR, log_to_driver=False, **own)
     except (OSError, RuntimeError, ValueError) as error:
-        raise EngineError(
-            f"Ray {name} cannot be reached: {error}; allowed: RAY_ADDRESS=head:6379 for a cluster that this machine is "
-            "part of (ray start --address=head:6379; with RAY_AUTH_MODE=token where it asks for one), or none, and Ray "
-            "is started here"
-        ) from error
+        raise EngineError(f"Ray {name} cannot be reached: {error}; {_ALLOWED}") from error
 
 
 def _check(where: str) -> None:
     """Raises what is plain at once: Ray would try for minutes."""
     if where in (HERE, _FOUND):
         return
+    if "://" in where:
+        raise ValueError("Ray's client does not stream")
     host, colon, port = where.rpartition(":")
     if not (colon and host and port.isdecimal()):
-        raise ValueError("that is no host:port, such as head:6379")
+        raise ValueError("that is no address")
     socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
