@@ -64,16 +64,20 @@ class Deployment:
         Raises:
             EngineError: Ray cannot be reached, or refuses the deployment.
         """
-        SESSION.join(self.address)
-        try:
-            register = self._new_register()
+        with SESSION.lock:
+            SESSION.join(self.address)
             try:
-                return Running(self, self._handles(), register)
+                return self._begun()
             except BaseException:
-                ray.kill(register)
+                SESSION.leave()
                 raise
+
+    def _begun(self) -> Running:
+        register = self._new_register()
+        try:
+            return Running(self, self._handles(), register)
         except BaseException:
-            SESSION.leave()
+            ray.kill(register)
             raise
 
     def _new_register(self) -> Any:

@@ -27,7 +27,8 @@ class RaySession:
     is used, and left as it is."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        """One cluster is deployed at a time: Serve's own making of a deployment is not for several threads."""
         self._users = 0
         self._where: str | None = None  # what this session has joined
 
@@ -38,7 +39,7 @@ class RaySession:
             EngineError: Ray cannot be reached or started there, or this process has joined another one.
         """
         where = address or os.environ.get("RAY_ADDRESS") or HERE
-        with self._lock:
+        with self.lock:
             if self._users and self._where not in (None, where):
                 raise EngineError(f"this process has joined Ray at {self._where}, and not at {where}; allowed: one Ray")
             if not (self._users or ray.is_initialized()):
@@ -53,7 +54,7 @@ class RaySession:
 
     def leave(self) -> None:
         """For one cluster less. Ray that was started for them ends with the last. Blocks: call it in a thread."""
-        with self._lock:
+        with self.lock:
             self._users -= 1
             self._leave()
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 
 import pytest
 
-from triolet.cluster import session
+from triolet import EngineConfig
+from triolet.cluster import deployment, session
+from triolet.cluster.deployment import Deployment
 from triolet.cluster.session import RaySession
 from triolet.core.errors import EngineError
 
@@ -110,3 +113,19 @@ def test_the_error_of_ray_is_told_with_what_is_allowed(ray: Ray) -> None:
     ray.fault = ConnectionError("none runs")
     with pytest.raises(EngineError, match="Ray at auto cannot be reached: none runs; allowed: "):
         RaySession().join("auto")
+
+
+def test_one_cluster_is_deployed_at_a_time(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's making of a deployment fails in two threads at once: "is not registered for pickle by value"."""
+    free: list[bool] = []
+
+    def begun(_: Deployment) -> None:
+        thread = threading.Thread(target=lambda: free.append(deployment.SESSION.lock.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(deployment, "SESSION", RaySession())
+    monkeypatch.setattr(Deployment, "_begun", begun)
+    Deployment(name="a", model="m", config=EngineConfig(), replicas=1, cpus=1.0, gpus=0.0, address=None).begin()
+    assert free == [False]
+    assert ray.joined == ["local"]
