@@ -10,7 +10,7 @@ import ray
 from attrs import evolve, frozen
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve._private.common import DeploymentID
+from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
@@ -83,9 +83,15 @@ class Deployment:
     def _new_register(self) -> Any:
         """An actor that dies with this process, and otherwise only with its machine. Every replica finds it."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        made = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=_MOST_WATCHERS)(Register)
+        made: Any = ray.remote(num_cpus=0)(Register).options(
+            name=name_of(self.name),
+            namespace=NAMESPACE,
+            scheduling_strategy=here,
+            max_restarts=-1,
+            max_concurrency=_MOST_WATCHERS,
+        )
         try:
-            return made.options(name=name_of(self.name), namespace=NAMESPACE, scheduling_strategy=here).remote()
+            return made.remote()
         except ValueError as error:
             raise EngineError(f"another process has {self.name!r} on this Ray ({error}); take another name") from error
 
@@ -192,7 +198,7 @@ class Running:
         if found.status == ApplicationStatus.RUNNING:
             return None
         told = [one.message for one in found.deployments.values() if one.message]
-        ready = sum(one.replica_states.get("RUNNING", 0) for one in found.deployments.values())
+        ready = sum(one.replica_states.get(ReplicaState.RUNNING, 0) for one in found.deployments.values())
         return " ".join([f"replicas that are ready: {ready}.", *told])
 
     def describe(self) -> tuple[ModelDescription, EngineStatistics]:

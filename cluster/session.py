@@ -74,8 +74,8 @@ def _connect(where: str) -> None:
     name = "on this machine" if where == HERE else f"at {where}"
     try:
         _check(where)
-        own = {"include_dashboard": False} if where == HERE else {}  # it takes a gigabyte
-        ray.init(address=where, logging_level=logging.ERROR, log_to_driver=False, **own)
+        dashboard = False if where == HERE else None  # it takes a gigabyte
+        ray.init(address=where, include_dashboard=dashboard, logging_level=logging.ERROR, log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
         raise EngineError(f"Ray {name} cannot be reached: {error}; {_ALLOWED}") from error
 
