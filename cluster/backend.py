@@ -10,9 +10,10 @@ thread of its own reads the replicas' answers and hands them over.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -44,9 +45,12 @@ from .messages import News
 from .register import Departure
 from .statistics import total
 
+_log = logging.getLogger("triolet.cluster")
 _GONE = (ActorUnavailableError, RayActorError)  # the replica's process, or its machine
 _ENDED = (DeviceLost, EngineClosed, EngineTeardownError, LenderLost, RunnerCrashed)  # the replica's engine, or a lender
 _PREFIXES = 8  # keys of a prompt's beginnings that the router is told
+_READY_SECONDS = 0.2  # between two questions whether the replicas are ready
+_TELL_SECONDS = 10.0  # before the log says what is waited for, and between two lines
 _LOOK_SECONDS = 2.0  # between two questions for the replicas' statistics
 _PAUSE_SECONDS = 0.2  # behind a loss: until Serve finds the replica no more, and all who were on it are known
 _ROOM_SECONDS = 60.0  # until a suspect that quarantine has not taken runs among others, in steps of its own
@@ -91,19 +95,38 @@ class RayBackend:
     async def running(self) -> AsyncIterator[ModelDescription]:
         """See `Backend.running`: deploys, and takes the deployment down again, however the block ends."""
         self._token = trio.lowlevel.current_trio_token()
-        self._running = await trio.to_thread.run_sync(self.deployment.start)
-        self._statistics = self._running.statistics
+        self._running = await trio.to_thread.run_sync(self.deployment.begin)
+        description, self._statistics = await self._ready()
         try:
             with AsyncioThread() as self._thread:
                 try:
                     self._thread.start("statistics", self._look)
                     self._accepting = True
-                    yield self._running.description
+                    yield description
                     await self.stop(self.deployment.config.drain_seconds)
                 finally:
                     self._give_up()
         finally:
             await self._take_down(sys.exception())
+
+    async def _ready(self) -> tuple[ModelDescription, EngineStatistics]:
+        """Returns when every replica is ready; however else it ends, nothing is left."""
+        try:
+            await self._lacks_nothing()
+            return await trio.to_thread.run_sync(self._running.describe)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._running.give_up)
+            raise
+
+    async def _lacks_nothing(self) -> None:
+        """What takes long is told in the log."""
+        told, tell_at = "", trio.current_time() + _TELL_SECONDS
+        while (lack := await trio.to_thread.run_sync(self._running.lacks)) is not None:
+            if lack != told and trio.current_time() >= tell_at:
+                told, tell_at = lack, trio.current_time() + _TELL_SECONDS
+                _log.info("waiting for %s: %s", self.deployment.name, lack)
+            await trio.sleep(_READY_SECONDS)
 
     async def _take_down(self, body_error: BaseException | None) -> None:
         """The body's error goes before one of the end, which becomes a note."""
@@ -252,12 +275,11 @@ class RayBackend:
     async def _look(self) -> None:
         """Asks the replicas for their statistics, for ever."""
         while True:
-            try:
-                handles = (*self._running.handles, self._running.quarantine)
-                several = [one for handle in handles for one in await _statistics_of(handle)]
-            except (*_GONE, RayServeException, RayTaskError, TimeoutError):
-                several = []  # the next answer will do
-            departures = await self._running.register.read.remote(len(self.departures))
+            several, departures = [], []  # where nobody answers, the next answers will do
+            with suppress(*_GONE, RayServeException, RayTaskError, TimeoutError):
+                several = [one for handle in self._running.all_handles for one in await _statistics_of(handle)]
+            with suppress(*_GONE):
+                departures = await self._running.register.read.remote(len(self.departures))
             self._hand(self._looked, total(several) if several else None, departures)
             await asyncio.sleep(_LOOK_SECONDS)
 

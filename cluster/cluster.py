@@ -29,6 +29,13 @@ def _text(value: Any) -> str:
     return value
 
 
+def _address(value: Any) -> str:
+    """Ray's client, ray://, does not stream."""
+    if "://" in _text(value):
+        raise Refused
+    return str(value)
+
+
 _MOST = 10_000
 _COUNT = integer(1, _MOST)
 
@@ -50,7 +57,7 @@ _SETTINGS = {
     "encoders": integer(0, _MOST),
     "cpus": number(0, math.inf),
     "gpus": number(0, math.inf),
-    "address": Check(_text, "a text, such as ray://head:10001").or_none("that of RAY_ADDRESS, or Ray on this machine"),
+    "address": Check(_address, "host:port, such as head:6379, auto or local").or_none("that of RAY_ADDRESS, or local"),
     "name": Check(_text, "a text").or_none("one of its own"),
 }
 
@@ -99,9 +106,10 @@ class Cluster(Engine):
         encoders: how many replicas more, that only encode. Their number stays. 0: each replica encodes for itself.
         cpus: cores that Ray reserves for each, those that only encode too.
         gpus: GPUs that Ray reserves for each, in the same way.
-        address: of the Ray cluster. By default the one that this process has joined, or ``RAY_ADDRESS``; without either
-            Ray is started on this machine for the block.
-        name: of the application on Ray Serve; one of that name is replaced.
+        address: of the Ray cluster that this machine is a part of, such as ``head:6379``; ``auto``: the one that runs
+            here. By default the one that this process has joined, or ``RAY_ADDRESS``; without either Ray is started on
+            this machine for the block (``local``). A process joins one Ray.
+        name: of the application on Ray Serve, one for each that lives. By default one of its own.
 
     Raises (on making one):
         InvalidRequest: a value that is not allowed, or Ray is not installed.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 import pickle
+import time
 from typing import Any
 
 import ray
 from attrs import evolve, frozen
 from ray import serve
-from ray.serve._private.common import DeploymentID
+from ray.exceptions import RayError
+from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..actors.statistics import EngineStatistics
 from ..core.config import EngineConfig
@@ -22,16 +25,19 @@ from ..core.errors import CallerError, EngineError, EngineTeardownError
 from ..core.model import ModelDescription
 from .autoscaling import ByDemand
 from .content_router import ContentRouter
-from .register import Departure, Register, name_of
+from .register import NAMESPACE, Departure, Register, name_of
 from .replica import Replica
+from .session import LOGGING, SESSION
 from .statistics import total
 
-_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 REPLICA = "replica"  # the deployment's name within its application
 _ENCODER = "encoder"  # the name of the one that only encodes
 _OWN = "local"  # Ray's word for a cluster of its own; without it, it joins any that it finds on this machine
 _UP_SECONDS = 5.0  # of demand, before a replica is added
 _DOWN_SECONDS = 60.0  # without, before one is taken away
+_MOST_WATCHERS = 100_000  # replicas that wait at the register
+_POLL_SECONDS = 0.1  # between two questions whether all replicas have ended
+_END_SECONDS = 10.0  # for Serve to tell of it, or for what was never ready
 _TELL_SECONDS = 1.0  # between two words of a replica on what it holds
 
 
@@ -49,53 +55,81 @@ class Deployment:
     encoders: int = 0
     most_requests: int = 1_024  # of one replica; the door bounds those of an ingress
 
-    def start(self) -> Running:
-        """Deploys, and returns when all replicas are ready. Blocks: call it in a thread.
+    @property
+    def end_seconds(self) -> float:
+        """For one replica to drain and to end in order."""
+        return self.config.drain_seconds + 3 * self.config.stage_seconds
+
+    def begin(self) -> Running:
+        """Deploys, and returns before replicas are ready. Blocks: call it in a thread.
 
         Raises:
-            CallerError: a replica cannot load the model.
-            EngineError: Ray cannot be reached, or cannot start the replicas.
+            EngineError: Ray cannot be reached, or refuses the deployment.
         """
-        owns_ray = _connect(self.address)
-        register: Any = ray.remote(num_cpus=0)(Register).options(name=name_of(self.name)).remote()
+        with SESSION.lock:
+            SESSION.join(self.address)
+            try:
+                return self._begun()
+            except BaseException:
+                SESSION.leave()
+                raise
+
+    def _begun(self) -> Running:
+        register = self._new_register()
         try:
-            handle = self._run()
-            encoders = serve.get_deployment_handle(_ENCODER, self.name) if self.encoders else None
-            handles = (handle,) if encoders is None else (handle, encoders)
-            quarantine = self._run_quarantine()
-            description, *_ = [_describe(one) for one in handles]
-            statistics = total([told for one in handles for told in one.broadcast("statistics").results()])
-            return Running(self, handles, quarantine, description, statistics, register, owns_ray)
+            return Running(self, *self._handles(), register)
         except BaseException:
-            self.delete()
             ray.kill(register)
-            _leave_ray(owns_ray)
             raise
 
-    def delete(self) -> None:
-        """Drains and releases every replica, in order. Blocks."""
-        serve.delete(self._quarantine_name)
-        serve.delete(self.name)
+    def _new_register(self) -> Any:
+        """An actor that dies with this process, and otherwise only with its machine. Every replica finds it."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        made: Any = ray.remote(num_cpus=0)(Register).options(
+            name=name_of(self.name),
+            namespace=NAMESPACE,
+            scheduling_strategy=here,
+            max_restarts=-1,
+            max_concurrency=_MOST_WATCHERS,
+        )
+        try:
+            return made.remote()
+        except ValueError as error:
+            raise EngineError(f"another process has {self.name!r} on this Ray ({error}); take another name") from error
+
+    def _handles(self) -> tuple[tuple[DeploymentHandle[Any], ...], DeploymentHandle[Any]]:
+        """Of the deployment that takes requests and of one that only encodes; and of the quarantine."""
+        targets = [
+            serve.RunTarget(
+                target=application,
+                name=name,
+                route_prefix=None,
+                logging_config=LOGGING,
+                external_scaler_enabled=name == self.name and isinstance(self.replicas, int),
+            )
+            for name, application in ((self.name, self._application()), (self.quarantine, self._quarantine()))
+        ]
+        try:
+            handle, quarantine = serve.run_many(targets, wait_for_applications_running=False)
+            encoders = (serve.get_deployment_handle(_ENCODER, self.name),) if self.encoders else ()
+        except (RuntimeError, ValueError) as error:
+            self.delete()
+            raise EngineError(f"the replicas cannot be started: {error}") from error
+        else:
+            return (handle, *encoders), quarantine
 
     @property
-    def _quarantine_name(self) -> str:
+    def quarantine(self) -> str:
+        """The name of the application that the suspects have for themselves."""
         return f"{self.name}-quarantine"
 
-    def _run(self) -> DeploymentHandle[Any]:
-        try:
-            serve.start(proxy_location="Disabled", logging_config=_LOGGING)
-            return serve.run(
-                self._application(),
-                name=self.name,
-                route_prefix=None,
-                logging_config=_LOGGING,
-                external_scaler_enabled=isinstance(self.replicas, int),
-            )
-        except RuntimeError as error:
-            raise EngineError(f"the replicas cannot be started: {error}") from error
+    def delete(self, *, blocks: bool = True) -> None:
+        """Has every replica end."""
+        for name in (self.name, self.quarantine):
+            serve.delete(name, _blocking=blocks)
 
-    def _run_quarantine(self) -> DeploymentHandle[Any]:
-        """An application of its own, since its number follows its requests: none or one."""
+    def _quarantine(self) -> Any:
+        """Its number of replicas follows its requests: none or one."""
         scaling = AutoscalingConfig(
             min_replicas=0,
             max_replicas=1,
@@ -103,10 +137,8 @@ class Deployment:
             upscale_delay_s=0.0,
             downscale_delay_s=_DOWN_SECONDS,
         )
-        bound = self._deployment(REPLICA, {"autoscaling_config": scaling}).bind(
-            self.model, self.config, name_of(self.name)
-        )
-        return serve.run(bound, name=self._quarantine_name, route_prefix=None, logging_config=_LOGGING)
+        replica = self._deployment(REPLICA, {"autoscaling_config": scaling})
+        return replica.bind(self.model, self.config, name_of(self.name))
 
     def _count(self) -> dict[str, Any]:
         if isinstance(self.replicas, int):
@@ -141,7 +173,7 @@ class Deployment:
             name=name,
             **count,
             max_ongoing_requests=self.most_requests,
-            graceful_shutdown_timeout_s=self.config.drain_seconds + 3 * self.config.stage_seconds,
+            graceful_shutdown_timeout_s=self.end_seconds,
             graceful_shutdown_wait_loop_s=0.1,
             health_check_period_s=1.0,
             ray_actor_options={"num_cpus": self.cpus, "num_gpus": self.gpus},
@@ -152,7 +184,7 @@ class Deployment:
                     "request_routing_stats_period_s": _TELL_SECONDS,
                 }
             ),
-            logging_config=_LOGGING,
+            logging_config=LOGGING,
         )
 
 
@@ -176,15 +208,43 @@ class Running:
     deployment: Deployment
     handles: tuple[DeploymentHandle[Any], ...]  # of the deployment that takes requests, and of one that only encodes
     quarantine: DeploymentHandle[Any]  # of no replica, or one: it is started when there are suspects
-    description: ModelDescription
-    statistics: EngineStatistics
     register: Any  # the handle of a `Register`
-    owns_ray: bool  # this process started Ray for it
+
+    @property
+    def all_handles(self) -> tuple[DeploymentHandle[Any], ...]:
+        """Of all replicas that there may be."""
+        return (*self.handles, self.quarantine)
 
     @property
     def handle(self) -> DeploymentHandle[Any]:
         """Of the deployment that takes requests."""
         return self.handles[0]
+
+    def lacks(self) -> str | None:
+        """What there is to wait for, in words; ``None``: every replica is ready. Blocks.
+
+        Raises:
+            EngineError: Ray has given up to start them.
+        """
+        found = serve.status().applications.get(self.deployment.name)
+        if found is None or found.status == ApplicationStatus.DEPLOY_FAILED:
+            raise EngineError(
+                f"the replicas cannot be started: {'they were deleted' if found is None else found.message}"
+            )
+        if found.status == ApplicationStatus.RUNNING:
+            return None
+        told = [one.message for one in found.deployments.values() if one.message]
+        ready = sum(one.replica_states.get(ReplicaState.RUNNING, 0) for one in found.deployments.values())
+        return " ".join([f"replicas that are ready: {ready}.", *told])
+
+    def describe(self) -> tuple[ModelDescription, EngineStatistics]:
+        """The model, and the replicas' first statistics. Blocks.
+
+        Raises:
+            CallerError: a replica cannot load the model.
+        """
+        description, *_ = [_describe(one) for one in self.handles]
+        return description, total([told for one in self.handles for told in one.broadcast("statistics").results()])
 
     def scale(self, replicas: int) -> None:
         """Orders more or fewer replicas, and returns at once. Those that leave drain first. Blocks."""
@@ -197,34 +257,36 @@ class Running:
         a thread.
 
         Raises:
-            EngineTeardownError: replicas have not ended in their time.
+            EngineTeardownError: replicas have not ended in their time, or Ray is lost.
         """
+        seconds = self.deployment.end_seconds + _END_SECONDS
         try:
-            self.deployment.delete()
+            if not self._deleted(seconds):
+                raise EngineTeardownError(f"replicas have not ended in {seconds:g} s; see Ray's own logs")
             departures: list[Departure] = ray.get(self.register.read.remote(known))
-        except TimeoutError as error:
-            raise EngineTeardownError(f"replicas have not ended: {error}; see Ray's own logs") from error
+        except (RayError, RayServeException) as error:
+            raise EngineTeardownError(f"Ray was lost before its replicas ended: {error}") from error
         finally:
-            ray.kill(self.register)
-            _leave_ray(self.owns_ray)
+            self._leave()
         return departures
 
+    def give_up(self) -> None:
+        """Ends what was never ready. Serve waits long for a replica that it cannot start; it may do so alone."""
+        try:
+            self._deleted(_END_SECONDS)
+        finally:
+            self._leave()
 
-def _connect(address: str | None) -> bool:
-    """Connects this process to Ray. Returns whether Ray was started for it."""
-    if ray.is_initialized():
-        return False
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    address = address or os.environ.get("RAY_ADDRESS") or _OWN
-    try:
-        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "on this machine" if address == _OWN else f"at {address}"
-        raise EngineError(f"Ray {where} cannot be reached: {error}") from error
-    return address == _OWN
+    def _deleted(self, seconds: float) -> bool:
+        """Has the replicas end. Returns whether all have, within ``seconds``."""
+        self.deployment.delete(blocks=False)
+        names, end = {self.deployment.name, self.deployment.quarantine}, time.monotonic() + seconds
+        while names & set(serve.status().applications):
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
-
-def _leave_ray(owns_ray: bool) -> None:
-    if owns_ray:
-        serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
+    def _leave(self) -> None:
+        ray.kill(self.register)
+        SESSION.leave()

@@ -1,6 +1,11 @@
-"""`Register`: where replicas that leave say what they have left. An actor of Ray's, one for each deployment."""
+"""`Register`: where replicas that leave say what they have left. An actor of Ray's, one for each deployment.
+
+It lives as long as the process that has deployed them, and so tells them of that process's death, too.
+"""
 
 from __future__ import annotations
+
+import asyncio
 
 from attrs import frozen
 
@@ -22,17 +27,24 @@ class Departure:
     error: str | None
 
 
+NAMESPACE = "serve"  # of Ray's names: that of the replicas
+
+
 class Register:
     """Keeps the departures, in their order."""
 
     def __init__(self) -> None:
         self._departures: list[Departure] = []
 
-    def note(self, departure: Departure) -> None:
+    async def watch(self) -> None:
+        """Never answers. It breaks when the process that has deployed the caller is no more."""
+        await asyncio.Event().wait()
+
+    async def note(self, departure: Departure) -> None:
         """A replica calls it, last of all."""
         self._departures.append(departure)
 
-    def read(self, first: int) -> list[Departure]:
+    async def read(self, first: int) -> list[Departure]:
         """The departures from the ``first`` on."""
         return self._departures[first:]
 

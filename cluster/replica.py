@@ -20,7 +20,7 @@ import ray
 import trio
 from attrs import define, evolve, field
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from ..actors import messages as m
 from ..actors.gpu_runner import torch_executor
@@ -38,10 +38,11 @@ from ..core.words import Speaker, Word
 from .autoscaling import ENCODINGS
 from .lenders import Loan, RayLenders
 from .messages import News
-from .register import Departure
+from .register import NAMESPACE, Departure
 
 Told = TypeVar("Told")
 KEYS_SECONDS = 5.0  # between two words on what is held; more often gains no hits (docs/fleet.md)
+_AGAIN_SECONDS = 1.0  # before a register that is started anew is asked again
 
 
 @define(eq=False)
@@ -92,6 +93,7 @@ class Replica:
         self._loading = trio.CancelScope()
         self._thread = threading.Thread(target=self._live, args=(model, config), name="triolet replica")
         self._thread.start()
+        self._watch = self._loop.create_task(self._leave_with_its_process())
         await self._begun
         try:
             await self._opened
@@ -219,11 +221,25 @@ class Replica:
     async def __del__(self) -> None:
         """Ends the engine in order. Requests have ended by then: Serve waits for them first. Serve may call it while
         the model is being loaded."""
+        self._watch.cancel()
         self._in_trio(self._end)
         await asyncio.wait([self._ended])
         self._thread.join()
         if self._supervisor is not None:
             await self._say_goodbye(self._supervisor.statistics())
+
+    async def _leave_with_its_process(self) -> None:
+        """Waits for the death of the process that has deployed this replica. Then nobody is left to take the deployment
+        down, and Serve would keep it for ever."""
+        while True:
+            try:
+                await ray.get_actor(self._register, NAMESPACE).watch.remote()
+            except ActorUnavailableError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+            except (RayActorError, ValueError):
+                break
+        name = serve.get_replica_context().app_name
+        await asyncio.to_thread(serve.delete, name, _blocking=False)
 
     async def _say_goodbye(self, left: EngineStatistics) -> None:
         error = self._ended.exception()
@@ -234,7 +250,7 @@ class Replica:
             error=None if error is None else error_text(error),
         )
         try:
-            await ray.get_actor(self._register).note.remote(departure)
+            await ray.get_actor(self._register, NAMESPACE).note.remote(departure)
         except (RayActorError, ValueError):  # the deployment ends: there is nobody to be told
             return
 

@@ -35,13 +35,13 @@ class Decisions:
     ``retried`` keys of a failed encode batch or borrow are reserved again. ``shrunk`` is the new budget of encode
     batches, where a batch did not fit the device's memory. The terms of ``lapsed`` loans are over."""
 
-    reserved: tuple[tuple[str, int], ...] = field(default=(), converter=tuple)
-    ready: tuple[Hold, ...] = field(default=(), converter=tuple)
-    refused: tuple[Refusal, ...] = field(default=(), converter=tuple)
-    dropped: tuple[str, ...] = field(default=(), converter=tuple)
-    free: tuple[str, ...] = field(default=(), converter=tuple)
-    retried: tuple[str, ...] = field(default=(), converter=tuple)
-    lapsed: tuple[Hold, ...] = field(default=(), converter=tuple)
+    reserved: tuple[tuple[str, int], ...] = ()
+    ready: tuple[Hold, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    dropped: tuple[str, ...] = ()
+    free: tuple[str, ...] = ()
+    retried: tuple[str, ...] = ()
+    lapsed: tuple[Hold, ...] = ()
     shrunk: int | None = None
 
 
@@ -61,13 +61,13 @@ class Draft:
     def decisions(self) -> Decisions:
         """As they are."""
         return Decisions(
-            reserved=self.reserved,
-            ready=self.ready,
-            refused=self.refused,
-            dropped=self.dropped,
-            free=self.free,
-            retried=self.retried,
-            lapsed=self.lapsed,
+            reserved=tuple(self.reserved),
+            ready=tuple(self.ready),
+            refused=tuple(self.refused),
+            dropped=tuple(self.dropped),
+            free=tuple(self.free),
+            retried=tuple(self.retried),
+            lapsed=tuple(self.lapsed),
             shrunk=self.shrunk,
         )
 

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from ..api.command_line.pages import MODEL, Page
 from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
 from ..core.config import DTYPES, QUANTIZATIONS, EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
+from .cluster_options import OPTIONS, Replicas, check_options, cluster_spec
 
 if TYPE_CHECKING:
     from .listening import Listener
@@ -32,7 +32,7 @@ _EXTRA = "the server needs more packages: pip install 'triolet[server]'"
 _SECTIONS = {
     "Models": ("models", "preload", "memory_budget", "idle_seconds", "tool_format"),
     "How the models run": MODEL,
-    "On many machines": ("cluster", "replicas", "replica_cpus", "replica_gpus"),
+    "On many machines": ("cluster", *OPTIONS),
     "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
     "Limits": ("max_body", "max_audio_seconds", "max_requests", "rate_limit", "drain_seconds"),
     "Images and audio by address": ("url_prefixes", "allow_private_urls"),
@@ -44,6 +44,7 @@ _EXAMPLES = (
         "several, each loaded by its first request",
     ),
     ("TRIOLET_API_KEY=secret triolet serve demo --host 0.0.0.0", "for other machines"),
+    ("triolet serve openai/whisper-base --cluster --replicas 2-8", "on Ray, as many as are in demand"),
 )
 
 
@@ -90,9 +91,10 @@ class _Bytes(click.ParamType[int]):
 @click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Of the matrices, on the CPU.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices.")
 @click.option("--cluster", is_flag=True, help="Run the models as replicas on Ray: at $RAY_ADDRESS, or started here.")
-@click.option("--replicas", default=1, show_default=True, help="Of each model, with --cluster.")
-@click.option("--replica-cpus", default=1.0, show_default=True, help="Cores that Ray reserves for each replica.")
-@click.option("--replica-gpus", default=0.0, show_default=True, help="GPUs that Ray reserves for each replica.")
+@click.option("--replicas", type=Replicas(), metavar="N|N-M", help="Of each model: 2, or 2-8 by demand. Default: 1.")
+@click.option("--encoders", type=click.IntRange(0), metavar="N", help="Replicas more, that only encode. Default: 0.")
+@click.option("--replica-cpus", type=float, metavar="N", help="Cores that Ray reserves for each replica. Default: 1.")
+@click.option("--replica-gpus", type=float, metavar="N", help="GPUs that Ray reserves for each replica. Default: 0.")
 def serve(**given: Any) -> int:
     """Serve models over HTTP, as OpenAI's API has it: speech, text, vectors, live audio, and a page to watch it by.
 
@@ -104,6 +106,7 @@ def serve(**given: Any) -> int:
         complain(f"{_EXTRA} ({error})")
         return FAILED
     try:
+        check_options(given)
         server = _server(ServerSettings(**_settings(given)), given)
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from None
@@ -218,7 +221,7 @@ def _server(settings: ServerSettings, given: dict[str, Any]) -> Server:
     observers = Observers([Heap().heard])
     models = models_of(given["model"], given["models"])
     if given["cluster"]:
-        specs = {name: _cluster_spec(path, config, given) for name, path in models.items()}
+        specs = {name: cluster_spec(_folder(path), config, given) for name, path in models.items()}
     else:
         specs = {name: _spec(name, path, config, observers) for name, path in models.items()}
     engines = Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"])
@@ -229,23 +232,6 @@ def _spec(name: str, path: str, config: EngineConfig, observers: Observers) -> A
     from ..api.model_spec import ModelSpec
 
     return ModelSpec(_folder(path), config=evolve(config, observer=observers.of(name)))
-
-
-def _cluster_spec(path: str, config: EngineConfig, given: dict[str, Any]) -> Any:
-    """A model whose engine is a cluster. It takes nothing of this machine's budget that is known before."""
-    from ..api.model_spec import ModelSpec
-    from ..cluster import Cluster
-
-    make = partial(
-        Cluster,
-        _folder(path),
-        config=config,
-        replicas=given["replicas"],
-        cpus=given["replica_cpus"],
-        gpus=given["replica_gpus"],
-    )
-    make()  # what is not allowed is told now, not with the first request
-    return ModelSpec.from_parts(make, 0)
 
 
 def _folder(path: str) -> Path | str:
@@ -272,7 +258,5 @@ def _run(server: Server, *, preload: bool) -> int:
 async def _serve(server: Server, listener: Listener, preload: bool) -> int:
     from .serving import until_told
 
-    async with server.engines as engines:
-        for name in engines.models if preload else ():
-            await engines.load(name)
-        return await until_told(server, listener)
+    async with server.engines:
+        return await until_told(server, listener, preload=preload)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from ..core.errors import TrioletError
 from .app import make_app
 from .listening import Listener
 from .server import Server
@@ -53,28 +54,66 @@ async def _drain(server: Server, listener: Listener) -> None:
     await listener.cut_off()
 
 
-async def until_told(server: Server, listener: Listener) -> int:
-    """Serves until SIGTERM or SIGINT. Returns the exit status: 0 after a drain; after a second signal, which cuts the
-    drain short, 128 and the signal's number."""
+async def until_told(server: Server, listener: Listener, *, preload: bool) -> int:
+    """Loads all models if it should, and serves until SIGTERM or SIGINT. Returns the exit status: 0 after a drain; 128
+    and the signal's number after a signal while models are loaded, and after a second one, which cuts the drain
+    short."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        if preload and (number := await _loads(server, signals)):
+            return 128 + number
+        second = await _serves(server, listener, signals)
+    return 128 + second if second else 0
+
+
+async def _loads(server: Server, signals: AsyncIterator[int]) -> int:
+    """Loads all models. Returns the number of a signal that came first, or 0.
+
+    Raises:
+        TrioletError: of a load.
+    """
+    number = 0
+    failure: TrioletError | None = None
+
+    async def abort() -> None:
+        nonlocal number
+        number = await anext(signals)
+        _log.info("%s: stopping before all models are loaded", signal.Signals(number).name)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(abort)
+        try:
+            for name in server.engines.models:
+                await server.engines.load(name)
+        except TrioletError as error:  # raised below, outside of a group
+            failure = error
+        nursery.cancel_scope.cancel()
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # a frame in its own error's traceback would be a reference cycle
+    return number
+
+
+async def _serves(server: Server, listener: Listener, signals: AsyncIterator[int]) -> int:
+    """Serves until the first signal, and drains. Returns the number of a second one, or 0."""
     second = 0
 
-    async def abort(signals: AsyncIterator[int]) -> None:
+    async def abort() -> None:
         nonlocal second
-        async for number in signals:
-            second = number
-            nursery.cancel_scope.cancel()
-            return
+        second = await anext(signals)
+        nursery.cancel_scope.cancel()
 
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
-            async with serving(server, listener) as address:
-                _log.info("serving %s at %s", ", ".join(server.engines.models), address)
-                first = await anext(signals)
-                _log.info(
-                    "%s: stopping; running requests have %g s",
-                    signal.Signals(first).name,
-                    server.settings.drain_seconds,
-                )
-                nursery.start_soon(abort, signals)
-            nursery.cancel_scope.cancel()
-    return 128 + second if second else 0
+    async with trio.open_nursery() as nursery:
+        async with serving(server, listener) as address:
+            _log.info("serving %s at %s", ", ".join(server.engines.models), address)
+            first = await anext(signals)
+            _log.info(
+                "%s: stopping; running requests have %g s",
+                signal.Signals(first).name,
+                server.settings.drain_seconds,
+            )
+            nursery.start_soon(abort)
+        nursery.cancel_scope.cancel()
+    return second

@@ -20,7 +20,7 @@ async def test_every_piece_of_code_prints_what_the_page_says() -> None:
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", text, re.MULTILINE | re.DOTALL)
     (setup, _), *pieces = blocks
-    assert len(pieces) == 2
+    assert len(pieces) == 3
     said: list[str] = []
     names: dict[str, Any] = {"print": lambda *values: said.append(" ".join(map(str, values)))}
     exec(compile(setup, str(PAGE), "exec"), names)
@@ -49,3 +49,6 @@ def test_the_manifest_is_one_whose_groups_are_alike() -> None:
     options = {name for parameter in serve.params for name in parameter.opts}
     assert command[:2] == ["triolet", "serve"]
     assert {word for word in command if word.startswith("--")} <= options
+    head, server = manifest["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert server["volumeMounts"] == head["volumeMounts"] == [{"name": "ray", "mountPath": "/tmp/ray"}], "Ray's sockets"
+    assert {"containerPort": 8000, "name": "serve"} in head["ports"], "the head's service has the ports of the first"

@@ -8,11 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from .served import served
 
@@ -140,6 +143,46 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         status, log = end(process)
     assert status == 130, log
+    assert "Traceback" not in log
+
+
+SLOW = """
+    import sys, trio
+    from contextlib import asynccontextmanager
+    from triolet import Engine, Engines
+    from triolet.api.model_spec import ModelSpec
+    from triolet.server.command import _log_to_stderr, _run
+    from triolet.server.server import Server
+    from triolet.server.settings import ServerSettings
+
+    class Slow(Engine):
+        "It is loaded for ever, and says so."
+
+        async def __aenter__(self):
+            print("loading", file=sys.stderr, flush=True)
+            try:
+                await trio.sleep_forever()
+            finally:
+                print("given up", file=sys.stderr, flush=True)
+
+    _log_to_stderr()
+    engines = Engines({"slow": ModelSpec.from_parts(lambda: Slow("nothing"), 0)})
+    sys.exit(_run(Server(ServerSettings(port=0), engines), preload=True))
+"""
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_models_are_loaded_gives_them_up_in_order(number: int, expected: int) -> None:
+    """What is begun elsewhere, on other machines say, would be left."""
+    command = [sys.executable, "-c", textwrap.dedent(SLOW)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "loading\n"
+        process.send_signal(number)
+        status, log = end(process)
+    assert status == expected, log
+    assert log.endswith("given up\n")
+    assert "stopping before all models are loaded" in log
     assert "Traceback" not in log
 
 

@@ -1,0 +1,92 @@
+"""Ray in this process: joined for the first cluster, and left with the last."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+
+import ray
+from ray import serve
+
+from ..core.errors import EngineError
+
+LOGGING = {"log_level": "WARNING", "enable_access_log": False}
+HERE = "local"  # Ray's word for a cluster of its own, on this machine and for this process
+_FOUND = "auto"  # Ray's word for the cluster that runs on this machine
+_ALLOWED = (
+    "allowed: host:port, such as head:6379, of a cluster that this machine has joined (ray start --address=head:6379), "
+    "with RAY_AUTH_MODE=token where that was started with a token; auto; or none, and Ray is started here"
+)
+_REACH_SECONDS = 5.0  # Ray itself tries for minutes, and nothing ends it
+
+
+class RaySession:
+    """A process has one connection to Ray, whatever the number of its clusters. One that the program has made itself
+    is used, and left as it is."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """One cluster is deployed at a time: Serve's own making of a deployment is not for several threads."""
+        self._users = 0
+        self._where: str | None = None  # what this session has joined
+
+    def join(self, address: str | None) -> None:
+        """For one more cluster. Blocks: call it in a thread.
+
+        Raises:
+            EngineError: Ray cannot be reached or started there, or this process has joined another one.
+        """
+        where = address or os.environ.get("RAY_ADDRESS") or HERE
+        with self.lock:
+            if self._users and self._where not in (None, where):
+                raise EngineError(f"this process has joined Ray at {self._where}, and not at {where}; allowed: one Ray")
+            if not (self._users or ray.is_initialized()):
+                _connect(where)
+                self._where = where
+            try:
+                serve.start(proxy_location="Disabled", logging_config=LOGGING)
+            except BaseException:
+                self._leave()
+                raise
+            self._users += 1
+
+    def leave(self) -> None:
+        """For one cluster less. Ray that was started for them ends with the last. Blocks: call it in a thread."""
+        with self.lock:
+            self._users -= 1
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._users or self._where is None:
+            return
+        self._where = None
+        ray.shutdown()  # with all its processes, where they were started for us
+
+
+SESSION = RaySession()
+"""Of this process, since Ray's connection is."""
+
+
+def _connect(where: str) -> None:
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    name = "on this machine" if where == HERE else f"at {where}"
+    try:
+        _check(where)
+        dashboard = False if where == HERE else None  # it takes a gigabyte
+        ray.init(address=where, include_dashboard=dashboard, logging_level=logging.ERROR, log_to_driver=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise EngineError(f"Ray {name} cannot be reached: {error}; {_ALLOWED}") from error
+
+
+def _check(where: str) -> None:
+    """Raises what is plain at once: Ray would try for minutes."""
+    if where in (HERE, _FOUND):
+        return
+    if "://" in where:
+        raise ValueError("Ray's client does not stream")
+    host, colon, port = where.rpartition(":")
+    if not (colon and host and port.isdecimal()):
+        raise ValueError("that is no address")
+    socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()

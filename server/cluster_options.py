@@ -1,0 +1,62 @@
+"""What ``triolet serve --cluster`` is given: how many replicas, and what Ray reserves for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..core.config import EngineConfig
+from ..core.errors import InvalidRequest
+
+OPTIONS = ("replicas", "encoders", "replica_cpus", "replica_gpus")
+_REPLICAS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class Replicas(click.ParamType[int | tuple[int, int]]):
+    """A number of replicas: ``2``, or the least and the most, ``2-8``."""
+
+    name = "replicas"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | tuple[int, int]:
+        """See click."""
+        if isinstance(value, int | tuple):
+            return value
+        found = _REPLICAS.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is no number of replicas; write 2, or 2-8 for the least and the most", param, ctx)
+        return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
+
+
+def check_options(given: Mapping[str, Any]) -> None:
+    """Raises `InvalidRequest` where options do not go together."""
+    if given["cluster"]:
+        if given["memory_budget"] is not None:
+            raise InvalidRequest(
+                "--memory-budget is for models in this process, and those of --cluster are in replicas; leave it out. "
+                "--replica-cpus and --replica-gpus say what each replica takes"
+            )
+        return
+    alone = [f"--{name.replace('_', '-')}" for name in OPTIONS if given[name] is not None]
+    if alone:
+        raise InvalidRequest(f"{' and '.join(alone)} without --cluster; allowed: both, or neither")
+
+
+def cluster_spec(model: str | Path, config: EngineConfig, given: Mapping[str, Any]) -> Any:
+    """A model whose engine is a cluster. It takes nothing of this machine's budget.
+
+    Raises:
+        InvalidRequest: a value that is not allowed, or Ray is not installed.
+    """
+    from ..api.model_spec import ModelSpec
+    from ..cluster import Cluster
+
+    named = dict(zip(OPTIONS, ("replicas", "encoders", "cpus", "gpus"), strict=True))
+    settings = {named[name]: given[name] for name in OPTIONS if given[name] is not None}
+    make = partial(Cluster, model, config=config, **settings)
+    make()  # what is not allowed is told now, not with the first request
+    return ModelSpec.from_parts(make, 0)
