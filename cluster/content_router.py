@@ -35,7 +35,7 @@ class ContentRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Serve calls it when replicas come, go, or say a word: with all replicas, and the last word of each."""
-        there = {one.replica_id.unique_id: one.routing_stats for one in replicas}
+        there: dict[str, Any] = {one.replica_id.unique_id: one.routing_stats for one in replicas}
         for name in self._heard.keys() - there.keys():
             self._leave(name)
         for name, word in there.items():

@@ -31,7 +31,7 @@ _ENCODER = "encoder"  # the name of the one that only encodes
 _OWN = "local"  # Ray's word for a cluster of its own; without it, it joins any that it finds on this machine
 _UP_SECONDS = 5.0  # of demand, before a replica is added
 _DOWN_SECONDS = 60.0  # without, before one is taken away
-_TELL_SECONDS = 1.0  # between two words of a replica on what it holds
+_TELL_SECONDS = 1.0  # between two words of a replica; more often is too much for the controller (docs/fleet.md)
 
 
 @frozen(kw_only=True)

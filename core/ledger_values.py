@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field, fields, frozen
 
 from .errors import EncodeFailed, RequestTooLarge
 from .ledger_table import Held, State
@@ -60,16 +60,10 @@ class Draft:
 
     def decisions(self) -> Decisions:
         """As they are."""
-        return Decisions(
-            reserved=self.reserved,
-            ready=self.ready,
-            refused=self.refused,
-            dropped=self.dropped,
-            free=self.free,
-            retried=self.retried,
-            lapsed=self.lapsed,
-            shrunk=self.shrunk,
-        )
+        return Decisions(**{name: getattr(self, name) for name in _DRAFTED})
+
+
+_DRAFTED = tuple(one.name for one in fields(Draft))
 
 
 @define(eq=False)
