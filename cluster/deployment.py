@@ -32,13 +32,12 @@ from .statistics import total
 
 REPLICA = "replica"  # the deployment's name within its application
 _ENCODER = "encoder"  # the name of the one that only encodes
-_OWN = "local"  # Ray's word for a cluster of its own; without it, it joins any that it finds on this machine
 _UP_SECONDS = 5.0  # of demand, before a replica is added
 _DOWN_SECONDS = 60.0  # without, before one is taken away
 _MOST_WATCHERS = 100_000  # replicas that wait at the register
 _POLL_SECONDS = 0.1  # between two questions whether all replicas have ended
 _END_SECONDS = 10.0  # for Serve to tell of it, or for what was never ready
-_TELL_SECONDS = 1.0  # between two words of a replica on what it holds
+_TELL_SECONDS = 1.0  # between two words of a replica; more often is too much for the controller (docs/fleet.md)
 
 
 @frozen(kw_only=True)
