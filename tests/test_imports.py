@@ -21,7 +21,14 @@ ALLOWED = {
     "api": {"core", "models", "actors", "api", "demo"},
     "bench": {"core", "models", "api", "bench", FACE},
     "cluster": {"core", "actors", "api", "cluster"},
-    "server": {"core", "actors", "api", "cluster", "demo", "server"},  # the cluster: by the command alone
+    "server": {
+        "core",
+        "actors",
+        "api",
+        "cluster",
+        "demo",
+        "server",
+    },  # the cluster: by its options alone
     FACE: {"core", "models", "actors", "api", "bench", "server", "testing", FACE},  # testing: by `triolet verify` alone
     "testing": {"core", "models", "actors", "api", "testing", "demo"},
     "demo": {"demo"},

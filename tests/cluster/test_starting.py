@@ -1,0 +1,76 @@
+"""A start of replicas that ends early: nothing is left of it, and the log has said what it waited for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+
+from triolet.cluster import backend
+from triolet.cluster.backend import RayBackend
+from triolet.core.errors import EngineError
+
+
+class Deployed:
+    """Stands for a `Deployment` and what it has begun. ``lacks`` answers for the replicas."""
+
+    name = "a"
+
+    def __init__(self, lacks: Callable[[], str | None]) -> None:
+        self.lacks = lacks
+        self.given_up = 0
+
+    def begin(self) -> Deployed:
+        return self
+
+    def describe(self) -> Any:
+        raise EngineError("no description")
+
+    def give_up(self) -> None:
+        self.given_up += 1
+
+
+async def start(deployed: Deployed) -> None:
+    async with RayBackend(deployed).running():  # type: ignore[arg-type]
+        pytest.fail("it opened")
+
+
+async def test_a_start_that_is_cancelled_is_given_up_after_it_said_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backend, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(backend, "_READY_SECONDS", 0.0)
+    asked: list[int] = []
+
+    def lacks() -> str:
+        asked.append(1)
+        if len(asked) == 3:
+            trio.from_thread.run_sync(scope.cancel)
+        return "replicas that are ready: 0."
+
+    deployed = Deployed(lacks)
+    with caplog.at_level(logging.INFO, logger="triolet.cluster"), trio.CancelScope() as scope:
+        await start(deployed)
+    assert scope.cancelled_caught
+    assert deployed.given_up == 1
+    assert caplog.messages == ["waiting for a: replicas that are ready: 0."], "once, while nothing changes"
+
+
+async def test_a_start_that_ray_gives_up_is_given_up() -> None:
+    def lacks() -> str:
+        raise EngineError("the replicas cannot be started: no room")
+
+    deployed = Deployed(lacks)
+    with pytest.raises(EngineError, match="no room"):
+        await start(deployed)
+    assert deployed.given_up == 1
+
+
+async def test_replicas_that_do_not_describe_themselves_are_given_up() -> None:
+    deployed = Deployed(lambda: None)
+    with pytest.raises(EngineError, match="no description"):
+        await start(deployed)
+    assert deployed.given_up == 1
