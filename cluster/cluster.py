@@ -88,8 +88,9 @@ class Cluster(Engine):
     one, goes to the replica that holds the encoder output of its content, or else to the one that the content's hash
     names, unless they are busy. A long recording's windows so spread over the replicas.
 
-    A request whose replica is lost is sent to another one and goes on behind its last token: nothing is lost, and no
-    token comes twice. A request that was running on two replicas when they were lost gets `PoisonRequest`.
+    A request whose replica is lost goes on behind its last token elsewhere: nothing is lost, and no token comes twice.
+    Since it may be what ended the replica, that is in quarantine: on a replica for suspects alone, which is started
+    when there are some. A request that ends replicas gets `PoisonRequest`; one replica that others use has ended then.
 
     With ``encoders`` so many replicas more only encode, and the others borrow encoder outputs from them. They hold the
     model's encoder alone. What cannot be borrowed, since an encoder is lost say, is encoded where it is needed: all

@@ -25,7 +25,7 @@ from ..core.errors import CallerError, EngineError, EngineTeardownError
 from ..core.model import ModelDescription
 from .autoscaling import ByDemand
 from .content_router import ContentRouter
-from .register import NAMESPACE, Departure, Register, name_of
+from .register import NAMESPACE, Departure, Register, name_of, quarantine_of
 from .replica import Replica
 from .session import LOGGING, SESSION
 from .statistics import total
@@ -53,6 +53,11 @@ class Deployment:
     address: str | None
     encoders: int = 0
     most_requests: int = 1_024  # of one replica; the door bounds those of an ingress
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of its applications: the replicas, and the one that suspects have for themselves."""
+        return self.name, quarantine_of(self.name)
 
     @property
     def end_seconds(self) -> float:
@@ -106,7 +111,7 @@ class Deployment:
                 logging_config=LOGGING,
                 external_scaler_enabled=name == self.name and isinstance(self.replicas, int),
             )
-            for name, application in ((self.name, self._application()), (self.quarantine, self._quarantine()))
+            for name, application in zip(self.names, (self._application(), self._quarantine()), strict=True)
         ]
         try:
             handle, quarantine = serve.run_many(targets, wait_for_applications_running=False)
@@ -117,14 +122,9 @@ class Deployment:
         else:
             return (handle, *encoders), quarantine
 
-    @property
-    def quarantine(self) -> str:
-        """The name of the application that the suspects have for themselves."""
-        return f"{self.name}-quarantine"
-
     def delete(self, *, blocks: bool = True) -> None:
         """Has every replica end."""
-        for name in (self.name, self.quarantine):
+        for name in self.names:
             serve.delete(name, _blocking=blocks)
 
     def _quarantine(self) -> Any:
@@ -243,6 +243,7 @@ class Running:
             CallerError: a replica cannot load the model.
         """
         description, *_ = [_describe(one) for one in self.handles]
+        ray.get(self.register.open.remote())
         return description, total([told for one in self.handles for told in one.broadcast("statistics").results()])
 
     def scale(self, replicas: int) -> None:
@@ -279,8 +280,8 @@ class Running:
     def _deleted(self, seconds: float) -> bool:
         """Has the replicas end. Returns whether all have, within ``seconds``."""
         self.deployment.delete(blocks=False)
-        names, end = {self.deployment.name, self.deployment.quarantine}, time.monotonic() + seconds
-        while names & set(serve.status().applications):
+        end = time.monotonic() + seconds
+        while not serve.status().applications.keys().isdisjoint(self.deployment.names):
             if time.monotonic() > end:
                 return False
             time.sleep(_POLL_SECONDS)

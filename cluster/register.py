@@ -35,10 +35,19 @@ class Register:
 
     def __init__(self) -> None:
         self._departures: list[Departure] = []
+        self._is_open = False
 
     async def watch(self) -> None:
         """Never answers. It breaks when the process that has deployed the caller is no more."""
         await asyncio.Event().wait()
+
+    async def open(self) -> None:
+        """Every replica has loaded the model."""
+        self._is_open = True
+
+    async def is_open(self) -> bool:
+        """Whether every replica had loaded the model once: one that cannot is not the model's fault then."""
+        return self._is_open
 
     async def note(self, departure: Departure) -> None:
         """A replica calls it, last of all."""
@@ -47,6 +56,11 @@ class Register:
     async def read(self, first: int) -> list[Departure]:
         """The departures from the ``first`` on."""
         return self._departures[first:]
+
+
+def quarantine_of(deployment: str) -> str:
+    """The name of the application that the suspects of a deployment have for themselves."""
+    return f"{deployment}-quarantine"
 
 
 def name_of(deployment: str) -> str:

@@ -38,7 +38,7 @@ from ..core.words import Speaker, Word
 from .autoscaling import ENCODINGS
 from .lenders import Loan, RayLenders
 from .messages import News
-from .register import NAMESPACE, Departure
+from .register import NAMESPACE, Departure, quarantine_of
 
 Told = TypeVar("Told")
 KEYS_SECONDS = 5.0  # between two words on what is held; more often gains no hits (docs/fleet.md)
@@ -69,7 +69,7 @@ class Replica:
     """The actors of one engine. Serve makes one for each replica, and calls it on asyncio.
 
     A model that cannot be loaded is told by `describe`: an error here would have Serve try for minutes, and lose its
-    type.
+    type. A replica that comes later and cannot load it has its error here: it gets no request, and Serve tries again.
 
     Args:
         model: a folder with a checkpoint, or a hub id, as on this node.
@@ -98,6 +98,8 @@ class Replica:
         try:
             await self._opened
         except CallerError as error:
+            if await self._is_late():
+                raise
             self._fault = error
 
     # -- the thread of the actors ------------------------------------------------------------------------------------
@@ -239,7 +241,16 @@ class Replica:
             except (RayActorError, ValueError):
                 break
         name = serve.get_replica_context().app_name
-        await asyncio.to_thread(serve.delete, name, _blocking=False)
+        for application in (name, quarantine_of(name)):  # which may have no replica that would see to it
+            await asyncio.to_thread(serve.delete, application, _blocking=False)
+
+    async def _is_late(self) -> bool:
+        """Whether the cluster is open already."""
+        try:
+            late: bool = await ray.get_actor(self._register, NAMESPACE).is_open.remote()
+        except (RayActorError, ValueError):
+            return True  # the deployment ends
+        return late
 
     async def _say_goodbye(self, left: EngineStatistics) -> None:
         error = self._ended.exception()

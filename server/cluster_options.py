@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from attrs import evolve
 
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
@@ -57,6 +59,7 @@ def cluster_spec(model: str | Path, config: EngineConfig, given: Mapping[str, An
 
     named = dict(zip(OPTIONS, ("replicas", "encoders", "cpus", "gpus"), strict=True))
     settings = {named[name]: given[name] for name in OPTIONS if given[name] is not None}
-    make = partial(Cluster, model, config=config, **settings)
+    kept = evolve(config, encoder_idle_seconds=math.inf)  # caches of many replicas are worth it: docs/cluster.md
+    make = partial(Cluster, model, config=kept, **settings)
     make()  # what is not allowed is told now, not with the first request
     return ModelSpec.from_parts(make, 0)

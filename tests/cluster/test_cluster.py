@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,24 @@ async def test_what_a_replica_cannot_load_is_told_at_once(tmp_path: Path) -> Non
         async with Cluster(tmp_path / "nothing", config=CONFIG, cpus=0.5, name=NAME):
             pytest.fail("it opened")
     assert replicas() == []
+
+
+async def test_a_replica_that_comes_later_and_cannot_load_the_model_gets_no_request(tmp_path: Path) -> None:
+    """Its machine lacks the folder, say. The others go on."""
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    async with Cluster(model, config=CONFIG, cpus=0.5, name=NAME) as cluster:
+        expected = (await cluster.transcribe(triolet.demo.samples()[0].path)).text
+        shutil.rmtree(model)
+        await cluster.scale(2)
+        with trio.fail_after(60):
+            while len(replicas()) < 2:  # noqa: ASYNC110  (nobody tells of news)
+                await trio.sleep(0.1)
+            while len(replicas()) > 1:  # noqa: ASYNC110  (it cannot load it, and ends)
+                await trio.sleep(0.1)
+            for sample in triolet.demo.samples()[:4]:
+                assert (await cluster.transcribe(sample.path)).text
+        assert (await cluster.transcribe(triolet.demo.samples()[0].path)).text == expected
 
 
 def test_on_asyncio_it_is_the_same() -> None:

@@ -15,9 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     pytest.importorskip("ray.serve")
 
-import ray
 
-from triolet.cluster import deployment
 from triolet.cluster.backend import RayBackend, _Attempt
 from triolet.cluster.replica import Replica
 from triolet.core.words import Speaker
@@ -44,7 +42,7 @@ def test_a_request_that_is_withdrawn_is_withdrawn_at_its_replica() -> None:
 
     async def read() -> None:
         backend = RayBackend(deployment=None)  # type: ignore[arg-type]
-        reading = asyncio.create_task(backend._read(_Attempt("request", 1), answers))
+        reading = asyncio.create_task(backend._read(_Attempt("request", 1), answers, quarantined=False))
         await asyncio.sleep(0)
         reading.cancel()
         await asyncio.wait([reading])
@@ -111,19 +109,3 @@ def test_a_replicas_books_are_read_where_they_change() -> None:
 
     thread = asyncio.run(ask())
     assert books.threads == [thread] * 3 + [threading.main_thread()]
-
-
-@pytest.mark.parametrize(
-    ("address", "around", "joins", "owns"),
-    [(None, "", "local", True), (None, "head:1", "head:1", False), ("ray://far:2", "head:1", "ray://far:2", False)],
-)
-def test_without_an_address_ray_is_ones_own(
-    monkeypatch: pytest.MonkeyPatch, address: str | None, around: str, joins: str, owns: bool
-) -> None:
-    """Not one that somebody else has started on this machine, whose applications would end with the block."""
-    joined: list[str] = []
-    monkeypatch.setenv("RAY_ADDRESS", around)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda address, **_: joined.append(address))
-    assert deployment._connect(address) is owns
-    assert joined == [joins]

@@ -1,0 +1,160 @@
+"""`RayBackend` over replicas that a test plays: where a request goes when its replica is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own
+    pytest.importorskip("ray.serve")
+
+from ray.exceptions import ActorDiedError
+
+from triolet import EngineConfig
+from triolet.actors.messages import End, Failed, Finished
+from triolet.cluster import backend
+from triolet.cluster.backend import RayBackend
+from triolet.cluster.messages import News
+from triolet.core.errors import LenderLost, PoisonRequest
+from triolet.core.plan import SampledToken
+from triolet.core.request import FinishReason, Request
+from triolet.core.timings import Timings
+
+DIES, PREEMPTED, LENDER_LOST, WELL, NO_ROOM = "dies", "preempted", "lender lost", "well", "no room"
+MAIN, QUARANTINE = "main", "quarantine"
+
+
+class Reader:
+    """A request's stream."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int | None] = []
+        self.told: End | None = None
+        self.ended = trio.Event()
+
+    def put(self, sampled: tuple[SampledToken, ...]) -> None:
+        self.token_ids += [one.token_id for one in sampled]
+
+    def end(self, end: End) -> None:
+        self.told = end
+        self.ended.set()
+
+
+class Answers:
+    """What a replica answers, as Serve gives it."""
+
+    def __init__(self, answers: AsyncIterator[News]) -> None:
+        self.answers, self.cancelled = answers, False
+
+    def __aiter__(self) -> AsyncIterator[News]:
+        return self.answers
+
+    async def __anext__(self) -> News:
+        return await anext(self.answers)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Replicas:
+    """Handles of the replicas and of the quarantine. ``fates`` has what becomes of each sending, in their order; each
+    gives a token at first, where it comes so far."""
+
+    def __init__(self, *fates: str) -> None:
+        self.fates = list(fates)
+        self.sent: list[tuple[str, bool]] = []  # where, and whether to run in steps of its own
+        self.answers: list[Answers] = []
+
+    def handle(self, where: str) -> Any:
+        call = SimpleNamespace(remote=lambda keys, request: self.send(where, request))
+        return SimpleNamespace(options=lambda *, stream: SimpleNamespace(run=call, run_suspect=call))
+
+    def send(self, where: str, request: Request) -> Answers:
+        self.sent.append((where, request.suspect))
+        self.answers.append(Answers(self.play(where, request, self.fates.pop(0))))
+        return self.answers[-1]
+
+    async def play(self, where: str, request: Request, fate: str) -> AsyncIterator[News]:
+        if fate == NO_ROOM:
+            await asyncio.get_running_loop().create_future()
+        if where == QUARANTINE:
+            yield News()
+        if fate == LENDER_LOST:
+            yield News(end=Failed(LenderLost("gone")))
+            return
+        yield News((SampledToken(token_id=len(request.committed)),))
+        if fate == WELL:
+            yield News(end=Finished(FinishReason.LENGTH, Timings(queued=0, encoder_wait=0, first_token=0, total=0)))
+            return
+        error = ActorDiedError()
+        error._preempted = fate == PREEMPTED
+        raise error
+
+
+async def run(monkeypatch: pytest.MonkeyPatch, replicas: Replicas) -> Reader:
+    """One request, to its end."""
+    monkeypatch.setattr(backend, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(backend, "_ROOM_SECONDS", 0.1 if NO_ROOM in replicas.fates else 60.0)
+    running = SimpleNamespace(
+        lacks=lambda: None,
+        describe=lambda: (None, None),
+        handle=replicas.handle(MAIN),
+        quarantine=replicas.handle(QUARANTINE),
+        all_handles=(),
+        register=SimpleNamespace(read=SimpleNamespace(remote=no_departures)),
+        end=lambda _: [],
+    )
+    deployed: Any = SimpleNamespace(begin=lambda: running, config=EngineConfig(), name="a")
+    engine, reader = RayBackend(deployed), Reader()
+    with trio.fail_after(30):
+        async with engine.running():
+            engine.submit(Request(id="r", prompt_token_ids=(1,), max_tokens=9), reader)
+            await reader.ended.wait()
+    return reader
+
+
+async def no_departures(_: int) -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("fates", "sent"),
+    [
+        ((WELL,), [(MAIN, False)]),
+        ((DIES, WELL), [(MAIN, False), (QUARANTINE, False)]),
+        ((PREEMPTED, PREEMPTED, WELL), [(MAIN, False)] * 3),
+        ((LENDER_LOST, WELL), [(MAIN, False), (QUARANTINE, False)]),
+        ((DIES, NO_ROOM, WELL), [(MAIN, False), (QUARANTINE, False), (MAIN, True)]),
+        ((DIES, PREEMPTED, WELL), [(MAIN, False), (QUARANTINE, False), (QUARANTINE, False)]),
+    ],
+)
+async def test_a_request_goes_on_elsewhere_by_what_it_was_lost_to(
+    monkeypatch: pytest.MonkeyPatch, fates: tuple[str, ...], sent: list[tuple[str, bool]]
+) -> None:
+    replicas = Replicas(*fates)
+    reader = await run(monkeypatch, replicas)
+    assert replicas.sent == sent
+    assert isinstance(reader.told, Finished)
+    told = sum(fate in (DIES, PREEMPTED, WELL) for fate in fates)
+    assert reader.token_ids == list(range(told)), "no gap and no duplicate"
+
+
+async def test_what_ends_the_quarantine_too_alone_is_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Replicas(DIES, DIES)
+    reader = await run(monkeypatch, replicas)
+    assert replicas.sent == [(MAIN, False), (QUARANTINE, False)]
+    assert isinstance(reader.told, Failed)
+    assert isinstance(reader.told.error, PoisonRequest)
+
+
+async def test_what_quarantine_has_no_room_for_is_withdrawn_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Replicas(DIES, NO_ROOM, WELL)
+    await run(monkeypatch, replicas)
+    assert [answers.cancelled for answers in replicas.answers] == [False, True, False]
