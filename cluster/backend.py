@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -275,12 +276,13 @@ class RayBackend:
     async def _look(self) -> None:
         """Asks the replicas for their statistics, for ever."""
         while True:
-            several, departures = [], []  # where nobody answers, the next answers will do
-            with suppress(*_GONE, RayServeException, RayTaskError, TimeoutError):
-                several = [one for handle in self._running.all_handles for one in await _statistics_of(handle)]
+            told = [await _statistics_of(handle) for handle in self._running.handles]
+            in_quarantine = await _statistics_of(self._running.quarantine)  # of nobody, mostly
+            departures = []
             with suppress(*_GONE):
                 departures = await self._running.register.read.remote(len(self.departures))
-            self._hand(self._looked, total(several) if several else None, departures)
+            several = [*chain.from_iterable(told), *in_quarantine]
+            self._hand(self._looked, total(several) if all(told) else None, departures)
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _looked(self, statistics: EngineStatistics | None, departures: list[Departure]) -> None:
@@ -327,7 +329,11 @@ class RayBackend:
 
 
 async def _statistics_of(handle: DeploymentHandle[Any]) -> list[EngineStatistics]:
-    return await handle.broadcast("statistics").results_async(timeout_s=_LOOK_SECONDS)
+    """Of its replicas. None where there is no replica, or one does not answer: the next answers will do."""
+    try:
+        return await handle.broadcast("statistics").results_async(timeout_s=_LOOK_SECONDS)
+    except (*_GONE, RayServeException, RayTaskError, TimeoutError):
+        return []
 
 
 def _plain(request: Request) -> Request:

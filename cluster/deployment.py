@@ -210,11 +210,6 @@ class Running:
     register: Any  # the handle of a `Register`
 
     @property
-    def all_handles(self) -> tuple[DeploymentHandle[Any], ...]:
-        """Of all replicas that there may be."""
-        return (*self.handles, self.quarantine)
-
-    @property
     def handle(self) -> DeploymentHandle[Any]:
         """Of the deployment that takes requests."""
         return self.handles[0]
@@ -288,5 +283,7 @@ class Running:
         return True
 
     def _leave(self) -> None:
+        for handle in (*self.handles, self.quarantine):
+            handle.shutdown()  # it tells the autoscaling of its requests, and would start Ray anew for that
         ray.kill(self.register)
         SESSION.leave()

@@ -107,7 +107,7 @@ async def run(monkeypatch: pytest.MonkeyPatch, replicas: Replicas) -> Reader:
         describe=lambda: (None, None),
         handle=replicas.handle(MAIN),
         quarantine=replicas.handle(QUARANTINE),
-        all_handles=(),
+        handles=(),
         register=SimpleNamespace(read=SimpleNamespace(remote=no_departures)),
         end=lambda _: [],
     )
