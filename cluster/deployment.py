@@ -284,6 +284,7 @@ class Running:
 
     def _leave(self) -> None:
         for handle in (*self.handles, self.quarantine):
-            handle.shutdown()  # it tells the autoscaling of its requests, and would start Ray anew for that
+            # It tells the autoscaling of its requests, and would start Ray anew for that.
+            handle.shutdown()  # type: ignore[no-untyped-call]
         ray.kill(self.register)
         SESSION.leave()

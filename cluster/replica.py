@@ -247,10 +247,10 @@ class Replica:
     async def _is_late(self) -> bool:
         """Whether the cluster is open already."""
         try:
-            late: bool = await ray.get_actor(self._register, NAMESPACE).is_open.remote()
+            register: Any = ray.get_actor(self._register, NAMESPACE)
+            return bool(await register.is_open.remote())
         except (RayActorError, ValueError):
             return True  # the deployment ends
-        return late
 
     async def _say_goodbye(self, left: EngineStatistics) -> None:
         error = self._ended.exception()

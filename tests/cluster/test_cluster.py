@@ -109,6 +109,7 @@ async def test_what_a_replica_cannot_load_is_told_at_once(tmp_path: Path) -> Non
     assert replicas() == []
 
 
+@pytest.mark.thorough
 async def test_a_replica_that_comes_later_and_cannot_load_the_model_gets_no_request(tmp_path: Path) -> None:
     """Its machine lacks the folder, say. The others go on."""
     model = tmp_path / "model"

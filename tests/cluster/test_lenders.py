@@ -159,6 +159,7 @@ async def test_what_is_encoded_on_one_replica_is_decoded_on_another() -> None:
     assert [(one.bytes_held, one.outputs_held, one.error) for one in engine.departures] == [(0, 0, None)] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("machines")
 async def test_a_model_without_an_encoder_has_no_replicas_that_only_encode(tmp_path: Path) -> None:
     model = make_checkpoint("llama", tmp_path / "llama")
@@ -169,6 +170,7 @@ async def test_a_model_without_an_encoder_has_no_replicas_that_only_encode(tmp_p
     assert not replicas()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("machines")
 async def test_the_cluster_scales_beside_its_encoders_and_goes_on_without_them() -> None:
     """The encoder stays when replicas are ordered; when it is killed, what it would have encoded is encoded here."""

@@ -103,6 +103,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.thorough
 def test_replicas_of_a_process_that_is_killed_are_not_left(tmp_path: Path) -> None:
     """Nobody else knows of them. Those that end in order are told of before, whoever has started Ray."""
     program = tmp_path / "program.py"
