@@ -205,14 +205,15 @@ async def kill(times: int) -> None:
     chance = random.Random(2)
     cases = make_cases(60, seed=2)
     expected, _ = await alone(cases)
-    lost, wrong, took = 0, 0, list[float]()
+    lost, wrong, took, in_flight = 0, 0, list[float](), list[int]()
     async with cluster() as engine:
         for _ in range(times):
             await all_there()
             found: Answers = {}
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, engine, cases, found)
-                await trio.sleep(chance.uniform(0.1, 3.0))
+                await trio.sleep(chance.uniform(0.1, 1.0))
+                in_flight.append(len(cases) - len(found))
                 os.kill(chance.choice(processes()).pid, signal.SIGKILL)
                 begun = trio.current_time()
             took.append(trio.current_time() - begun)
@@ -222,6 +223,7 @@ async def kill(times: int) -> None:
         await encoded_by(engine)
         books = engine.statistics().encoder_cache
     claim(not lost, f"{times} kills of a replica under load: {lost} of {times * len(expected)} requests lost")
+    print(f"requests in flight at a kill: median {statistics.median(in_flight):.0f}, least {min(in_flight)}")
     print(f"from a kill to the last of 60 answers: median {statistics.median(took):.1f} s, most {max(took):.1f} s")
     claim(not wrong, f"streams with a gap, a duplicate or another token: {wrong}")
     claim(books.held == 0, f"encoder outputs held by requests that have ended, on the survivors: {books.held}")
