@@ -208,14 +208,13 @@ class RayBackend:
         if refusal is not None:
             self._end(attempt.request_id, Failed(refusal))
         elif client.flight.place is Place.AMONG_OTHERS:
-            self._later(partial(self._send_again, attempt.request_id))
+            self._later(partial(self._send_again, attempt.request_id, client))
         else:
             self._trials.add(attempt.request_id, client.flight.place)
             self._later(self._begin_trials)
 
-    def _send_again(self, request_id: str) -> None:
-        client = self._clients.get(request_id)
-        if client is not None:
+    def _send_again(self, request_id: str, client: _Client) -> None:
+        if self._clients.get(request_id) is client:
             self._send(request_id, client)
 
     def _unplaced(self, attempt: _Attempt) -> None:
