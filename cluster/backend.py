@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -21,8 +22,15 @@ from uuid import uuid4
 
 import trio
 from attrs import define, evolve, field, frozen
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
-from ray.serve.exceptions import RayServeException
+from ray.exceptions import (
+    ActorUnavailableError,
+    LocalRayletDiedError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from ..actors.messages import Aborted, End, Failed, Stream
@@ -47,14 +55,15 @@ from .register import Departure
 from .statistics import total
 
 _log = logging.getLogger("triolet.cluster")
-_GONE = (ActorUnavailableError, RayActorError)  # the replica's process, or its machine
+_GONE = (ActorUnavailableError, LocalRayletDiedError, ObjectLostError, RayActorError)  # a process, or its machine
 _ENDED = (DeviceLost, EngineClosed, EngineTeardownError, LenderLost, RunnerCrashed)  # the replica's engine, or a lender
 _PREFIXES = 8  # keys of a prompt's beginnings that the router is told
 _READY_SECONDS = 0.2  # between two questions whether the replicas are ready
 _TELL_SECONDS = 10.0  # before the log says what is waited for, and between two lines
 _LOOK_SECONDS = 2.0  # between two questions for the replicas' statistics
 _PAUSE_SECONDS = 0.2  # behind a loss: until Serve finds the replica no more, and all who were on it are known
-_ROOM_SECONDS = 60.0  # until a suspect that quarantine has not taken runs among others, in steps of its own
+_APART_SECONDS = 60.0  # until suspects are sent to quarantine again, when it had no room
+_ROOM_SECONDS = 60.0  # for Ray to find room for a replica in quarantine; else suspects run among others, apart
 
 
 @frozen
@@ -82,6 +91,8 @@ class RayBackend:
     _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
     _trials: Trials = field(factory=Trials, init=False)
     _accepting: bool = field(default=False, init=False)
+    _no_room_until: float = field(default=-math.inf, init=False)  # for a replica in quarantine; suspects run apart
+    _is_down: bool = field(default=False, init=False)
     _idle: trio.Event = field(factory=trio.Event, init=False)  # it takes no requests, and none is left
     _ingress: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other ingresses have the same request ids
     _statistics: EngineStatistics = field(init=False)  # the latest
@@ -108,7 +119,7 @@ class RayBackend:
                 finally:
                     self._give_up()
         finally:
-            await self._take_down(sys.exception())
+            await self._take_down_after(sys.exception())
 
     async def _ready(self) -> tuple[ModelDescription, EngineStatistics]:
         """Returns when every replica is ready; however else it ends, nothing is left."""
@@ -129,17 +140,24 @@ class RayBackend:
                 _log.info("waiting for %s: %s", self.deployment.name, lack)
             await trio.sleep(_READY_SECONDS)
 
-    async def _take_down(self, body_error: BaseException | None) -> None:
+    async def _take_down_after(self, body_error: BaseException | None) -> None:
         """The body's error goes before one of the end, which becomes a note."""
         try:
-            with trio.CancelScope(shield=True):
-                self.departures += await trio.to_thread.run_sync(self._running.end, len(self.departures))
+            await self._take_down()
         except EngineTeardownError as error:
             if body_error is None:
                 raise
             body_error.add_note(f"the cluster's end failed too: {error}")
         finally:
             del body_error  # a frame in its own error's traceback would be a reference cycle
+
+    async def _take_down(self) -> None:
+        """Once."""
+        if self._is_down:
+            return
+        self._is_down = True
+        with trio.CancelScope(shield=True):
+            self.departures = await trio.to_thread.run_sync(self._running.end)
 
     async def stop(self, drain_seconds: float) -> None:
         """See `Backend.stop`."""
@@ -148,6 +166,8 @@ class RayBackend:
             with trio.move_on_after(drain_seconds):
                 await self._idle.wait()
         self._give_up()
+        self._thread.cancel("statistics")
+        await self._take_down()
 
     def _give_up(self) -> None:
         self._accepting = False
@@ -173,12 +193,14 @@ class RayBackend:
         self._thread.cancel(_Attempt(request_id, attempt))
         self._end(request_id, Aborted())
 
-    def _send(self, request_id: str, client: _Client, *, apart: bool = False) -> None:
+    def _send(self, request_id: str, client: _Client) -> None:
+        quarantined = client.flight.place is not Place.AMONG_OTHERS
+        apart = quarantined and trio.current_time() < self._no_room_until
         number, request = client.flight.send(apart=apart)
         attempt = _Attempt(request_id, number)
         sent = evolve(request, id=f"{self._ingress}:{request_id}:{number}", sampling=_plain(request).sampling)
-        quarantined = client.flight.place is not Place.AMONG_OTHERS and not apart
-        self._thread.start(attempt, partial(self._fly, attempt, _keys(request), sent, quarantined=quarantined))
+        fly = partial(self._fly, attempt, _keys(request), sent, quarantined=quarantined and not apart)
+        self._thread.start(attempt, fly)
 
     def _begin_trials(self) -> None:
         for request_id in self._trials.begin():
@@ -221,7 +243,8 @@ class RayBackend:
         """There is no room for a replica in quarantine, or it takes too long to start."""
         client = self._clients.get(attempt.request_id)
         if client is not None and client.flight.attempt == attempt.number:
-            self._send(attempt.request_id, client, apart=True)
+            self._no_room_until = trio.current_time() + _APART_SECONDS
+            self._send(attempt.request_id, client)
 
     def _broke(self, attempt: _Attempt, error: Exception) -> None:
         """Not by the replica's end: a fault of ours, or of Serve's."""
@@ -262,31 +285,54 @@ class RayBackend:
 
     async def _read(self, attempt: _Attempt, answers: Any, *, quarantined: bool) -> None:
         try:
-            if quarantined and not await _is_placed(answers):
+            if quarantined and not await self._is_placed(answers):
                 answers.cancel()
                 self._hand(self._unplaced, attempt)
                 return
             async for news in answers:
                 self._hand(self._took, attempt, news)
-        except asyncio.CancelledError:
-            answers.cancel()  # Serve would have the replica go on, for nobody
+        except BaseException:
+            with suppress(Exception):  # what was never sent tells its own error once more
+                answers.cancel()  # Serve would have the replica go on, for nobody
             raise
+
+    async def _is_placed(self, answers: Any) -> bool:
+        """Returns when a replica in quarantine has the request, or there is no room for one."""
+        first = asyncio.ensure_future(anext(answers))
+        try:
+            while not first.done():
+                await asyncio.wait([first], timeout=_ROOM_SECONDS)
+                if not (first.done() or await asyncio.to_thread(self._running.quarantine_loads)):
+                    return False
+            first.result()
+        except DeploymentUnavailableError:  # Serve has given it up
+            return False
+        finally:
+            first.cancel()
+        return True
 
     async def _look(self) -> None:
         """Asks the replicas for their statistics, for ever."""
         while True:
-            told = [await _statistics_of(handle) for handle in self._running.handles]
-            in_quarantine = await _statistics_of(self._running.quarantine)  # of nobody, mostly
-            departures = []
-            with suppress(*_GONE):
-                departures = await self._running.register.read.remote(len(self.departures))
-            several = [*chain.from_iterable(told), *in_quarantine]
-            self._hand(self._looked, total(several) if all(told) else None, departures)
+            try:
+                await self._look_once()
+            except RayError:
+                _log.warning("the replicas cannot be asked for their statistics; they are asked again", exc_info=True)
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _look_once(self) -> None:
+        told = [await _statistics_of(handle) for handle in self._running.handles]
+        in_quarantine = await _statistics_of(self._running.quarantine)  # of nobody, mostly
+        departures = []
+        with suppress(*_GONE):
+            departures = await self._running.register.read.remote(len(self.departures))
+        several = [*chain.from_iterable(told), *in_quarantine]
+        self._hand(self._looked, total(several) if all(told) else None, departures)
 
     def _looked(self, statistics: EngineStatistics | None, departures: list[Departure]) -> None:
         self._statistics = statistics or self._statistics
-        self.departures += departures
+        if not self._is_down:  # else they are known, all of them
+            self.departures += departures
 
     async def scale(self, replicas: int) -> None:
         """See `triolet.cluster.cluster.Cluster.scale`."""
@@ -349,16 +395,6 @@ def _keys(request: Request) -> tuple[str, ...]:
     if request.items:
         return tuple(item.key for item in request.items)
     return tuple(key.hex() for key in request.page_keys[: -_PREFIXES - 1 : -1])
-
-
-async def _is_placed(answers: Any) -> bool:
-    """Whether a replica in quarantine has the request, or soon will."""
-    try:
-        async with asyncio.timeout(_ROOM_SECONDS):
-            await anext(answers)
-    except TimeoutError:
-        return False
-    return True
 
 
 def _is_blameless(cause: BaseException) -> bool:

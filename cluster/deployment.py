@@ -37,6 +37,9 @@ _DOWN_SECONDS = 60.0  # without, before one is taken away
 _MOST_WATCHERS = 100_000  # replicas that wait at the register
 _POLL_SECONDS = 0.1  # between two questions whether all replicas have ended
 _END_SECONDS = 10.0  # for Serve to tell of it, or for what was never ready
+_ASK_SECONDS = 30.0  # for an answer of replicas that are ready
+_UNPLACED = "to be scheduled"  # in Serve's message of a replica that has no room for long
+_LEAVE_SECONDS = 600.0  # for the requests of a replica that is scaled down
 _TELL_SECONDS = 1.0  # between two words of a replica; more often is too much for the controller (docs/fleet.md)
 
 
@@ -172,7 +175,7 @@ class Deployment:
             name=name,
             **count,
             max_ongoing_requests=self.most_requests,
-            graceful_shutdown_timeout_s=self.end_seconds,
+            graceful_shutdown_timeout_s=_LEAVE_SECONDS + self.end_seconds,
             graceful_shutdown_wait_loop_s=0.1,
             health_check_period_s=1.0,
             ray_actor_options={"num_cpus": self.cpus, "num_gpus": self.gpus},
@@ -185,14 +188,6 @@ class Deployment:
             ),
             logging_config=LOGGING,
         )
-
-
-def _describe(handle: DeploymentHandle[Any]) -> ModelDescription:
-    told = handle.describe.remote().result()
-    if isinstance(told, CallerError):
-        raise told
-    description: ModelDescription = pickle.loads(told)
-    return description
 
 
 def _only_encodes(config: EngineConfig) -> EngineConfig:
@@ -236,10 +231,29 @@ class Running:
 
         Raises:
             CallerError: a replica cannot load the model.
+            EngineError: a replica was lost meanwhile.
         """
-        description, *_ = [_describe(one) for one in self.handles]
-        ray.get(self.register.open.remote())
-        return description, total([told for one in self.handles for told in one.broadcast("statistics").results()])
+        try:
+            told = self._ask("describe")
+            for one in told:
+                if isinstance(one, CallerError):
+                    raise one
+            ray.get(self.register.open.remote(), timeout=_ASK_SECONDS)
+            return pickle.loads(told[0]), total(self._ask("statistics"))
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise EngineError(f"the replicas were ready, and a question to them failed: {error}") from error
+
+    def _ask(self, question: str) -> list[Any]:
+        """The answers of all replicas, but of those in quarantine."""
+        return [told for one in self.handles for told in one.broadcast(question).results(timeout_s=_ASK_SECONDS)]
+
+    def quarantine_loads(self) -> bool:
+        """Whether Ray has found room for a replica in quarantine, which is not ready yet. Blocks."""
+        found = serve.status().applications.get(self.deployment.names[1])
+        if found is None:
+            return False
+        starts = any(one.replica_states.get(ReplicaState.STARTING) for one in found.deployments.values())
+        return starts and not any(_UNPLACED in one.message for one in found.deployments.values())
 
     def scale(self, replicas: int) -> None:
         """Orders more or fewer replicas, and returns at once. Those that leave drain first. Blocks."""
@@ -247,9 +261,8 @@ class Running:
         target = DeploymentID(name=REPLICA, app_name=self.deployment.name)
         ray.get(controller.update_deployment_replicas.remote(target, replicas))
 
-    def end(self, known: int) -> list[Departure]:
-        """Drains and releases every replica, in order. Returns the departures from the ``known`` on. Blocks: call it in
-        a thread.
+    def end(self) -> list[Departure]:
+        """Drains and releases every replica, in order. Returns all departures. Blocks: call it in a thread.
 
         Raises:
             EngineTeardownError: replicas have not ended in their time, or Ray is lost.
@@ -258,7 +271,7 @@ class Running:
         try:
             if not self._deleted(seconds):
                 raise EngineTeardownError(f"replicas have not ended in {seconds:g} s; see Ray's own logs")
-            departures: list[Departure] = ray.get(self.register.read.remote(known))
+            departures: list[Departure] = ray.get(self.register.read.remote(0))
         except (RayError, RayServeException) as error:
             raise EngineTeardownError(f"Ray was lost before its replicas ended: {error}") from error
         finally:

@@ -8,6 +8,7 @@ joined.
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +21,7 @@ import ray
 import trio
 from attrs import define, evolve, field
 from ray import serve
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from ..actors import messages as m
 from ..actors.gpu_runner import torch_executor
@@ -40,6 +41,7 @@ from .lenders import Loan, RayLenders
 from .messages import News
 from .register import NAMESPACE, Departure, quarantine_of
 
+_log = logging.getLogger("triolet.cluster")
 Told = TypeVar("Told")
 KEYS_SECONDS = 5.0  # between two words on what is held; more often gains no hits (docs/fleet.md)
 _AGAIN_SECONDS = 1.0  # before a register that is started anew is asked again
@@ -146,9 +148,11 @@ class Replica:
     async def run(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:
         """Runs a request. ``keys`` are its contents, for the router. A reader that goes away aborts the request."""
         del keys
-        stream = _Stream(self._loop)
-        self._token.run_sync_soon(self._submit, _owned(request), stream)
-        news = News()
+        stream, news = _Stream(self._loop), News()
+        try:
+            self._token.run_sync_soon(self._submit, _owned(request), stream)
+        except trio.RunFinishedError:  # Serve finds it out within seconds
+            raise EngineClosed("the engine of this replica has ended") from None
         try:
             while news.end is None:
                 news = await stream.queue.get()
@@ -240,6 +244,9 @@ class Replica:
                 await asyncio.sleep(_AGAIN_SECONDS)
             except (RayActorError, ValueError):
                 break
+            except RayError:
+                _log.warning("the register cannot be watched, and is asked again", exc_info=True)
+                await asyncio.sleep(_AGAIN_SECONDS)
         name = serve.get_replica_context().app_name
         for application in (name, quarantine_of(name)):  # which may have no replica that would see to it
             await asyncio.to_thread(serve.delete, application, _blocking=False)

@@ -49,6 +49,8 @@ class Flight:
     attempt: int = 0
     losses: int = 0
     ended: bool = False
+    _apart: bool = field(default=False, init=False)  # the present attempt
+    _lost_apart: int = field(default=0, init=False)
     _committed: list[int] = field(factory=list, init=False)
     _sampled: int = field(default=0, init=False)  # tokens of this attempt
     _probed: bool = field(default=False, init=False)
@@ -63,6 +65,7 @@ class Flight:
         that it runs in steps of its own among others."""
         assert not self.ended, "a request that has ended is sent"
         self.attempt += 1
+        self._apart = apart
         self._sampled = 0
         probe = None if self._probed else self.request.probe
         return self.attempt, evolve(self.request, committed=tuple(self._committed), probe=probe, suspect=apart)
@@ -100,13 +103,16 @@ class Flight:
         if self.place is Place.AMONG_OTHERS or self.cleared:
             self.place = Place.IN_QUARANTINE
             return None
-        if not alone:
-            self.place = Place.ALONE
+        tried_alone = self.place is Place.ALONE
+        self.place = Place.ALONE
+        self._lost_apart += self._apart
+        if not (self._lost_apart > 1 if self._apart else alone and tried_alone):
             return None
         self.ended = True
+        how = "in steps of its own on the last" if self._apart else "alone on the last"
         error = PoisonRequest(
-            f"request {self.request.id} was running on {self.losses} replicas when they were lost, alone on the last "
-            f"one, and is not sent to another; the last was lost to {type(cause).__name__}: {cause}"
+            f"request {self.request.id} was running on {self.losses} replicas when they were lost, {how}, and is not "
+            f"sent to another; the last was lost to {type(cause).__name__}: {cause}"
         )
         error.__cause__ = cause
         return error

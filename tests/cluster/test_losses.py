@@ -16,6 +16,8 @@ with warnings.catch_warnings():
     pytest.importorskip("ray.serve")
 
 from ray.exceptions import ActorDiedError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from triolet import EngineConfig
 from triolet.actors.messages import End, Failed, Finished
@@ -27,7 +29,8 @@ from triolet.core.plan import SampledToken
 from triolet.core.request import FinishReason, Request
 from triolet.core.timings import Timings
 
-DIES, PREEMPTED, LENDER_LOST, WELL, NO_ROOM = "dies", "preempted", "lender lost", "well", "no room"
+DIES, PREEMPTED, LENDER_LOST, WELL = "dies", "preempted", "lender lost", "well"
+NO_ROOM, GIVEN_UP = "no room", "given up"
 MAIN, QUARANTINE = "main", "quarantine"
 
 
@@ -82,6 +85,8 @@ class Replicas:
         return self.answers[-1]
 
     async def play(self, where: str, request: Request, fate: str) -> AsyncIterator[News]:
+        if fate == GIVEN_UP:
+            raise DeploymentUnavailableError(DeploymentID("replica"))
         if fate == NO_ROOM:
             await asyncio.get_running_loop().create_future()
         if where == QUARANTINE:
@@ -108,8 +113,9 @@ async def run(monkeypatch: pytest.MonkeyPatch, replicas: Replicas) -> Reader:
         handle=replicas.handle(MAIN),
         quarantine=replicas.handle(QUARANTINE),
         handles=(),
+        quarantine_loads=lambda: False,
         register=SimpleNamespace(read=SimpleNamespace(remote=no_departures)),
-        end=lambda _: [],
+        end=list,
     )
     deployed: Any = SimpleNamespace(begin=lambda: running, config=EngineConfig(), name="a")
     engine, reader = RayBackend(deployed), Reader()
@@ -132,6 +138,9 @@ async def no_departures(_: int) -> list[Any]:
         ((PREEMPTED, PREEMPTED, WELL), [(MAIN, False)] * 3),
         ((LENDER_LOST, WELL), [(MAIN, False), (QUARANTINE, False)]),
         ((DIES, NO_ROOM, WELL), [(MAIN, False), (QUARANTINE, False), (MAIN, True)]),
+        ((DIES, NO_ROOM, DIES, WELL), [(MAIN, False), (QUARANTINE, False), (MAIN, True), (MAIN, True)]),
+        ((DIES, GIVEN_UP, WELL), [(MAIN, False), (QUARANTINE, False), (MAIN, True)]),
+        ((DIES, DIES, WELL), [(MAIN, False), (QUARANTINE, False), (QUARANTINE, False)]),
         ((DIES, PREEMPTED, WELL), [(MAIN, False), (QUARANTINE, False), (QUARANTINE, False)]),
     ],
 )
@@ -147,14 +156,26 @@ async def test_a_request_goes_on_elsewhere_by_what_it_was_lost_to(
 
 
 async def test_what_ends_the_quarantine_too_alone_is_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    replicas = Replicas(DIES, DIES)
+    replicas = Replicas(DIES, DIES, DIES)
     reader = await run(monkeypatch, replicas)
-    assert replicas.sent == [(MAIN, False), (QUARANTINE, False)]
+    assert replicas.sent == [(MAIN, False), (QUARANTINE, False), (QUARANTINE, False)]
     assert isinstance(reader.told, Failed)
     assert isinstance(reader.told.error, PoisonRequest)
+    assert "alone on the last" in str(reader.told.error)
+
+
+async def test_what_ends_replicas_though_it_runs_apart_is_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was never alone there: another one may have ended the first of them."""
+    replicas = Replicas(DIES, NO_ROOM, DIES, DIES)
+    reader = await run(monkeypatch, replicas)
+    assert replicas.fates == []
+    assert isinstance(reader.told, Failed)
+    assert "in steps of its own" in str(reader.told.error)
 
 
 async def test_what_quarantine_has_no_room_for_is_withdrawn_there(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = Replicas(DIES, NO_ROOM, WELL)
     await run(monkeypatch, replicas)
-    assert [answers.cancelled for answers in replicas.answers] == [False, True, False]
+    _, unplaced, went_well = replicas.answers
+    assert unplaced.cancelled
+    assert not went_well.cancelled

@@ -28,10 +28,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="who was in quarantine with others when it was lost is taken for poison",
         function="core.flights:Flight.lost",
-        fragment="if not alone:",
-        mistake="if self.place is Place.IN_QUARANTINE and not alone:",
+        fragment="alone and tried_alone",
+        mistake="tried_alone",
         killer=FLIGHTS,
         reason="who is condemned was alone",
+    ),
+    Mutant(
+        name="who is the only suspect is taken for poison by two kills",
+        function="core.flights:Flight.lost",
+        fragment="alone and tried_alone",
+        mistake="alone",
+        killer=FLIGHTS,
+        reason="an innocent one",
     ),
     Mutant(
         name="a suspect that was cleared is taken for poison",
@@ -54,8 +62,8 @@ MUTANTS: tuple[Mutant, ...] = (
         function="core.flights:Trials.begin",
         fragment="(self._alone and tried)",
         mistake="False",
-        killer=FLIGHTS,
-        reason="who_is_tried_alone_is_tried_alone",
+        killer=test_flights.test_a_trial_alone_waits_for_those_that_run_together,
+        reason="begun beside it",
     ),
     Mutant(
         name="who is cleared is forgotten as company",
@@ -72,5 +80,13 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="pass",
         killer=test_flights.test_suspects_that_come_later_wait_for_the_one_that_is_tried_alone,
         reason="begins when it is cleared",
+    ),
+    Mutant(
+        name="a suspect that ran among others is taken for alone",
+        function="core.flights:Flight.lost",
+        fragment="self._lost_apart > 1 if self._apart else ",
+        mistake="",
+        killer=test_flights.test_a_suspect_that_runs_among_others_is_not_alone,
+        reason="assert",
     ),
 )

@@ -177,8 +177,9 @@ class ClusterMachine(Machine):
 
     @rule()
     def kill_quarantine(self) -> None:
-        """By chance, where nobody is alone there, who would be taken for it."""
-        if len(self.running(QUARANTINE)) > 1:
+        """By chance, where nobody is tried alone, who would be taken for it."""
+        places = [self.clients[one.name].flight.place for one in self.running(QUARANTINE)]
+        if Place.ALONE not in places:
             self.lose(QUARANTINE)
 
     @rule(which=st.integers(0, 5))
@@ -283,3 +284,24 @@ def test_suspects_that_come_later_wait_for_the_one_that_is_tried_alone() -> None
     trials.add("d", Place.IN_QUARANTINE)
     assert trials.begin() == ("d",)
     assert trials.gone("d"), "it was alone"
+
+
+def test_a_trial_alone_waits_for_those_that_run_together() -> None:
+    trials = Trials()
+    trials.add("a", Place.IN_QUARANTINE)
+    assert trials.begin() == ("a",)
+    trials.add("b", Place.ALONE)
+    assert trials.begin() == (), "begun beside it"
+    trials.cleared("a")
+    assert trials.begin() == ("b",)
+
+
+def test_a_suspect_that_runs_among_others_is_not_alone() -> None:
+    """Quarantine has no room, say: who ended the replica may have been any of them, but not twice."""
+    flight = Flight(Request(id="r", prompt_token_ids=PROMPT, max_tokens=LENGTH), place=Place.ALONE)
+    number, request = flight.send(apart=True)
+    assert request.suspect
+    assert flight.lost(number, ConnectionError("gone"), alone=True) is None
+    number, _ = flight.send(apart=True)
+    refusal = flight.lost(number, ConnectionError("gone"), alone=True)
+    assert "in steps of its own on the last" in str(refusal)
