@@ -145,7 +145,7 @@ class Cluster(Engine):
 
     async def scale(self, replicas: int) -> None:
         """Orders ``replicas`` from now on; returns when it is ordered. Replicas that leave end their requests first,
-        and then give their device back in order: see `departures`.
+        within ten minutes, and then give their device back in order: see `departures`.
 
         Raises:
             InvalidRequest: not an integer of 1 or more, or the number follows the demand.

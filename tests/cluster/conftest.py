@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+import trio
 
 from triolet.core.plan import StepPlan
 
@@ -86,6 +87,14 @@ def replicas(name: str = NAME) -> list[psutil.Process]:
 
 
 QUARANTINE = f"{NAME}-quarantine"
+
+
+async def until_none(*names: str) -> None:
+    """Returns when no replica of these names lives. Ray ends the process of one that was being started a little later
+    than Serve says so."""
+    with trio.fail_after(20):
+        while any(replicas(name) for name in names):  # noqa: ASYNC110  (nobody tells of it)
+            await trio.sleep(0.1)
 
 
 def kill(process: psutil.Process) -> None:

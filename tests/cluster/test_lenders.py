@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     pytest.importorskip("ray.serve")
 
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
 import triolet.demo
 from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams
@@ -104,6 +104,15 @@ def test_a_lender_that_is_not_there_is_a_borrow_that_failed():
 
     ((broken,), _) = borrow(lend)
     assert type(broken.error) is BorrowFailed
+
+
+def test_whatever_goes_wrong_a_borrow_is_answered():
+    async def lend(*_: Any) -> LentOutput:
+        raise ObjectLostError("00", None, "")
+
+    ((broken,), handle) = borrow(lend)
+    assert type(broken.error) is BorrowFailed
+    assert len(handle.back) == 1
 
 
 def test_an_item_that_the_lender_could_not_encode_is_told_as_it_is():

@@ -9,7 +9,7 @@ import triolet.demo
 from triolet import Engine, EngineConfig, PoisonRequest, SamplingParams
 from triolet.cluster import Cluster
 
-from .conftest import NAME, POISON, QUARANTINE, replicas
+from .conftest import NAME, POISON, QUARANTINE, replicas, until_none
 
 CONFIG = EngineConfig(device="cpu", threads=1)
 MODEL = triolet.demo.checkpoint()
@@ -51,4 +51,4 @@ async def test_what_ends_its_process_ends_one_replica_and_is_found_in_quarantine
         assert "alone" in str(poison)
         assert found == expected, "the others go on, and their tokens are those that they would have had"
         assert len(before & {process.pid for process in replicas()}) == 1, "one replica has ended, the other has not"
-    assert replicas() == replicas(QUARANTINE) == []
+    await until_none(NAME, QUARANTINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 import warnings
 from types import SimpleNamespace
@@ -16,8 +17,11 @@ with warnings.catch_warnings():
     pytest.importorskip("ray.serve")
 
 
+from triolet.cluster import deployment
 from triolet.cluster.backend import RayBackend, _Attempt
 from triolet.cluster.replica import Replica
+from triolet.core.errors import CheckpointError, EngineClosed
+from triolet.core.request import Request
 from triolet.core.words import Speaker
 
 
@@ -59,6 +63,32 @@ class Asked(Replica):
 
     def __del__(self) -> None:  # type: ignore[override]
         pass
+
+
+def test_a_replica_whose_engine_has_ended_says_so() -> None:
+    """Serve sends it requests until it finds out; they are sent again."""
+
+    async def run() -> None:
+        replica = Asked()
+        replica._loop, replica._token = asyncio.get_running_loop(), await asyncio.to_thread(trio.run, ended_token)
+        with pytest.raises(EngineClosed, match="has ended"):
+            await anext(replica.run((), Request(id="r", prompt_token_ids=(1,), max_tokens=1)))
+
+    asyncio.run(run())
+
+
+async def ended_token() -> trio.lowlevel.TrioToken:
+    """Of a loop that has ended, when it is used."""
+    return trio.lowlevel.current_trio_token()
+
+
+def test_what_one_replica_of_several_cannot_load_is_told() -> None:
+    """Whichever it is, and the cluster is not open then."""
+    answers = [pickle.dumps(None), CheckpointError("not on this machine")]
+    handle = SimpleNamespace(broadcast=lambda _: SimpleNamespace(results=lambda timeout_s: answers))
+    running = deployment.Running(None, (handle,), None, register=None)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="not on this machine"):
+        running.describe()
 
 
 class Books:
