@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..actors.statistics import EngineStatistics
 from ..core.config import EngineConfig
-from ..core.errors import CallerError, EngineError, EngineTeardownError
+from ..core.errors import EngineError, EngineTeardownError
 from ..core.model import ModelDescription
 from .autoscaling import ByDemand
 from .content_router import ContentRouter
@@ -234,12 +234,13 @@ class Running:
             EngineError: a replica was lost meanwhile.
         """
         try:
-            told = self._ask("describe")
-            for one in told:
-                if isinstance(one, CallerError):
-                    raise one
+            for fault in self._ask("fault"):
+                if fault is not None:
+                    raise fault
+            # One is asked, not all: of an answer to all that lies in the object store Ray 2.60 ends this process.
+            described: bytes = self.handle.describe.remote().result(timeout_s=_ASK_SECONDS)
             ray.get(self.register.open.remote(), timeout=_ASK_SECONDS)
-            return pickle.loads(told[0]), total(self._ask("statistics"))
+            return pickle.loads(described), total(self._ask("statistics"))
         except (RayError, RayServeException, TimeoutError) as error:
             raise EngineError(f"the replicas were ready, and a question to them failed: {error}") from error
 

@@ -70,7 +70,7 @@ class _Stream:
 class Replica:
     """The actors of one engine. Serve makes one for each replica, and calls it on asyncio.
 
-    A model that cannot be loaded is told by `describe`: an error here would have Serve try for minutes, and lose its
+    A model that cannot be loaded is told by `fault`: an error here would have Serve try for minutes, and lose its
     type. A replica that comes later and cannot load it has its error here: it gets no request, and Serve tries again.
 
     Args:
@@ -138,11 +138,12 @@ class Replica:
 
     # -- what Serve calls --------------------------------------------------------------------------------------------
 
-    async def describe(self) -> bytes | CallerError:
-        """The model's description, pickled; structures are compiled here, not where requests are made. Or why the model
-        cannot be loaded."""
-        if self._fault is not None:
-            return self._fault
+    async def fault(self) -> CallerError | None:
+        """Why the model cannot be loaded."""
+        return self._fault
+
+    async def describe(self) -> bytes:
+        """The model's description, pickled; structures are compiled here, not where requests are made."""
         return pickle.dumps(evolve(self._described(), structures=None))
 
     async def run(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:

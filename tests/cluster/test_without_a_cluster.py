@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import threading
 import warnings
 from types import SimpleNamespace
@@ -84,7 +83,7 @@ async def ended_token() -> trio.lowlevel.TrioToken:
 
 def test_what_one_replica_of_several_cannot_load_is_told() -> None:
     """Whichever it is, and the cluster is not open then."""
-    answers = [pickle.dumps(None), CheckpointError("not on this machine")]
+    answers = [None, CheckpointError("not on this machine")]
     handle = SimpleNamespace(broadcast=lambda _: SimpleNamespace(results=lambda timeout_s: answers))
     running = deployment.Running(None, (handle,), None, register=None)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="not on this machine"):
