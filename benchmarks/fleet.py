@@ -64,7 +64,7 @@ SCENARIOS: Mapping[str, Case] = {
     "steady": Case(rate=4.0, seconds=14.0),
     "burst": Case(rate=3.0, seconds=20.0, bursts=(Burst(begin=10.0, seconds=6.0),)),
     "loss": Case(rate=2.5, seconds=32.0, losses=(Loss(at=10.0, share=0.1, seconds=15.0),)),
-    "high load": Case(rate=8.0, seconds=11.0),
+    "high load": Case(rate=8.0, seconds=16.0),
 }
 """A burst doubles the arrivals, and 30 % of them ask for one new content. In a loss a tenth of the replicas dies."""
 
