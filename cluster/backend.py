@@ -23,7 +23,6 @@ from uuid import uuid4
 import trio
 from attrs import define, evolve, field, frozen
 from ray.exceptions import (
-    ActorUnavailableError,
     LocalRayletDiedError,
     ObjectLostError,
     RayActorError,
@@ -55,7 +54,7 @@ from .register import Departure
 from .statistics import total
 
 _log = logging.getLogger("triolet.cluster")
-_GONE = (ActorUnavailableError, LocalRayletDiedError, ObjectLostError, RayActorError)  # a process, or its machine
+_GONE = (LocalRayletDiedError, ObjectLostError, RayActorError)  # the replica's process, or its machine
 _ENDED = (DeviceLost, EngineClosed, EngineTeardownError, LenderLost, RunnerCrashed)  # the replica's engine, or a lender
 _PREFIXES = 8  # keys of a prompt's beginnings that the router is told
 _READY_SECONDS = 0.2  # between two questions whether the replicas are ready
@@ -240,7 +239,7 @@ class RayBackend:
             self._send(request_id, client)
 
     def _unplaced(self, attempt: _Attempt) -> None:
-        """There is no room for a replica in quarantine, or it takes too long to start."""
+        """There is no room for a replica in quarantine, or Serve cannot start it."""
         client = self._clients.get(attempt.request_id)
         if client is not None and client.flight.attempt == attempt.number:
             self._no_room_until = trio.current_time() + _APART_SECONDS

@@ -93,7 +93,7 @@ class Cluster(Engine):
     when there are some. A request that ends replicas gets `PoisonRequest`; one replica that others use has ended then.
 
     With ``encoders`` so many replicas more only encode, and the others borrow encoder outputs from them. They hold the
-    model's encoder alone. What cannot be borrowed, since an encoder is lost say, is encoded where it is needed: all
+    model's encoder alone. What cannot be borrowed, since none of them answers say, is encoded where it is needed: all
     others hold the whole model.
 
     When the block ends, requests drain, and every replica gives its device back in order.

@@ -77,7 +77,10 @@ class Replicas:
 
     def handle(self, where: str) -> Any:
         call = SimpleNamespace(remote=lambda keys, request: self.send(where, request))
-        return SimpleNamespace(options=lambda *, stream: SimpleNamespace(run=call, run_suspect=call))
+        silence = SimpleNamespace(results_async=say_nothing)
+        return SimpleNamespace(
+            options=lambda *, stream: SimpleNamespace(run=call, run_suspect=call), broadcast=lambda _: silence
+        )
 
     def send(self, where: str, request: Request) -> Answers:
         self.sent.append((where, request.suspect))
@@ -107,12 +110,13 @@ async def run(monkeypatch: pytest.MonkeyPatch, replicas: Replicas) -> Reader:
     """One request, to its end."""
     monkeypatch.setattr(backend, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(backend, "_ROOM_SECONDS", 0.1 if NO_ROOM in replicas.fates else 60.0)
+    silent = replicas.handle(MAIN)
     running = SimpleNamespace(
         lacks=lambda: None,
         describe=lambda: (None, None),
         handle=replicas.handle(MAIN),
         quarantine=replicas.handle(QUARANTINE),
-        handles=(),
+        handles=(silent,),
         quarantine_loads=lambda: False,
         register=SimpleNamespace(read=SimpleNamespace(remote=no_departures)),
         end=list,
@@ -124,6 +128,10 @@ async def run(monkeypatch: pytest.MonkeyPatch, replicas: Replicas) -> Reader:
             engine.submit(Request(id="r", prompt_token_ids=(1,), max_tokens=9), reader)
             await reader.ended.wait()
     return reader
+
+
+async def say_nothing(*, timeout_s: float) -> list[Any]:
+    raise TimeoutError(timeout_s)
 
 
 async def no_departures(_: int) -> list[Any]:
