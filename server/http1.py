@@ -16,7 +16,7 @@ from typing import Any
 import h11
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, Updated
+from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.task_group import TaskGroup
@@ -24,6 +24,8 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
 from hypercorn.utils import parse_socket_addr
+
+from .framing import Framing
 
 _ESTABLISHED = 1
 _LOOK_SECONDS = 0.25
@@ -112,10 +114,17 @@ class _Protocol(H11Protocol):
     def __init__(self, client: trio.socket.SocketType, *args: Any) -> None:
         super().__init__(*args)
         self.can_read = _Turn(client)
+        self._framing = Framing()
 
     async def handle(self, event: Any) -> None:
-        """Behind a message that is too large nothing is read any more. hypercorn has told so (1009); the client has as
+        """Has requests read as far as `Framing` lets them pass; behind a WebSocket's request come frames.
+
+        Behind a message that is too large nothing is read any more. hypercorn has told so (1009); the client has as
         long to close the connection as one that is idle."""
+        if isinstance(event, RawData) and event.data and isinstance(self.connection, h11.Connection):
+            event = RawData(data=self._framing.passed(event.data))
+            if not event.data:  # which would be the client's end
+                return
         await super().handle(event)
         if isinstance(self.stream, WSStream) and self.stream.buffer.length > self.stream.buffer.max_length:
             await self._close_stream()
