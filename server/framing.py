@@ -1,8 +1,8 @@
 """`Framing`: where each request of a connection begins and ends, strictly.
 
-Parsers of HTTP/1.1 forgive different things: a line that ends without CR, a length that is given twice, a field that goes
-on in the next line. A proxy and a server that forgive differently see different requests in the same bytes, and one
-client may put words into another's mouth (request smuggling). h11 forgives some; what passes here, all read alike.
+Parsers of HTTP/1.1 forgive different things: a line that ends without CR, a length that is given twice, a field that
+goes on in the next line. A proxy and a server that forgive differently see different requests in the same bytes, and
+one client may put words into another's mouth (request smuggling). h11 forgives some; what passes here, all read alike.
 """
 
 from __future__ import annotations

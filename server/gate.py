@@ -85,7 +85,7 @@ class Gate:
             _log.exception("%s failed", opening.id)
             await opening.fail(problem_of(error))
         finally:
-            told = {"id": opening.id, "status": opening.status, **told}
+            told = {"id": opening.id, "status": scope.get("refused", opening.status), **told}
             self._tell(scope, headers, trio.current_time() - begun, told)
 
     # -- who may enter ---------------------------------------------------------------------------------------------
