@@ -27,11 +27,11 @@ class ModelList(Answer):
 
 class Health(Answer):
     """``live``: the process answers. ``ready``: requests are taken. ``draining``: the server is stopping. ``sleeping``:
-    those of the loaded models that sleep."""
+    those of the loaded models that sleep. Where the server has keys, a request without one is not told the names."""
 
     live: bool
     ready: bool
     draining: bool
-    sleeping: list[str]
-    models: dict[str, ModelState]
     running: int
+    sleeping: list[str] = []
+    models: dict[str, ModelState] = {}

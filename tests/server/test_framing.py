@@ -184,7 +184,9 @@ def test_a_line_without_an_end_is_kept_no_longer_than_h11_would() -> None:
         assert framing.passed(b"\r\n\r\n") == b""
 
 
-@pytest.mark.parametrize("line", [b"x:" + b" " * 16_000 + b"\0", b"5" + b";a" * 8_000 + b"\0", b'5;a="' + b"\\a" * 8_000])
+@pytest.mark.parametrize(
+    "line", [b"x:" + b" " * 16_000 + b"\0", b"5" + b";a" * 8_000 + b"\0", b'5;a="' + b"\\a" * 8_000]
+)
 def test_a_line_is_read_in_one_pass(line: bytes) -> None:
     """An expression that goes back over blanks would take seconds, and nobody else would be served meanwhile."""
     for beginning in (b"GET / HTTP/1.1\r\n", post(CHUNKED), post(CHUNKED, body=b"0\r\n")):
