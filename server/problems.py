@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 from http import HTTPStatus
@@ -15,10 +16,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ..core.errors import InvalidRequest, TrioletError, UnknownModel
+from ..core.log_lines import one_line
 from .faults import faults_of, in_words
+from .manners.paths import without_paths
 
 _log = logging.getLogger("triolet.server")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
@@ -74,18 +78,32 @@ _CODES = {BadBody: "invalid_request", UnknownModel: "model_not_found"}
 
 
 def problem_of(error: Exception) -> Problem:
-    """What the client is told of ``error``. Errors that nobody raised on purpose are told by their place in the log
-    alone."""
-    if isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        return problem_of(error.exceptions[0])
+    """What the client is told of ``error``, which is never a path of this machine. Errors that nobody raised on purpose
+    are told by their place in the log alone."""
+    error = _innermost(error)
     if isinstance(error, Refusal):
         return error.problem
     if isinstance(error, TrioletError):
         code = _CODES.get(type(error)) or _WORD.sub("_", type(error).__name__).lower()
         param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
         retry = 1 if error.http_status in (429, 503) else None
-        return Problem(error.http_status, str(error), code, param, retry)
+        return Problem(error.http_status, _for_clients(error), code, param, retry)
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        told = "the server's disk is full, so the request cannot be stored; ask again later, or send a smaller file"
+        return Problem(507, told)
     return Problem(500, "the server failed on this request; its log has the reason under the request's id")
+
+
+def _innermost(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _for_clients(error: TrioletError) -> str:
+    """What a body or the name of a model has in it is the client's own word. All else may come from anywhere: a loader,
+    a template, a library."""
+    return str(error) if isinstance(error, BadBody | UnknownModel) else without_paths(str(error))
 
 
 def problem_answer(problem: Problem) -> JSONResponse:
@@ -97,11 +115,16 @@ def problem_answer(problem: Problem) -> JSONResponse:
 
 
 def report(name: str, told: dict[str, object], error: Exception, problem: Problem) -> None:
-    """Tells the logs that the request ``name`` ended with ``error``; ``told`` goes into the access log."""
+    """Tells the logs that the request ``name`` ended with ``error``; ``told`` goes into the access log. Where the
+    client is told less than the error says, the log has all of it."""
     told["error"] = problem.as_object()["error"]["code"]
+    error = _innermost(error)
+    expected = isinstance(error, TrioletError | Refusal) or problem.status == HTTPStatus.INSUFFICIENT_STORAGE
     if problem.status >= 500:
-        expected = isinstance(error, TrioletError)
-        _log.error("%s failed: %s: %s", name, type(error).__name__, error, exc_info=None if expected else error)
+        what = one_line(str(error))
+        _log.error("%s failed: %s: %s", name, type(error).__name__, what, exc_info=None if expected else error)
+    elif isinstance(error, TrioletError) and str(error) != problem.message:
+        _log.warning("%s was refused: %s: %s", name, type(error).__name__, one_line(str(error)))
 
 
 def _nothing_there(request: Request, error: HTTPException) -> Problem:

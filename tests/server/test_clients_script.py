@@ -32,4 +32,4 @@ def test_the_script_says_of_each_call_of_a_client_that_it_works(service: Served)
 def test_the_script_says_what_does_not_work(service: Served) -> None:
     ran = run(service, "llama")
     assert ran.returncode == 1
-    assert re.search(r"\| tool \| BadRequestError: .*in no known format", ran.stdout)
+    assert re.search(r"\| tool \| BadRequestError: .*does not read them", ran.stdout)
