@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _SILENT = 0  # llguidance's log level
 _DEAD_END = (  # llguidance names no reason
-    "nothing that it allows ever ends, as where a schema or a rule refers to itself alone; give it another choice, or an "
-    "end"
+    "nothing that it allows ever ends, as where a schema or a rule refers to itself alone; give it another choice, or "
+    "an end"
 )
 _LATEST = 16  # states of a guide that are kept; to go back farther, all is read again
 

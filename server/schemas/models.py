@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from ...core.residency import ModelState
 from .base import Answer
 
@@ -33,5 +35,5 @@ class Health(Answer):
     ready: bool
     draining: bool
     running: int
-    sleeping: list[str] = []
-    models: dict[str, ModelState] = {}
+    sleeping: list[str] = Field(default_factory=list)
+    models: dict[str, ModelState] = Field(default_factory=dict)

@@ -60,7 +60,7 @@ def test_a_caller_may_choose_and_must_where_nothing_is_known() -> None:
 @pytest.mark.parametrize("described", [model(tool_templates.PLAIN), model(""), SimModel().describe()])
 def test_a_template_that_reads_no_tools_is_told_at_once(described: ModelDescription) -> None:
     """In the words in which it would be told with a format, by rendering; and no word is of a folder."""
-    with pytest.raises(InvalidRequest, match="^tools, but the checkpoint's chat template does not read them; leave"):
+    with pytest.raises(InvalidRequest, match=r"^tools, but the checkpoint's chat template does not read them; leave"):
         ToolFormat.of(described)
 
 

@@ -248,7 +248,8 @@ def test_an_upload_that_has_no_room_is_answered_507(
     status, told = asked(running, "/v1/audio/transcriptions", body, "multipart/form-data; boundary=edge")
     assert status == 507
     assert json.loads(told)["error"] == {
-        "message": "the server's disk is full, so the request cannot be stored; ask again later, or send a smaller file",
+        "message": "the server's disk is full, so the request cannot be stored; ask again later, or send a smaller "
+        "file",
         "type": "server_error",
         "param": None,
         "code": "insufficient_storage",
