@@ -115,7 +115,7 @@ class Gate:
         who = self._keys.who(key)
         if key is None or not self._keys:
             return who, 0.0
-        wait = self._server.guesses.seconds_to_wait(address, who, trio.current_time())
+        wait = self._server.wrong_keys.seconds_to_wait(address, who, trio.current_time())
         return (None if wait else who), wait
 
     def _busy(self, scope: MutableMapping[str, Any], who: str) -> Problem | None:

@@ -17,7 +17,7 @@ from ..api.residents import RETRY_SECONDS
 from ..core.errors import EngineClosed, TrioletError, UnknownModel
 from ..core.power import Power
 from .exchange import Cut, Exchange
-from .manners.guesses import Guesses
+from .manners.wrong_keys import WrongKeys
 from .media import Media
 from .metrics import Metrics
 from .observers import Observers
@@ -63,7 +63,7 @@ class Server:
     stopping: bool = field(default=False, init=False)
     stop_called: trio.Event = field(factory=trio.Event, init=False)
     pace: Pace = field(factory=Pace, init=False)
-    guesses: Guesses = field(factory=Guesses, init=False)
+    wrong_keys: WrongKeys = field(factory=WrongKeys, init=False)
     media: Media = field(init=False)
     metrics: Metrics = field(init=False)
     spans: Spans = field(factory=Spans, init=False)

@@ -1,4 +1,4 @@
-"""`Guesses`: how many wrong keys one address may present."""
+"""`WrongKeys`: how many wrong keys one address may present."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MOST = 4_096  # addresses that are remembered, and pairs of an address and a key
 
 
 @define
-class Guesses:
+class WrongKeys:
     """``at_once`` wrong keys, and one more every ``seconds`` after (the generic cell rate algorithm, as `RateLimit`).
 
-    Who has no guess left is not judged at all: else the right one among many guesses would open the server. So that
-    nobody is kept out by a neighbour's guesses, behind one proxy say, a key that was right at an address before is
-    judged there always. Those who were seen longest ago are forgotten first, so the memory has a bound.
+    Behind too many nothing is judged: else the right key among many wrong ones would open the server. So that nobody is
+    kept out by a neighbour, behind one proxy say, a key that was right at an address before is judged there always.
+    Those who were seen longest ago are forgotten first, so the memory has a bound.
     """
 
     at_once: int = 10

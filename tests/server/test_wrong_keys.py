@@ -10,27 +10,27 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.server.manners.guesses import MOST, Guesses
+from triolet.server.manners.wrong_keys import MOST, WrongKeys
 from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
 
 from .talking import PaperEngine, PaperEngines, answered, scope_of
 from .test_gate import KEY, Asked
 
-WRONG = {"authorization": "Bearer guess"}
+WRONG = {"authorization": "Bearer nonsense"}
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 20)), max_size=300))
-def test_an_address_has_few_guesses_and_a_wait_is_enough(tried: list[tuple[str, float]]) -> None:
+def test_an_address_has_few_wrong_keys_and_a_wait_is_enough(tried: list[tuple[str, float]]) -> None:
     """Over any time no more than those at once and those that came back meanwhile."""
-    guesses, now, judged = Guesses(10, 6.0), 0.0, list[tuple[str, float]]()
+    wrong, now, judged = WrongKeys(10, 6.0), 0.0, list[tuple[str, float]]()
     for address, pause in tried:
         now += pause
-        wait = guesses.seconds_to_wait(address, None, now)
+        wait = wrong.seconds_to_wait(address, None, now)
         if wait:
             assert 0.0 < wait <= 6.0
             now += wait
-            assert guesses.seconds_to_wait(address, None, now) == 0.0
+            assert wrong.seconds_to_wait(address, None, now) == 0.0
         judged.append((address, now))
     for one in "ab":
         times = [time for address, time in judged if address == one]
@@ -39,21 +39,21 @@ def test_an_address_has_few_guesses_and_a_wait_is_enough(tried: list[tuple[str, 
 
 
 def test_a_right_key_is_not_judged_among_too_many_wrong_ones() -> None:
-    """Else the limit would hold up nobody who guesses."""
-    guesses = Guesses(10, 6.0)
-    assert [guesses.seconds_to_wait("a", None, 0.0) for _ in range(10)] == [0.0] * 10
-    assert guesses.seconds_to_wait("a", None, 0.0) == guesses.seconds_to_wait("a", "key-1", 0.0) == 6.0
-    assert guesses.seconds_to_wait("a", "key-1", 6.0) == 0.0
-    assert guesses.seconds_to_wait("a", None, 6.0) == 0.0, "a right one takes none of the guesses"
+    """Else the limit would hold up nobody who wrong."""
+    wrong = WrongKeys(10, 6.0)
+    assert [wrong.seconds_to_wait("a", None, 0.0) for _ in range(10)] == [0.0] * 10
+    assert wrong.seconds_to_wait("a", None, 0.0) == wrong.seconds_to_wait("a", "key-1", 0.0) == 6.0
+    assert wrong.seconds_to_wait("a", "key-1", 6.0) == 0.0
+    assert wrong.seconds_to_wait("a", None, 6.0) == 0.0, "a right one does not count"
 
 
-def test_nobody_is_kept_out_by_the_guesses_of_others() -> None:
-    guesses = Guesses(10, 6.0)
-    assert guesses.seconds_to_wait("a", "key-1", 0.0) == 0.0
+def test_nobody_is_kept_out_by_the_wrong_keys_of_others() -> None:
+    wrong = WrongKeys(10, 6.0)
+    assert wrong.seconds_to_wait("a", "key-1", 0.0) == 0.0
     for _ in range(1_000):
-        guesses.seconds_to_wait("a", None, 0.0)
-    assert guesses.seconds_to_wait("a", "key-1", 0.0) == 0.0, "it was right at this address before"
-    assert guesses.seconds_to_wait("b", "key-2", 0.0) == 0.0, "another address"
+        wrong.seconds_to_wait("a", None, 0.0)
+    assert wrong.seconds_to_wait("a", "key-1", 0.0) == 0.0, "it was right at this address before"
+    assert wrong.seconds_to_wait("b", "key-2", 0.0) == 0.0, "another address"
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_nobody_is_kept_out_by_the_guesses_of_others() -> None:
     ],
 )
 def test_a_client_is_an_address_or_a_network_of_ipv6(one: str, other: str, same: bool) -> None:
-    guesses = Guesses(1, 6.0)
-    assert guesses.seconds_to_wait(one, None, 0.0) == 0.0
-    assert (guesses.seconds_to_wait(other, None, 0.0) > 0.0) == same
+    wrong = WrongKeys(1, 6.0)
+    assert wrong.seconds_to_wait(one, None, 0.0) == 0.0
+    assert (wrong.seconds_to_wait(other, None, 0.0) > 0.0) == same
 
 
-def test_the_memory_of_guesses_has_a_bound() -> None:
-    guesses = Guesses()
+def test_the_memory_has_a_bound() -> None:
+    wrong = WrongKeys()
     for number in range(3 * MOST):
-        guesses.seconds_to_wait(str(number), None, 0.0)
-        guesses.seconds_to_wait(str(number), "key-1", 0.0)
-    assert (len(guesses._paid_until), len(guesses._known)) == (MOST, MOST)
+        wrong.seconds_to_wait(str(number), None, 0.0)
+        wrong.seconds_to_wait(str(number), "key-1", 0.0)
+    assert (len(wrong._paid_until), len(wrong._known)) == (MOST, MOST)
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def server() -> Server:
     return Server(ServerSettings(api_keys=("secret", "second")), engines)
 
 
-async def test_who_guesses_keys_must_wait(server: Server, autojump_clock: Any) -> None:
+async def test_who_tries_many_keys_must_wait(server: Server, autojump_clock: Any) -> None:
     statuses = [(await Asked(server, "GET", "/openapi.json", WRONG).run()).status for _ in range(10)]
     late = await Asked(server, "GET", "/openapi.json", WRONG).run()
     right = await Asked(server, "GET", "/openapi.json", KEY).run()
@@ -99,7 +99,7 @@ async def test_who_guesses_keys_must_wait(server: Server, autojump_clock: Any) -
     assert (late.status, late.answer["retry-after"]) == (429, "6")
     assert late.message == "too many wrong API keys came from 127.0.0.1; wait 6.0 s"
     assert (right.status, right.message) == (late.status, late.message), "nobody is told that it was right"
-    assert (await Asked(server, "GET", "/openapi.json").run()).status == 401, "no key is no guess"
+    assert (await Asked(server, "GET", "/openapi.json").run()).status == 401, "no key is no wrong one"
     await trio.sleep(6)
     assert (await Asked(server, "GET", "/openapi.json", KEY).run()).status == 200
 
@@ -112,7 +112,7 @@ async def test_a_key_that_is_in_use_stays_open(server: Server, autojump_clock: A
     assert (await Asked(server, "GET", "/openapi.json", KEY).run()).status == 200
 
 
-async def test_a_websocket_is_no_other_way_to_guess(server: Server, autojump_clock: Any) -> None:
+async def test_a_websocket_is_no_other_way_to_try_keys(server: Server, autojump_clock: Any) -> None:
     for _ in range(10):
         sent = await answered(server, scope_of(headers=WRONG))
         assert sent[0]["status"] == 401
@@ -121,7 +121,7 @@ async def test_a_websocket_is_no_other_way_to_guess(server: Server, autojump_clo
     assert dict(sent[0]["headers"])[b"retry-after"] == b"6"
 
 
-async def test_the_health_is_no_other_way_to_guess(server: Server, autojump_clock: Any) -> None:
+async def test_the_health_is_no_other_way_to_try_keys(server: Server, autojump_clock: Any) -> None:
     """It is told to everybody, and names to those with a key that was judged."""
     for _ in range(10):
         asked = await Asked(server, "GET", "/health", WRONG).run()
