@@ -337,14 +337,12 @@ class PlannerMachine(Machine):
         """No step is in flight and none is planned, so room comes back from nobody, and only the encoder cache has
         news: whoever runs waits for an output, and where nobody runs nobody is ready."""
         room, holds = self.planner._room, self.planner._holds
-        assert not room.leaving, "nobody stands still: a leaving sequence waits for no step"
+        assert not room.leaving, "a request never ended: it leaves, and waits for no step"
         for sequence in room.running:
             waits = sequence.dispatched < sequence.placeholders.stop and not holds.holds_all(sequence)
-            assert waits, f"nobody stands still: {sequence.request.id} runs, has all that it needs, and is not fed"
+            assert waits, f"a request never ended: {sequence.request.id} runs, has all that it needs, and is not fed"
         ready = [s for s in self.planner._waiting if self.needs_only_room(s)]
-        assert room.running or not ready, (
-            f"nobody stands still: {ready[0].request.id} waits for room, and has all of it"
-        )
+        assert room.running or not ready, f"a request never ended: {ready[0].request.id} waits, and lacks nothing"
 
     def needs_only_room(self, sequence: Sequence) -> bool:
         """It is ready, and has not lost what made it so."""
