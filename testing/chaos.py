@@ -1,4 +1,4 @@
-"""Chaos: engines in which several faults meet, each run drawn from one seed.
+"""Chaos: engines in which several faults meet, each run of one seed.
 
 ::
 
