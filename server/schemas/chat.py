@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Usage, up_to
+from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Unread, Usage, up_to
 
 _MOST_MESSAGES = 4_096
 _MOST_PARTS = 2_048  # of one message
@@ -70,9 +70,9 @@ class FunctionCall(Body):
 
     name: Name
     arguments: Text
-    parsed_arguments: Annotated[Any, Field(description="Accepted and not used: clients add what they have read.")] = (
-        None
-    )
+    parsed_arguments: Annotated[
+        Unread, Field(description="Accepted and not used: clients add what they have read.")
+    ] = None
 
 
 class ToolCall(Body):
@@ -96,9 +96,9 @@ class ChatMessage(Body):
     tool_call_id: Name | None = None
     reasoning_content: Annotated[Text | None, Field(description="Given to the chat template.")] = None
     refusal: Annotated[None, Field(description="Accepted and not used.")] = None
-    parsed: Annotated[Any, Field(description=_READ_BY_THE_CLIENT)] = None
-    provider_specific_fields: Annotated[Any, Field(description="Accepted and not used: LiteLLM's.")] = None
-    annotations: Annotated[list[Any] | None, Field(description="Accepted and not used.")] = None
+    parsed: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+    provider_specific_fields: Annotated[Unread, Field(description="Accepted and not used: LiteLLM's.")] = None
+    annotations: Annotated[Unread, Field(description="Accepted and not used.")] = None
     audio: Annotated[None, Field(description="Accepted and not used.")] = None
     function_call: Annotated[None, Field(description="Accepted and not used.")] = None
 
