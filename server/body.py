@@ -20,8 +20,8 @@ from ..api.inputs.sources import NamedPath
 from ..api.inputs.threads import run_in_thread
 from .faults import is_beyond_telling
 from .problems import BadBody, Problem, Refusal
+from .schemas.weighing import Weighing
 from .server import Server
-from .weighing import Weighing
 
 Read = TypeVar("Read", bound=BaseModel)
 

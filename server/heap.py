@@ -5,8 +5,8 @@ and more; nobody is served meanwhile. So they are set apart when a model is open
 reference count; a closed model may leave small cycles, which the collector finds again, in its time.
 
 glibc gives threads arenas of their own, eight for each core, which are not given back while any byte of them is used.
-Threads of a server come and go, and so the resident size would grow for hours. What a large body leaves there is given back when its
-request has ended (`Leavings`).
+Threads of a server come and go, and so the resident size would grow for hours. What a large body leaves there is given
+back when its request has ended (`Leavings`).
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from ...core.order import check_priority
 from ...core.plan import SampledToken
 from ...core.request import Request
 from ..inputs.audio import AudioSource
+from ..inputs.lengths import IN_THREAD, NEVER
 from ..inputs.prompts import Query, build_request, check_kind, with_page_keys
 from ..inputs.threads import run_in_thread
 from ..inputs.vectors import (
@@ -264,7 +265,7 @@ class TrioEngine:
             prefix_caching=self.config.prefix_caching,
             new_id=partial(self._new_id, None),
         )
-        requests = build() if query.is_short else await run_in_thread(build)
+        requests = build(pause=NEVER) if query.is_short else await run_in_thread(partial(build, pause=IN_THREAD))
         vectors = await run_together([partial(self._vector, request, asked, wait=wait) for request in requests])
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 

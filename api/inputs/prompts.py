@@ -23,13 +23,14 @@ from ...core.tools import Tool
 from ...models.sampling.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
-from .messages import Message, check_messages, names_part, without_media
+from .lengths import IN_THREAD, NEVER, Pause, check_conversation, check_count, check_length
+from .messages import Message, check_messages, names_part, texts_of, without_media
 from .sampling import resolved
 from .sources import is_pair
 from .threads import run_in_thread
 
 _INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
-INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
+INLINE_TEXT = 2_000  # characters; tokenizing more takes longer than a thread costs
 INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
 INLINE_HASHED = 32_000  # samples: hashing them takes 0.1 ms, as much as a thread; 30 s of audio take 2 ms and more
 _MARGIN = 2.0  # seconds of silence behind a trimmed window, at least
@@ -158,11 +159,18 @@ async def _prepare_crossed(description: ModelDescription, query: Query) -> Prepa
     if query.messages is not None or query.images:
         raise InvalidRequest(f"{description.architecture} reads audio and a prompt; messages and images are not for it")
     if query.prompt is not None:
-        check_characters(query.prompt)
-        token_ids = tuple(description.tokenizer.encode(query.prompt, add_special_tokens=False))
+        check_length(description, "a prompt", (query.prompt,), description.max_positions - 1)
+        work = partial(_encoded, description, query.prompt)
+        token_ids = work(NEVER) if _is_short(query) else await run_in_thread(partial(work, IN_THREAD))
     else:
         token_ids = _given_tokens(description, query)
     return Prepared(token_ids=token_ids, items=(await _audio_item(description, query.audio),))
+
+
+def _encoded(description: ModelDescription, prompt: str, pause: Pause) -> tuple[int, ...]:
+    check_count(description, "a prompt", prompt, description.max_positions - 1, pause)
+    check_characters(prompt)
+    return tuple(description.tokenizer.encode(prompt, add_special_tokens=False))
 
 
 async def load(audio: AudioSource, sampling_rate: int) -> Samples:
@@ -200,10 +208,13 @@ async def _prepare_placed(description: ModelDescription, preparer: Preparer, que
                 f"{name} in the request, but {description.architecture} reads {reads}; leave it out, or open "
                 "another model"
             )
+    if query.prompt is not None:
+        check_length(description, "a prompt", (query.prompt,), description.max_positions - 1)
+    check_conversation(description, texts_of(messages), description.max_positions - 1)
     work = partial(_read, description, preparer, query, messages, images, audio)
     if not images and not audio and _is_short(query):
-        return work()
-    return await run_in_thread(work)
+        return work(NEVER)
+    return await run_in_thread(partial(work, IN_THREAD))
 
 
 def _read(
@@ -213,6 +224,7 @@ def _read(
     messages: Sequence[Message],
     images: Sequence[ImageSource],
     audio: Sequence[AudioSource],
+    pause: Pause,
 ) -> Prepared:
     prompt: str | Sequence[int]
     if query.messages is not None:
@@ -221,6 +233,8 @@ def _read(
         prompt = query.prompt
     else:
         prompt = () if query.prompt_token_ids is None else _given_tokens(description, query)
+    if isinstance(prompt, str):
+        check_count(description, _named(query), prompt, description.max_positions - 1, pause)
     pictures = [load_image(image) for image in images] if "image" in preparer.media else list(images)
     sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
     return preparer.prepare(prompt, images=pictures, audio=sounds)
@@ -235,6 +249,10 @@ def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...
     token_ids = tuple(one.item() if isinstance(one, np.integer) else one for one in islice(numbers, most))
     _check_token_ids(description, "prompt_token_ids", token_ids)
     return token_ids
+
+
+def _named(query: Query) -> str:
+    return "a prompt" if query.messages is None else "a conversation"
 
 
 def _is_short(query: Query) -> bool:

@@ -15,6 +15,7 @@ from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarg
 from ...core.model import Kind, ModelDescription
 from ...core.order import check_priority
 from ...core.request import Pooling, Request
+from .lengths import Pause, check_count, check_length
 from .prompts import INLINE_TEXT, keyed
 
 _INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
@@ -83,22 +84,32 @@ def build_requests(
     most_tokens: int,
     prefix_caching: bool,
     new_id: Callable[[], str],
+    pause: Pause,
 ) -> list[Request]:
     """One request for each text.
 
     Args:
         most_tokens: tokens of a step; a text that cannot be divided must fit one step.
         prefix_caching: true if pages are shared by content.
+        pause: raises where nobody waits for the requests any more.
     """
     check_priority(query.priority)
-    requests = (_request(description, text, query, most_tokens, new_id()) for text in query.texts)
+    for text in query.texts:
+        parts = (text,) if isinstance(text, str) else text
+        check_length(description, "a text", parts, description.max_positions)
+    requests = (_request(description, text, query, most_tokens, new_id(), pause) for text in query.texts)
     return [keyed(request, description, prefix_caching=prefix_caching) for request in requests]
 
 
-def _request(description: ModelDescription, text: Any, query: VectorQuery, most_tokens: int, name: str) -> Request:
+def _request(
+    description: ModelDescription, text: Any, query: VectorQuery, most_tokens: int, name: str, pause: Pause
+) -> Request:
     preparer = description.preparer
     assert preparer is not None, "a pooling model prepares its prompts"
     pooling = query.pooling
+    pause()
+    for part in (text,) if isinstance(text, str) else text:
+        check_count(description, "a text", part, description.max_positions, pause)
     if isinstance(text, str):
         token_ids = preparer.prepare(text).token_ids
     else:

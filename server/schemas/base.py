@@ -10,6 +10,7 @@ from pydantic_core import CoreSchema, core_schema
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 Word = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=4_000_000)]
+MOST_TEXT = 8_000_000  # characters of all texts of one request that are read
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Unread, Usage, up_to
+from .weighing import check_object, check_texts
 
 _MOST_MESSAGES = 4_096
 _MOST_PARTS = 2_048  # of one message
 _MOST_TOOLS = 128  # OpenAI's
+_MOST_VALUES, _MOST_CHARACTERS = 20_000, 1_000_000  # of all tools, of a schema, of a template's variables
 _READ_BY_THE_CLIENT = "Accepted and not used: what OpenAI's client has read in an answer that it sends back."
 
 
@@ -193,6 +195,7 @@ class ChatRequest(SamplingBody):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
+        self._is_moderate()
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
@@ -204,6 +207,17 @@ class ChatRequest(SamplingBody):
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in self.tool_names():
             raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
         return self
+
+    def _is_moderate(self) -> None:
+        """What becomes objects a second time, or is walked through more than once, has bounds of its own."""
+        calls = (call for message in self.messages for call in message.tool_calls or ())
+        check_texts("the arguments of all tool_calls", (call.function.arguments for call in calls))
+        tools = [[tool.function.description or "", tool.function.parameters] for tool in self.tools or ()]
+        given = {"tools": tools, "chat_template_kwargs": self.chat_template_kwargs or {}}
+        if isinstance(self.response_format, JsonSchemaFormat):
+            given["response_format"] = self.response_format.json_schema.schema_
+        for name, found in given.items():
+            check_object(name, found, _MOST_VALUES, _MOST_CHARACTERS)
 
     def tool_names(self) -> list[str]:
         """The names of the tools."""

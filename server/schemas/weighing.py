@@ -10,11 +10,14 @@ For what is no JSON the counts mean nothing; the parser refuses it where it stop
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from ..core.errors import RequestTooLarge
+from ...core.errors import RequestTooLarge
 
 MOST_JSON = 32 * 2**20  # bytes
 MOST_VALUES = 2**18
@@ -22,7 +25,7 @@ MOST_BESIDE = 4 * 2**20  # bytes outside of texts: numbers of thousands of digit
 MOST_WIDE = 8 * 2**20  # bytes of texts that are not plain
 _PIECE = 2**16  # bytes that are looked at in one go
 _QUOTE, _BACKSLASH, _PLAIN = 0x22, 0x5C, 0x80
-_EACH = np.zeros(256, np.uint8)  # a value is behind each comma; a member, a list and an object count as nine
+_EACH = np.zeros(256, np.uint8)  # a comma parts two values
 _EACH[ord(",")] = 1
 _EACH[[ord(sign) for sign in ":[{"]] = 8
 
@@ -57,13 +60,15 @@ class Weighing:
         self._check(self.size, MOST_JSON, "bytes; send large files as a form, or an address")
         for start in range(0, len(part), _PIECE):
             self._count(part[start : start + _PIECE])
-            self._check(
-                self.values, MOST_VALUES, "values, where a list, an object and a member count as nine each; send less"
-            )
-            self._check(self.beside, MOST_BESIDE, "bytes outside of texts; write shorter numbers, and no blanks")
-            self._check(
-                self.wide, MOST_WIDE, "bytes in texts with escapes, or characters beyond ASCII; send several requests"
-            )
+            self.check()
+
+    def check(self) -> None:
+        """Raises `RequestTooLarge` where there is more than a body may have."""
+        counted = "values, where a member, a list and an object count as eight more; send less"
+        self._check(self.values, MOST_VALUES, counted)
+        self._check(self.beside, MOST_BESIDE, "bytes outside of texts; write shorter numbers, and no blanks")
+        wide = "bytes in texts with escapes or characters beyond ASCII; send several requests"
+        self._check(self.wide, MOST_WIDE, wide)
 
     def _check(self, got: int, most: int, what: str) -> None:
         if got > most:
@@ -115,3 +120,42 @@ class Weighing:
         goes_on = len(marks) == 0 and self._within
         self._is_wide = bool(is_wide[-1] and texts[-1])
         self._plain = (self._plain if goes_on else 0) + int(lengths[-1])
+
+
+def check_texts(name: str, texts: Iterable[str]) -> None:
+    """Weighs ``texts`` of JSON, which somebody will read one after another, as if they were one body.
+
+    Raises:
+        RequestTooLarge: they have more together than a body may have.
+    """
+    whole = Weighing(name)
+    for text in texts:
+        one = Weighing(name)
+        one.add(text.encode())
+        whole.values += one.values
+        whole.beside += one.beside
+        whole.check()
+
+
+def check_object(name: str, found: Any, most_values: int, most_characters: int) -> None:
+    """Counts what is in ``found``, as JSON makes it, and is looked at more than once.
+
+    Raises:
+        RequestTooLarge: it has more values or characters than allowed.
+    """
+    values = characters = 0
+    waiting = [found]
+    while waiting and values <= most_values and characters <= most_characters:
+        one = waiting.pop()
+        values += 1
+        if isinstance(one, str):
+            characters += len(one)
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            characters += sum(map(len, one))
+            waiting += one.values()
+    if values > most_values or characters > most_characters:
+        raise RequestTooLarge(
+            f"{name} of more than {most_values:,} values or {most_characters:,} characters; send less"
+        )
