@@ -23,7 +23,7 @@ from ...core.tools import Tool
 from ...models.sampling.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
-from .lengths import IN_THREAD, NEVER, Pause, check_conversation, check_count, check_length
+from .lengths import IN_THREAD, NEVER, Limit, Pause
 from .messages import Message, check_messages, names_part, texts_of, without_media
 from .sampling import resolved
 from .sources import is_pair
@@ -159,7 +159,7 @@ async def _prepare_crossed(description: ModelDescription, query: Query) -> Prepa
     if query.messages is not None or query.images:
         raise InvalidRequest(f"{description.architecture} reads audio and a prompt; messages and images are not for it")
     if query.prompt is not None:
-        check_length(description, "a prompt", (query.prompt,), description.max_positions - 1)
+        Limit.of_prompts(description).check_length("a prompt", (query.prompt,))
         work = partial(_encoded, description, query.prompt)
         token_ids = work(NEVER) if _is_short(query) else await run_in_thread(partial(work, IN_THREAD))
     else:
@@ -168,7 +168,7 @@ async def _prepare_crossed(description: ModelDescription, query: Query) -> Prepa
 
 
 def _encoded(description: ModelDescription, prompt: str, pause: Pause) -> tuple[int, ...]:
-    check_count(description, "a prompt", prompt, description.max_positions - 1, pause)
+    Limit.of_prompts(description).check_count("a prompt", prompt, pause)
     check_characters(prompt)
     return tuple(description.tokenizer.encode(prompt, add_special_tokens=False))
 
@@ -208,9 +208,10 @@ async def _prepare_placed(description: ModelDescription, preparer: Preparer, que
                 f"{name} in the request, but {description.architecture} reads {reads}; leave it out, or open "
                 "another model"
             )
+    limit = Limit.of_prompts(description)
     if query.prompt is not None:
-        check_length(description, "a prompt", (query.prompt,), description.max_positions - 1)
-    check_conversation(description, texts_of(messages), description.max_positions - 1)
+        limit.check_length("a prompt", (query.prompt,))
+    limit.check_conversation(texts_of(messages))
     work = partial(_read, description, preparer, query, messages, images, audio)
     if not images and not audio and _is_short(query):
         return work(NEVER)
@@ -234,7 +235,8 @@ def _read(
     else:
         prompt = () if query.prompt_token_ids is None else _given_tokens(description, query)
     if isinstance(prompt, str):
-        check_count(description, _named(query), prompt, description.max_positions - 1, pause)
+        named = "a prompt" if query.messages is None else "a conversation"
+        Limit.of_prompts(description).check_count(named, prompt, pause)
     pictures = [load_image(image) for image in images] if "image" in preparer.media else list(images)
     sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
     return preparer.prepare(prompt, images=pictures, audio=sounds)
@@ -249,10 +251,6 @@ def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...
     token_ids = tuple(one.item() if isinstance(one, np.integer) else one for one in islice(numbers, most))
     _check_token_ids(description, "prompt_token_ids", token_ids)
     return token_ids
-
-
-def _named(query: Query) -> str:
-    return "a prompt" if query.messages is None else "a conversation"
 
 
 def _is_short(query: Query) -> bool:

@@ -102,7 +102,8 @@ class Weighing:
         last = np.maximum.accumulate(np.where(slashes, -1, np.arange(len(data))))  # that is no backslash
         self._escaped = bool((len(data) - 1 - last[-1]) % 2)
         before = np.where(quotes > 0, quotes - 1 - last[quotes - 1], 0)
-        return quotes[before % 2 == 0]
+        marks: NDArray[np.intp] = quotes[before % 2 == 0]
+        return marks
 
     def _widen(self, data: Bytes, marks: NDArray[np.intp]) -> None:
         """Counts the texts that are not plain, each whole: one character decides how all others are kept."""
