@@ -11,7 +11,7 @@ from ...core.checks import shown
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ...core.request import Structure
-from ...core.tools import read_tools
+from ...core.tools import Tool, read_tools
 from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
 from .json_calls import JsonCalls
 from .named_calls import NamedCalls
