@@ -65,6 +65,11 @@ def prompts(**members: Any) -> Made:
     return COMPLETIONS, JSON, json.dumps({"model": "chat", "max_tokens": 1, **members}).encode()
 
 
+def vectors(texts: Any) -> Made:
+    """Embeddings."""
+    return VECTORS, JSON, json.dumps({"model": "vectors", "input": texts}).encode()
+
+
 def form(head: bytes, value: bytes) -> Made:
     """A form with one part."""
     return SPEECH, FORM, b"--%s\r\n%s\r\n\r\n%s\r\n--%s--\r\n" % (EDGE.encode(), head, value, EDGE.encode())
@@ -98,7 +103,7 @@ ALLOWED: dict[str, Callable[[], Made]] = {
     "tools, 128 streams": lambda: chat(
         tools=[tool(f"f{number}", 48) for number in range(128)], tool_choice="none", n=128, stream=True
     ),
-    "a schema": lambda: schema(6_500),
+    "a schema": lambda: schema(2_400),
     "logit_bias, 128 answers": lambda: chat(logit_bias=dict.fromkeys(range(1_024), 1), n=128),
     "logit_bias, 128 streams": lambda: chat(logit_bias=dict.fromkeys(range(1_024), 1), n=128, stream=True),
     "stop": lambda: chat(stop=["a" * 1_000 + str(number) for number in range(64)], n=128),
@@ -123,15 +128,16 @@ ALLOWED: dict[str, Callable[[], Made]] = {
     "256 prompts of 31,000 characters": lambda: prompts(prompt=["ab " * 10_300] * 256),
     "256 prompts of 1,900 characters": lambda: prompts(prompt=["ab " * 630] * 256),
     "a prompt that fits, 128 streams": lambda: prompts(prompt="ab " * 2_000, n=128, stream=True),
-    "texts to embed": lambda: (
-        VECTORS,
-        JSON,
-        json.dumps({"model": "vectors", "input": ["a " * 1_950] * 2_048}).encode(),
-    ),
-    "a long text to embed": lambda: (
-        VECTORS,
-        JSON,
-        json.dumps({"model": "vectors", "input": "a " * 1_950_000}).encode(),
+    "texts to embed": lambda: vectors(["a " * 200] * 2_048),
+    "long texts to embed": lambda: vectors(["a " * 1_950] * 2_048),
+    "a long text to embed": lambda: vectors("a " * 1_950_000),
+    "a quoted image": lambda: chat(
+        messages=[
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": "data:image/png," + "%41" * 10_000_000}}],
+            }
+        ]
     ),
     "a field of 256 KB": lambda: field("prompt", b"a " * 2**17),
     "a field of objects": lambda: field("chunking_strategy", numbered(20_000)),
@@ -159,7 +165,8 @@ REFUSED: dict[str, Callable[[], Made]] = {
 }
 
 
-def bodies() -> Iterator[tuple[str, Made]]:
-    """Each body with its name."""
+def bodies(only: str) -> Iterator[tuple[str, Made]]:
+    """Each body with ``only`` in its name."""
     for name, make in {**ALLOWED, **REFUSED}.items():
-        yield name, make()
+        if only in name:
+            yield name, make()

@@ -11,6 +11,8 @@ by the text, and whoever gives up waits for one piece.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
 
 import trio
 from attrs import frozen
@@ -18,15 +20,40 @@ from attrs import frozen
 from ...core.checks import check_characters
 from ...core.errors import ContextLengthExceeded
 from ...core.model import ModelDescription
+from .threads import run_in_thread
 
 PIECE = 20_000  # characters: some milliseconds
 _WORD = 100  # characters: where no token has a longest, words have (WordPiece's max_input_chars_per_word)
 _SURELY_FEW = 4  # characters for each position: they cost little
 _LEFT_OUT = 4  # times as much as fits is refused before a chat template is asked
 
+T = TypeVar("T")
 Pause = Callable[[], object]  # raises where nobody waits any more
 IN_THREAD: Pause = trio.from_thread.check_cancelled  # in a thread of `run_in_thread`
 NEVER: Pause = bool  # what is short is not given up in its middle
+
+
+async def read_texts(work: Callable[[Pause], T], *, short: bool, reading: trio.CapacityLimiter | None) -> T:
+    """Runs ``work``, which tokenizes, when its turn has come. It is nobody else's turn meanwhile: tokenizers use all
+    cores that they find, and a hundred short texts in one turn of the event loop take as long as a long one.
+
+    Args:
+        short: in the event loop; else in a thread, which `Pause` stops when the caller is cancelled.
+        reading: the turns; ``None``: there are none.
+    """
+    if not short:
+        return await run_in_thread(partial(work, IN_THREAD), limiter=reading)
+    if reading is None:
+        return work(NEVER)
+    try:
+        await reading.acquire()
+    except trio.Cancelled as cancelled:
+        cancelled.__traceback__ = None  # see `Mailbox.wait`
+        raise
+    try:
+        return work(NEVER)
+    finally:
+        reading.release()
 
 
 @frozen

@@ -80,11 +80,11 @@ def _default(description: ModelDescription) -> Pooling:
 def build_requests(
     description: ModelDescription,
     query: VectorQuery,
+    pause: Pause,
     *,
     most_tokens: int,
     prefix_caching: bool,
     new_id: Callable[[], str],
-    pause: Pause,
 ) -> list[Request]:
     """One request for each text.
 

@@ -7,16 +7,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from ...core.errors import RequestTooLarge
+
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 Word = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=4_000_000)]
-MOST_TEXT = 8_000_000  # characters of all texts of one request that are read
+MOST_TEXT = 8_000_000  # characters of all texts of one request
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 def up_to(most: int, least: int = 0) -> Any:
     """The bounds of a list. Its first item that is wrong is told alone: others might be wrong by the million."""
     return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+def check_length(texts: str, length: int) -> None:
+    """Raises `RequestTooLarge` where ``texts`` of one request have more characters than are read."""
+    if length > MOST_TEXT:
+        raise RequestTooLarge(f"{texts} of {length:,} characters together; allowed: up to {MOST_TEXT:,}")
 
 
 class _Unread:

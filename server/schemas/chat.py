@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Unread, Usage, up_to
+from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Unread, Usage, check_length, up_to
 from .weighing import check_object, check_texts
 
 _MOST_MESSAGES = 4_096
 _MOST_PARTS = 2_048  # of one message
 _MOST_TOOLS = 128  # OpenAI's
-_MOST_VALUES, _MOST_CHARACTERS = 20_000, 1_000_000  # of all tools, of a schema, of a template's variables
+_MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000, "response_format": 5_000}
+_MOST_CHARACTERS = 1_000_000  # of each of these
 _READ_BY_THE_CLIENT = "Accepted and not used: what OpenAI's client has read in an answer that it sends back."
 
 
@@ -103,6 +104,14 @@ class ChatMessage(Body):
     annotations: Annotated[Unread, Field(description="Accepted and not used.")] = None
     audio: Annotated[None, Field(description="Accepted and not used.")] = None
     function_call: Annotated[None, Field(description="Accepted and not used.")] = None
+
+    @property
+    def length(self) -> int:
+        """Characters of its texts."""
+        parts = self.content if isinstance(self.content, list) else [self.content or ""]
+        texts = [part if isinstance(part, str) else getattr(part, "text", "") for part in parts]
+        texts += [call.function.arguments for call in self.tool_calls or ()]
+        return sum(map(len, texts)) + len(self.reasoning_content or "")
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
@@ -209,7 +218,8 @@ class ChatRequest(SamplingBody):
         return self
 
     def _is_moderate(self) -> None:
-        """What becomes objects a second time, or is walked through more than once, has bounds of its own."""
+        """What is joined, becomes objects a second time, or is walked through more than once, has its own bounds."""
+        check_length("messages", sum(message.length for message in self.messages))
         calls = (call for message in self.messages for call in message.tool_calls or ())
         check_texts("the arguments of all tool_calls", (call.function.arguments for call in calls))
         tools = [[tool.function.description or "", tool.function.parameters] for tool in self.tools or ()]
@@ -217,7 +227,7 @@ class ChatRequest(SamplingBody):
         if isinstance(self.response_format, JsonSchemaFormat):
             given["response_format"] = self.response_format.json_schema.schema_
         for name, found in given.items():
-            check_object(name, found, _MOST_VALUES, _MOST_CHARACTERS)
+            check_object(name, found, _MOST_VALUES[name], _MOST_CHARACTERS)
 
     def tool_names(self) -> list[str]:
         """The names of the tools."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .base import MOST_TEXT, Answer, Name, SamplingBody, StreamOptions, Text, Usage, up_to
+from .base import Answer, Name, SamplingBody, StreamOptions, Text, Usage, check_length, up_to
 from .weighing import MOST_VALUES
 
 TokenIds = Annotated[
@@ -34,9 +34,7 @@ class CompletionRequest(SamplingBody):
     def _fits_together(self) -> CompletionRequest:
         if len(self.prompts()) * (self.n or 1) > _MOST_ANSWERS:
             raise ValueError(f"{len(self.prompts())} prompts with n={self.n or 1}; allowed: {_MOST_ANSWERS} answers")
-        length = sum(len(one) for one in self.prompts())
-        if length > MOST_TEXT:
-            raise ValueError(f"prompts of {length:,} characters together; allowed: up to {MOST_TEXT:,}")
+        check_length("prompts", sum(map(len, self.prompts())))
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options without stream; set stream to true")
         if self.echo and self.logprobs is not None:

@@ -6,16 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from .base import MOST_TEXT, Answer, Body, Ignored, Name, Text, up_to
-
-
-def _check_length(length: int) -> None:
-    if length > MOST_TEXT:
-        raise ValueError(f"texts of {length:,} characters together; allowed: up to {MOST_TEXT:,}")
+from .base import Answer, Body, Ignored, Name, Text, check_length, up_to
 
 
 def _moderate(texts: list[str]) -> list[str]:
-    _check_length(sum(map(len, texts)))
+    check_length("texts", sum(map(len, texts)))
     return texts
 
 
@@ -90,7 +85,7 @@ class RerankRequest(Body):
     def _is_moderate(self) -> RerankRequest:
         """The query is read with each document."""
         texts = self.texts()
-        _check_length(sum(map(len, texts)) + len(texts) * len(self.query))
+        check_length("texts, the query with each,", sum(map(len, texts)) + len(texts) * len(self.query))
         return self
 
     def texts(self) -> list[str]:
