@@ -52,6 +52,24 @@ class GenerationRules:
         )
 
 
+@frozen
+class Lengths:
+    """How few tokens a text can have.
+
+    Args:
+        longest: the most characters that one token stands for.
+        unread: characters that become no token.
+    """
+
+    longest: int
+    unread: str = ""
+
+    def least_tokens(self, text: str) -> int:
+        """``text`` has so many tokens or more, whatever it is. It is not tokenized for that."""
+        read = len(text) - sum(map(text.count, self.unread))
+        return -(-read // self.longest)
+
+
 class Kind(enum.Enum):
     """What a model makes of a prompt."""
 
@@ -165,6 +183,7 @@ class ModelDescription:
     processor_identity: str  # part of the content keys
     whisper: WhisperTokens | None
     tokenizer: Any = field(repr=False, eq=False)  # transformers', or one with its methods
+    lengths: Lengths | None = None  # None: a token may stand for any number of characters
     kind: Kind = Kind.ENCODER_DECODER
     preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are tokenized as they are
     structures: Structures | None = field(default=None, repr=False, eq=False)  # None: the executor compiles in a step

@@ -7,9 +7,10 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any, Self
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from .checks import (
     Check,
@@ -247,10 +248,12 @@ class SamplingParams:
         """The parameters of completion ``index`` of `n`. The first has the plain seed; each other has a seed of its
         own, which depends on ``seed`` and ``index`` alone."""
         assert self.seed is not None, "a fresh seed is chosen when the request is built, before its siblings"
-        if index == 0:
-            return evolve(self, n=1)
-        digest = hashlib.blake2b(f"sibling:{self.seed}:{index}".encode(), digest_size=8).digest()
-        return evolve(self, n=1, seed=int.from_bytes(digest, "big") >> 1)
+        sibling = copy(self)  # checked already: a thousand answers would check a thousand biases each
+        object.__setattr__(sibling, "n", 1)
+        if index:
+            digest = hashlib.blake2b(f"sibling:{self.seed}:{index}".encode(), digest_size=8).digest()
+            object.__setattr__(sibling, "seed", int.from_bytes(digest, "big") >> 1)
+        return sibling
 
 
 _SAMPLING = {

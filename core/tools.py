@@ -33,7 +33,7 @@ class Tool:
 
 
 def read_tools(tools: object) -> tuple[Tool, ...]:
-    """What a caller gave as tools: mappings in the shape of OpenAI's.
+    """What a caller gave as tools: mappings in the shape of OpenAI's, or what this function made of them.
 
     Raises:
         InvalidRequest: another shape, a name that is not allowed or there twice, or what cannot be written as JSON.
@@ -49,6 +49,8 @@ def read_tools(tools: object) -> tuple[Tool, ...]:
 
 
 def _read_tool(tool: object, where: str) -> Tool:
+    if isinstance(tool, Tool):
+        return tool
     given = _plain(tool, where)
     function = given.get("function")
     if given.get("type") != "function" or not isinstance(function, dict):

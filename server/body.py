@@ -9,7 +9,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
-import trio
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from python_multipart.multipart import parse_options_header
@@ -18,19 +17,22 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from ..api.inputs.sources import NamedPath
-from ..core.errors import RequestTooLarge
+from ..api.inputs.threads import run_in_thread
 from .faults import is_beyond_telling
 from .problems import BadBody, Problem, Refusal
+from .schemas.weighing import Weighing
+from .server import Server
 
 Read = TypeVar("Read", bound=BaseModel)
 
-_INLINE = 64 * 1024  # bytes: reading more JSON takes longer than a thread costs
-_MOST_JSON = 64 * 2**20
+_INLINE = 16 * 1024  # bytes: reading more JSON takes longer than a thread costs
+_LARGE = 2**20  # bytes: what more leaves behind is given back to the system
 _MOST_NAME = 100  # characters of a member's name that are looked at, and told
 _MOST_FIELDS = 32  # of a form beside its file
 _MOST_FIELD = 256 * 2**10  # bytes; all of them together stay in memory
 _NEAR = 0.75  # so like another name is one that is mistyped
 _CHARSETS = frozenset({"utf-8", "utf8"})
+_MOST_OBJECT = 4_096  # characters of a field that may be JSON: read on the loop
 _PART = re.compile(r"\[(\w*)\]")
 
 
@@ -40,24 +42,25 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     Raises:
         BadBody: it is no JSON, or not what ``kind`` says.
         Refusal: it is of another content type.
-        RequestTooLarge: it has more than 64 MiB.
+        RequestTooLarge: it has more of anything than `Weighing` allows, which is found before any of it is made.
     """
     if _media_type(request) not in ("application/json", ""):
         raise Refusal(Problem(415, f"a body of the type {_media_type(request)}; allowed: application/json"))
-    parts, size = [], 0
+    body, weighing = bytearray(), Weighing()
     async with aclosing(request.stream()) as stream:
         async for part in stream:
-            size += len(part)
-            if size > _MOST_JSON:
-                raise RequestTooLarge(
-                    f"JSON of more than {_MOST_JSON:,} bytes; send large files as a form, or an address"
-                )
-            parts.append(part)
-    read = partial(_parse, kind, b"".join(parts))
-    return read() if size <= _INLINE else await trio.to_thread.run_sync(read)
+            weighing.add(part)
+            body += part
+    read = partial(_parse, kind, body)
+    if weighing.size <= _INLINE:
+        return read()
+    server: Server = request.app.state.server
+    if weighing.size > _LARGE:
+        request.scope["exchange"].closing.callback(server.leavings.add)
+    return await run_in_thread(read, limiter=server.reading)
 
 
-def _parse(kind: type[Read], body: bytes) -> Read:
+def _parse(kind: type[Read], body: bytearray) -> Read:
     try:
         return kind.model_validate_json(body, strict=True)
     except ValidationError as error:
@@ -65,7 +68,7 @@ def _parse(kind: type[Read], body: bytes) -> Read:
         raise _explained(error, kind, read) from None
 
 
-def parsed(body: bytes | str) -> object:
+def parsed(body: bytes | bytearray | str) -> object:
     """``body`` as JSON; ``None`` where it is none."""
     try:
         return from_json(body)
@@ -171,7 +174,7 @@ def _add(found: dict[str, Any], name: str, part: str | None, value: str) -> None
 
 
 def _perhaps_json(value: str) -> Any:
-    if not value.startswith("{"):
+    if not value.startswith("{") or len(value) > _MOST_OBJECT:
         return value
     try:
         return json.loads(value)

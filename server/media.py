@@ -28,6 +28,9 @@ from .settings import ServerSettings
 _MOST_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _INLINE = 1 << 18  # characters; decoding more takes longer than a thread costs
+_PIECE = 1 << 20  # characters that are decoded in one go: others wait for it, in a thread too
+_MOST_QUOTED = 1 << 18  # characters that are no base64: each becomes an object
+_LONGEST_SCHEME = 32  # characters
 
 
 @define(eq=False)
@@ -47,7 +50,7 @@ class Media:
             Refusal: the address is not allowed, or nothing could be fetched.
             RequestTooLarge: more than ``most`` bytes lie there.
         """
-        scheme = url.partition(":")[0].lower()
+        scheme = url[:_LONGEST_SCHEME].partition(":")[0].lower()
         if scheme == "data":
             return await decoded(url, where, _data)
         if scheme not in ("http", "https"):
@@ -82,16 +85,22 @@ async def decoded(text: str, where: str, decode: Callable[[str, str], bytes]) ->
     return decode(text, where) if len(text) <= _INLINE else await trio.to_thread.run_sync(decode, text, where)
 
 
-def from_base64(text: str, where: str) -> bytes:
-    """The bytes of ``text``.
+def from_base64(text: str, where: str, start: int = 0) -> bytes:
+    """The bytes of ``text`` from ``start`` on.
 
     Raises:
         BadBody: it is no base64.
     """
+    data = bytearray()
     try:
-        return base64.b64decode(text, validate=True)
+        for begin in range(start, len(text), _PIECE):
+            piece = text[begin : begin + _PIECE]
+            data += base64.b64decode(piece, validate=True)
+            if "=" in piece and begin + _PIECE < len(text):
+                raise ValueError("its padding is not at its end")
     except (binascii.Error, ValueError) as error:
         raise BadBody(f"{where} is no base64: {error}", where) from None
+    return bytes(data)
 
 
 async def _read(answer: httpcore.Response, where: str, most: int) -> bytes:
@@ -145,12 +154,18 @@ def _refused(where: str, why: str) -> Refusal:
 
 
 def _data(url: str, where: str) -> bytes:
-    head, comma, body = url.partition(",")
-    if not comma:
+    comma = url.find(",", 0, _MOST_QUOTED)
+    if comma < 0:
         raise BadBody(f"{where}: a data address without a comma; write data:image/png;base64,...", where)
-    if not head.lower().endswith(";base64"):
-        return unquote_to_bytes(body)
-    return from_base64(body, where)
+    if url[:comma].lower().endswith(";base64"):
+        return from_base64(url, where, comma + 1)
+    if len(url) > _MOST_QUOTED:
+        raise BadBody(
+            f"{where}: a data address of {len(url):,} characters, without base64; allowed: up to {_MOST_QUOTED:,}, and "
+            "more as data:image/png;base64,...",
+            where,
+        )
+    return unquote_to_bytes(url[comma + 1 :])
 
 
 class _CheckedNetwork(httpcore.AsyncNetworkBackend):

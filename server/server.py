@@ -17,6 +17,7 @@ from ..api.residents import RETRY_SECONDS
 from ..core.errors import EngineClosed, TrioletError, UnknownModel
 from ..core.power import Power
 from .exchange import Cut, Exchange
+from .heap import Leavings
 from .manners.wrong_keys import WrongKeys
 from .media import Media
 from .metrics import Metrics
@@ -67,6 +68,8 @@ class Server:
     media: Media = field(init=False)
     metrics: Metrics = field(init=False)
     spans: Spans = field(factory=Spans, init=False)
+    reading: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(1), init=False)  # of long bodies
+    leavings: Leavings = field(factory=Leavings, init=False)
     started: int = field(factory=lambda: int(time.time()), init=False)
     _nobody: trio.Event = field(factory=trio.Event, init=False)
 

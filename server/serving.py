@@ -31,6 +31,7 @@ async def serving(server: Server, listener: Listener) -> AsyncIterator[str]:
     address = listener.listen()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listener.run, app)
+        nursery.start_soon(server.leavings.give_back)
         try:
             yield address
             await _drain(server, listener)

@@ -24,8 +24,8 @@ from ...core.order import check_priority
 from ...core.plan import SampledToken
 from ...core.request import Request
 from ..inputs.audio import AudioSource
+from ..inputs.lengths import read_texts
 from ..inputs.prompts import Query, build_request, check_kind, with_page_keys
-from ..inputs.threads import run_in_thread
 from ..inputs.vectors import (
     VectorQuery,
     Vectors,
@@ -79,6 +79,7 @@ class TrioEngine:
         self._special: frozenset[int] | None = None  # once it is needed
         self._live: set[LiveTranscription] = set()
         self._token_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})  # by `TextDeltas.skip`
+        self._reading = trio.CapacityLimiter(1)  # of texts, one after another
         self._compiling = trio.CapacityLimiter(1)  # a compilation that waits for it takes no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ class TrioEngine:
             prefix_caching=self.config.prefix_caching,
             new_id=partial(self._new_id, None),
         )
-        requests = build() if query.is_short else await run_in_thread(build)
+        requests = await read_texts(build, short=query.is_short, reading=self._reading)
         vectors = await run_together([partial(self._vector, request, asked, wait=wait) for request in requests])
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 
@@ -339,7 +340,7 @@ class TrioEngine:
     async def _build(self, query: Query) -> Request:
         description = self._opened()[1]
         name = self._new_id(query.request_id)
-        request = await build_request(description, query, name, compiling=self._compiling)
+        request = await build_request(description, query, name, reading=self._reading, compiling=self._compiling)
         return await with_page_keys(request, description, prefix_caching=self.config.prefix_caching)
 
     def _new_id(self, name: str | None) -> str:

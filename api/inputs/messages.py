@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...core.checks import shown
@@ -71,6 +71,16 @@ def names_part(messages: Sequence[Message], kind: str) -> bool:
     """True if a message has a part of type ``kind``, be its image or audio in it or beside the messages."""
     contents = [message.get("content") for message in messages]
     return any(part["type"] == kind for parts in contents if isinstance(parts, list | tuple) for part in parts)
+
+
+def texts_of(messages: Sequence[Message]) -> Iterator[str]:
+    """All texts of the contents of ``messages``."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        else:
+            yield from (part["text"] for part in content or () if part["type"] == "text")
 
 
 def without_media(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, Any]]]:

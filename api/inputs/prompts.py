@@ -23,13 +23,14 @@ from ...core.tools import Tool
 from ...models.sampling.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
-from .messages import Message, check_messages, names_part, without_media
+from .lengths import Limit, Pause, read_texts
+from .messages import Message, check_messages, names_part, texts_of, without_media
 from .sampling import resolved
 from .sources import is_pair
 from .threads import run_in_thread
 
 _INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
-INLINE_TEXT = 20_000  # characters; tokenizing more takes longer than a thread costs
+INLINE_TEXT = 2_000  # characters; tokenizing more takes longer than a thread costs
 INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
 INLINE_HASHED = 32_000  # samples: hashing them takes 0.1 ms, as much as a thread; 30 s of audio take 2 ms and more
 _MARGIN = 2.0  # seconds of silence behind a trimmed window, at least
@@ -52,9 +53,15 @@ class Query:
 
 
 async def build_request(
-    description: ModelDescription, query: Query, request_id: str, *, compiling: trio.CapacityLimiter | None = None
+    description: ModelDescription,
+    query: Query,
+    request_id: str,
+    *,
+    reading: trio.CapacityLimiter | None = None,
+    compiling: trio.CapacityLimiter | None = None,
 ) -> Request:
-    """The request of ``query``. Structures are compiled by as many threads as ``compiling`` allows.
+    """The request of ``query``. Texts are tokenized by as many callers at a time as ``reading`` allows, and structures
+    compiled by as many threads as ``compiling`` does.
 
     Raises:
         InvalidRequest: an argument that cannot work for this model.
@@ -65,7 +72,7 @@ async def build_request(
         )
     sampling = resolved(query.sampling, tools=bool(query.tools))
     check_priority(query.priority)
-    prepared = await _prepare(description, query)
+    prepared = await _prepare(description, query, reading)
     _check_token_ids(description, "the prompt", prepared.token_ids)
     _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
     _check_token_ids(description, "logit_bias", [token for token, _ in sampling.logit_bias])
@@ -123,12 +130,12 @@ def _embeddings_of(description: ModelDescription, samples: int) -> int:
     return min(wanted, description.encoder_embeddings)
 
 
-async def _prepare(description: ModelDescription, query: Query) -> Prepared:
+async def _prepare(description: ModelDescription, query: Query, reading: trio.CapacityLimiter | None) -> Prepared:
     _check_query(description, query)
     if description.preparer is not None:
-        prepared = await _prepare_placed(description, description.preparer, query)
+        prepared = await _prepare_placed(description, description.preparer, query, reading)
     else:
-        prepared = await _prepare_crossed(description, query)
+        prepared = await _prepare_crossed(description, query, reading)
     if not prepared.token_ids:
         begin = " (Whisper's begin with <|startoftranscript|>)" if description.whisper is not None else ""
         raise InvalidRequest(f"the prompt has no tokens; allowed: 1 or more{begin}")
@@ -154,15 +161,24 @@ def _check_query(description: ModelDescription, query: Query) -> None:
 # -- encoder-decoder models ------------------------------------------------------------------------------------------
 
 
-async def _prepare_crossed(description: ModelDescription, query: Query) -> Prepared:
+async def _prepare_crossed(
+    description: ModelDescription, query: Query, reading: trio.CapacityLimiter | None
+) -> Prepared:
     if query.messages is not None or query.images:
         raise InvalidRequest(f"{description.architecture} reads audio and a prompt; messages and images are not for it")
     if query.prompt is not None:
-        check_characters(query.prompt)
-        token_ids = tuple(description.tokenizer.encode(query.prompt, add_special_tokens=False))
+        Limit.of_prompts(description).check_length("a prompt", (query.prompt,))
+        work = partial(_encoded, description, query.prompt)
+        token_ids = await read_texts(work, short=_is_short(query), reading=reading)
     else:
         token_ids = _given_tokens(description, query)
     return Prepared(token_ids=token_ids, items=(await _audio_item(description, query.audio),))
+
+
+def _encoded(description: ModelDescription, prompt: str, pause: Pause) -> tuple[int, ...]:
+    Limit.of_prompts(description).check_count("a prompt", prompt, pause)
+    check_characters(prompt)
+    return tuple(description.tokenizer.encode(prompt, add_special_tokens=False))
 
 
 async def load(audio: AudioSource, sampling_rate: int) -> Samples:
@@ -187,7 +203,9 @@ async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
 # -- decoders --------------------------------------------------------------------------------------------------------
 
 
-async def _prepare_placed(description: ModelDescription, preparer: Preparer, query: Query) -> Prepared:
+async def _prepare_placed(
+    description: ModelDescription, preparer: Preparer, query: Query, reading: trio.CapacityLimiter | None
+) -> Prepared:
     messages, inline = without_media(query.messages or ())
     images = (*query.images, *(item for kind, item in inline if kind == "image"))
     audio = (*_several(query.audio), *(item for kind, item in inline if kind == "audio"))
@@ -200,10 +218,13 @@ async def _prepare_placed(description: ModelDescription, preparer: Preparer, que
                 f"{name} in the request, but {description.architecture} reads {reads}; leave it out, or open "
                 "another model"
             )
+    limit = Limit.of_prompts(description)
+    if query.prompt is not None:
+        limit.check_length("a prompt", (query.prompt,))
+    limit.check_conversation(texts_of(messages))
     work = partial(_read, description, preparer, query, messages, images, audio)
-    if not images and not audio and _is_short(query):
-        return work()
-    return await run_in_thread(work)
+    has_media = bool(images or audio)  # which are read by several callers at a time
+    return await read_texts(work, short=not has_media and _is_short(query), reading=None if has_media else reading)
 
 
 def _read(
@@ -213,6 +234,7 @@ def _read(
     messages: Sequence[Message],
     images: Sequence[ImageSource],
     audio: Sequence[AudioSource],
+    pause: Pause,
 ) -> Prepared:
     prompt: str | Sequence[int]
     if query.messages is not None:
@@ -221,6 +243,9 @@ def _read(
         prompt = query.prompt
     else:
         prompt = () if query.prompt_token_ids is None else _given_tokens(description, query)
+    if isinstance(prompt, str):
+        named = "a prompt" if query.messages is None else "a conversation"
+        Limit.of_prompts(description).check_count(named, prompt, pause)
     pictures = [load_image(image) for image in images] if "image" in preparer.media else list(images)
     sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
     return preparer.prepare(prompt, images=pictures, audio=sounds)

@@ -15,6 +15,7 @@ from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarg
 from ...core.model import Kind, ModelDescription
 from ...core.order import check_priority
 from ...core.request import Pooling, Request
+from .lengths import Limit, Pause
 from .prompts import INLINE_TEXT, keyed
 
 _INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
@@ -79,6 +80,7 @@ def _default(description: ModelDescription) -> Pooling:
 def build_requests(
     description: ModelDescription,
     query: VectorQuery,
+    pause: Pause,
     *,
     most_tokens: int,
     prefix_caching: bool,
@@ -89,34 +91,48 @@ def build_requests(
     Args:
         most_tokens: tokens of a step; a text that cannot be divided must fit one step.
         prefix_caching: true if pages are shared by content.
+        pause: raises where nobody waits for the requests any more.
     """
     check_priority(query.priority)
-    requests = (_request(description, text, query, most_tokens, new_id()) for text in query.texts)
+    limit = _limit(description, most_tokens)
+    for text in query.texts:
+        limit.check_length("a text", (text,) if isinstance(text, str) else text)
+    requests = (_request(limit, text, query, most_tokens, new_id(), pause) for text in query.texts)
     return [keyed(request, description, prefix_caching=prefix_caching) for request in requests]
 
 
-def _request(description: ModelDescription, text: Any, query: VectorQuery, most_tokens: int, name: str) -> Request:
+def _limit(description: ModelDescription, most_tokens: int) -> Limit:
+    positions = description.max_positions
+    most = min(positions, most_tokens) if description.whole_prompts else positions
+    return Limit(
+        description,
+        positions,
+        f"up to {most} (the model has {positions} positions, EngineConfig(max_step_tokens={most_tokens})); cut it into "
+        "pieces",
+    )
+
+
+def _request(limit: Limit, text: Any, query: VectorQuery, most_tokens: int, name: str, pause: Pause) -> Request:
+    description, pooling = limit.description, query.pooling
     preparer = description.preparer
     assert preparer is not None, "a pooling model prepares its prompts"
-    pooling = query.pooling
+    pause()
+    for part in (text,) if isinstance(text, str) else text:
+        limit.check_count("a text", part, pause)
     if isinstance(text, str):
         token_ids = preparer.prepare(text).token_ids
     else:
         token_ids, second = preparer.prepare_pair(*text)
         pooling = evolve(pooling, second=second)
-    positions, tokens = description.max_positions, len(token_ids)
-    most = min(positions, most_tokens) if description.whole_prompts else positions
+    tokens = len(token_ids)
     if not token_ids:
         raise InvalidRequest("a text without tokens has no vector; allowed: 1 token or more")
-    if tokens > positions:
-        raise ContextLengthExceeded(
-            f"a text of {tokens} tokens; allowed: up to {most} (the model has {positions} positions, "
-            f"EngineConfig(max_step_tokens={most_tokens})); cut it into pieces"
-        )
-    if tokens > most:
+    if tokens > description.max_positions:
+        raise ContextLengthExceeded(f"a text of {tokens} tokens; allowed: {limit.allowed}")
+    if description.whole_prompts and tokens > most_tokens:
         raise RequestTooLarge(
-            f"a text of {tokens} tokens, which are read in one step; allowed: up to {most}. Cut it into pieces, or "
-            f"give EngineConfig(max_step_tokens={tokens}) or more"
+            f"a text of {tokens} tokens, which are read in one step; allowed: up to {most_tokens}. Cut it into pieces, "
+            f"or give EngineConfig(max_step_tokens={tokens}) or more"
         )
     return Request(id=name, prompt_token_ids=token_ids, pooling=pooling, max_tokens=1, priority=query.priority)
 

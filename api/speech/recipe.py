@@ -16,6 +16,8 @@ from .options import TranscribeOptions
 from .windows import Generated, Span, WindowCut, cut_window
 from .words import WordRules, WordTokens, check_alignment
 
+_MOST_READ = 10_000  # characters of a prompt: all but its last tokens are left out anyway
+
 
 def language_probabilities(language_ids: Mapping[str, int], logprobs: Sequence[float]) -> dict[str, float]:
     """The probabilities among the languages alone, by code. ``logprobs`` has their log-probabilities, in order."""
@@ -122,7 +124,8 @@ class Recipe:
     def _encoded(self, name: str, text: str) -> tuple[int, ...]:
         if not text.strip():
             return ()
-        encoded = tuple(self.description.tokenizer.encode(f" {text.strip()}", add_special_tokens=False))
+        read = text.strip()[-_MOST_READ:]
+        encoded = tuple(self.description.tokenizer.encode(f" {read}", add_special_tokens=False))
         if any(not self.is_text(token) for token in encoded):
             raise InvalidRequest(f"{name}={text!r} holds a special token (<|...|>); allowed: plain text")
         return encoded
@@ -146,11 +149,13 @@ class Recipe:
     def warnings(self) -> tuple[str, ...]:
         """What of the options cannot be used as it is."""
         found = []
-        for name, tokens, most in (
-            ("initial_prompt", self.initial, max(self.half - 1, 0)),
-            ("prefix", self.prefix, self.half // 2),
+        for name, text, tokens, most in (
+            ("initial_prompt", self.options.initial_prompt, self.initial, max(self.half - 1, 0)),
+            ("prefix", self.options.prefix, self.prefix, self.half // 2),
         ):
-            if len(tokens) > most:
+            if len(text or "") > _MOST_READ:
+                found.append(f"{name} has {len(text or ''):,} characters; its last {most} tokens are used")
+            elif len(tokens) > most:
                 found.append(f"{name} has {len(tokens)} tokens; the last {most} are used")
         return tuple(found)
 

@@ -11,7 +11,7 @@ from ...core.checks import shown
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ...core.request import Structure
-from ...core.tools import read_tools
+from ...core.tools import Tool, read_tools
 from ...models.architectures.conversations import tools_fault
 from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
 from .json_calls import JsonCalls
@@ -122,7 +122,7 @@ class ToolFormat:
             raise InvalidRequest(f"the tool format {shown(name)}; allowed: {_NAMES}")
         return cls(name=name, syntax=SYNTAXES[name], special=_special(tokenizer, SYNTAXES[name]))
 
-    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str | None, tuple[ToolCall, ...]]:
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any] | Tool]) -> tuple[str | None, tuple[ToolCall, ...]]:
         """The content and the calls of a whole text: what `reader` gives, joined. The content is ``None`` where there
         is nothing but calls.
 
@@ -142,7 +142,7 @@ class ToolFormat:
                     calls[index] = ToolCall(calls[index].name, calls[index].arguments + piece)
         return "".join(content) if content or not calls else None, tuple(calls)
 
-    def reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+    def reader(self, tools: Sequence[Mapping[str, Any] | Tool]) -> ToolReader:
         """Reads the text of one completion piece by piece.
 
         Raises:
@@ -151,7 +151,7 @@ class ToolFormat:
         return ToolReader(self._syntax, {tool.name: tool for tool in read_tools(tools)})
 
     def structure(
-        self, tools: Sequence[Mapping[str, Any]], choice: str = "auto", *, parallel: bool = False
+        self, tools: Sequence[Mapping[str, Any] | Tool], choice: str = "auto", *, parallel: bool = False
     ) -> Structure | None:
         """What the whole output must be, for `SamplingParams`; ``None``: any text.
 

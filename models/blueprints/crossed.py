@@ -15,6 +15,7 @@ from ...core.model import ModelDescription
 from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..architectures.items import AudioItems, ItemSettings
 from ..checkpoints.files import is_mapped
+from ..checkpoints.lengths import lengths_of
 from ..checkpoints.loading import load_module
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
@@ -159,6 +160,7 @@ class CrossedBlueprint:
             processor_identity=identity,
             whisper=None,
             tokenizer=checkpoint.tokenizer,
+            lengths=lengths_of(checkpoint.tokenizer),
             preparer=preparer,
             generation=checkpoint.rules,
         )

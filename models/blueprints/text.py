@@ -17,6 +17,7 @@ from ...core.model import Kind, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text import TextCheckpoint
 from ..checkpoints.files import is_mapped
+from ..checkpoints.lengths import lengths_of
 from ..checkpoints.loading import load_module
 from ..checkpoints.parts import Find
 from ..launch.compiled import CompiledLayers
@@ -256,6 +257,7 @@ class TextBlueprint:
             processor_identity=identity,
             whisper=None,
             tokenizer=checkpoint.tokenizer,
+            lengths=lengths_of(checkpoint.tokenizer),
             kind=checkpoint.kind,
             preparer=preparer,
             whole_prompts=not checkpoint.causal,

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from ...core.config import EngineConfig
 from ...core.model import ModelDescription
+from ..checkpoints.lengths import lengths_of
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..linear.choice import ChoiceFile, choose
 from ..memory.budget import Budget, KVSizes
@@ -147,4 +148,5 @@ class WhisperBlueprint:
             whisper=checkpoint.tokens,
             alignment_fault=checkpoint.alignment.fault,
             tokenizer=checkpoint.tokenizer,
+            lengths=lengths_of(checkpoint.tokenizer),
         )

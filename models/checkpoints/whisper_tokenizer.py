@@ -55,6 +55,11 @@ class WhisperTokenizer:
             raise CheckpointError("the tokenizer's files have changed since the model was opened; open it again")
         return made
 
+    @property
+    def backend_tokenizer(self) -> Tokenizer:
+        """As of transformers' tokenizer."""
+        return self._backend
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "whole":
             raise AttributeError(name)

@@ -33,7 +33,11 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
     """
     _check_count(body, server_of(request).settings.max_media)
     reader = _Reader(server_of(request).media)
-    return [await reader.message(one, f"messages.{index}") for index, one in enumerate(body.messages)]
+    messages = []
+    for index, one in enumerate(body.messages):
+        await trio.lowlevel.checkpoint()  # thousands of parts take a while, and others wait
+        messages.append(await reader.message(one, f"messages.{index}"))
+    return messages
 
 
 def _check_count(body: chat.ChatRequest, most: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from attrs import define, field, frozen
 
@@ -14,6 +12,7 @@ from ...api.tools.formats import ToolFormat
 from ...api.tools.reader import ToolReader
 from ...core.model import ModelDescription
 from ...core.request import Structure
+from ...core.tools import Tool, read_tools
 from ..problems import BadBody
 from ..schemas import chat
 
@@ -25,7 +24,7 @@ class Tools:
     """The tools that one request may call."""
 
     format: ToolFormat
-    given: Sequence[Mapping[str, Any]]
+    given: tuple[Tool, ...]  # read once: a reader of each answer asks for them
     choice: str
     parallel: bool
 
@@ -42,7 +41,7 @@ class Tools:
             return None
         if body.response_format is not None and body.response_format.type != "text":
             raise BadBody("response_format beside tools; allowed: one of them, or tool_choice none", "response_format")
-        given = [tool.model_dump(exclude_none=True) for tool in body.tools]
+        given = read_tools([tool.model_dump(exclude_none=True) for tool in body.tools])
         choice = body.tool_choice or "auto"
         named = choice.function.name if isinstance(choice, chat.NamedTool) else choice
         return cls(ToolFormat.of(model, name), given, named, body.parallel_tool_calls is not False)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...api.engine import Engine
+from ...api.inputs.threads import run_in_thread
 from ...core.errors import InvalidRequest
 from ..body import read_json
 from ..schemas.vectors import (
@@ -69,7 +70,7 @@ def _coded(vector: Any, encoding: str | None) -> list[float] | str:
 async def rerank(request: Request) -> Response:
     """The documents in the order in which they answer the query."""
     body = await read_json(request, RerankRequest)
-    texts = [one if isinstance(one, str) else one.text for one in body.documents]
+    texts = body.texts()
     async with engine_of(request, body.model) as engine:
         scores = await engine.score(body.query, texts, priority=body.priority)
         usage = await _usage(request, engine, [(body.query, text) for text in texts])
@@ -122,11 +123,12 @@ async def _usage(request: Request, engine: Engine, texts: Sequence[tuple[str, ..
 
     def count() -> int:
         assert preparer is not None, "models that give vectors prepare their texts"
-        return sum(
-            len(preparer.prepare(one[0]).token_ids if len(one) == 1 else preparer.prepare_pair(*one)[0])
-            for one in texts
-        )
+        tokens = 0
+        for one in texts:
+            trio.from_thread.check_cancelled()
+            tokens += len(preparer.prepare(one[0]).token_ids if len(one) == 1 else preparer.prepare_pair(*one)[0])
+        return tokens
 
-    tokens = await trio.to_thread.run_sync(count)
+    tokens = await run_in_thread(count)
     exchange_of(request).ended(None, tokens=tokens)
     return PromptUsage(prompt_tokens=tokens, total_tokens=tokens)

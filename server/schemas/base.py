@@ -4,17 +4,40 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from ...core.errors import RequestTooLarge
 
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 Word = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=4_000_000)]
+MOST_TEXT = 8_000_000  # characters of all texts of one request
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 def up_to(most: int, least: int = 0) -> Any:
     """The bounds of a list. Its first item that is wrong is told alone: others might be wrong by the million."""
     return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+def check_length(texts: str, length: int) -> None:
+    """Raises `RequestTooLarge` where ``texts`` of one request have more characters than are read."""
+    if length > MOST_TEXT:
+        raise RequestTooLarge(f"{texts} of {length:,} characters together; allowed: up to {MOST_TEXT:,}")
+
+
+class _Unread:
+    """Whatever it is becomes ``None``, without being made: its text is passed over."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_default_schema(handler(source), default=None, on_error="default")
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {}
+
+
+Unread = Annotated[None, _Unread()]
 
 
 class Body(BaseModel):
@@ -45,14 +68,12 @@ class ErrorAnswer(Answer):
 class Ignored(Body):
     """Members of OpenAI's API that are accepted and change nothing here."""
 
-    user: Annotated[str | None, Field(description="Accepted and not used.")] = None
-    metadata: Annotated[dict[str, Any] | None, Field(description="Accepted and not used.")] = None
+    user: Annotated[Unread, Field(description="Accepted and not used.")] = None
+    metadata: Annotated[Unread, Field(description="Accepted and not used.")] = None
     store: Annotated[bool | None, Field(description="Accepted and not used: nothing is stored.")] = None
     service_tier: Annotated[Literal["auto", "default"] | None, Field(description="Accepted and not used.")] = None
-    safety_identifier: Annotated[str | None, Field(description="Accepted and not used.")] = None
-    prompt_cache_key: Annotated[str | None, Field(description="Accepted and not used: prompts are shared anyway.")] = (
-        None
-    )
+    safety_identifier: Annotated[Unread, Field(description="Accepted and not used.")] = None
+    prompt_cache_key: Annotated[Unread, Field(description="Accepted and not used: prompts are shared anyway.")] = None
 
 
 class SamplingBody(Ignored):
@@ -69,7 +90,11 @@ class SamplingBody(Ignored):
     presence_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
     logit_bias: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100.0, le=100.0)]] | None,
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100.0, le=100.0)]],
+            Field(max_length=1_024),
+        ]
+        | None,
         Field(description="By token id."),
     ] = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63, description="By default a fresh one.")] = None

@@ -6,11 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Usage, up_to
+from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Unread, Usage, check_length, up_to
+from .weighing import check_object, check_texts
 
 _MOST_MESSAGES = 4_096
 _MOST_PARTS = 2_048  # of one message
 _MOST_TOOLS = 128  # OpenAI's
+_MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000, "response_format": 5_000}
+_MOST_CHARACTERS = 1_000_000  # of each of these
 _READ_BY_THE_CLIENT = "Accepted and not used: what OpenAI's client has read in an answer that it sends back."
 
 
@@ -70,9 +73,9 @@ class FunctionCall(Body):
 
     name: Name
     arguments: Text
-    parsed_arguments: Annotated[Any, Field(description="Accepted and not used: clients add what they have read.")] = (
-        None
-    )
+    parsed_arguments: Annotated[
+        Unread, Field(description="Accepted and not used: clients add what they have read.")
+    ] = None
 
 
 class ToolCall(Body):
@@ -96,11 +99,19 @@ class ChatMessage(Body):
     tool_call_id: Name | None = None
     reasoning_content: Annotated[Text | None, Field(description="Given to the chat template.")] = None
     refusal: Annotated[None, Field(description="Accepted and not used.")] = None
-    parsed: Annotated[Any, Field(description=_READ_BY_THE_CLIENT)] = None
-    provider_specific_fields: Annotated[Any, Field(description="Accepted and not used: LiteLLM's.")] = None
-    annotations: Annotated[list[Any] | None, Field(description="Accepted and not used.")] = None
+    parsed: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+    provider_specific_fields: Annotated[Unread, Field(description="Accepted and not used: LiteLLM's.")] = None
+    annotations: Annotated[Unread, Field(description="Accepted and not used.")] = None
     audio: Annotated[None, Field(description="Accepted and not used.")] = None
     function_call: Annotated[None, Field(description="Accepted and not used.")] = None
+
+    @property
+    def length(self) -> int:
+        """Characters of its texts."""
+        parts = self.content if isinstance(self.content, list) else [self.content or ""]
+        texts = [part if isinstance(part, str) else getattr(part, "text", "") for part in parts]
+        texts += [call.function.arguments for call in self.tool_calls or ()]
+        return sum(map(len, texts)) + len(self.reasoning_content or "")
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
@@ -193,6 +204,7 @@ class ChatRequest(SamplingBody):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
+        self._is_moderate()
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
@@ -204,6 +216,18 @@ class ChatRequest(SamplingBody):
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in self.tool_names():
             raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
         return self
+
+    def _is_moderate(self) -> None:
+        """What is joined, becomes objects a second time, or is walked through more than once, has its own bounds."""
+        check_length("messages", sum(message.length for message in self.messages))
+        calls = (call for message in self.messages for call in message.tool_calls or ())
+        check_texts("the arguments of all tool_calls", (call.function.arguments for call in calls))
+        tools = [[tool.function.description or "", tool.function.parameters] for tool in self.tools or ()]
+        given = {"tools": tools, "chat_template_kwargs": self.chat_template_kwargs or {}}
+        if isinstance(self.response_format, JsonSchemaFormat):
+            given["response_format"] = self.response_format.json_schema.schema_
+        for name, found in given.items():
+            check_object(name, found, _MOST_VALUES[name], _MOST_CHARACTERS)
 
     def tool_names(self) -> list[str]:
         """The names of the tools."""

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .base import Answer, Name, SamplingBody, StreamOptions, Text, Usage, up_to
+from .base import Answer, Name, SamplingBody, StreamOptions, Text, Usage, check_length, up_to
+from .weighing import MOST_VALUES
 
 TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(4_000_000, 1)
-]  # as many as characters of a text
+    list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(MOST_VALUES, 1)
+]  # as many as a body may have values
 
 
 _MOST_ANSWERS = 256  # each is a request of the engine's
@@ -33,6 +34,7 @@ class CompletionRequest(SamplingBody):
     def _fits_together(self) -> CompletionRequest:
         if len(self.prompts()) * (self.n or 1) > _MOST_ANSWERS:
             raise ValueError(f"{len(self.prompts())} prompts with n={self.n or 1}; allowed: {_MOST_ANSWERS} answers")
+        check_length("prompts", sum(map(len, self.prompts())))
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options without stream; set stream to true")
         if self.echo and self.logprobs is not None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Body, Name, Text, Word, up_to
+from .base import Body, Name, Text, Unread, Word, up_to
 
 
 class Pcm(Body):
@@ -54,7 +54,7 @@ class AudioInput(Body):
     format: Pcm | G711 | None = None
     transcription: LiveModel | None = None
     turn_detection: TurnDetection | None = None
-    noise_reduction: Annotated[dict[str, Any] | None, Field(description="Accepted and not used.")] = None
+    noise_reduction: Annotated[Unread, Field(description="Accepted and not used.")] = None
 
 
 class Audio(Body):
@@ -87,7 +87,7 @@ class OldSession(Body):
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | None = None
     input_audio_transcription: LiveModel | None = None
     turn_detection: TurnDetection | None = None
-    input_audio_noise_reduction: Annotated[dict[str, Any] | None, Field(description="Accepted and not used.")] = None
+    input_audio_noise_reduction: Annotated[Unread, Field(description="Accepted and not used.")] = None
     include: Includes | None = None
 
     def renewed(self) -> Session:
@@ -108,7 +108,7 @@ class OldSession(Body):
 
 
 class _ClientEvent(Body):
-    event_id: str | None = None
+    event_id: Annotated[str | None, Field(max_length=512)] = None
 
 
 class Update(_ClientEvent):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from .base import Answer, Body, Ignored, Name, Text, up_to
+from .base import Answer, Body, Ignored, Name, Text, check_length, up_to
 
-Texts = Annotated[list[Text], up_to(2_048, 1)]
+
+def _moderate(texts: list[str]) -> list[str]:
+    check_length("texts", sum(map(len, texts)))
+    return texts
+
+
+Texts = Annotated[list[Text], up_to(2_048, 1), AfterValidator(_moderate)]
 Level = Annotated[int, Field(ge=-100, le=100, description="The smallest runs first.")]
 
 
@@ -74,6 +80,17 @@ class RerankRequest(Body):
     top_n: Annotated[int | None, Field(ge=1, description="So many of the best; by default all.")] = None
     return_documents: bool = True
     priority: Level = 0
+
+    @model_validator(mode="after")
+    def _is_moderate(self) -> RerankRequest:
+        """The query is read with each document."""
+        texts = self.texts()
+        check_length("texts, the query with each,", sum(map(len, texts)) + len(texts) * len(self.query))
+        return self
+
+    def texts(self) -> list[str]:
+        """The text of each document."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
 class RankedDocument(Answer):

@@ -134,7 +134,7 @@ def test_a_broken_form_is_refused_in_words(patient: Served, body: bytes, kind: s
         b'{"model": "llama", "messages": [{"role": "user", "content": "\xff"}]}',
         b'{"model": "llama", "messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
         b'{"model": "llama", "messages": [{"role": "user", "content": "a"}], "n": 1e400}',
-        b"[" * 100_000,
+        b"[" * 20_000,
     ],
 )
 def test_broken_json_is_refused_in_words(patient: Served, body: bytes) -> None:

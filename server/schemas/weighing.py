@@ -1,0 +1,162 @@
+"""`Weighing`: how much a body of JSON would make, known while it comes and before anything is made of it.
+
+A parser holds Python's lock from the first byte to the last, and so nobody else is answered meanwhile: its time is that
+of the longest body. It depends on the members, lists and objects far more than on the bytes, since each becomes
+objects. Texts that are no ASCII are the other part: a single character beyond it makes a text of four bytes for each
+character. So both are counted here, without a parser: what lies outside of quotation marks is JSON's own.
+
+For what is no JSON the counts mean nothing; the parser refuses it where it stops to be some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ...core.errors import RequestTooLarge
+
+MOST_JSON = 32 * 2**20  # bytes
+MOST_VALUES = 2**18
+MOST_BESIDE = 4 * 2**20  # bytes outside of texts: numbers of thousands of digits take long to read
+MOST_WIDE = 8 * 2**20  # bytes of texts that are not plain
+_PIECE = 2**16  # bytes that are looked at in one go
+_QUOTE, _BACKSLASH, _PLAIN = 0x22, 0x5C, 0x80
+_EACH = np.zeros(256, np.uint8)  # a comma parts two values
+_EACH[ord(",")] = 1
+_EACH[[ord(sign) for sign in ":[{"]] = 8
+
+Bytes = NDArray[np.uint8]
+
+
+@define(eq=False)
+class Weighing:
+    """Counts of one body, which is told in parts of any size.
+
+    Args:
+        name: of what is weighed, for errors.
+    """
+
+    name: str = "JSON"
+    size: int = field(default=0, init=False)  # bytes
+    values: int = field(default=0, init=False)
+    beside: int = field(default=0, init=False)  # bytes outside of texts
+    wide: int = field(default=0, init=False)  # bytes of texts with an escape, or with a character beyond ASCII
+    _within: bool = field(default=False, init=False)  # a text is open
+    _escaped: bool = field(default=False, init=False)  # the next byte is
+    _plain: int = field(default=0, init=False)  # bytes of the open text, as long as it is plain
+    _is_wide: bool = field(default=False, init=False)  # the open text is
+
+    def add(self, part: bytes) -> None:
+        """Counts ``part``.
+
+        Raises:
+            RequestTooLarge: there is more than a body may have.
+        """
+        self.size += len(part)
+        self._check(self.size, MOST_JSON, "bytes; send large files as a form, or an address")
+        for start in range(0, len(part), _PIECE):
+            self._count(part[start : start + _PIECE])
+            self.check()
+
+    def check(self) -> None:
+        """Raises `RequestTooLarge` where there is more than a body may have."""
+        counted = "values, where a member, a list and an object count as eight more; send less"
+        self._check(self.values, MOST_VALUES, counted)
+        self._check(self.beside, MOST_BESIDE, "bytes outside of texts; write shorter numbers, and no blanks")
+        wide = "bytes in texts with escapes or characters beyond ASCII; send several requests"
+        self._check(self.wide, MOST_WIDE, wide)
+
+    def _check(self, got: int, most: int, what: str) -> None:
+        if got > most:
+            raise RequestTooLarge(f"{self.name} of more than {most:,} {what}")
+
+    def _count(self, piece: bytes) -> None:
+        if self._within and not self._escaped and piece.isascii() and b'"' not in piece and b"\\" not in piece:
+            self._plain += len(piece)  # the middle of a picture
+            self.wide += len(piece) * self._is_wide
+            return
+        data = np.frombuffer(piece, np.uint8)
+        marks = self._marks(data)
+        signs = np.zeros(len(data), np.uint8)
+        signs[marks] = 1
+        outside = (np.cumsum(signs, dtype=np.uint8) & 1) == self._within
+        self.values += int((_EACH[data] * outside).sum())
+        self.beside += int(outside.sum())
+        self._widen(data, marks)
+        self._within ^= bool(len(marks) % 2)
+
+    def _marks(self, data: Bytes) -> NDArray[np.intp]:
+        """The places of quotation marks that begin or end a text: no odd number of backslashes is before them."""
+        quotes = np.flatnonzero(data == _QUOTE)
+        slashes = data == _BACKSLASH
+        if self._escaped:
+            slashes[0] = False
+            quotes = quotes[quotes > 0]
+        self._escaped = False
+        if not slashes.any():
+            return quotes
+        last = np.maximum.accumulate(np.where(slashes, -1, np.arange(len(data))))  # that is no backslash
+        self._escaped = bool((len(data) - 1 - last[-1]) % 2)
+        before = np.where(quotes > 0, quotes - 1 - last[quotes - 1], 0)
+        marks: NDArray[np.intp] = quotes[before % 2 == 0]
+        return marks
+
+    def _widen(self, data: Bytes, marks: NDArray[np.intp]) -> None:
+        """Counts the texts that are not plain, each whole: one character decides how all others are kept."""
+        edges = np.concatenate(([0], marks, [len(data)]))
+        lengths = np.diff(edges)
+        found = np.flatnonzero((data >= _PLAIN) | (data == _BACKSLASH))
+        is_wide = np.zeros(len(lengths), bool)
+        is_wide[np.searchsorted(marks, found, "right")] = True
+        if self._within and self._is_wide:
+            is_wide[0] = True
+        elif self._within and is_wide[0]:
+            self.wide += self._plain  # what came before
+        texts = (np.arange(len(lengths)) % 2 == 0) == self._within
+        self.wide += int(lengths[is_wide & texts].sum())
+        goes_on = len(marks) == 0 and self._within
+        self._is_wide = bool(is_wide[-1] and texts[-1])
+        self._plain = (self._plain if goes_on else 0) + int(lengths[-1])
+
+
+def check_texts(name: str, texts: Iterable[str]) -> None:
+    """Weighs ``texts`` of JSON, which somebody will read one after another, as if they were one body.
+
+    Raises:
+        RequestTooLarge: they have more together than a body may have.
+    """
+    whole = Weighing(name)
+    for text in texts:
+        one = Weighing(name)
+        one.add(text.encode())
+        whole.values += one.values
+        whole.beside += one.beside
+        whole.check()
+
+
+def check_object(name: str, found: Any, most_values: int, most_characters: int) -> None:
+    """Counts what is in ``found``, as JSON makes it, and is looked at more than once.
+
+    Raises:
+        RequestTooLarge: it has more values or characters than allowed.
+    """
+    values = characters = 0
+    waiting = [found]
+    while waiting and values <= most_values and characters <= most_characters:
+        one = waiting.pop()
+        values += 1
+        if isinstance(one, str):
+            characters += len(one)
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            characters += sum(map(len, one))
+            waiting += one.values()
+    if values > most_values or characters > most_characters:
+        raise RequestTooLarge(
+            f"{name} of more than {most_values:,} values or {most_characters:,} characters; send less"
+        )
