@@ -47,6 +47,8 @@ class Run:
     violation: InvariantViolation | None = None
     blind: bool = False  # the observer has raised: later events are not known
     seconds: float = 0.0
+    users_interval: float = field(init=False)
+    strange_interval: str | None = None  # when and how the switch interval was wrong
     checker: TraceChecker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -59,6 +61,7 @@ class Run:
         self.injector.put_back = self._put_back
         self.judge = StepJudge(scenario.model, config)
         self.worker = JudgedWorker(hangs=self.injector.hangs, judge=self.judge)
+        self.users_interval = self.worker.interpreter.read()
         self.engine = sim_engine(self.executor, config=config, worker=self.worker)
 
     def _put_back(self, actor: str, message: object) -> None:
@@ -67,6 +70,7 @@ class Run:
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)
+        self._watch_interval()
         if self.injector.happens(FaultKind.OBSERVER_FAILS):
             self.blind = True
             raise Injected("into the observer")
@@ -77,6 +81,13 @@ class Run:
             self._compare_with_device(event)
         except InvariantViolation as violation:
             self.violation = violation
+
+    def _watch_interval(self) -> None:
+        """Notes the first event at which the interpreter's switch interval is not what it should be."""
+        interpreter, working = self.worker.interpreter, self.worker.in_flight
+        if self.strange_interval is None and (interpreter.read() < self.users_interval) != working:
+            doing = "calls are in flight" if working else "no call is in flight"
+            self.strange_interval = f"{interpreter.microseconds} microseconds at {self.trace[-1]}, while {doing}"
 
     def _compare_with_device(self, event: events.Event) -> None:
         """Checks "books balance": the device has the outputs that the events tell of, and no others."""

@@ -17,6 +17,7 @@ from typing import Any
 import trio
 from attrs import define, evolve, field
 
+from ..actors.switch_interval import SwitchInterval
 from ..actors.worker import Call, Deliver, Job, run_call
 from ..api.engine import Engine
 from ..core.config import EngineConfig
@@ -310,6 +311,25 @@ class SimExecutor:
 
 
 @define(eq=False)
+class SimInterpreter:
+    """Has a switch interval as Python has, kept in whole microseconds. No thread of this process is touched."""
+
+    microseconds: int = 5000
+
+    def read(self) -> float:
+        """As `sys.getswitchinterval`."""
+        return self.microseconds * 1e-6
+
+    def write(self, seconds: float) -> None:
+        """As `sys.setswitchinterval`, which cuts what it is given."""
+        self.microseconds = int(seconds * 1e6)
+
+    def shared(self) -> SwitchInterval:
+        """The owner of its interval."""
+        return SwitchInterval(self.read, self.write)
+
+
+@define(eq=False)
 class SimWorker:
     """Runs calls one after another in a trio task. Each call takes its virtual time and acts at its end.
 
@@ -320,11 +340,14 @@ class SimWorker:
         duration: instead of ``seconds``: how long a call takes, by its job and argument (a `StepPlan`, the encode jobs,
             the keys to free, or ``None``).
         hangs: which calls never return.
+        interpreter: whose switch interval is short while calls are in flight.
     """
 
     seconds: Mapping[Job, float] = field(factory=lambda: SECONDS)
     duration: Callable[[Job, Any], float] | None = None
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
+    interpreter: SimInterpreter = field(factory=SimInterpreter)
+    switch_interval: SwitchInterval = field(init=False)
     abandoned: bool = field(default=False, init=False)
     _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)  # the running call included
     _alarm: Alarm = field(factory=Alarm, init=False)  # rings when the running call, or the worker, is over
@@ -332,6 +355,14 @@ class SimWorker:
     _hanging: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
     _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.switch_interval = self.interpreter.shared()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether somebody waits for a call."""
+        return bool(self._queue) and not self.abandoned
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         """See `Worker.start`."""
