@@ -8,6 +8,7 @@ import trio
 from attrs import define, field
 
 from ..actors.statistics import EngineStatistics
+from ..actors.worker import Job
 from ..api.engine import Engine
 from ..api.outputs.streams import Deltas, DeltaStream
 from ..core import events
@@ -24,7 +25,7 @@ from ..core.request import LogitRules, Request
 from ..core.trace import TraceChecker
 from .clients import Client, Scenario, audio, prompt_of, true_answer, true_probe, true_tokens
 from .faults import ACTORS, FaultKind, Injected, Injector
-from .sim import SimExecutor, SimWorker, sim_engine
+from .sim import DeviceArgument, SimExecutor, SimWorker, sim_engine
 from .step_judge import JudgedWorker, StepJudge
 
 PATIENCE = 60.0
@@ -54,7 +55,7 @@ class Run:
     def __attrs_post_init__(self) -> None:
         scenario = self.scenario
         self.ends = ["not started"] * len(scenario.clients)
-        self.executor = SimExecutor(scenario.model, fault=self.injector.on_device)
+        self.executor = SimExecutor(scenario.model, fault=self._on_device)
         settings: dict[str, object] = {"drain_seconds": 1.0, "stage_seconds": 2.0, **scenario.config}
         config = EngineConfig(observer=self._observe, **settings)  # type: ignore[arg-type]
         self.checker = TraceChecker(capacity=config.encoder_cache_bytes, steps_in_flight=config.steps_in_flight)
@@ -70,7 +71,7 @@ class Run:
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)
-        self._watch_interval()
+        self._watch_interval(f"at {event}", working=self.worker.in_flight)
         if self.injector.happens(FaultKind.OBSERVER_FAILS):
             self.blind = True
             raise Injected("into the observer")
@@ -82,12 +83,16 @@ class Run:
         except InvariantViolation as violation:
             self.violation = violation
 
-    def _watch_interval(self) -> None:
-        """Notes the first event at which the interpreter's switch interval is not what it should be."""
-        interpreter, working = self.worker.interpreter, self.worker.in_flight
+    def _on_device(self, job: Job, argument: DeviceArgument) -> BaseException | None:
+        self._watch_interval(f"in {job}", working=not self.worker.abandoned)
+        return self.injector.on_device(job, argument)
+
+    def _watch_interval(self, when: str, *, working: bool) -> None:
+        """Notes the first time at which the interpreter's switch interval is not what it should be."""
+        interpreter = self.worker.interpreter
         if self.strange_interval is None and (interpreter.read() < self.users_interval) != working:
             doing = "calls are in flight" if working else "no call is in flight"
-            self.strange_interval = f"{interpreter.microseconds} microseconds at {self.trace[-1]}, while {doing}"
+            self.strange_interval = f"{interpreter.microseconds} microseconds {when}, while {doing}"
 
     def _compare_with_device(self, event: events.Event) -> None:
         """Checks "books balance": the device has the outputs that the events tell of, and no others."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 from attrs import define, evolve, field
@@ -62,7 +62,8 @@ class _Record:
         return known
 
 
-DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
+DeviceArgument: TypeAlias = "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"
+DeviceFault = Callable[[Job, DeviceArgument], BaseException | None]
 
 
 @define(eq=False)
@@ -203,7 +204,7 @@ class SimExecutor:
             self.misuses.append(f"AssertionError: {misuse}")
             raise AssertionError(misuse)
 
-    def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
+    def _call(self, job: Job, argument: DeviceArgument) -> None:
         if not self.is_open or self.is_asleep or job is Job.WAKE:
             self._check(self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor")
             self._check(not self.is_asleep or job in _ASLEEP, f"{job.value} on an executor that is asleep")
@@ -324,7 +325,7 @@ class SimInterpreter:
         """As `sys.setswitchinterval`, which cuts what it is given."""
         self.microseconds = int(seconds * 1e6)
 
-    def shared(self) -> SwitchInterval:
+    def owner(self) -> SwitchInterval:
         """The owner of its interval."""
         return SwitchInterval(self.read, self.write)
 
@@ -357,7 +358,7 @@ class SimWorker:
     _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.switch_interval = self.interpreter.shared()
+        self.switch_interval = self.interpreter.owner()
 
     @property
     def in_flight(self) -> bool:
