@@ -122,9 +122,8 @@ def _judge_switching(run: Run) -> None:
     """Checks that Python switched quickly exactly while a call was in flight, and the user's interval is back."""
     assert run.strange_interval is None, f"the switch interval was {run.strange_interval}"
     interpreter = run.worker.interpreter
-    assert interpreter.read() == run.users_interval, (
-        f"a switch interval of {interpreter.microseconds} microseconds is left"
-    )
+    left = f"a switch interval of {interpreter.microseconds} microseconds is left"
+    assert interpreter.read() == run.users_interval, left
 
 
 def _may_end(run: Run, kind: FaultKind | None) -> set[str]:

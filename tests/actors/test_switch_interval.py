@@ -38,10 +38,9 @@ class Held:
     """An engine over a real worker, whose calls of ``job`` run until they are let go. It shares what ``other`` has."""
 
     def __init__(self, job: Job, *, other: Held | None = None, **config: object) -> None:
-        self.interpreter = Interpreter() if other is None else other.interpreter
-        self.interval = (
-            SwitchInterval(self.interpreter.read, self.interpreter.write) if other is None else other.interval
-        )
+        self.interpreter = other.interpreter if other else Interpreter()
+        own = SwitchInterval(self.interpreter.read, self.interpreter.write)
+        self.interval = other.interval if other else own
         self.seen: list[int] = []
         self.entered, self.let_go, self.closed = threading.Event(), threading.Event(), threading.Event()
 
