@@ -34,7 +34,7 @@ class SwitchInterval:
     _short: bool = field(default=False, init=False)
     _users: float = field(default=0.0, init=False)
     _ours: float = field(default=0.0, init=False)  # as it was read after it was written
-    _lock: threading.RLock = field(factory=threading.RLock, init=False)  # type: ignore[valid-type]  # a function
+    _lock: threading.RLock = field(factory=threading.RLock, init=False)
 
     def begin(self, engine: Hashable) -> None:
         """``engine`` gives its device another call."""

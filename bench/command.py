@@ -100,7 +100,7 @@ def _common(command: Command) -> Command:
 def speech(
     model: str | None, audio: str | None, seconds: float, short_seconds: float, together: int, **how: Any
 ) -> int:
-    """One clip, several at once, short ones, the same again, by chance, beside a busy process or thread; and the start."""
+    """One clip, several at once, short ones, the same again, by chance, beside a busy process or thread; the start."""
 
     def contest(folder: Path) -> int:
         from .inputs import Clips

@@ -39,7 +39,8 @@ def doctor(open_engine: OpenEngine, /, *, as_json: bool) -> int:
     """Check this machine, and say what to do where something is wrong or slow.
 
     Looks at packages, torch, devices, threads and how Python switches between them, memory, instruction sets, audio
-    libraries and cache folders, and transcribes a recording with the demo checkpoint. Status 0: all is well; 1: something is wrong or slow.
+    libraries and cache folders, and transcribes a recording with the demo checkpoint. Status 0: all is well; 1:
+    something is wrong or slow.
     """
     out, found = stdout(), []
     for finding in _examine(open_engine):

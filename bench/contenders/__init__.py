@@ -6,6 +6,6 @@ A task of speech has ``paths`` of WAV files, and perhaps ``context`` (see `Trans
 path arrives).
 A task of text has ``prompts``, ``tokens`` (how many to write), and perhaps ``arrivals``. Any task may have ``thread``:
 a thread of the contender's process computes in Python meanwhile (`serve.beside`). The answer has ``seconds`` of the
-whole, with a thread how far it ``counted`` in a second, and for each input ``tokens``, ``text``, ``first`` (seconds to the first token, where it is known) and
-``total`` from its arrival.
+whole, with a thread how far it ``counted`` in a second, and for each input ``tokens``, ``text``, ``first`` (seconds to
+the first token, where it is known) and ``total`` from its arrival.
 """
