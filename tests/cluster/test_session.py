@@ -33,7 +33,8 @@ class Ray:
         self.joined.append(address)
         self.runs = True
 
-    def shutdown(self) -> None:
+    def shutdown(self, *, wait_for_processes: bool) -> None:
+        assert wait_for_processes
         self.left += 1
         self.runs = False
 
