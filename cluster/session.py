@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import outcome
 import ray
@@ -21,6 +25,9 @@ _ALLOWED = (
     "with RAY_AUTH_MODE=token where that was started with a token; auto; or none, and Ray is started here"
 )
 _REACH_SECONDS = 5.0  # Ray itself tries for minutes, and nothing ends it
+_HANDLER = ctypes.c_void_p  # of the process, not Python's, which only the main thread may set
+_GET_HANDLER = ctypes.PYFUNCTYPE(_HANDLER, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))
+_SET_HANDLER = ctypes.PYFUNCTYPE(_HANDLER, ctypes.c_int, _HANDLER)(("PyOS_setsig", ctypes.pythonapi))
 
 
 class _Stay:
@@ -117,10 +124,25 @@ def _connect(where: str) -> None:
 def _init(where: str) -> None:
     dashboard = False if where == HERE else None  # it takes a gigabyte
     try:
-        ray.init(address=where, include_dashboard=dashboard, logging_level=logging.ERROR, log_to_driver=False)
+        with _handlers_kept():
+            ray.init(address=where, include_dashboard=dashboard, logging_level=logging.ERROR, log_to_driver=False)
     except BaseException:
         ray.shutdown(wait_for_processes=True)  # what was started before it failed
         raise
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """SIGTERM is the program's own. Ray's handler would call that one, but have an alarm abort the process three
+    seconds later, whatever has still to end."""
+    before = {one: _GET_HANDLER(one) for one in (signal.SIGTERM, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        if _GET_HANDLER(signal.SIGALRM) != before[signal.SIGALRM]:  # SIGTERM has come meanwhile
+            signal.alarm(0)
+        for one, handler in before.items():
+            _SET_HANDLER(one, handler)
 
 
 def _check(where: str) -> None:
