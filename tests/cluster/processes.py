@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psutil
+
 import triolet.demo
 
 SECONDS = 300  # no test waits for long, unless something hangs
@@ -36,6 +38,20 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def deployments(ray: psutil.Process) -> set[str]:
+    """Those that have replicas on the Ray that ``ray`` has started. Ray names a process by what it does, and anew when
+    that changes."""
+    found = set()
+    for process in ray.children(recursive=True):
+        try:
+            words = process.cmdline() or [""]
+        except psutil.NoSuchProcess:
+            continue
+        if words[0].startswith("ray::ServeReplica:triolet-checkpoint-"):
+            found.add(words[0].split(":")[3])
+    return found
 
 
 def url_of(server: subprocess.Popen[str], models: str) -> str:

@@ -75,7 +75,8 @@ async def ask(engine: Engine, cases: list[Case], answers: Answers, begun: trio.E
 
 
 async def test_three_replicas_say_what_one_engine_says_though_one_is_killed() -> None:
-    """And what is asked for again is encoded on two of them at most; nothing is lost, and nothing is left."""
+    """And none of them encodes a recording twice; nothing is lost, and nothing is left. Where a replica is slow to say how
+    much it has to do, Serve takes another: so any of them may get any recording."""
     cases = make_cases(30)
     # There is a place for each request wherever it goes, and no output is freed, however slow the machine is.
     config = evolve(CONFIG, max_running=len(cases), encoder_idle_seconds=math.inf)
@@ -91,7 +92,7 @@ async def test_three_replicas_say_what_one_engine_says_though_one_is_killed() ->
         # The replicas are asked now and then; who tells of all tokens tells of all encodings.
         await until(lambda: cluster.statistics().requests.tokens_committed >= one.requests.tokens_committed)
         statistics = cluster.statistics()
-        assert one.encoder_cache.encoded <= statistics.encoder_cache.encoded <= 2 * one.encoder_cache.encoded
+        assert one.encoder_cache.encoded <= statistics.encoder_cache.encoded <= 3 * one.encoder_cache.encoded
         assert statistics.device.device == "3 replicas on cpu"
         again: Answers = {}
         begun = trio.Event()
