@@ -75,8 +75,10 @@ async def ask(engine: Engine, cases: list[Case], answers: Answers, begun: trio.E
 
 
 async def test_three_replicas_say_what_one_engine_says_though_one_is_killed() -> None:
-    """And none of them encodes a recording twice; nothing is lost, and nothing is left. Where a replica is slow to say how
-    much it has to do, Serve takes another: so any of them may get any recording."""
+    """And none of them encodes a recording twice; nothing is lost, and nothing is left.
+
+    Any of them may get any recording: Serve takes another replica where one is slow to say how much it has to do.
+    """
     cases = make_cases(30)
     # There is a place for each request wherever it goes, and no output is freed, however slow the machine is.
     config = evolve(CONFIG, max_running=len(cases), encoder_idle_seconds=math.inf)
