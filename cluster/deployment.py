@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -14,7 +15,7 @@ from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -25,6 +26,7 @@ from ..core.errors import EngineError, EngineTeardownError
 from ..core.model import ModelDescription
 from .autoscaling import ByDemand
 from .content_router import ContentRouter
+from .processes import are_left
 from .register import NAMESPACE, Departure, Register, name_of, quarantine_of
 from .replica import Replica
 from .session import LOGGING, SESSION
@@ -61,6 +63,11 @@ class Deployment:
     def names(self) -> tuple[str, str]:
         """Of its applications: the replicas, and the one that suspects have for themselves."""
         return self.name, quarantine_of(self.name)
+
+    @property
+    def least(self) -> tuple[int, int]:
+        """Replicas that there are when all are ready: that take requests, and that only encode."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas[0], self.encoders
 
     @property
     def end_seconds(self) -> float:
@@ -195,6 +202,18 @@ def _only_encodes(config: EngineConfig) -> EngineConfig:
     return evolve(config, part="encoder", idle_sleep=math.inf)
 
 
+def _ask_all(handle: DeploymentHandle[Any], question: str, least: int) -> list[Any]:
+    """The answers of ``least`` replicas or more. Serve says that they are ready before a handle has heard of them."""
+    end = time.monotonic() + _ASK_SECONDS
+    while time.monotonic() < end:
+        with suppress(DeploymentUnavailableError):  # of none, as yet
+            told: list[Any] = handle.broadcast(question).results(timeout_s=_ASK_SECONDS)
+            if len(told) >= least:
+                return told
+        time.sleep(_POLL_SECONDS)
+    raise TimeoutError(f"{least} replicas were ready, and fewer have answered in {_ASK_SECONDS:g} s")
+
+
 @frozen(eq=False)
 class Running:
     """A deployment that runs."""
@@ -246,7 +265,8 @@ class Running:
 
     def _ask(self, question: str) -> list[Any]:
         """The answers of all replicas, but of those in quarantine."""
-        return [told for one in self.handles for told in one.broadcast(question).results(timeout_s=_ASK_SECONDS)]
+        asked = zip(self.handles, self.deployment.least, strict=False)
+        return [told for handle, least in asked for told in _ask_all(handle, question, least)]
 
     def quarantine_loads(self) -> bool:
         """Whether Ray has found room for a replica in quarantine, which is not ready yet. Blocks."""
@@ -287,10 +307,11 @@ class Running:
             self._leave()
 
     def _deleted(self, seconds: float) -> bool:
-        """Has the replicas end. Returns whether all have, within ``seconds``."""
+        """Has the replicas end. Returns whether all have, with their processes, within ``seconds``."""
         self.deployment.delete(blocks=False)
         end = time.monotonic() + seconds
-        while not serve.status().applications.keys().isdisjoint(self.deployment.names):
+        names = self.deployment.names
+        while not serve.status().applications.keys().isdisjoint(names) or are_left(names):
             if time.monotonic() > end:
                 return False
             time.sleep(_POLL_SECONDS)

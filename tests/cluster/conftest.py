@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -89,12 +89,20 @@ def replicas(name: str = NAME) -> list[psutil.Process]:
 QUARANTINE = f"{NAME}-quarantine"
 
 
-async def until_none(*names: str) -> None:
-    """Returns when no replica of these names lives. Ray ends the process of one that was being started a little later
-    than Serve says so."""
-    with trio.fail_after(20):
-        while any(replicas(name) for name in names):  # noqa: ASYNC110  (nobody tells of it)
+async def until(condition: Callable[[], bool]) -> None:
+    """Of what nobody tells. The deadline is for what hangs."""
+    with trio.fail_after(300):
+        while not condition():  # noqa: ASYNC110
             await trio.sleep(0.1)
+
+
+async def assert_given_back() -> None:
+    """No replica of `NAME` has a process, nor will have one: not by Ray's books as soon as the block has ended, nor,
+    a moment later, by the kernel's."""
+    from triolet.cluster.processes import are_left
+
+    assert not are_left((NAME, QUARANTINE))
+    await until(lambda: not (replicas(NAME) or replicas(QUARANTINE)))
 
 
 def kill(process: psutil.Process) -> None:

@@ -123,7 +123,7 @@ async def run(monkeypatch: pytest.MonkeyPatch, replicas: Replicas) -> Reader:
     )
     deployed: Any = SimpleNamespace(begin=lambda: running, config=EngineConfig(), name="a")
     engine, reader = RayBackend(deployed), Reader()
-    with trio.fail_after(30):
+    with trio.fail_after(300):
         async with engine.running():
             engine.submit(Request(id="r", prompt_token_ids=(1,), max_tokens=9), reader)
             await reader.ended.wait()

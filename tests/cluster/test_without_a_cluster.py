@@ -16,10 +16,15 @@ with warnings.catch_warnings():
     pytest.importorskip("ray.serve")
 
 
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from triolet import EngineConfig
 from triolet.cluster import deployment
 from triolet.cluster.backend import RayBackend, _Attempt
+from triolet.cluster.deployment import Deployment, Running
 from triolet.cluster.replica import Replica
-from triolet.core.errors import CheckpointError, EngineClosed
+from triolet.core.errors import CheckpointError, EngineClosed, EngineError
 from triolet.core.request import Request
 from triolet.core.words import Speaker
 
@@ -81,13 +86,55 @@ async def ended_token() -> trio.lowlevel.TrioToken:
     return trio.lowlevel.current_trio_token()
 
 
-def test_what_one_replica_of_several_cannot_load_is_told() -> None:
-    """Whichever it is, and the cluster is not open then."""
-    answers = [None, CheckpointError("not on this machine")]
-    handle = SimpleNamespace(broadcast=lambda _: SimpleNamespace(results=lambda timeout_s: answers))
-    running = deployment.Running(None, (handle,), None, register=None)  # type: ignore[arg-type]
+class Handle:
+    """A handle of Serve's that has heard of more replicas each time it is asked."""
+
+    def __init__(self, *told: list[Any]) -> None:
+        self.told = list(told)
+
+    def broadcast(self, _: str) -> Any:
+        answers = self.told.pop(0)
+        if not answers:
+            raise DeploymentUnavailableError(DeploymentID("replica"))
+        return SimpleNamespace(results=lambda timeout_s: answers)
+
+
+DEPLOYED = Deployment(name="a", model="m", config=EngineConfig(), replicas=2, cpus=1.0, gpus=0.0, address=None)
+
+
+def test_what_one_replica_of_several_cannot_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever it is, and however late the handle hears of it, and the cluster is not open then."""
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    handle = Handle([], [None], [None, CheckpointError("not on this machine")])
+    running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="not on this machine"):
         running.describe()
+    assert handle.told == []
+
+
+def test_a_handle_that_never_hears_of_the_replicas_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_ASK_SECONDS", 0.1)
+    handle = SimpleNamespace(broadcast=lambda _: SimpleNamespace(results=lambda timeout_s: [None]))
+    running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"2 replicas were ready, and fewer have answered in 0.1 s"):
+        running.describe()
+
+
+def test_a_deployment_has_ended_when_its_processes_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve says so when it has told Ray to end them."""
+    told: list[Any] = []
+    listed = [{"a": None}, {}, {}, {}]
+    left = [True, True, False]
+    applications = SimpleNamespace(
+        delete=lambda name, _blocking: told.append(name),
+        status=lambda: SimpleNamespace(applications=listed.pop(0)),
+    )
+    monkeypatch.setattr(deployment, "serve", applications)
+    monkeypatch.setattr(deployment, "are_left", lambda names: left.pop(0))
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    assert Running(DEPLOYED, (), None, register=None)._deleted(60.0)  # type: ignore[arg-type]
+    assert (told, listed, left) == (["a", "a-quarantine"], [], [])
 
 
 class Books:
