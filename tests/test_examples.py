@@ -189,6 +189,7 @@ def test_two_models_tell_in_one_line_that_one_does_not_fit(run, checkpoint):
     assert "memory_budget=41943040" in errors[-1]
 
 
+@pytest.mark.real_time
 def test_microphone_writes_what_is_piped_in(tmp_path):
     """A recording's samples as raw PCM, in pieces that cut samples apart; in a process of its own, whose standard input
     they are."""
@@ -278,6 +279,7 @@ def post(port: int, body: bytes, kind: str = "audio/wav") -> tuple[int, dict[str
             return error.code, json.load(error)
 
 
+@pytest.mark.real_time
 def test_fastapi_app_transcribes_and_answers_errors_with_their_status(fastapi_port):
     sample = demo.samples()[0]
     audio = sample.path.read_bytes()
@@ -297,6 +299,7 @@ def test_fastapi_app_transcribes_and_answers_errors_with_their_status(fastapi_po
     assert post(fastapi_port, audio)[0] == 200
 
 
+@pytest.mark.real_time
 def test_fastapi_app_answers_a_client_that_sends_too_much(fastapi_port):
     """One that listens only when it has sent all, too; the next one is served."""
     status, found = post(fastapi_port, bytes(TOO_MUCH))
@@ -304,6 +307,7 @@ def test_fastapi_app_answers_a_client_that_sends_too_much(fastapi_port):
     assert post(fastapi_port, demo.samples()[0].path.read_bytes())[0] == 200
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(("end", "status"), [("the client hangs up", 499), ("the server is forced to stop", 503)])
 def test_fastapi_app_withdraws_a_request_that_nobody_waits_for(end, status, caplog):
     """Called as a server calls it, so that the end comes when the request runs. The log tells of a hang-up, of which
@@ -349,6 +353,7 @@ def test_fastapi_app_withdraws_a_request_that_nobody_waits_for(end, status, capl
     assert ends == ["aborted"]  # the end of the engine's block would have let it finish
 
 
+@pytest.mark.real_time
 def test_trio_service_answers_what_it_is_sent_too_much_too(serve):
     """The client listens only when it has sent all."""
     sample = demo.samples()[0]
@@ -366,6 +371,7 @@ def test_trio_service_answers_what_it_is_sent_too_much_too(serve):
         assert ask(port, sample.path.read_bytes())["language"] == sample.language
 
 
+@pytest.mark.real_time
 def test_the_example_of_the_readme_runs(tmp_path):
     """In a process of its own, from elsewhere; it prints what stands below it."""
     ((example, expected),) = re.findall(

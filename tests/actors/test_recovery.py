@@ -221,6 +221,7 @@ async def test_a_kept_encode_error_keeps_no_payload(executor, config, trace, aut
         assert all(payload() is None for payload in payloads)
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("hung", [Job.OPEN, Job.STEP])
 def test_an_abandoned_call_that_returns_late_harms_nobody(hung):
     """The real worker: the call returns after the engine has gone; the program's loop goes on, the device is freed."""

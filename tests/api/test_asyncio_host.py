@@ -27,6 +27,8 @@ from triolet.api.hosts.portal_stream import PortalStream
 
 from .hosts import HOSTS, AsyncioHost, Bench, Host, audio, expected, query, release_is_stuck
 
+pytestmark = pytest.mark.real_time
+
 SECONDS = 60
 
 

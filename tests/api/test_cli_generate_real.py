@@ -186,6 +186,7 @@ ENDLESS = textwrap.dedent(
 )
 
 
+@pytest.mark.real_time
 def test_a_pipe_that_is_closed_ends_the_process_quietly() -> None:
     """Status 141, after the engine has closed."""
     with subprocess.Popen(
@@ -199,6 +200,7 @@ def test_a_pipe_that_is_closed_ends_the_process_quietly() -> None:
         assert (process.wait(SECONDS), errors) == (141, b"given back\n")
 
 
+@pytest.mark.real_time
 def test_an_interrupt_at_a_terminal_ends_the_line_and_gives_the_device_back() -> None:
     """Status 130, no traceback."""
     ours, theirs = pty.openpty()
@@ -224,6 +226,7 @@ def test_an_interrupt_at_a_terminal_ends_the_line_and_gives_the_device_back() ->
     assert last.endswith(b"word \r\n")
 
 
+@pytest.mark.real_time
 def test_a_real_process_writes_text_alone_and_can_be_interrupted(
     checkpoint: Callable[[str], str], tmp_path: Path
 ) -> None:

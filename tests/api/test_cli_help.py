@@ -230,6 +230,7 @@ def completed(*words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.real_time
 def test_a_shell_completes_at_once() -> None:
     """In a process of its own: nothing that takes long is imported."""
     assert completed("triolet", "tra") == ["plain,transcribe", "plain,trace", "0 []"]
@@ -282,6 +283,7 @@ def test_the_script_of_a_shell_says_how_it_is_installed(shell: str, capfd: Any) 
     assert text.startswith("#compdef triolet") == (shell == "zsh")
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_can_read_its_script(shell: str, capfd: Any, tmp_path: Path) -> None:
     path = tmp_path / "script"
@@ -291,6 +293,7 @@ def test_a_shell_can_read_its_script(shell: str, capfd: Any, tmp_path: Path) -> 
     subprocess.run([shell, "-n", path], check=True, timeout=60)
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes_by_the_script(capfd: Any, tmp_path: Path) -> None:
     """As it does behind the tabulator key."""

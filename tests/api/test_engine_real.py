@@ -207,6 +207,7 @@ async def test_streamed_text_is_the_whole_text(engine: Engine, sample: triolet.d
     assert len(parts) > 5
 
 
+@pytest.mark.real_time
 async def test_a_request_cancelled_at_any_moment_frees_pages_and_entries(engine: Engine) -> None:
     for milliseconds in range(0, 60, 6):
         with trio.move_on_after(milliseconds / 1000):
@@ -221,6 +222,7 @@ async def test_a_request_cancelled_at_any_moment_frees_pages_and_entries(engine:
     assert statistics.encoder_cache.held == 0
 
 
+@pytest.mark.real_time
 async def test_after_the_block_no_thread_and_no_tensor_is_left() -> None:
     before_threads = {thread for thread in threading.enumerate() if thread.name == "triolet-runner"}
     before = live_bytes()

@@ -35,6 +35,8 @@ from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
 
 from .hosts import HOSTS, GatedWorker, Handle, Hold, Host, ask
 
+pytestmark = pytest.mark.real_time
+
 SIZE = 5000
 ONE, TWO = SIZE, 2 * SIZE  # budgets
 

@@ -15,6 +15,8 @@ from triolet.core import events
 
 from .hosts import Bench, Handle, ask, expected, query, release_is_stuck
 
+pytestmark = pytest.mark.real_time
+
 # -- ends of the block -----------------------------------------------------------------------------------------------
 
 

@@ -362,6 +362,7 @@ async def test_with_guesses_and_graphs_they_leave_nothing_either(model: Path, dr
     assert statistics.requests.tokens_accepted, "the draft was never right"
 
 
+@pytest.mark.real_time
 async def test_an_image_larger_than_the_cache_is_refused_at_once_with_both_sizes(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -405,6 +405,7 @@ class HeldBlocks:
         self.inner.close()
 
 
+@pytest.mark.real_time
 async def test_leaving_waits_for_a_thread_that_still_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file closed under a decoder at work would crash the process. A real thread is held in its middle."""
     held: list[HeldBlocks] = []
@@ -438,6 +439,7 @@ async def test_leaving_waits_for_a_thread_that_still_decodes(monkeypatch: pytest
     assert closed.is_set()
 
 
+@pytest.mark.real_time
 @needs_proc
 @pytest.mark.parametrize("moment", ["while it opens", "while it decodes", "while it closes"])
 def test_an_interrupt_leaves_nothing_open(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,7 @@ class SlowTables:
         await trio.to_thread.run_sync(self.begun.wait)
 
 
+@pytest.mark.real_time
 async def test_others_go_on_while_the_tables_of_the_first_structure_are_made(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ async def test_others_go_on_while_the_tables_of_the_first_structure_are_made(
     assert tables.made == 1
 
 
+@pytest.mark.real_time
 async def test_tables_that_are_ready_when_the_engine_has_ended_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = SlowTables(monkeypatch)
     async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine, trio.open_nursery() as nursery:

@@ -26,6 +26,8 @@ from ..heap import assert_none, expected, garbage
 from .hosts import query
 from .threads import PATIENCE, SyncBench, ask, loops, ours, press_after, read, until
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture(autouse=True)
 def pythons_own_handler() -> Iterator[None]:

@@ -277,6 +277,7 @@ def test_without_a_terminal_there_is_nothing_to_watch_and_it_goes_on(
     assert left.value.code == 1
 
 
+@pytest.mark.real_time
 def test_who_transcribes_at_a_terminal_sees_the_files_as_lines() -> None:
     """The whole command, on real weights, with a terminal on standard error."""
     samples = Path(triolet.demo.__file__).parent / "samples"
