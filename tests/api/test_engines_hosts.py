@@ -33,7 +33,7 @@ from triolet.api.resident import Resident
 from triolet.core import events
 from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
 
-from .hosts import HOSTS, GatedWorker, Handle, Hold, Host, ask
+from .hosts import HOSTS, UNHURRIED, GatedWorker, Handle, Hold, Host, ask
 
 pytestmark = pytest.mark.real_time
 
@@ -66,7 +66,7 @@ class Gates:
                 worker.teardown_begins()
 
         config = EngineConfig(
-            **{"verify": True, "observer": observe, "encoder_cache_bytes": SIZE - WEIGHTS, **settings}
+            **{**UNHURRIED, "verify": True, "observer": observe, "encoder_cache_bytes": SIZE - WEIGHTS, **settings}
         )
         return Engine.from_parts(lambda: device, lambda: worker, config=config)
 
