@@ -69,7 +69,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     red: Counter[str] = Counter()
     for kind in ("passed", "failed", "error"):
         for report in terminalreporter.getreports(kind):
-            test = re.sub(r"-?\btime\d+(?=\])", "", report.nodeid).removesuffix("[]")
+            test = re.sub(r"\btime\d+-|-?\btime\d+(?=\])", "", report.nodeid).removesuffix("[]")
             ran[test] += report.when == "call"
             red[test] += report.failed
     for test, times in sorted(ran.items()):

@@ -346,7 +346,7 @@ def test_interrupting_while_it_still_imports_leaves_no_traceback() -> None:
         [sys.executable, "-c", textwrap.dedent(code), "transcribe"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "[]\n", "")
@@ -424,7 +424,7 @@ def test_a_full_disk_leaves_no_traceback(words: str) -> None:
             input=b"go\n",
             stdout=full,
             stderr=subprocess.PIPE,
-            timeout=60,
+            timeout=300,
             check=False,
         )
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
@@ -509,7 +509,7 @@ def test_head_leaves_no_traceback(words: str) -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.close()
-        _, errors = process.communicate(b"go\n", timeout=60)
+        _, errors = process.communicate(b"go\n", timeout=300)
     assert (process.returncode, errors) == (141, b"")
 
 

@@ -499,7 +499,7 @@ def test_the_thread_of_an_idle_runner_holds_no_payload() -> None:
     def slow(job: Job, _: object) -> None:
         if job is Job.ENCODE:
             begun.set()
-            assert go_on.wait(30), "nobody lets the encoder go on"
+            assert go_on.wait(300), "nobody lets the encoder go on"
 
     async def main() -> None:
         encoded = trio.Event()
