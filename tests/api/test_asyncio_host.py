@@ -264,8 +264,8 @@ def test_interrupts_while_the_process_ends_do_not_leave_before_the_device_is_rel
 
 
 def test_a_process_ends_though_a_call_of_the_device_hangs() -> None:
-    """In bounded time: the exit waits for four stages and no longer, wherever the engine's thread is by then. Nothing says
-    that the device was released."""
+    """In bounded time: the exit waits for four stages and no longer, wherever the engine's thread is by then. Nothing
+    says that the device was released."""
     done = run(
         """
         def hang(job, _):

@@ -218,7 +218,7 @@ async def test_a_request_cancelled_at_any_moment_frees_pages_and_entries(engine:
             await trio.lowlevel.checkpoint()
 
 
-def _all_is_free(now: EngineStatistics) -> bool:
+def _all_is_free(now: triolet.EngineStatistics) -> bool:
     requests = now.requests
     return (
         not requests.leaving
