@@ -25,7 +25,7 @@ from triolet.api.hosts.thread_portal import Interrupts, Wait
 
 from ..heap import assert_none, expected, garbage
 from .hosts import query
-from .threads import PATIENCE, SyncBench, ask, loops, ours, press_after, read, until
+from .threads import PATIENCE, SyncBench, ask, loops, ours, press_after, press_in_a_callback, read, until
 
 pytestmark = pytest.mark.real_time
 
@@ -312,6 +312,28 @@ def test_an_interrupt_that_nothing_waits_for_is_raised_at_the_end() -> None:
         signal.raise_signal(signal.SIGINT)
         raise KeyError("mine")
     assert isinstance(caught.value.__context__, KeyError)
+
+
+def test_an_interrupt_that_python_would_lose_is_heard_in_a_call(
+    bench: SyncBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler raises nothing there that a callback of the collector could swallow."""
+    sleep = Interrupts._sleep
+
+    def pressed(self: Interrupts, bell: Any, wait: Wait) -> None:
+        monkeypatch.undo()
+        held.reached.wait()
+        press_in_a_callback()
+        sleep(self, bell, wait)
+
+    def main() -> None:
+        with pytest.raises(KeyboardInterrupt), bench.engine() as engine:
+            monkeypatch.setattr(Interrupts, "_sleep", pressed)
+            ask(engine, 1)
+
+    held = bench.hold()
+    bench.run(main)
+    assert bench.outcomes() == ["aborted"]
 
 
 def test_an_interrupt_makes_no_garbage(bench: SyncBench) -> None:

@@ -31,6 +31,7 @@ from triolet.testing.sim import SimExecutor, sim_engine
 from triolet.testing.sim_model import SimModel
 
 from ..actors.shared import ask
+from .threads import press_in_a_callback
 
 QUEUED = e.RequestQueued("r", time=1.0)
 STARTED = e.RequestStarted("r", time=3.0)
@@ -302,6 +303,14 @@ def _lines_of(terminal: int) -> Iterator[str]:
     """What is written to the other end of ``terminal``, until that is closed."""
     with open(terminal, encoding="utf-8", errors="replace") as file, contextlib.suppress(OSError):
         yield from file
+
+
+def test_an_interrupt_that_python_would_lose_is_heard_by_the_command() -> None:
+    async def work() -> int:
+        press_in_a_callback()
+        await trio.sleep_forever()
+
+    assert trio.run(terminal.until_interrupted, work) == terminal.INTERRUPTED
 
 
 @pytest.mark.parametrize("wrong", ["error", "interrupt"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,18 @@ def ours(garbage: list[object]) -> list[object]:
         if type(found).__module__.startswith("triolet")
         or (code is not None and code.co_filename.startswith(OURS) and code.co_name != "_on_trio_main")
     ]
+
+
+class _Mortal:
+    pass
+
+
+def press_in_a_callback() -> None:
+    """Presses ^C while Python runs the callback of a weak reference, which loses what is raised there."""
+    mortal = _Mortal()
+    last_words = weakref.ref(mortal, lambda _: signal.raise_signal(signal.SIGINT))
+    del mortal
+    assert last_words() is None
 
 
 def press_after(wait: Callable[[], object], then: Callable[[], object] = lambda: None) -> threading.Thread:
