@@ -308,7 +308,9 @@ def _lines_of(terminal: int) -> Iterator[str]:
 def test_an_interrupt_that_python_would_lose_is_heard_by_the_command() -> None:
     async def work() -> int:
         press_in_a_callback()
-        await trio.sleep_forever()
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        return 0
 
     assert trio.run(terminal.until_interrupted, work) == terminal.INTERRUPTED
 
