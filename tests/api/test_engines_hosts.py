@@ -275,7 +275,7 @@ def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, where: str) -> 
         ready = gates.host.signal()
 
         async def body() -> None:
-            async with gates.engines("a", "b", settings={"stage_seconds": 0.1}) as engines:
+            async with gates.engines("a", "b") as engines:
                 await engines.load("a")
                 if where == "in a use":
                     async with engines.use("a"):
@@ -291,6 +291,8 @@ def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, where: str) -> 
             handles.append(group.start(body))
             await (held.reached if where == "while it waits for a load" else ready).wait()
             handles[0].cancel()
+            if where == "while it waits for a load":
+                gates.end_hold("b", held)
         assert handles[0].cancelled
 
     gates.run(main)
@@ -400,11 +402,13 @@ def test_a_program_that_ends_while_the_block_is_open_closes_all_engines(loading:
 
     async def main() -> None:
         entered, held = asyncio.Event(), gates.hold("b", Job.OPEN) if loading else None
-        engines = gates.engines("a", "b", settings={"stage_seconds": 0.1})
+        engines = gates.engines("a", "b")
         tasks.append(asyncio.create_task(body(engines, entered.set)))
         await entered.wait()
         if held is not None:
             await held.reached.wait()
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, lambda: gates.end_hold("b", held))  # in the turn that cancels the tasks
 
     before = _threads()
     asyncio.run(main())
