@@ -1,10 +1,16 @@
-"""Settings that every test shares."""
+"""Settings that every test shares; ``--times N``, which runs each test so often; and what only tests that are marked
+``real_time`` may do."""
 
 from __future__ import annotations
 
 import gc
 import os
+import re
+import sys
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +39,81 @@ def pytest_collection_finish() -> None:
     tensors, which would otherwise take up most of the time of the tests of memory."""
     gc.collect()
     gc.freeze()
+
+
+# -- again and again -----------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--times", type=int, default=1, metavar="N", help="run each test N times and tell how often it passed"
+    )
+
+
+@pytest.fixture
+def _again(request: pytest.FixtureRequest) -> None:
+    """Its parameter is which time it is."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    times = metafunc.config.getoption("times")
+    if times > 1:
+        metafunc.fixturenames.append("_again")
+        metafunc.parametrize("_again", range(times), indirect=True, ids=[f"time{number}" for number in range(times)])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.getoption("times") == 1:
+        return
+    ran: Counter[str] = Counter()
+    red: Counter[str] = Counter()
+    for kind in ("passed", "failed", "error"):
+        for report in terminalreporter.getreports(kind):
+            test = re.sub(r"\btime\d+-|-?\btime\d+(?=\])", "", report.nodeid).removesuffix("[]")
+            ran[test] += report.when == "call"
+            red[test] += report.failed
+    for test, times in sorted(ran.items()):
+        terminalreporter.write_line(f"{times - red[test]} of {times} green: {test}", red=bool(red[test]))
+
+
+# -- what is left to the machine ------------------------------------------------------------------------------------
+
+_REAL = {"os.fork", "os.kill", "signal.pthread_kill", "socket.bind", "socket.connect"}
+_BETWEEN = {"asyncio", "subprocess", "trio"}
+_ROOT = str(Path(__file__).resolve().parents[1])
+_seen: set[str] = set()
+
+
+def _see(event: str, _: object) -> None:
+    """Hears of whatever the interpreter does."""
+    if event in _REAL or (event == "subprocess.Popen" and _is_ours(sys._getframe(1))):
+        _seen.add(event)
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Libraries ask the machine by a process what it is, when they are used for the first time, wherever that is."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame = frame.f_back
+    path = "" if frame is None else frame.f_code.co_filename
+    return path.startswith(_ROOT) and "site-packages" not in path
+
+
+sys.addaudithook(_see)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    _seen.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fails a test that starts a process, sends a signal or opens a socket, and is not marked ``real_time``."""
+    result = yield
+    if _seen and item.get_closest_marker("real_time") is None:
+        pytest.fail(f"{', '.join(sorted(_seen))}: mark it real_time, and see that it waits for events", pytrace=False)
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)

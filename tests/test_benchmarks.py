@@ -96,6 +96,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("command", PRINTED, ids=lambda command: command.split(" ")[0])
 def test_a_benchmark_ends_with_its_table_and_its_claims(command, tmp_path, monkeypatch, capfd):
     """With 0, or with 1 where a claim fails that needs the full size."""

@@ -25,8 +25,11 @@ from triolet.core.model import ModelDescription
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import EOS, SimModel, expected_tokens
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which a test that hangs fails; nothing is expected to take long."""
+
+UNHURRIED = {"stage_seconds": 86_400.0, "drain_seconds": 86_400.0}
+"""Settings of an engine whose stages are not cut off where the machine stops a thread for a while."""
 
 Main = Callable[[], Awaitable[Any]]
 
@@ -364,7 +367,7 @@ class Bench:
     stages: dict[str, Signal] = field(factory=dict)
 
     def engine(self, **settings: Any) -> Engine:
-        config = EngineConfig(**{"verify": True, "observer": self._observe, **settings})
+        config = EngineConfig(**{**UNHURRIED, "verify": True, "observer": self._observe, **settings})
         self.made = Engine.from_parts(lambda: self.executor, lambda: self.worker, config=config)
         return self.made
 

@@ -288,6 +288,7 @@ def test_without_torch_the_rest_is_looked_at(
     assert "demo" not in findings
 
 
+@pytest.mark.real_time
 def test_a_real_run_finds_the_machine_as_it_is_and_torch_set_up_right(tmp_path: Path) -> None:
     """In a process of its own, where nothing has imported torch yet. Machines differ: the demo and what Triolet sets
     itself must be well, and the status must say what the findings do."""

@@ -33,7 +33,9 @@ from triolet.api.resident import Resident
 from triolet.core import events
 from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
 
-from .hosts import HOSTS, GatedWorker, Handle, Hold, Host, ask
+from .hosts import HOSTS, UNHURRIED, GatedWorker, Handle, Hold, Host, ask
+
+pytestmark = pytest.mark.real_time
 
 SIZE = 5000
 ONE, TWO = SIZE, 2 * SIZE  # budgets
@@ -64,7 +66,7 @@ class Gates:
                 worker.teardown_begins()
 
         config = EngineConfig(
-            **{"verify": True, "observer": observe, "encoder_cache_bytes": SIZE - WEIGHTS, **settings}
+            **{**UNHURRIED, "verify": True, "observer": observe, "encoder_cache_bytes": SIZE - WEIGHTS, **settings}
         )
         return Engine.from_parts(lambda: device, lambda: worker, config=config)
 
@@ -273,7 +275,7 @@ def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, where: str) -> 
         ready = gates.host.signal()
 
         async def body() -> None:
-            async with gates.engines("a", "b", settings={"stage_seconds": 0.1}) as engines:
+            async with gates.engines("a", "b") as engines:
                 await engines.load("a")
                 if where == "in a use":
                     async with engines.use("a"):
@@ -289,6 +291,8 @@ def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, where: str) -> 
             handles.append(group.start(body))
             await (held.reached if where == "while it waits for a load" else ready).wait()
             handles[0].cancel()
+            if where == "while it waits for a load":
+                gates.end_hold("b", held)
         assert handles[0].cancelled
 
     gates.run(main)
@@ -398,11 +402,13 @@ def test_a_program_that_ends_while_the_block_is_open_closes_all_engines(loading:
 
     async def main() -> None:
         entered, held = asyncio.Event(), gates.hold("b", Job.OPEN) if loading else None
-        engines = gates.engines("a", "b", settings={"stage_seconds": 0.1})
+        engines = gates.engines("a", "b")
         tasks.append(asyncio.create_task(body(engines, entered.set)))
         await entered.wait()
         if held is not None:
             await held.reached.wait()
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, lambda: gates.end_hold("b", held))  # in the turn that cancels the tasks
 
     before = _threads()
     asyncio.run(main())
