@@ -59,6 +59,8 @@ def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
         (["demo", "--host", "0.0.0.0"], "no API key is set"),
         ([], "no model; name one"),
         (["--model", "speech"], "--model 'speech'; allowed: NAME=MODEL"),
+        (["demo", "--memory-budget", "much"], "is no size"),
+        (["demo", "--certfile", __file__], "certfile and keyfile go together"),
     ],
 )
 def test_a_value_that_cannot_work_is_a_wrong_use(words: list[str], message: str) -> None:
