@@ -26,7 +26,9 @@ from triolet.server.view import told
 from triolet.server.view.page import SCRIPTS, plain, read_page
 from triolet.server.view.watchers import MOST_CHANGES
 
-from .served import Served, served
+from .served import PATIENCE, Served, served
+
+pytestmark = pytest.mark.real_time
 
 Told = dict[str, Any]
 
@@ -34,7 +36,7 @@ Told = dict[str, Any]
 @contextmanager
 def asked(service: Served, path: str, key: str | None = None) -> Iterator[HTTPResponse]:
     """The answer to a GET, while it comes."""
-    with closing(HTTPConnection(urlsplit(service.url).netloc, timeout=60)) as connection:
+    with closing(HTTPConnection(urlsplit(service.url).netloc, timeout=PATIENCE)) as connection:
         connection.request("GET", path, headers={} if key is None else {"authorization": f"Bearer {key}"})
         yield connection.getresponse()
 

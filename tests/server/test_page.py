@@ -23,8 +23,8 @@ from .browsing import Opened, chromium
 from .served import Served, served
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
-expect.set_options(timeout=30_000)
-pytestmark = pytest.mark.browser
+expect.set_options(timeout=120_000)
+pytestmark = [pytest.mark.browser, pytest.mark.real_time]
 
 SENTENCE = "Please set the temperature in the cellar to eighteen degrees."
 SIZES = {"wide": (1440, 900), "tablet": (820, 1100), "phone": (360, 780)}
