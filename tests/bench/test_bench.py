@@ -51,6 +51,7 @@ def entry(tmp_path):
     return make
 
 
+@pytest.mark.real_time
 def test_contenders_take_turns_and_the_first_round_does_not_count(entry):
     with Contest() as contest:
         contest.open([entry("triolet float32", 2.0), entry("peer float32", 3.0)])
@@ -64,6 +65,7 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(entry):
     assert ratio == Ratio(median=1.5, lowest=1.5, highest=1.5)
 
 
+@pytest.mark.real_time
 def test_a_contender_that_ends_says_why(entry):
     with Contest() as contest:
         contest.open([entry("peer")])
@@ -185,6 +187,7 @@ def test_the_work_of_a_window_is_that_of_the_encoders_matrices():
     assert limit == pytest.approx(computed + work.step_weights / 1e8)
 
 
+@pytest.mark.real_time
 def test_a_machine_is_measured():
     machine = Machine.measure(1)
     assert set(machine.gigaflops) == {"float32", "bfloat16", "int8"}
@@ -201,6 +204,7 @@ def contest(entry, say=lambda line: None):
         return list(play(open_contest.contenders, scenarios, rules))
 
 
+@pytest.mark.real_time
 def test_the_report_says_what_came_out(entry, tmp_path):
     said = []
     tables = contest(entry, said.append)
@@ -279,6 +283,7 @@ def test_a_peer_must_be_known_and_have_its_model(run, peer, told, recordings, ca
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.real_time
 def test_a_contest_of_speech_from_the_command_to_the_json(run, recordings, tmp_path, capsys):
     """With the demo checkpoint: the engine in float32 writes transformers' tokens."""
     told = tmp_path / "told.json"
