@@ -60,14 +60,18 @@ def until(events: Iterator[Told], wanted: Any) -> list[Told]:
     raise AssertionError(f"the stream ended after {found}")
 
 
-def until_all_ended(events: Iterator[Told], model: str) -> list[Told]:
-    """The events up to the figures that follow the last use; changes are told before figures."""
+def until_ended(events: Iterator[Told], model: str, name: str) -> list[Told]:
+    """The events up to the figures that follow the end of the request ``name``, whenever these come."""
+
+    def ended(one: Told) -> bool:
+        return any(
+            each.get("request", "").startswith(f"{name}#") and each["stage"] == "finished" for each in changes([one])
+        )
 
     def idle(one: Told) -> bool:
-        told_of = one["models"][model] if one["type"] == "figures" else {}
-        return bool(told_of.get("ended")) and told_of["users"] == 0
+        return one["type"] == "figures" and one["models"][model]["users"] == 0
 
-    return until(events, idle) + until(events, idle)
+    return until(events, ended) + until(events, idle) + until(events, idle)
 
 
 def changes(events: list[Told]) -> list[Told]:
@@ -86,7 +90,7 @@ def test_the_state_comes_first_then_figures_and_changes(service: Served, client:
         assert set(figures["models"]) == set(service.server.engines.models)
         named = {"x-request-id": "mine"}
         text = client.audio.transcriptions.create(model="whisper", file=speech, extra_headers=named).text
-        seen = until_all_ended(events, "whisper")
+        seen = until_ended(events, "whisper", "mine")
     of_mine = [one for one in changes(seen) if one.get("request", "").startswith("mine#")]
     assert {one["stage"] for one in of_mine} >= {"queued", "encoding", "decoding", "finished"}
     assert {one["state"] for one in changes(seen) if "entry" in one} >= {"reserved", "encoding", "held", "idle"}
@@ -101,14 +105,18 @@ def test_what_others_say_is_not_told(service: Served, client: openai.OpenAI) -> 
     secret = "xylophone"
     with watching(service) as events:
         answer = client.chat.completions.create(
-            model="llama", messages=[{"role": "user", "content": secret}], max_tokens=8, seed=1
+            model="llama",
+            messages=[{"role": "user", "content": secret}],
+            max_tokens=8,
+            seed=1,
+            extra_headers={"x-request-id": "mine"},
         )
         bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": secret}}}
         with pytest.raises(openai.APIStatusError):
             client.chat.completions.create(
                 model="llama", messages=[{"role": "user", "content": "hi"}], response_format=bad, max_tokens=8
             )
-        seen = until_all_ended(events, "llama")
+        seen = until_ended(events, "llama", "mine")
     assert secret not in json.dumps(seen)
     assert (answer.choices[0].message.content or "?") not in json.dumps(seen)
     assert seen[-1]["models"]["llama"]["about"]["can"] == ["chat"]
