@@ -216,6 +216,7 @@ def test_the_work_of_a_window_is_that_of_the_encoders_matrices():
     assert limit == pytest.approx(computed + work.step_weights / 1e8)
 
 
+@pytest.mark.real_time
 def test_a_machine_is_measured():
     machine = Machine.measure(1)
     assert set(machine.gigaflops) == {"float32", "bfloat16", "int8"}

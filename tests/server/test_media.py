@@ -25,7 +25,9 @@ from triolet.server.problems import BadBody, Refusal
 from triolet.server.schemas.chat import ChatMessage
 from triolet.server.settings import ServerSettings
 
-from .served import Served, served
+from .served import PATIENCE, Served, served
+
+pytestmark = pytest.mark.real_time
 
 
 class Files(BaseHTTPRequestHandler):
@@ -63,7 +65,8 @@ def files() -> Iterator[str]:
 
 
 def media(files: str, **settings: Any) -> Media:
-    return Media(ServerSettings(**{"url_prefixes": (f"{files}/",), "private_urls": True, **settings}))
+    given = {"url_prefixes": (f"{files}/",), "private_urls": True, "url_seconds": PATIENCE, **settings}
+    return Media(ServerSettings(**given))
 
 
 async def test_an_address_with_an_allowed_prefix_is_fetched(files: str) -> None:
@@ -221,7 +224,8 @@ def told_of(small: Served, model: str, *parts: dict[str, Any], **more: Any) -> t
     body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1, **more}
     data, kind = json.dumps(body).encode(), {"content-type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{small.url}/v1/chat/completions", data, kind)) as answer:
+        request = urllib.request.Request(f"{small.url}/v1/chat/completions", data, kind)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, ""
     except urllib.error.HTTPError as error:
         with error:
