@@ -128,6 +128,7 @@ class _Protocol(H11Protocol):
     def __init__(self, client: trio.socket.SocketType, *args: Any) -> None:
         super().__init__(*args)
         self.can_read = _Turn(client)
+        self.connection = _Requests(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
         self._framing = Framing()
 
     async def handle(self, event: Any) -> None:
@@ -187,6 +188,17 @@ class _Protocol(H11Protocol):
         await super()._create_stream(plain)
         if self._is_opening() and self.connection.buffer:
             await self._refuse_frames()
+
+
+class _Requests(h11.Connection):
+    """h11 takes it for a fault that a client has sent another request before it was told that the answer to this one is
+    the connection's last, and hypercorn would cut that answer off."""
+
+    def next_event(self) -> Any:
+        """See h11."""
+        if self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
+            return h11.PAUSED
+        return super().next_event()
 
 
 class _Turn(EventWrapper):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import h11
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from triolet.server.framing import LONGEST_LINE, UNREADABLE, Framing
 
-from .connected import PATIENCE, Requests, answer, listening
+from .connected import PATIENCE, Requests, answer, listening, said
 
 HOST = b"host: localhost\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
@@ -230,3 +231,26 @@ async def test_a_sound_request_is_answered_and_the_connection_kept(name: str) ->
             assert (await answer(stream, SOUND[name][-1:])).startswith(b"HTTP/1.1 200")
     assert len(app.heard) == 2
     assert app.heard[0] == app.heard[1]
+
+
+async def test_a_last_answer_is_whole_though_the_client_has_sent_another_request() -> None:
+    """h11 reads nothing behind such an answer, and takes it for a fault that something comes."""
+    heard = []
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"2"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        while not heard or heard[-1].get("more_body"):
+            heard.append(await receive())
+        await trio.testing.wait_all_tasks_blocked()
+        await send({"type": "http.response.body", "body": b"k"})
+
+    async with listening(app) as place, await place.connect() as stream:
+        with trio.fail_after(PATIENCE):
+            await stream.send_all(post(b"content-length: 5\r\n"))
+            begun = await stream.receive_some()
+            found = begun + await said(stream, b"hello" + BEHIND)
+    assert [one["type"] for one in heard] == ["http.request"] * len(heard)
+    assert found.endswith(b"\r\n\r\nok")
+    assert found.count(b"HTTP/1.1") == 1
