@@ -6,10 +6,11 @@
     python benchmarks/hostile.py bodies [--model FOLDER] [--only NAME] [--repeat 1]
 
 ``clients``: in each round: 200 connections that close half-way, 50 that send a head letter by letter, 50 that pipeline
-and hang up, 50 broken forms, 5 small files that are huge pictures, 5 uploads of a gigabyte that are cut off where they are refused,
-20 WebSockets that send nonsense, and 20 good requests. Printed is the server's resident size after each round. The
-claims: every answer is below 500, good requests are answered, nothing runs afterwards, and over the last third of the
-rounds the size grows by at most a hundredth. Before it grows, since the engine writes its pages for the first time.
+and hang up, 50 broken forms, 5 small files that are huge pictures, 5 uploads of a gigabyte that are cut off where they
+are refused, 20 WebSockets that send nonsense, and 20 good requests. Printed is the server's resident size after each
+round. The claims: every answer is below 500, good requests are answered, nothing runs afterwards, and over the last
+third of the rounds the size grows by at most a hundredth. Before it grows, since the engine writes its pages for the
+first time.
 
 ``bodies``: each of `hostile_bodies.py` is sent twice: once the answer is awaited, once the client leaves as soon as all
 is sent. Meanwhile a process of its own asks for /health all the time, and reads the server's resident size. Printed is

@@ -20,10 +20,11 @@ from ..api.inputs.sources import NamedPath
 from ..api.inputs.threads import run_in_thread
 from .faults import is_beyond_telling
 from .problems import BadBody, Problem, Refusal
+from .schemas.base import Body
 from .schemas.weighing import Weighing
 from .server import Server
 
-Read = TypeVar("Read", bound=BaseModel)
+Read = TypeVar("Read", bound=Body)
 
 _INLINE = 16 * 1024  # bytes: reading more JSON takes longer than a thread costs
 _LARGE = 2**20  # bytes: what more leaves behind is given back to the system
@@ -62,10 +63,12 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
 
 def _parse(kind: type[Read], body: bytearray) -> Read:
     try:
-        return kind.model_validate_json(body, strict=True)
+        found = kind.model_validate_json(body, strict=True)
     except ValidationError as error:
         read = None if is_beyond_telling(error) else parsed(body)
         raise _explained(error, kind, read) from None
+    found.check_size()
+    return found
 
 
 def parsed(body: bytes | bytearray | str) -> object:

@@ -115,13 +115,13 @@ class Limit:
         count, allowed = 0, 2 * self.most
         for start in range(0, len(text), PIECE):
             pause()
+            allowed += extra
             count += self._tokens(text[start : start + PIECE])
             if count > allowed:
                 raise ContextLengthExceeded(
                     f"{what} of {len(text):,} characters has about {count:,} tokens in its first {start + PIECE:,} "
                     f"characters; allowed: {self.allowed}"
                 )
-            allowed += extra
         pause()
 
     def _tokens(self, piece: str) -> int:

@@ -35,7 +35,7 @@ from .common import answered, engine_of, exchange_of, new_id
 async def embed(request: Request) -> Response:
     """The vector of each text."""
     body = await read_json(request, EmbeddingRequest)
-    texts = [body.input] if isinstance(body.input, str) else body.input
+    texts = body.texts()
     async with engine_of(request, body.model) as engine:
         vectors = await engine.embed(texts, priority=body.priority)
         usage = await _usage(request, engine, [(text,) for text in texts])
@@ -102,7 +102,7 @@ def _logistic(score: float) -> float:
 async def classify(request: Request) -> Response:
     """The probability of each label for each text."""
     body = await read_json(request, ClassifyRequest)
-    texts = [body.input] if isinstance(body.input, str) else body.input
+    texts = body.texts()
     async with engine_of(request, body.model) as engine:
         found = await engine.classify(texts, priority=body.priority)
         usage = await _usage(request, engine, [(text,) for text in texts])

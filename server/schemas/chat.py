@@ -204,7 +204,6 @@ class ChatRequest(SamplingBody):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
-        self._is_moderate()
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
@@ -217,7 +216,7 @@ class ChatRequest(SamplingBody):
             raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
         return self
 
-    def _is_moderate(self) -> None:
+    def check_size(self) -> None:
         """What is joined, becomes objects a second time, or is walked through more than once, has its own bounds."""
         check_length("messages", sum(message.length for message in self.messages))
         calls = (call for message in self.messages for call in message.tool_calls or ())

@@ -34,12 +34,15 @@ class CompletionRequest(SamplingBody):
     def _fits_together(self) -> CompletionRequest:
         if len(self.prompts()) * (self.n or 1) > _MOST_ANSWERS:
             raise ValueError(f"{len(self.prompts())} prompts with n={self.n or 1}; allowed: {_MOST_ANSWERS} answers")
-        check_length("prompts", sum(map(len, self.prompts())))
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options without stream; set stream to true")
         if self.echo and self.logprobs is not None:
             raise ValueError("logprobs of a prompt are not told; leave out echo, or logprobs")
         return self
+
+    def check_size(self) -> None:
+        """See `Body`."""
+        check_length("prompts", sum(map(len, self.prompts())))
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt of the request."""

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from .base import Answer, Body, Ignored, Name, Text, check_length, up_to
 
-
-def _moderate(texts: list[str]) -> list[str]:
-    check_length("texts", sum(map(len, texts)))
-    return texts
-
-
-Texts = Annotated[list[Text], up_to(2_048, 1), AfterValidator(_moderate)]
+Texts = Annotated[list[Text], up_to(2_048, 1)]
 Level = Annotated[int, Field(ge=-100, le=100, description="The smallest runs first.")]
 
 
@@ -29,6 +23,14 @@ class EmbeddingRequest(Ignored):
         Field(ge=1, le=1_000_000, description="Keep so many numbers of each vector, and make it of length 1."),
     ] = None
     priority: Level = 0
+
+    def check_size(self) -> None:
+        """See `Body`."""
+        check_length("texts", sum(map(len, self.texts())))
+
+    def texts(self) -> list[str]:
+        """The input as a list."""
+        return [self.input] if isinstance(self.input, str) else self.input
 
     @field_validator("input", mode="before")
     @classmethod
@@ -81,12 +83,10 @@ class RerankRequest(Body):
     return_documents: bool = True
     priority: Level = 0
 
-    @model_validator(mode="after")
-    def _is_moderate(self) -> RerankRequest:
+    def check_size(self) -> None:
         """The query is read with each document."""
         texts = self.texts()
         check_length("texts, the query with each,", sum(map(len, texts)) + len(texts) * len(self.query))
-        return self
 
     def texts(self) -> list[str]:
         """The text of each document."""
@@ -123,6 +123,14 @@ class ClassifyRequest(Body):
     model: Name
     input: Text | Texts
     priority: Level = 0
+
+    def check_size(self) -> None:
+        """See `Body`."""
+        check_length("texts", sum(map(len, self.texts())))
+
+    def texts(self) -> list[str]:
+        """The input as a list."""
+        return [self.input] if isinstance(self.input, str) else self.input
 
 
 class Classified(Answer):

@@ -1,0 +1,176 @@
+"""Texts that are too long: refused without the tokenizer, or given up while they are counted."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import triolet
+from triolet import demo
+from triolet.api.inputs import lengths
+from triolet.api.inputs.lengths import Pause, read_texts
+from triolet.testing.families import make_checkpoint
+
+CONFIG = triolet.EngineConfig(dtype="float32")
+LONG = "and then the cat saw that one " * 20_000
+PATIENCE = 60.0  # seconds, for what happens at once
+
+
+class Calls:
+    """The texts that a tokenizer was given. ``held``: it waits, in each call, until it is let go."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+        self.texts: list[str] = []
+        self.begun, self.let_go = threading.Event(), threading.Event()
+        self.let_go.set()
+        kind, original = type(tokenizer), type(tokenizer).__call__
+
+        def call(one: Any, *texts: Any, **options: Any) -> Any:
+            self.texts += texts
+            self.begun.set()
+            assert self.let_go.wait(PATIENCE)
+            return original(one, *texts, **options)
+
+        patch.setattr(kind, "__call__", call)
+
+    def hold(self) -> None:
+        self.begun.clear()
+        self.let_go.clear()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"prompt": LONG},
+        {"messages": [{"role": "user", "content": LONG}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}] * 3},
+    ],
+)
+async def test_a_prompt_that_is_surely_too_long_is_refused_without_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any]
+) -> None:
+    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
+        calls = Calls(monkeypatch, engine.model.tokenizer)
+        told = r"of [\d,]+ characters has [\d,]+ tokens or more; allowed: up to [\d,]+ tokens"
+        with pytest.raises(triolet.ContextLengthExceeded, match=told):
+            await engine.generate(**query)
+        assert calls.texts == []
+        assert (await engine.generate("a cat", max_tokens=1)).text is not None
+        assert calls.texts
+
+
+async def test_a_conversation_that_is_surely_too_long_is_refused_without_its_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
+        rendered: list[object] = []
+        kind = type(engine.model.tokenizer)
+        monkeypatch.setattr(kind, "apply_chat_template", lambda *given, **_: rendered.append(given))
+        with pytest.raises(triolet.ContextLengthExceeded, match="a conversation"):
+            await engine.generate(messages=[{"role": "user", "content": LONG}])
+        assert rendered == []
+
+
+async def test_texts_that_are_surely_too_long_are_refused_without_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with triolet.Engine(make_checkpoint("bert_classifier", tmp_path), config=CONFIG) as engine:
+        calls = Calls(monkeypatch, engine.model.tokenizer)
+        with pytest.raises(triolet.ContextLengthExceeded, match="cut it into pieces"):
+            await engine.classify(["a cat", LONG])
+        assert calls.texts == []
+
+
+async def test_a_prompt_of_whisper_is_refused_without_its_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with triolet.Engine(demo.checkpoint(), config=CONFIG) as engine:
+        tokenizer = engine.model.tokenizer
+        monkeypatch.setattr(type(tokenizer), "encode", lambda *_, **__: pytest.fail("it was tokenized"))
+        with pytest.raises(triolet.ContextLengthExceeded, match="a prompt of"):
+            await engine.generate(LONG, audio=next(iter(demo.samples())).path)
+
+
+async def test_a_long_prompt_before_speech_is_read_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    async with triolet.Engine(demo.checkpoint(), config=CONFIG) as engine:
+        kind = type(engine.model.tokenizer)
+        original = kind.encode
+        monkeypatch.setattr(
+            kind, "encode", lambda one, text, **given: read.append(text) or original(one, text, **given)
+        )
+        with pytest.raises(triolet.InvalidRequest, match=r"initial_prompt='and then"):  # the demo takes none
+            await engine.transcribe(next(iter(demo.samples())).path, initial_prompt=LONG)
+        transcript = await engine.transcribe(next(iter(demo.samples())).path, prefix=LONG)
+    assert [len(text) for text in read] == [10_001]
+    assert any(told.startswith("prefix has 600,000 characters") for told in transcript.warnings)
+
+
+async def test_whoever_gives_up_waits_for_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of which nothing is sure is counted in pieces; between two of them the thread hears of the end."""
+    monkeypatch.setattr(lengths, "PIECE", 1_000)
+    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
+        monkeypatch.setattr(type(engine.model), "lengths", None)
+        calls = Calls(monkeypatch, engine.model.tokenizer)
+        calls.hold()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: engine.generate(LONG))
+                assert await trio.to_thread.run_sync(calls.begun.wait, PATIENCE)
+                scope.cancel()
+                calls.let_go.set()
+        assert scope.cancelled_caught
+        assert [len(text) for text in calls.texts] == [1_000]
+
+
+async def test_counting_ends_when_there_are_too_many_for_sure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "PIECE", 1_000)
+    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
+        monkeypatch.setattr(type(engine.model), "lengths", None)
+        calls = Calls(monkeypatch, engine.model.tokenizer)
+        with pytest.raises(triolet.ContextLengthExceeded, match="tokens in its first"):
+            await engine.generate(LONG)
+    assert all(len(text) == 1_000 for text in calls.texts), "it was never tokenized whole"
+    assert len(calls.texts) < 100
+
+
+async def test_texts_to_embed_are_given_up_between_two_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with triolet.Engine(make_checkpoint("bert", tmp_path), config=CONFIG) as engine:
+        calls = Calls(monkeypatch, engine.model.tokenizer)
+        calls.hold()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.embed, ["a cat"] * 50)
+                assert await trio.to_thread.run_sync(calls.begun.wait, PATIENCE)
+                scope.cancel()
+                calls.let_go.set()
+        assert scope.cancelled_caught
+        assert calls.texts == ["a cat"]
+
+
+class Turns(trio.abc.Instrument):
+    """Counts the turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
+async def test_short_texts_are_read_in_a_turn_each() -> None:
+    """A hundred of them in one turn would hold up all others."""
+    turns, seen = Turns(), list[int]()
+    reading = trio.CapacityLimiter(1)
+
+    def work(_: Pause) -> None:
+        seen.append(turns.count)
+
+    trio.lowlevel.add_instrument(turns)
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(lambda: read_texts(work, short=True, reading=reading))
+    trio.lowlevel.remove_instrument(turns)
+    assert len(set(seen)) == 20

@@ -1,0 +1,108 @@
+"""What a body would make, counted part by part, is what a reader of letters counts, however the body is cut."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triolet.core.errors import RequestTooLarge
+from triolet.server.schemas import weighing
+from triolet.server.schemas.weighing import Weighing, check_object, check_texts
+
+TEXTS = st.text('a,[{:"\\é😀', max_size=9)
+FOUND = st.recursive(
+    st.none() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=9)
+
+
+def by_letters(body: bytes) -> tuple[int, int, int]:
+    """Values, bytes outside of texts, and bytes of texts that are not plain, by definition."""
+    values = beside = wide = 0
+    text: bytes | None = None
+    escaped = False
+    for number in body:
+        letter = bytes([number])
+        if text is None:
+            text = letter if letter == b'"' else None
+            beside += text is None
+            values += {b",": 1, b":": 8, b"[": 8, b"{": 8}.get(letter, 0)
+        elif letter == b'"' and not escaped:
+            wide += len(text) if any(one >= 128 or one == ord("\\") for one in text) else 0
+            beside, text = beside + 1, None
+        else:
+            escaped = letter == b"\\" and not escaped
+            text += letter
+    return values, beside, wide
+
+
+@given(FOUND, st.booleans(), CUTS)
+def test_what_is_counted_is_what_is_there_however_the_body_is_cut(found: object, ascii_: bool, cuts: list[int]) -> None:
+    body = json.dumps(found, ensure_ascii=ascii_).encode()
+    weighed, rest = Weighing(), body
+    while rest:
+        cut = cuts[len(rest) % len(cuts)]
+        weighed.add(rest[:cut])
+        rest = rest[cut:]
+    assert (weighed.values, weighed.beside, weighed.wide) == by_letters(body)
+    assert weighed.size == len(body)
+
+
+@given(st.lists(FOUND, max_size=4), CUTS)
+def test_long_parts_are_counted_as_short_ones(found: list[object], cuts: list[int]) -> None:
+    body = json.dumps(found, ensure_ascii=False).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weighing, "_PIECE", cuts[0])
+        weighed = Weighing()
+        weighed.add(body)
+    assert (weighed.values, weighed.beside, weighed.wide) == by_letters(body)
+
+
+@given(st.binary(max_size=40), CUTS)
+def test_what_is_no_json_is_counted_without_an_error(body: bytes, cuts: list[int]) -> None:
+    weighed = Weighing()
+    for start in range(0, len(body), cuts[0]):
+        weighed.add(body[start : start + cuts[0]])
+    assert weighed.size == len(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"[" + b"1," * (weighing.MOST_VALUES + 1), "262,144 values"),
+        (b'{"a":' * (weighing.MOST_VALUES // 16 + 1), "262,144 values"),
+        (b"1" * (weighing.MOST_BESIDE + 1), "4,194,304 bytes outside of texts"),
+        (b'"' + b"\\n" * (weighing.MOST_WIDE // 2 + 1), "8,388,608 bytes in texts with escapes"),
+        (b'"' + b"a" * weighing.MOST_WIDE + "é".encode(), "8,388,608 bytes in texts with escapes"),
+        (b'"' + b"a" * weighing.MOST_JSON, "33,554,432 bytes"),
+    ],
+)
+def test_a_body_with_too_much_of_something_is_refused_in_words(body: bytes, told: str) -> None:
+    with pytest.raises(RequestTooLarge, match=told):
+        Weighing().add(body)
+
+
+def test_plain_texts_may_be_long() -> None:
+    """A picture is one text."""
+    weighed = Weighing()
+    weighed.add(b'{"a":"' + b"A" * (weighing.MOST_JSON - 8) + b'"}')
+    assert (weighed.values, weighed.wide) == (16, 0)
+
+
+def test_texts_of_json_have_a_bound_together() -> None:
+    one = "[" + "1," * (weighing.MOST_VALUES // 2)
+    check_texts("arguments", [one])
+    with pytest.raises(RequestTooLarge, match="arguments of more than 262,144 values"):
+        check_texts("arguments", [one, one])
+
+
+@pytest.mark.parametrize("found", [[1] * 9, {"a": {"b": [1, 2, {"c": [3, 4, 5]}]}}, ["a" * 21], {"a" * 21: 1}])
+def test_an_object_with_too_much_in_it_is_refused(found: object) -> None:
+    check_object("tools", [1] * 8, 9, 20)
+    with pytest.raises(RequestTooLarge, match="tools of more than 9 values or 20 characters"):
+        check_object("tools", found, 9, 20)

@@ -1,0 +1,222 @@
+"""Bodies of JSON: bounds come before what they bound is made, and what is left behind is given back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from triolet.core import request as core_request
+from triolet.core.errors import RequestTooLarge
+from triolet.core.request import SamplingParams
+from triolet.server import body, media
+from triolet.server.heap import Leavings
+from triolet.server.problems import BadBody
+from triolet.server.schemas.base import MOST_TEXT
+from triolet.server.schemas.chat import ChatRequest
+from triolet.server.schemas.completions import CompletionRequest
+from triolet.server.schemas.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest
+
+from .served import Served, served
+
+PLAIN: dict[str, Any] = {"model": "llama", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def running(models: dict[str, str]) -> Iterator[Served]:
+    with served({name: models[name] for name in ("llama", "bert")}) as one:
+        yield one
+
+
+def post(running: Served, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+    asked = urllib.request.Request(running.url + path, body, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=120) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def with_member(name: str, value: bytes) -> bytes:
+    return json.dumps(PLAIN).encode()[:-1] + b', "%s": %s}' % (name.encode(), value)
+
+
+# -- before anything is made -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logit_bias", b"{" + b",".join(b'"%d":1' % number for number in range(40_000)) + b"}"),
+        ("metadata", b"{" + b",".join(b'"%d":1' % number for number in range(40_000)) + b"}"),
+        ("messages", b"[" + b",".join([b'{"role":"user","content":"a"}'] * 20_000) + b"]"),
+        ("seed", b"1" * 5_000_000),
+        ("user", b'"' + b"\\u00e9" * 2_000_000 + b'"'),
+        ("user", b'"' + b"a" * 8_400_000 + "é".encode() + b'"'),
+        ("nothing", b"[" * 40_000),
+    ],
+    ids=["biases", "metadata", "messages", "digits", "escapes", "one letter", "nested"],
+)
+def test_a_body_over_a_bound_is_refused_before_anything_is_made_of_it(
+    running: Served, monkeypatch: pytest.MonkeyPatch, name: str, value: bytes
+) -> None:
+    made: list[object] = []
+    original = body._parse
+
+    def parse(*given: Any) -> Any:
+        made.append(given)
+        return original(*given)
+
+    monkeypatch.setattr(body, "_parse", parse)
+    status, told = post(running, CHAT, with_member(name, value))
+    assert (status, told["error"]["code"]) == (413, "request_too_large")
+    assert "of more than" in told["error"]["message"]
+    assert made == []
+    assert post(running, CHAT, json.dumps(PLAIN).encode())[0] == 200
+    assert len(made) == 1
+
+
+UNREAD = {"a": [1, {"b": "c"}]}
+
+
+@pytest.mark.parametrize("value", [UNREAD, [UNREAD], "text", 1, 1.5, True, None])
+def test_what_is_not_used_is_not_made(value: object) -> None:
+    ignored = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", "parsed_arguments": value}}
+    read_back = dict.fromkeys(("parsed", "provider_specific_fields", "annotations"), value)
+    past = {"role": "assistant", "content": "a", "tool_calls": [call], **read_back}
+    found = ChatRequest.model_validate_json(
+        json.dumps({**PLAIN, "messages": [past], **dict.fromkeys(ignored, value)}), strict=True
+    )
+    message = found.messages[0]
+    assert [getattr(found, name) for name in ignored] == [None] * 4
+    assert [getattr(message, name) for name in read_back] == [None] * 3
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].function.parsed_arguments is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "members"),
+    [
+        (ChatRequest, {**PLAIN, "messages": [{"role": "user", "content": "a" * 3_000_000}] * 3}),
+        (
+            ChatRequest,
+            {**PLAIN, "messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 900_000}] * 9}]},
+        ),
+        (CompletionRequest, {"model": "llama", "prompt": ["a" * 3_000_000] * 3}),
+        (EmbeddingRequest, {"model": "bert", "input": ["a" * 3_000_000] * 3}),
+        (ClassifyRequest, {"model": "bert", "input": ["a" * 3_000_000] * 3}),
+        (RerankRequest, {"model": "bert", "query": "a" * 9_000, "documents": ["b", {"text": "c"}] * 500}),
+    ],
+)
+def test_the_texts_of_a_request_have_a_bound_together(kind: Any, members: dict[str, Any]) -> None:
+    with pytest.raises(RequestTooLarge, match=f"allowed: up to {MOST_TEXT:,}"):
+        body._parse(kind, bytearray(json.dumps(members).encode()))
+
+
+def _called(arguments: str) -> list[dict[str, Any]]:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [{"role": "assistant", "tool_calls": [call]}]
+
+
+def _schema(count: int) -> dict[str, Any]:
+    return {"properties": {f"p{number}": {"type": "string"} for number in range(count)}}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"messages": [*_called("[" + "1," * 200_000), *_called("[" + "1," * 200_000)]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": _schema(11_000)}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "a" * 600_000}}] * 2},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _schema(3_000)}}},
+        {"chat_template_kwargs": {"a": [1] * 20_001}},
+    ],
+    ids=["arguments", "tools", "descriptions", "schema", "variables"],
+)
+def test_what_is_walked_through_more_than_once_has_bounds_of_its_own(members: dict[str, Any]) -> None:
+    with pytest.raises(RequestTooLarge, match="of more than"):
+        body._parse(ChatRequest, bytearray(json.dumps({**PLAIN, **members}).encode()))
+
+
+def test_logit_biases_are_as_many_as_stop_tokens(running: Served) -> None:
+    few = {**PLAIN, "logit_bias": dict.fromkeys(range(20), 1)}
+    many = {**PLAIN, "logit_bias": dict.fromkeys(range(1_025), 1)}
+    assert post(running, CHAT, json.dumps(few).encode())[0] == 200
+    status, told = post(running, CHAT, json.dumps(many).encode())
+    assert (status, told["error"]["param"]) == (400, "logit_bias")
+    assert "at most 1024" in told["error"]["message"]
+
+
+def test_the_parameters_of_many_answers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(n=128, seed=1, logit_bias=dict.fromkeys(range(1_000), 1.0))
+    checked: list[object] = []
+    monkeypatch.setattr(core_request, "settle", lambda *given, **_: checked.append(given))
+    siblings = [params.sibling(index) for index in range(128)]
+    assert checked == []
+    assert len({one.seed for one in siblings}) == 128
+    assert {one.n for one in siblings} == {1}
+    assert all(one.logit_bias is params.logit_bias for one in siblings)
+
+
+# -- media -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5, 6, 7, 12, 100])
+def test_base64_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(media, "_PIECE", 8)
+    data = bytes(range(size))
+    assert media.from_base64("data:," + base64.b64encode(data).decode(), "here", 6) == data
+
+
+@pytest.mark.parametrize("text", ["QUE=QUFB", "QUFBQUE=QUFB", "QUFBQU==QUFBQUFB", "QUFBQUFBQ", "QUF%", "QUFBQUFBé"])
+def test_what_is_no_base64_is_none_in_pieces(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(media, "_PIECE", 8)
+    with pytest.raises(BadBody, match="here is no base64"):
+        media.from_base64(text, "here")
+
+
+def test_a_long_data_address_without_base64_is_refused() -> None:
+    assert media._data("data:,%41b", "here") == b"Ab"
+    with pytest.raises(BadBody, match=r"allowed: up to 262,144, and more as data:image/png;base64"):
+        media._data("data:," + "%41" * 100_000, "here")
+
+
+# -- what is left ----------------------------------------------------------------------------------------------------
+
+
+async def test_what_large_requests_leave_is_given_back_each_time() -> None:
+    trimmed = [trio.Event(), trio.Event()]
+    waiting = iter(trimmed)
+    leavings = Leavings(lambda: trio.from_thread.run_sync(next(waiting).set))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leavings.give_back)
+            await wait_all_tasks_blocked()
+            assert not trimmed[0].is_set()
+            leavings.add()
+            leavings.add()
+            await trimmed[0].wait()
+            leavings.add()
+            await trimmed[1].wait()
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("size", "given_back"), [(100, False), (2_000_000, True)])
+def test_a_large_request_is_followed_by_giving_back(
+    running: Served, monkeypatch: pytest.MonkeyPatch, size: int, given_back: bool
+) -> None:
+    added: list[bool] = []
+    monkeypatch.setattr(type(running.server.leavings), "add", lambda _: added.append(True))
+    post(running, CHAT, json.dumps({**PLAIN, "user": "a" * size}).encode())
+    running.until(running.is_idle)
+    assert bool(added) is given_back
