@@ -15,7 +15,7 @@ from functools import cache
 
 from attrs import define, field
 
-SHORT = 20e-6
+SHORT = 100e-6
 """Seconds. A shorter one makes the engine little faster, and the thread beside it slower: docs/performance.md."""
 
 

@@ -127,7 +127,7 @@ class EngineConfig:
         threads: CPU threads of torch, a setting of the whole process; 0: one for each physical core that the process
             may use (affinity and the cgroup's quota, rounded down), but no more than torch is set to.
         switch_interval: how long a Python thread that computes may keep other threads waiting, a setting of the whole
-            process (`sys.setswitchinterval`). ``"short"``: 20 microseconds while the device works for an engine, then
+            process (`sys.setswitchinterval`). ``"short"``: 0.1 ms while the device works for an engine, then
             the program's own again, so that the engine goes on beside such a thread; the thread then computes more
             slowly. ``"kept"``: the engine leaves it alone.
         max_running: most sequences decoded together.

@@ -11,14 +11,15 @@ import pytest
 import trio
 
 from triolet import Engine, EngineConfig
-from triolet.actors.switch_interval import SWITCH_INTERVAL, SwitchInterval
+from triolet.actors.switch_interval import SHORT, SWITCH_INTERVAL, SwitchInterval
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.core.errors import EngineTeardownError
 from triolet.testing.sim import SimExecutor, SimInterpreter
 
 from .shared import ask
 
-LONG = 120.0
+OURS = round(SHORT * 1e6)  # microseconds
+LONG = 60.0
 """Seconds after which a test that hangs fails."""
 
 
@@ -75,7 +76,7 @@ def test_it_is_short_in_every_call_and_the_users_when_the_block_has_ended():
             assert await trio.to_thread.run_sync(held.interpreter.back.wait, LONG), "no call runs, and it is short"
 
     trio.run(main)
-    assert set(held.seen) == {20}
+    assert set(held.seen) == {OURS}
     assert held.interpreter.microseconds == 5000
 
 
@@ -99,7 +100,7 @@ def test_a_call_that_is_abandoned_does_not_keep_it():
             async with held.engine, trio.open_nursery() as nursery:
                 nursery.start_soon(ask, held.engine, 1)
                 assert await trio.to_thread.run_sync(held.entered.wait, LONG)
-                assert held.interpreter.microseconds == 20
+                assert held.interpreter.microseconds == OURS
                 nursery.cancel_scope.cancel()
         assert held.interpreter.microseconds == 5000
         held.let_go.set()  # it returns late, and is nobody's any more
@@ -136,7 +137,7 @@ def test_the_first_of_two_engines_to_end_leaves_it_short_for_the_other():
     for held, thread in zip((first, second), threads, strict=True):
         thread.start()
         assert held.entered.wait(LONG)
-    for held, thread, left in zip((first, second), threads, (20, 5000), strict=True):
+    for held, thread, left in zip((first, second), threads, (OURS, 5000), strict=True):
         held.let_go.set()
         thread.join(LONG)
         assert not thread.is_alive()

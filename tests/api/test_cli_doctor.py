@@ -77,7 +77,7 @@ X86 = frozenset({"sse2", "avx2", "avx512f", "fma"})
         (check_waiting(WaitPolicy(setting="GOMP_SPINCOUNT=0", reason="set")), "ok", ""),
         (check_waiting(WaitPolicy(setting="OMP_WAIT_POLICY=Active", reason="set")), "slow", "set it to PASSIVE"),
         (check_waiting(WaitPolicy(setting=None, reason="early")), "slow", "set OMP_WAIT_POLICY=PASSIVE: early"),
-        (check_switching(0.005, 2e-5), "ok", ""),
+        (check_switching(0.005, 1e-4), "ok", ""),
         (check_memory(8 * GIB, 4 * GIB, None), "ok", ""),
         (check_memory(8 * GIB, None, 16 * GIB), "ok", ""),
         (check_memory(8 * GIB, GIB // 2, 16 * GIB), "wrong", "end other programs"),
@@ -109,9 +109,9 @@ def test_memory_tells_the_limit_of_the_cgroup_where_it_binds() -> None:
 
 
 def test_the_switch_interval_is_told_as_it_is_and_as_an_engine_makes_it() -> None:
-    told = "5 ms, and 0.02 ms while an engine works (switch_interval='kept': it stays)"
-    assert check_switching(0.005, 2e-5).found == told
-    assert check_switching(1e-5, 2e-5).found == "0.01 ms"
+    told = "5 ms, and 0.1 ms while an engine works (switch_interval='kept': it stays)"
+    assert check_switching(0.005, 1e-4).found == told
+    assert check_switching(1e-5, 1e-4).found == "0.01 ms"
 
 
 NEEDS = ["torch<3,>=2.11", "attrs>=24.2", 'fastapi>=0.115; extra == "test"', 'triolet[test]; extra == "dev"']

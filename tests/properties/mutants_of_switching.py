@@ -23,7 +23,7 @@ MUTANTS: tuple[Mutant, ...] = (
     return result
 """,
         killer=swept("plain", FaultKind.STEP_FAILS),
-        reason="the switch interval was 20 microseconds",
+        reason="the switch interval was 100 microseconds",
     ),
     Mutant(
         name="a call that is abandoned leaves the switch interval short",
@@ -31,7 +31,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="            self.worker.switch_interval.leave(self)\n",
         mistake="",
         killer=swept("plain", FaultKind.STEP_HANGS),
-        reason="the switch interval was 20 microseconds",
+        reason="the switch interval was 100 microseconds",
     ),
     Mutant(
         name="the switch interval is short only while steps run",
@@ -47,7 +47,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="        if self._short:\n            return\n",
         mistake="",
         killer=SIMULATION,
-        reason="the switch interval was 20 microseconds",
+        reason="the switch interval was 100 microseconds",
     ),
     Mutant(
         name="the user's interval loses a microsecond each time",

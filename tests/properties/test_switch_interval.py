@@ -68,7 +68,7 @@ def test_python_reads_what_was_put_back_as_it_was():
 @pytest.mark.usefixtures("users_own")
 def test_engines_in_several_threads_share_it():
     """Each in its own order: between its begin and its end it is short, and in the end it is the user's."""
-    sys.setswitchinterval(1e-4)  # many switches
+    sys.setswitchinterval(2e-4)  # many switches
     users, interval, long = sys.getswitchinterval(), SwitchInterval(), []
 
     def work(number: int) -> None:
