@@ -79,22 +79,34 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 # -- what is left to the machine ------------------------------------------------------------------------------------
 
 _REAL = {"os.fork", "os.kill", "signal.pthread_kill", "socket.bind", "socket.connect"}
-_BETWEEN = {"asyncio", "subprocess", "trio"}
 _ROOT = str(Path(__file__).resolve().parents[1])
 _seen: set[str] = set()
 
 
 def _see(event: str, _: object) -> None:
-    """Hears of whatever the interpreter does."""
-    if event in _REAL or (event == "subprocess.Popen" and _is_ours(sys._getframe(1))):
-        _seen.add(event)
+    """Hears of whatever the interpreter does. Threads of libraries do what they like, and libraries ask the machine by
+    a process what it is, when they are used for the first time, wherever that is."""
+    if event in _REAL:
+        if any(map(_is_ours, _stack(sys._getframe(1)))):
+            _seen.add(event)
+    elif event == "subprocess.Popen":
+        caller = next(frame for frame in _stack(sys._getframe(1)) if _package(frame) not in {"asyncio", "subprocess"})
+        if _is_ours(caller) or _package(caller) in {"outcome", "trio"}:  # trio starts processes in a thread of its own
+            _seen.add(event)
 
 
-def _is_ours(frame: FrameType | None) -> bool:
-    """Libraries ask the machine by a process what it is, when they are used for the first time, wherever that is."""
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    path = "" if frame is None else frame.f_code.co_filename
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _is_ours(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
     return path.startswith(_ROOT) and "site-packages" not in path
 
 
