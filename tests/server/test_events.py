@@ -26,6 +26,7 @@ from triolet.server.view import told
 from triolet.server.view.page import SCRIPTS, plain, read_page
 from triolet.server.view.watchers import MOST_CHANGES
 
+from .openai_client import openai_client
 from .served import PATIENCE, Served, served
 
 pytestmark = pytest.mark.real_time
@@ -81,9 +82,10 @@ def changes(events: list[Told]) -> list[Told]:
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 
-def test_the_state_comes_first_then_figures_and_changes(service: Served, client: openai.OpenAI, speech: Path) -> None:
+def test_the_state_comes_first_then_figures_and_changes(models: dict[str, str], speech: Path) -> None:
     """Of a transcription: its stages, its encoder output, and the model, which is absent before its first use."""
-    with watching(service) as events:
+    only = {name: models[name] for name in ("whisper", "bert")}
+    with served(only) as service, openai_client(service) as client, watching(service) as events:
         first, figures = next(events), next(events)
         assert first["type"] == "state"
         assert figures["type"] == "figures"
