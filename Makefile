@@ -63,6 +63,7 @@ dist: $(STAMP)  ## wheel and sdist, in dist/: checked, and each tried in an envi
 
 soak: $(STAMP)  ## new random examples, a million faults, replicas that are killed; what fails prints how to run it again
 	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
+	$(BIN)/python -m triolet.testing.chaos --runs 10000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
 		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py tests/cluster \
 		--hypothesis-profile=soak

@@ -14,7 +14,16 @@ from ..api.inputs.audio import Samples, content_key
 from ..core.config import Speculation
 from ..core.model import Kind, Prepared
 from ..core.plan import AlignedTokens
-from ..core.request import Alignment, EncoderItem, Placeholder, Pooling, Probe, SamplingParams
+from ..core.request import (
+    Alignment,
+    EncoderItem,
+    LogitRules,
+    Placeholder,
+    Pooling,
+    Probe,
+    Request,
+    SamplingParams,
+)
 from .sim_beams import expected_hypotheses
 from .sim_model import (
     EOS,
@@ -126,6 +135,23 @@ def prompt_of(client: Client, model: SimModel) -> Prepared:
         size=model.encoder_bytes,
     )
     return Prepared(token_ids=client.prompt, items=(item,))
+
+
+def request_of(client: Client, model: SimModel, request_id: str) -> Request:
+    """The request of any client. It is made without a thread, which no schedule controls."""
+    prompt = prompt_of(client, model)
+    return Request(
+        id=request_id,
+        prompt_token_ids=prompt.token_ids,
+        items=prompt.items,
+        sampling=client.sampling,
+        rules=LogitRules(),
+        max_tokens=1 if client.reads_only else client.max_tokens,
+        pooling=client.pooling,
+        alignment=client.alignment,
+        probe=client.probe,
+        priority=client.priority,
+    )
 
 
 def true_answer(client: Client, model: SimModel) -> AlignedTokens | tuple[float, ...]:
@@ -277,6 +303,38 @@ _ALL = (
         ),
         model=SimModel(kind=Kind.DECODER, max_positions=16, pages=8),
         config=_SPECULATES | {"encoder_cache_bytes": 80},
+    ),
+    Scenario(
+        name="an urgent image and one place",  # where its step fails, the patient text has the place by then
+        clients=(
+            Client(images=(3,), prompt=(START, IMAGE, 5), max_tokens=4),
+            Client(prompt=(START, 7, 8), max_tokens=4, priority=1, arrives=0.1),
+        ),
+        model=_READS_IMAGES,
+        config={"max_running": 1, "steps_in_flight": 1, "encoder_idle_seconds": 0},
+    ),
+    Scenario(
+        name="an urgent image, one place and two steps in flight",
+        clients=(
+            Client(images=(3,), prompt=(START, IMAGE, 5), max_tokens=4),
+            *(
+                Client(images=(10 + n, 15 + n), prompt=_TWO_IMAGES, max_tokens=3, priority=1, arrives=0.1)
+                for n in (0, 8)
+            ),
+        ),
+        model=_READS_IMAGES,
+        config={"max_running": 1, "encoder_cache_bytes": 80},
+    ),
+    Scenario(
+        name="three places and one slot",  # three levels of priority, and searches that grow beyond the pages
+        clients=(
+            Client(audio=1, max_tokens=4, priority=2),
+            Client(audio=2, max_tokens=5, priority=1, beams=2, arrives=0.2),
+            Client(audio=1, prompt=_TEXT, max_tokens=3, arrives=0.3),
+            Client(audio=3, prompt=_TEXT, max_tokens=3, arrives=0.4, patience=0.5),
+        ),
+        model=SimModel(max_positions=12, pages=12, page_size=2, cross_slots=1),
+        config=_ONE_ENTRY | {"max_running": 3, "steps_in_flight": 1},
     ),
     Scenario(
         name="beams",  # too few pages for two searches at once: they are preempted in the middle

@@ -20,9 +20,9 @@ from ..core.errors import (
     TrioletError,
 )
 from ..core.model import Kind
-from ..core.request import LogitRules, Request
+from ..core.request import Request
 from ..core.trace import TraceChecker
-from .clients import Client, Scenario, audio, prompt_of, true_answer, true_probe, true_tokens
+from .clients import Client, Scenario, audio, request_of, true_answer, true_probe, true_tokens
 from .faults import ACTORS, FaultKind, Injected, Injector
 from .sim import SimExecutor, SimWorker, sim_engine
 from .step_judge import JudgedWorker, StepJudge
@@ -244,16 +244,4 @@ class Run:
         )
 
     def _request(self, client: Client) -> Request:
-        prompt = prompt_of(client, self.scenario.model)
-        return Request(
-            id=self.engine.inside._new_id(None),
-            prompt_token_ids=prompt.token_ids,
-            items=prompt.items,
-            sampling=client.sampling,
-            rules=LogitRules(),
-            max_tokens=1 if client.reads_only else client.max_tokens,
-            pooling=client.pooling,
-            alignment=client.alignment,
-            probe=client.probe,
-            priority=client.priority,
-        )
+        return request_of(client, self.scenario.model, self.engine.inside._new_id(None))

@@ -302,8 +302,10 @@ class Planner:
     # -- committing a draft ------------------------------------------------------------------------------------------
 
     def _move(self, draft: StepDraft) -> None:
-        """Preempts the draft's victims. Has the sequences that lost what made them ready acquire anew. Remembers the
-        one that lacks room."""
+        """Remembers the sequence that lacks room, preempts the draft's victims, and has the sequences that lost what
+        made them ready acquire anew."""
+        if draft.blocked is not None:
+            self._room.found_none(draft.blocked)  # before the victims leave: what they give back is room that has come
         for victim in draft.preempted:
             self._counters.preemptions += 1
             self._actions.append(Preempt(victim.request.id))
@@ -311,8 +313,6 @@ class Planner:
         for sequence in draft.lost:
             sequence.shuns_cache = bool(sequence.placeholders and self._holds.keys(sequence))
             self._acquirer.waits(sequence)
-        if draft.blocked is not None:
-            self._room.found_none(draft.blocked)
 
     def _dispatch(self, draft: StepDraft) -> StepPlan:
         written, reads = self._start(draft)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterable
 
 import pytest
 from attrs import define, field
@@ -15,7 +16,7 @@ from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
 from triolet.core.request import EncoderItem, Request
 
-TURNS = 20_000
+TURNS = 5_000
 FOUND = (
     12_578,
     29_248,
@@ -35,6 +36,8 @@ class Play:
     too_large: float = 0.0
     aborted: float = 0.0
     places: int = 1
+    reading: float = 0.7  # how many read something
+    has_images: bool = False  # among the tokens; else audio, which is read through cross-attention
     asks: dict[str, str] = field(factory=dict)  # holder -> key
     waiting: deque[str] = field(factory=deque)
     held: dict[str, set[str]] = field(factory=dict)  # key -> holders
@@ -48,7 +51,7 @@ class Play:
         page, positions = pick([1, 2, 4]), pick([8, 16, 24])
         full = -(-positions // page)
         pages = full + pick([0, 0, 1, 2, full])
-        running, tokens = pick([1, 2, 3, 6]), pick([2, 4, 8, 32])
+        running, tokens = pick([1, 1, 2, 3, 6]), pick([2, 4, 8, 32])
         slots, depth = pick([1, 2, 3]), pick([1, 2, 2, 3])
         self.places = pick([1, 2, 99])
         self.planner = Planner(
@@ -62,9 +65,11 @@ class Play:
                 steps_in_flight=depth,
                 encoder_cache_bytes=self.places,
                 headroom=pick([0, 0, 4]),
+                prefix_caching=pick([False, True]),
             )
         )
-        self.count = pick([3, 6, 12])
+        self.count = pick([2, 3, 6, 12])
+        self.reading, self.has_images = pick([0.3, 0.7]), pick([False, True])
         self.arriving.extend(self.request(f"r{number}", positions) for number in range(self.count))
         self.flaky, self.too_large, self.aborted = pick([0, 0, 0.05, 0.3]), pick([0, 0, 0.1]), pick([0, 0, 0.02])
 
@@ -72,12 +77,20 @@ class Play:
         prompt = self.dice.randint(1, positions - 1)
         most = self.dice.randint(1, positions - prompt)
         items: tuple[EncoderItem, ...] = ()
-        if self.dice.random() >= 0.3:
-            items = (EncoderItem(key=f"k{self.dice.randint(0, 3)}", payload=None, embeddings=1, size=1),)
+        if self.dice.random() < self.reading:
+            items = self.images(prompt) if self.has_images else (self.item(()),)
         if self.dice.random() < 0.2:
             self.poisonous.add(name)
         ids = tuple(range(1, prompt + 1))
         return Request(id=name, prompt_token_ids=ids, items=items, max_tokens=most, priority=self.dice.randint(0, 1))
+
+    def item(self, spans: tuple[tuple[int, int], ...]) -> EncoderItem:
+        return EncoderItem(key=f"k{self.dice.randint(0, 3)}", payload=None, embeddings=1, size=1, spans=spans)
+
+    def images(self, prompt: int) -> tuple[EncoderItem, ...]:
+        """One to three among the tokens."""
+        places = sorted(self.dice.sample(range(prompt), min(prompt, self.dice.randint(1, 3))))
+        return tuple(self.item(((place, place + 1),)) for place in places)
 
     def act(self) -> None:
         for action in self.planner.take_actions():
@@ -168,10 +181,15 @@ class Play:
         assert len(self.ended) == self.count
 
 
+def play_all(seeds: Iterable[int]) -> None:
+    """One play for each seed."""
+    for seed in seeds:
+        Play(random.Random(seed)).play()
+
+
 @pytest.mark.parametrize("block", range(4))
 def test_every_request_ends(block: int):
-    for seed in range(100 * block, 100 * (block + 1)):
-        Play(random.Random(seed)).play()
+    play_all(range(250 * block, 250 * (block + 1)))
 
 
 @pytest.mark.parametrize("seed", FOUND)

@@ -1,0 +1,262 @@
+"""Chaos: engines in which several faults meet, each run of one seed.
+
+::
+
+    python -m triolet.testing.chaos --runs 10000 --workers 2
+
+The sweep has one fault a run, at every step of every task. Here steps, encodings, frees, sleeps and wakes fail by
+chance and at once, while clients come, wait, leave and are cancelled, and operators put the engine to sleep and wake
+it. Behind `CALM` virtual seconds nothing fails: then whoever still waits must be served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import click
+import trio
+from attrs import define, field, frozen
+
+from ..actors.worker import Job
+from ..api.engine import Engine
+from ..core.config import EngineConfig, Speculation
+from ..core.errors import InvariantViolation, TrioletError
+from ..core.model import Kind
+from .clients import FOREVER, Client, request_of, true_tokens
+from .sim import SimExecutor, SimWorker, sim_engine
+from .sim_model import IMAGE, START, SimModel
+from .trio_tools.schedules import Batches, Deadlock, Uniform, run_scheduled
+
+CALM = 20.0
+"""Virtual seconds after which the device works, and the operators have gone."""
+GIVEN_UP = 3000.0
+"""Virtual seconds after which a run counts as hung: the longest takes a tenth."""
+
+_FAILING = (Job.FREE, Job.STEP, Job.ENCODE, Job.SLEEP, Job.WAKE)
+_CLIENTS = 6
+_OPERATORS = 2
+
+
+class WrongTokens(AssertionError):
+    """A client got other tokens than it would have had alone."""
+
+
+@define(eq=False)
+class Chaos:
+    """One run: six clients, two operators, and a device that fails by chance. ``dice`` decide all of it."""
+
+    dice: random.Random
+    faults: int = field(default=0, init=False)
+    ends: Counter[str] = field(factory=Counter, init=False)
+    _quiet: bool = field(default=False, init=False)
+    _rates: dict[Job, float] = field(init=False)
+    _model: SimModel = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        pick = self.dice.choice
+        self._rates = {job: pick([0, 0, 0.1, 0.3]) for job in _FAILING}
+        self._model = SimModel(
+            kind=pick([Kind.ENCODER_DECODER, Kind.DECODER, Kind.DECODER]),
+            cross_slots=pick([1, 2, 4]),
+            pages=pick([20, 64]),
+            max_positions=48,
+        )
+
+    async def main(self) -> None:
+        """Plays the run.
+
+        Raises:
+            WrongTokens: to a client.
+            InvariantViolation: a promise of the trace is broken.
+            TooSlowError: somebody waits for ever.
+            AssertionError: the device was misused or kept, or a request holds its place.
+        """
+        executor = SimExecutor(self._model, fault=self._fault)
+        worker = SimWorker(seconds={job: self.dice.choice([0.001, 0.01, 0.1, 0.3]) for job in Job})
+        async with sim_engine(executor, config=self._config(), worker=worker) as engine:
+            with trio.fail_after(GIVEN_UP):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(_CLIENTS):
+                        nursery.start_soon(self._come, engine)
+                    for _ in range(_OPERATORS):
+                        nursery.start_soon(self._operate, engine)
+                    nursery.start_soon(self._calm_down, engine)
+        assert not executor.misuses, executor.misuses[0]
+        assert not executor.is_open, "the device was not given back"
+        assert not engine.inside.pending, "a request holds its place"
+
+    def _config(self) -> EngineConfig:
+        pick = self.dice.choice
+        return EngineConfig(
+            verify=True,
+            drain_seconds=pick([0, 1, 300]),
+            stage_seconds=60,
+            restarts=10**6,
+            idle_sleep=pick([math.inf, 0, 0.2, 1]),
+            encoder_idle_seconds=pick([0, 0.1, 30]),
+            encoder_cache_bytes=pick([40, 80, 200, 1000] if self._model.kind is Kind.DECODER else [100, 200, 1000]),
+            max_step_tokens=pick([2, 8, 2048]),
+            max_running=pick([1, 2, 3, 32]),
+            max_pending=pick([2, 256]),
+            steps_in_flight=pick([1, 2]),
+            prefix_caching=pick([False, True]),
+            speculation=pick([None, Speculation(tokens=3)]),
+            while_asleep=pick(["wait", "refuse"]),
+            encode_batch_embeddings=pick([4, 10, 30]),
+        )
+
+    def _fault(self, job: Job, _: object) -> Exception | None:
+        if self._quiet or self.dice.random() >= self._rates.get(job, 0):
+            return None
+        self.faults += 1
+        return self.dice.choice([RuntimeError, MemoryError])("injected")
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def _client(self) -> Client:
+        dice = self.dice
+        text = tuple(2 + dice.randrange(50) for _ in range(dice.randrange(6)))
+        client: dict[str, Any] = {
+            "max_tokens": 1 + dice.randrange(12),
+            "priority": dice.randrange(3),
+            "beams": dice.choice([1, 1, 1, 2]),
+            "arrives": dice.random() * 4,
+            "patience": dice.choice([0.2, 1, FOREVER, FOREVER]),
+            "pause": dice.choice([0, 0, 0, 0.2]),
+        }
+        if self._model.kind is Kind.ENCODER_DECODER:
+            return Client(audio=dice.randrange(4), prompt=(START, *text), **client)
+        images = tuple(dice.randrange(8) for _ in range(dice.choice([0, 1, 2, 3])))
+        prompt = [START, *text]
+        for _ in images:
+            prompt.insert(dice.randint(1, len(prompt)), IMAGE)
+        return Client(images=images, prompt=tuple(prompt), **client)
+
+    async def _come(self, engine: Engine) -> None:
+        client = self._client()
+        await trio.sleep(client.arrives)
+        try:
+            with trio.move_on_after(client.patience) as scope:
+                await self._read(engine, client)
+            self.ends["left" if scope.cancelled_caught else "finished"] += 1
+        except TrioletError as error:  # what may be told, and to whom, is the sweep's business
+            self.ends[type(error).__name__] += 1
+
+    async def _read(self, engine: Engine, client: Client) -> None:
+        true, got = true_tokens(client, self._model), ()
+        request = request_of(client, self._model, engine.inside._new_id(None))
+        async with engine.inside._deltas(request, trio.current_time(), wait=True, texts=None) as deltas:
+            async for delta in deltas:
+                got += delta.token_ids
+                if got != true[: len(got)]:
+                    raise WrongTokens(f"{client} got the tokens {got}, not {true}")
+                await trio.sleep(client.pause)
+        if got != true:
+            raise WrongTokens(f"{client} finished with the tokens {got}, not {true}")
+
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    async def _operate(self, engine: Engine) -> None:
+        for _ in range(self.dice.randrange(6)):
+            await trio.sleep(self.dice.random() * 1.5)
+            await self._order(self.dice.choice([engine.sleep, engine.wake]))
+
+    async def _order(self, what: Callable[[], Awaitable[None]]) -> None:
+        with trio.move_on_after(self.dice.choice([0, 0.05, 100])):
+            with contextlib.suppress(TrioletError):
+                await what()
+
+    async def _calm_down(self, engine: Engine) -> None:
+        await trio.sleep(CALM)
+        self._quiet = True
+        for _ in range(3):
+            with contextlib.suppress(TrioletError):
+                await engine.wake()
+            await trio.sleep(5)
+
+
+# -- many runs -------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Outcome:
+    """What came of one run. ``broken``: a hang, a violation, wrong tokens or another error; ``None``: all went well."""
+
+    seed: int
+    faults: int
+    ends: Counter[str]
+    broken: str | None = None
+    error: str = ""
+
+
+def play(seed: int) -> Outcome:
+    """Plays the run of ``seed``. Never raises for a broken promise: see `Outcome.broken`."""
+    chaos = Chaos(random.Random(seed))
+    try:
+        run_scheduled(chaos.main, schedule=(Uniform if seed % 2 else Batches)(seed))
+    except Exception as error:  # noqa: BLE001  (told in the outcome)
+        return Outcome(seed, chaos.faults, chaos.ends, *_told(error))
+    return Outcome(seed, chaos.faults, chaos.ends)
+
+
+def _told(error: BaseException) -> tuple[str, str]:
+    inside = error
+    while isinstance(inside, BaseExceptionGroup):
+        inside = inside.exceptions[0]
+    kinds = {
+        "hangs": (trio.TooSlowError, Deadlock),
+        "violations": (InvariantViolation,),
+        "wrong tokens": (WrongTokens,),
+    }
+    kind = next((kind for kind, classes in kinds.items() if isinstance(inside, classes)), "other errors")
+    return kind, f"{type(inside).__name__}: {inside}"
+
+
+def _say_nothing() -> None:
+    """Turns the log off, in this process: the faults are injected."""
+    logging.getLogger("triolet").setLevel(logging.CRITICAL + 1)
+
+
+@click.command()
+@click.option("--runs", default=1000, show_default=True, type=click.IntRange(min=1))
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="of the first run")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(min=1), help="processes")
+def main(runs: int, seed: int, workers: int) -> None:
+    """Run engines in which several faults meet, and see whether anybody hangs or gets a wrong token."""
+    begun = time.perf_counter()
+    seeds = range(seed, seed + runs)
+    if workers == 1:
+        _report(map(play, seeds), begun)
+        return
+    with ProcessPoolExecutor(workers, initializer=_say_nothing) as pool:
+        _report(pool.map(play, seeds, chunksize=50), begun)
+
+
+def _report(outcomes: Iterable[Outcome], begun: float) -> None:
+    runs, faults = 0, 0
+    ends: Counter[str] = Counter()
+    broken = Counter({"hangs": 0, "violations": 0, "wrong tokens": 0, "other errors": 0})
+    for outcome in outcomes:
+        runs, faults = runs + 1, faults + outcome.faults
+        ends += outcome.ends
+        if outcome.broken is not None:
+            broken[outcome.broken] += 1
+            click.echo(f"BROKEN triolet.testing.chaos.play({outcome.seed}): {outcome.error}")
+    click.echo(f"{runs} runs, {faults} faults in {time.perf_counter() - begun:.0f} s")
+    click.echo(", ".join(f"{count} {kind}" for kind, count in broken.items()))
+    click.echo("clients ended: " + ", ".join(f"{end} {count}" for end, count in ends.most_common()))
+    if broken.total():
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    _say_nothing()
+    main()
