@@ -141,3 +141,22 @@ def test_bytes_that_the_vocabulary_lacks_are_no_tokens() -> None:
     assert set(found.unread) == {"a", "\x12", "\n"}
     assert found.least_tokens("a" * 1_000) == 0 == len(tokenizer.encode("a" * 1_000))
     assert lengths_of(tokenizer_of("some bytes", "NFC", "bytes", "none", ["b"])) is None, "NFC may make an a"
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "text"),
+    [
+        (normalizers.NFC(), "\u03b1\u0313\u0300\u0345"),
+        (normalizers.NFKC(), "\u03b1\u0313\u0300\u0345"),
+        (normalizers.Replace("abc", "a"), "abc"),
+        (normalizers.Sequence([normalizers.Replace("ab", "a"), normalizers.Replace("aa", "a")]), "abab"),
+    ],
+)
+def test_what_a_normalizer_makes_one_is_counted_as_one(normalizer: Any, text: str) -> None:
+    """Tokens of one character each, and as many characters made one as the normalizer can."""
+    made = Tokenizer(models.BPE({"a": 0}, [], unk_token="a"))
+    made.normalizer = normalizer
+    found = lengths_of(SimpleNamespace(backend_tokenizer=made))
+    assert found is not None
+    assert len(made.encode(text * 10).ids) == 10
+    assert found.least_tokens(text * 10) == 10
