@@ -33,7 +33,9 @@ def machines() -> Iterator[None]:
     from ray.cluster_utils import Cluster as Machines
 
     sizes = {"num_cpus": 1, "object_store_memory": 80 << 20}
-    several = Machines(initialize_head=True, head_node_args={**sizes, "include_dashboard": False})
+    # Ray would try a port that has a number, and leave a socket open where another Ray has it: tests run side by side.
+    head = {"include_dashboard": False, "dashboard_port": None}
+    several = Machines(initialize_head=True, head_node_args={**sizes, **head})
     for _ in range(2):
         several.add_node(**sizes)
     planted = {"worker_process_setup_hook": plant_poison}
