@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,21 +79,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 # -- what is left to the machine ------------------------------------------------------------------------------------
 
-_REAL = {"os.fork", "os.kill", "signal.pthread_kill", "socket.bind", "socket.connect"}
+_REAL = {"os.fork", "os.kill", "signal.pthread_kill", "socket.bind", "socket.connect", "subprocess.Popen"}
 _ROOT = str(Path(__file__).resolve().parents[1])
+_MAIN = threading.main_thread().ident
 _seen: set[str] = set()
 
 
 def _see(event: str, _: object) -> None:
-    """Hears of whatever the interpreter does. Threads of libraries do what they like, and libraries ask the machine by
-    a process what it is, when they are used for the first time, wherever that is."""
-    if event in _REAL:
-        if any(map(_is_ours, _stack(sys._getframe(1)))):
-            _seen.add(event)
-    elif event == "subprocess.Popen":
-        caller = next(frame for frame in _stack(sys._getframe(1)) if _package(frame) not in {"asyncio", "subprocess"})
-        if _is_ours(caller) or _package(caller) in {"outcome", "trio"}:  # trio starts processes in a thread of its own
-            _seen.add(event)
+    """Hears of whatever the interpreter does, and notes what a test's own lines do in the main thread. Libraries ask
+    the machine by a process what it is, wherever they are used first; a thread may be of an earlier test."""
+    if event not in _REAL or threading.get_ident() != _MAIN:
+        return
+    stack = list(_stack(sys._getframe(1)))
+    if event == "subprocess.Popen":
+        stack = [frame for frame in stack if _package(frame) not in {"asyncio", "subprocess"}][:1]
+    if any(map(_is_ours, stack)):
+        _seen.add(event)
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
@@ -107,21 +109,17 @@ def _package(frame: FrameType) -> str:
 
 def _is_ours(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
-    return path.startswith(_ROOT) and "site-packages" not in path
+    return path.startswith(_ROOT) and not path.startswith(sys.prefix) and "site-packages" not in path
 
 
 sys.addaudithook(_see)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    _seen.clear()
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fails a test that starts a process, sends a signal or opens a socket, and is not marked ``real_time``."""
+    """Fails a test that starts a process, sends a signal or opens a socket, and is not marked ``real_time``. What its
+    fixtures do does not count: which test they begin with is the machine's choice."""
+    _seen.clear()
     result = yield
     if _seen and item.get_closest_marker("real_time") is None:
         pytest.fail(f"{', '.join(sorted(_seen))}: mark it real_time, and see that it waits for events", pytrace=False)

@@ -18,6 +18,8 @@ from triolet.testing.sim import SimExecutor, SimInterpreter
 
 from .shared import ask
 
+pytestmark = pytest.mark.real_time
+
 OURS = round(SHORT * 1e6)  # microseconds
 LONG = 60.0
 """Seconds after which a test that hangs fails."""

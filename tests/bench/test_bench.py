@@ -94,6 +94,7 @@ def test_ours_is_compared_with_peers_of_its_numbers_and_with_those_of_none_of_ou
 
 
 @pytest.mark.parametrize("thread", [True, False])
+@pytest.mark.real_time
 def test_a_thread_of_the_contenders_process_computes_while_it_answers_and_no_longer(thread, tmp_path):
     program = tmp_path / "contender"
     program.with_suffix(".py").write_text(

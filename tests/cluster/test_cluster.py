@@ -23,7 +23,7 @@ from .conftest import NAME, assert_given_back, kill, replicas, until
 
 CONFIG = EngineConfig(device="cpu", threads=1)
 MODEL = triolet.demo.checkpoint()
-pytestmark = pytest.mark.usefixtures("machines")
+pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("machines")]
 
 
 @frozen

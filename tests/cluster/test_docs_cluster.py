@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "cluster.md"
-pytestmark = pytest.mark.usefixtures("machines")
+pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("machines")]
 
 
 async def test_every_piece_of_code_prints_what_the_page_says() -> None:

@@ -7,8 +7,11 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from .processes import SAMPLE, SECONDS, deployments, started, transcription, until, url_of
+
+pytestmark = pytest.mark.real_time
 
 IMPATIENT = str(Path(__file__).with_name("impatient.py"))
 

@@ -16,6 +16,8 @@ from ray.core.generated.gcs_pb2 import ActorTableData, WorkerTableData
 
 from triolet.cluster import processes
 
+pytestmark = pytest.mark.real_time
+
 HERE, LOST = b"\x01" * 4, b"\x02" * 4  # machines
 
 

@@ -32,6 +32,8 @@ from triolet.testing.families import make_checkpoint
 
 from .conftest import NAME, assert_given_back, kill, replicas, until
 
+pytestmark = pytest.mark.real_time
+
 CONFIG = EngineConfig(device="cpu", threads=1)
 ITEM = EncoderItem(key="k", payload=None, embeddings=1, size=10)
 OUTPUT = LentOutput(key="k", size=10, arrays=())

@@ -29,6 +29,8 @@ from triolet.core.plan import SampledToken
 from triolet.core.request import FinishReason, Request
 from triolet.core.timings import Timings
 
+pytestmark = pytest.mark.real_time
+
 DIES, PREEMPTED, LENDER_LOST, WELL = "dies", "preempted", "lender lost", "well"
 NO_ROOM, GIVEN_UP = "no room", "given up"
 MAIN, QUARANTINE = "main", "quarantine"

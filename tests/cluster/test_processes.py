@@ -10,6 +10,8 @@ import pytest
 
 from .processes import deployments, started, until
 
+pytestmark = pytest.mark.real_time
+
 PROGRAM = """
     import trio, triolet.demo
     from triolet import EngineConfig

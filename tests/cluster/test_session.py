@@ -20,6 +20,8 @@ from triolet.cluster.deployment import Deployment
 from triolet.cluster.session import RaySession
 from triolet.core.errors import EngineError
 
+pytestmark = pytest.mark.real_time
+
 IGNORED = 1  # SIG_IGN
 
 

@@ -16,6 +16,8 @@ from hypothesis import given
 from triolet.actors.switch_interval import SHORT, SwitchInterval
 from triolet.testing.sim import SimInterpreter
 
+pytestmark = pytest.mark.real_time
+
 OURS = round(SHORT * 1e6)  # microseconds
 USERS = st.integers(1, 20_000).filter(lambda value: value != OURS)  # which nobody could tell from ours
 ENGINES = st.sampled_from("abc")

@@ -26,6 +26,8 @@ from triolet.server.schemas.vectors import ClassifyRequest, EmbeddingRequest, Re
 
 from .served import Served, served
 
+pytestmark = pytest.mark.real_time
+
 PLAIN: dict[str, Any] = {"model": "llama", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
 CHAT = "/v1/chat/completions"
 

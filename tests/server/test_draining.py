@@ -15,6 +15,8 @@ from triolet.server.server import Server
 from .connected import PATIENCE, Place, answer, said, serving_on
 from .talking import PaperEngine, paper_server
 
+pytestmark = pytest.mark.real_time
+
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 CHAT = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -21,6 +21,8 @@ from .connected import PATIENCE, listening, said, serving_on
 from .talking import PaperEngine, paper_server
 from .test_draining import OPENING, until
 
+pytestmark = pytest.mark.real_time
+
 FRAME = b"\x81\x85\0\0\0\0hello"
 
 

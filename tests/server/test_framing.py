@@ -15,6 +15,8 @@ from triolet.server.framing import LONGEST_LINE, UNREADABLE, Framing
 
 from .connected import PATIENCE, Requests, answer, listening, said
 
+pytestmark = pytest.mark.real_time
+
 HOST = b"host: localhost\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 BEHIND = b"GET /behind HTTP/1.1\r\nhost: localhost\r\n\r\n"

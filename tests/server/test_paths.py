@@ -26,6 +26,8 @@ from triolet.server.settings import ServerSettings
 from .connected import PATIENCE, answer, serving_on
 from .served import Served, served
 
+pytestmark = pytest.mark.real_time
+
 HIDDEN = "(a path of the server)"
 LOGGER = "triolet.server"
 

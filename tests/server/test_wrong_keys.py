@@ -17,6 +17,8 @@ from triolet.server.settings import ServerSettings
 from .talking import PaperEngine, PaperEngines, answered, scope_of
 from .test_gate import KEY, Asked
 
+pytestmark = pytest.mark.real_time
+
 WRONG = {"authorization": "Bearer nonsense"}
 
 
