@@ -19,9 +19,10 @@ from starlette.requests import Request
 from ..api.inputs.sources import NamedPath
 from ..api.inputs.threads import run_in_thread
 from .faults import is_beyond_telling
+from .heap import trim
 from .problems import BadBody, Problem, Refusal
 from .schemas.base import Body
-from .schemas.weighing import Weighing
+from .schemas.weighing import PIECE, Weighing
 from .server import Server
 
 Read = TypeVar("Read", bound=Body)
@@ -47,21 +48,33 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     """
     if _media_type(request) not in ("application/json", ""):
         raise Refusal(Problem(415, f"a body of the type {_media_type(request)}; allowed: application/json"))
-    body, weighing = bytearray(), Weighing()
+    come, weighing = bytearray(), Weighing()
     async with aclosing(request.stream()) as stream:
         async for part in stream:
-            weighing.add(part)
-            body += part
-    read = partial(_parse, kind, body)
+            come += part  # not a list of parts: a client may send a byte at a time
+            if len(come) - weighing.size >= PIECE:
+                weighing.add(bytes(come[weighing.size :]))
+    weighing.add(bytes(come[weighing.size :]))
+    body = bytes(come)  # of a bytearray pydantic would make a copy
+    del come
     if weighing.size <= _INLINE:
-        return read()
+        return _parse(kind, body)
+    read = partial(_parse_large if weighing.size > _LARGE else _parse, kind, body)
     server: Server = request.app.state.server
     if weighing.size > _LARGE:
         request.scope["exchange"].closing.callback(server.leavings.add)
     return await run_in_thread(read, limiter=server.reading)
 
 
-def _parse(kind: type[Read], body: bytearray) -> Read:
+def _parse_large(kind: type[Read], body: bytes) -> Read:
+    """Parsers make copies: they are gone before what was read is decoded, which makes others."""
+    try:
+        return _parse(kind, body)
+    finally:
+        trim()
+
+
+def _parse(kind: type[Read], body: bytes) -> Read:
     try:
         found = kind.model_validate_json(body, strict=True)
     except ValidationError as error:
@@ -71,7 +84,7 @@ def _parse(kind: type[Read], body: bytearray) -> Read:
     return found
 
 
-def parsed(body: bytes | bytearray | str) -> object:
+def parsed(body: bytes | str) -> object:
     """``body`` as JSON; ``None`` where it is none."""
     try:
         return from_json(body)

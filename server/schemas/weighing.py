@@ -23,7 +23,7 @@ MOST_JSON = 32 * 2**20  # bytes
 MOST_VALUES = 2**18
 MOST_BESIDE = 4 * 2**20  # bytes outside of texts: numbers of thousands of digits take long to read
 MOST_WIDE = 8 * 2**20  # bytes of texts that are not plain
-_PIECE = 2**16  # bytes that are looked at in one go
+PIECE = 2**16  # bytes that are looked at in one go
 _QUOTE, _BACKSLASH, _PLAIN = 0x22, 0x5C, 0x80
 _EACH = np.zeros(256, np.uint8)  # a comma parts two values
 _EACH[ord(",")] = 1
@@ -58,8 +58,8 @@ class Weighing:
         """
         self.size += len(part)
         self._check(self.size, MOST_JSON, "bytes; send large files as a form, or an address")
-        for start in range(0, len(part), _PIECE):
-            self._count(part[start : start + _PIECE])
+        for start in range(0, len(part), PIECE):
+            self._count(part[start : start + PIECE])
             self.check()
 
     def check(self) -> None:

@@ -57,7 +57,7 @@ def test_what_is_counted_is_what_is_there_however_the_body_is_cut(found: object,
 def test_long_parts_are_counted_as_short_ones(found: list[object], cuts: list[int]) -> None:
     body = json.dumps(found, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weighing, "_PIECE", cuts[0])
+        patch.setattr(weighing, "PIECE", cuts[0])
         weighed = Weighing()
         weighed.add(body)
     assert (weighed.values, weighed.beside, weighed.wide) == by_letters(body)

@@ -7,10 +7,12 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+from starlette.requests import Request
 from trio.testing import wait_all_tasks_blocked
 
 from triolet.core import request as core_request
@@ -87,6 +89,28 @@ def test_a_body_over_a_bound_is_refused_before_anything_is_made_of_it(
     assert len(made) == 1
 
 
+@pytest.mark.parametrize("size", [1, 7, 65_536, 65_537, 200_000])
+async def test_a_body_is_whole_however_it_comes(size: int) -> None:
+    """And it is weighed in long parts, though a client sends a few bytes at a time."""
+    told = json.dumps({**PLAIN, "messages": [{"role": "user", "content": "aé" * 1_000 * min(size, 50)}]}).encode()
+    parts = [told[start : start + size] for start in range(0, len(told), size)]
+    messages = iter([{"type": "http.request", "body": part, "more_body": True} for part in parts])
+    weighed: list[int] = []
+
+    async def receive() -> Any:
+        return next(messages, {"type": "http.request", "body": b"", "more_body": False})
+
+    with pytest.MonkeyPatch.context() as patch:
+        original = body.Weighing.add
+        patch.setattr(body.Weighing, "add", lambda one, part: weighed.append(len(part)) or original(one, part))
+        app = SimpleNamespace(state=SimpleNamespace(server=SimpleNamespace(reading=trio.CapacityLimiter(1))))
+        scope = {"type": "http", "method": "POST", "headers": [], "app": app}
+        found = await body.read_json(Request(scope, receive), ChatRequest)
+    assert found.messages[0].content == "aé" * 1_000 * min(size, 50)
+    assert sum(weighed) == len(told)
+    assert len(weighed) <= len(told) // 65_536 + 1
+
+
 UNREAD = {"a": [1, {"b": "c"}]}
 
 
@@ -122,7 +146,7 @@ def test_what_is_not_used_is_not_made(value: object) -> None:
 )
 def test_the_texts_of_a_request_have_a_bound_together(kind: Any, members: dict[str, Any]) -> None:
     with pytest.raises(RequestTooLarge, match=f"allowed: up to {MOST_TEXT:,}"):
-        body._parse(kind, bytearray(json.dumps(members).encode()))
+        body._parse(kind, json.dumps(members).encode())
 
 
 def _called(arguments: str) -> list[dict[str, Any]]:
@@ -147,7 +171,7 @@ def _schema(count: int) -> dict[str, Any]:
 )
 def test_what_is_walked_through_more_than_once_has_bounds_of_its_own(members: dict[str, Any]) -> None:
     with pytest.raises(RequestTooLarge, match="of more than"):
-        body._parse(ChatRequest, bytearray(json.dumps({**PLAIN, **members}).encode()))
+        body._parse(ChatRequest, json.dumps({**PLAIN, **members}).encode())
 
 
 def test_logit_biases_are_as_many_as_stop_tokens(running: Served) -> None:
