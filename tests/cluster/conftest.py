@@ -1,4 +1,4 @@
-"""A small Ray cluster on this machine: one head and two nodes, each a raylet of its own."""
+"""A small Ray cluster on this machine: a head and another node, each a raylet of its own."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ def machines() -> Iterator[None]:
     from ray import cloudpickle
     from ray.cluster_utils import Cluster as Machines
 
-    sizes = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    sizes = {"num_cpus": 2, "object_store_memory": 80 << 20}
     # Ray would try a port that has a number, and leave a socket open where another Ray has it: tests run side by side.
-    head = {"include_dashboard": False, "dashboard_port": None}
+    head = {
+        "include_dashboard": False,
+        "dashboard_port": None,
+        "_system_config": {"prestart_worker_first_driver": False},
+    }
     several = Machines(initialize_head=True, head_node_args={**sizes, **head})
-    for _ in range(2):
-        several.add_node(**sizes)
+    several.add_node(**sizes)
     planted = {"worker_process_setup_hook": plant_poison}
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the processes cannot import it
     ray.init(address=several.address, log_to_driver=False, logging_level="ERROR", runtime_env=planted)
