@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...api.engine import Engine
+from ...api.inputs.prompts import Query
 from ...api.outputs.results import Completion, Delta
 from ...api.outputs.results import Usage as Counted
 from ...core.request import FinishReason
@@ -17,7 +18,7 @@ from ..event_stream import DONE, Events, EventStream
 from ..schemas.base import Usage
 from ..schemas.completions import CompletionAnswer, CompletionChoice, CompletionRequest
 from .common import answered, engine_of, exchange_of, new_id, now
-from .sampling import completion_logprobs, sampling_of, siblings_of, usage_of
+from .sampling import completion_logprobs, sampling_of, usage_of
 from .together import run_all, streams_together
 
 _DEFAULT_TOKENS = 16  # OpenAI's
@@ -89,9 +90,7 @@ def _answer(body: CompletionRequest, choices: list[CompletionChoice], usage: Usa
 async def _streamed(request: Request, body: CompletionRequest, events: Events) -> None:
     writer = _Writer(body, events)
     async with engine_of(request, body.model) as engine:
-        queries = [
-            {**query, "sampling": one} for query in _queries(request, body) for one in siblings_of(query["sampling"])
-        ]
+        queries = [Query(**query) for query in _queries(request, body)]
         usages, timings = await streams_together(engine, queries, partial(writer.add, engine))
     exchange_of(request).ended(timings, tokens=sum(one.completion_tokens for one in usages))
     await writer.end(usages)

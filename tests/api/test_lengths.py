@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 import triolet
 from triolet import demo
-from triolet.api.inputs import lengths
+from triolet.api.inputs import lengths, vectors
 from triolet.api.inputs.lengths import Pause, read_texts
 from triolet.testing.families import make_checkpoint
 
@@ -148,6 +149,22 @@ async def test_texts_to_embed_are_given_up_between_two_of_them(tmp_path: Path, m
                 calls.let_go.set()
         assert scope.cancelled_caught
         assert calls.texts == ["a cat"]
+
+
+async def test_others_have_their_turn_between_two_texts_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "PIECE", 1)
+    async with triolet.Engine(make_checkpoint("bert", tmp_path), config=CONFIG) as engine:
+        calls = Calls(monkeypatch, engine.model.tokenizer)
+        calls.hold()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.embed, ["a cat"] * 50)
+            assert await trio.to_thread.run_sync(calls.begun.wait, PATIENCE)
+            nursery.start_soon(engine.embed, "a dog")
+            await wait_all_tasks_blocked()
+            calls.let_go.set()
+        assert calls.texts == ["a cat", "a dog", *["a cat"] * 49]
 
 
 class Turns(trio.abc.Instrument):
