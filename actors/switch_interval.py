@@ -68,12 +68,18 @@ class SwitchInterval:
         if self._ours != self._users and self.read() == self._ours:
             self.write(_exactly(self._users))
 
-    def forked(self) -> None:
-        """This process is a copy of another, whose engines and threads it does not have."""
-        self._lock = threading.RLock()
+    def outlive_forks(self) -> None:
+        """Has each process that is forked from now on begin with the user's interval: it has none of the engines. No
+        thread is in the middle of a change then."""
+        os.register_at_fork(
+            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._end_in_child
+        )
+
+    def _end_in_child(self) -> None:
         self._calls.clear()
         if self._short:
             self._put_back()
+        self._lock.release()
 
 
 def _exactly(seconds: float) -> float:
@@ -89,4 +95,4 @@ SWITCH_INTERVAL = SwitchInterval()
 def outlive_forks() -> None:
     """A process forked while a device works gets the user's interval. Call it before the first call of a device."""
     if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(after_in_child=SWITCH_INTERVAL.forked)
+        SWITCH_INTERVAL.outlive_forks()

@@ -263,53 +263,71 @@ def test_interrupts_while_the_process_ends_do_not_leave_before_the_device_is_rel
     assert done.stdout.splitlines()[-3:] == ["device released", "runner stopped", "channels closed"]
 
 
-def test_a_process_ends_though_a_call_of_the_device_hangs() -> None:
-    """In bounded time: the exit waits for four stages and no longer, wherever the engine's thread is by then. Nothing
-    says that the device was released."""
+@pytest.mark.parametrize(
+    ("job", "hanging"),
+    [("STEP", "engine.generate(prompt_token_ids=[1, 2], audio=samples, max_tokens=5)"), ("CLOSE", "engine.aclose()")],
+    ids=["step", "close"],
+)
+def test_a_process_ends_though_a_call_of_the_device_hangs(job: str, hanging: str) -> None:
+    """It hangs before the exit, which waits for four stages and no longer, wherever the engine's thread is by then.
+    Nothing says that the device was released."""
     done = run(
-        """
+        f"""
+        import numpy
+
+        samples, hung = numpy.zeros(1600, numpy.float32), threading.Event()
+
         def hang(job, _):
-            if job is Job.CLOSE:
+            if job is Job.{job}:
+                hung.set()
                 threading.Event().wait()
 
         config = EngineConfig(observer=tell, stage_seconds=0.1)
         engine = Engine.from_parts(lambda: SimExecutor(fault=hang), ThreadWorker, config=config)
 
         async def main():
+            global hanging
             await engine.__aenter__()
+            hanging = asyncio.ensure_future({hanging})
+            await asyncio.to_thread(hung.wait)
+            print("it hangs", flush=True)
 
         loop = asyncio.new_event_loop()
         loop.run_until_complete(main())
         """
     )
     assert done.returncode == 0, done.stderr
-    stages = done.stdout.splitlines()
-    assert stages[:2] == ["device taken", "accepting"]
-    assert "device released" not in stages
+    told = done.stdout.splitlines()
+    assert told[:2] == ["device taken", "accepting"]
+    assert "it hangs" in told
+    assert "device released" not in told
 
 
 def test_a_process_ends_though_the_engines_loop_stands_still() -> None:
-    """An observer that blocks, which it must not do: the exit waits its time and goes on, also where the machine stops
-    the thread for so long before."""
+    """An observer that blocks, which it must not do, and does so before the exit: that waits its time and goes on."""
     done = run(
         """
+        stands = threading.Event()
+
         def block(event):
-            if event == StageReached("intake closed"):
-                print("blocked", flush=True)
+            if event == StageReached("accepting"):
+                stands.set()
                 threading.Event().wait()
 
         config = EngineConfig(observer=block, stage_seconds=0.05)
         engine = Engine.from_parts(SimExecutor, ThreadWorker, config=config)
 
         async def main():
-            await engine.__aenter__()
+            global opening
+            opening = asyncio.ensure_future(engine.__aenter__())
+            await asyncio.to_thread(stands.wait)
+            print("it stands still", flush=True)
 
         loop = asyncio.new_event_loop()
         loop.run_until_complete(main())
         """
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout in {"blocked\n", ""}
+    assert (done.returncode, done.stdout) == (0, "it stands still\n"), done.stderr
 
 
 # -- cancellation ----------------------------------------------------------------------------------------------------

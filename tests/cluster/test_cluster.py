@@ -16,12 +16,11 @@ import trio
 from attrs import evolve, frozen
 
 import triolet.demo
-from triolet import CheckpointError, Engine, EngineConfig, InvalidRequest, SamplingParams
+from triolet import CheckpointError, Engine, InvalidRequest, SamplingParams
 from triolet.cluster import Cluster
 
-from .conftest import NAME, assert_given_back, kill, replicas, until
+from .conftest import CONFIG, NAME, assert_given_back, kill, replicas, until
 
-CONFIG = EngineConfig(device="cpu", threads=1)
 MODEL = triolet.demo.checkpoint()
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("machines")]
 

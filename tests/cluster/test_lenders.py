@@ -19,7 +19,7 @@ with warnings.catch_warnings():
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
 import triolet.demo
-from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams
+from triolet import Engine, InvalidRequest, SamplingParams
 from triolet.actors import messages as m
 from triolet.cluster import Cluster
 from triolet.cluster.deployment import _only_encodes
@@ -30,11 +30,10 @@ from triolet.core.plan import LentOutput
 from triolet.core.request import EncoderItem
 from triolet.testing.families import make_checkpoint
 
-from .conftest import NAME, assert_given_back, kill, replicas, until
+from .conftest import CONFIG, NAME, assert_given_back, kill, replicas, until
 
 pytestmark = pytest.mark.real_time
 
-CONFIG = EngineConfig(device="cpu", threads=1)
 ITEM = EncoderItem(key="k", payload=None, embeddings=1, size=10)
 OUTPUT = LentOutput(key="k", size=10, arrays=())
 

@@ -15,10 +15,12 @@ pytestmark = pytest.mark.real_time
 PROGRAM = """
     import trio, triolet.demo
     from triolet import EngineConfig
-    from triolet.cluster import Cluster
+    from triolet.cluster import Cluster, deployment
+
+    deployment._ASK_SECONDS = 86_400.0
 
     async def main():
-        config, told = EngineConfig(device="cpu", threads=1), 0
+        config, told = EngineConfig(device="cpu", threads=1, stage_seconds=86_400, drain_seconds=86_400), 0
         for _ in range(2):
             async with Cluster(triolet.demo.checkpoint(), config=config, cpus=0.5) as cluster:
                 print("open", flush=True)

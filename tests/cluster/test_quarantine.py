@@ -6,12 +6,11 @@ import pytest
 import trio
 
 import triolet.demo
-from triolet import Engine, EngineConfig, PoisonRequest, SamplingParams
+from triolet import Engine, PoisonRequest, SamplingParams
 from triolet.cluster import Cluster
 
-from .conftest import NAME, POISON, assert_given_back, replicas
+from .conftest import CONFIG, NAME, POISON, assert_given_back, replicas
 
-CONFIG = EngineConfig(device="cpu", threads=1)
 MODEL = triolet.demo.checkpoint()
 SEEDS = (1, 2, POISON, 3, 4, 5, 6)
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("machines")]

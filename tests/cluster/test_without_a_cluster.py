@@ -18,6 +18,7 @@ with warnings.catch_warnings():
 
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.schema import ApplicationStatus
 
 from triolet import EngineConfig
 from triolet.cluster import deployment
@@ -102,12 +103,30 @@ class Handle:
 DEPLOYED = Deployment(name="a", model="m", config=EngineConfig(), replicas=2, cpus=1.0, gpus=0.0, address=None)
 
 
+def tells(status: ApplicationStatus) -> Any:
+    """Serve, whose one application has this status."""
+    found = SimpleNamespace(status=status, message="it ended", deployments={})
+    return SimpleNamespace(status=lambda: SimpleNamespace(applications={"a": found}))
+
+
 def test_what_one_replica_of_several_cannot_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever it is, and however late the handle hears of it, and the cluster is not open then."""
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "serve", tells(ApplicationStatus.RUNNING))
     handle = Handle([], [None], [None, CheckpointError("not on this machine")])
     running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="not on this machine"):
+        running.describe()
+    assert handle.told == []
+
+
+def test_replicas_that_serve_gives_up_after_they_were_ready_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the time for an answer is over."""
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "serve", tells(ApplicationStatus.DEPLOY_FAILED))
+    handle = Handle([])
+    running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="the replicas cannot be started: it ended"):
         running.describe()
     assert handle.told == []
 
@@ -121,20 +140,78 @@ def test_a_handle_that_never_hears_of_the_replicas_is_an_error(monkeypatch: pyte
         running.describe()
 
 
+class Serve:
+    """Says of a deployment that it is there, ``times`` times after it was deleted."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.deleted: list[str] = []
+
+    def delete(self, name: str, *, _blocking: bool) -> None:
+        assert not _blocking
+        self.deleted.append(name)
+
+    def status(self) -> Any:
+        self.times -= 1
+        return SimpleNamespace(applications={"a": None} if self.times >= 0 else {})
+
+
 def test_a_deployment_has_ended_when_its_processes_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve says so when it has told Ray to end them."""
-    told: list[Any] = []
-    listed = [{"a": None}, {}, {}, {}]
-    left = [True, True, False]
-    applications = SimpleNamespace(
-        delete=lambda name, _blocking: told.append(name),
-        status=lambda: SimpleNamespace(applications=listed.pop(0)),
-    )
+    """Serve says so when it has told Ray to end them. Ray's books are long: they are read when Serve has said it."""
+    applications, left, looks = Serve(3), [True, True, False], []
+
+    def are_left(names: tuple[str, ...]) -> bool:
+        looks.append(applications.times)
+        return left.pop(0)
+
     monkeypatch.setattr(deployment, "serve", applications)
-    monkeypatch.setattr(deployment, "are_left", lambda names: left.pop(0))
+    monkeypatch.setattr(deployment, "are_left", are_left)
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_BOOKS_SECONDS", 0.0)
     assert Running(DEPLOYED, (), None, register=None)._deleted(60.0)  # type: ignore[arg-type]
-    assert (told, listed, left) == (["a", "a-quarantine"], [], [])
+    assert (applications.deleted, looks, left) == (["a", "a-quarantine"], [-1, -1, -1], [])
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What a deployment knows of its machine: the clock, which its pauses move, and since when no process is left."""
+    one = SimpleNamespace(now=0.0, gone=0.0, left=0)
+
+    def sleep(seconds: float) -> None:
+        one.now += seconds
+
+    def leave() -> None:
+        one.left += 1
+
+    quarantine = SimpleNamespace(shutdown=lambda: None)
+    one.running = Running(DEPLOYED, (), quarantine, register=None)  # type: ignore[arg-type]
+    monkeypatch.setattr(deployment, "time", SimpleNamespace(monotonic=lambda: one.now, sleep=sleep))
+    monkeypatch.setattr(deployment, "serve", Serve(0))
+    monkeypatch.setattr(deployment, "are_left", lambda _: one.now < one.gone)
+    monkeypatch.setattr(deployment, "ray", SimpleNamespace(kill=lambda _: None))
+    monkeypatch.setattr(deployment, "SESSION", SimpleNamespace(leave=leave))
+    return one
+
+
+def test_a_start_that_is_given_up_awaits_the_end_of_replicas_that_load(
+    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of its stages has the time that the settings give."""
+    machine.gone = 35.0
+    machine.running.give_up()
+    assert 35.0 <= machine.now < 36.0
+    assert (machine.left, caplog.messages) == (1, [])
+
+
+def test_what_is_left_of_a_start_that_is_given_up_is_told(
+    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a replica that Ray finds no room for: Serve ends it after ten minutes."""
+    machine.gone = 600.0
+    machine.running.give_up()
+    assert 40.0 <= machine.now < 41.0
+    assert machine.left == 1
+    assert caplog.messages == ["replicas of a that were not ready have not ended in 40 s"]
 
 
 class Books:

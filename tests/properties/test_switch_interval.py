@@ -122,3 +122,51 @@ def test_a_forked_process_has_the_users_interval():
         assert sys.getswitchinterval() == users
     """)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_a_process_that_is_forked_while_the_interval_is_put_back_has_the_users():
+    """The last call ends in another thread, which is about to write the user's interval when the main thread forks."""
+    program = dedent("""
+        import os, sys, threading
+        from triolet.actors.switch_interval import SWITCH_INTERVAL, outlive_forks
+
+        users, writes, goes_on, lock = sys.getswitchinterval(), threading.Event(), threading.Event(), threading.RLock()
+
+        class Lock:
+            def acquire(self):
+                if threading.current_thread() is threading.main_thread() and writes.is_set():
+                    goes_on.set()
+                return lock.acquire()
+
+            def release(self):
+                lock.release()
+
+            def __enter__(self):
+                self.acquire()
+
+            def __exit__(self, *_):
+                self.release()
+
+        def write(seconds):
+            writes.set()
+            assert goes_on.wait(60)
+            sys.setswitchinterval(seconds)
+
+        SWITCH_INTERVAL._lock = Lock()
+        outlive_forks()
+        SWITCH_INTERVAL.begin("a")
+        SWITCH_INTERVAL.write = write
+        ending = threading.Thread(target=SWITCH_INTERVAL.end, args=("a",))
+        ending.start()
+        assert writes.wait(60)
+        child = os.fork()
+        if child == 0:
+            os._exit(int(sys.getswitchinterval() != users))
+        goes_on.set()
+        assert os.waitpid(child, 0)[1] == 0, "it is short in the child"
+        ending.join()
+        assert sys.getswitchinterval() == users
+        SWITCH_INTERVAL.begin("b")  # the lock is free
+    """)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
