@@ -29,8 +29,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## transcribe the shipped recordings with the shipped checkpoint
 	@$(BIN)/triolet transcribe --model demo demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
 
+# a folder of its own for each run: pytest clears the common one of older runs, and another run may be at it
 test: $(STAMP)  ## all tests, in as many processes as there are cores; idle ones take over from busy ones; a hang fails
-	@$(BIN)/python -m pytest -o faulthandler_exit_on_timeout=true --numprocesses $(WORKERS) --dist worksteal
+	@scratch=$$(mktemp -d); trap "rm -rf $$scratch" EXIT; $(BIN)/python -m pytest --basetemp $$scratch/run \
+		-o faulthandler_exit_on_timeout=true --numprocesses $(WORKERS) --dist worksteal
 
 stubborn: $(STAMP)  ## tests whose order the machine chooses, N times each beside a process that spins: how many passed
 	@$(BIN)/python -c 'while True: pass' & spins=$$!; trap "kill $$spins" EXIT; $(BIN)/python -m pytest $(ONLY) \
