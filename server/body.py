@@ -28,7 +28,8 @@ from .server import Server
 Read = TypeVar("Read", bound=Body)
 
 _INLINE = 16 * 1024  # bytes: reading more JSON takes longer than a thread costs
-_LARGE = 2**20  # bytes: what more leaves behind is given back to the system
+_LEAVES = 2**17  # bytes: what more leaves behind is given back to the system
+_LARGE = 2**20  # bytes: copies of more are given back at once
 _MOST_NAME = 100  # characters of a member's name that are looked at, and told
 _MOST_FIELDS = 32  # of a form beside its file
 _MOST_FIELD = 256 * 2**10  # bytes; all of them together stay in memory
@@ -49,20 +50,21 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     if _media_type(request) not in ("application/json", ""):
         raise Refusal(Problem(415, f"a body of the type {_media_type(request)}; allowed: application/json"))
     come, weighing = bytearray(), Weighing()
+    server: Server = request.app.state.server
     async with aclosing(request.stream()) as stream:
         async for part in stream:
             come += part  # not a list of parts: a client may send a byte at a time
-            if len(come) - weighing.size >= PIECE:
-                weighing.add(bytes(come[weighing.size :]))
+            if len(come) - weighing.size < PIECE:
+                continue
+            if weighing.size < _LEAVES <= len(come):
+                request.scope["exchange"].closing.callback(server.leavings.add)
+            weighing.add(bytes(come[weighing.size :]))
     weighing.add(bytes(come[weighing.size :]))
     body = bytes(come)  # of a bytearray pydantic would make a copy
     del come
     if weighing.size <= _INLINE:
         return _parse(kind, body)
     read = partial(_parse_large if weighing.size > _LARGE else _parse, kind, body)
-    server: Server = request.app.state.server
-    if weighing.size > _LARGE:
-        request.scope["exchange"].closing.callback(server.leavings.add)
     return await run_in_thread(read, limiter=server.reading)
 
 

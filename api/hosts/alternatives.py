@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import trio
 from attrs import define, field
 
+_AT_ONCE = 64  # begin in one turn of the event loop: thousands would hold up all others
 T = TypeVar("T")
 Begun = Callable[[], object]
 Run = Callable[[Begun], Awaitable[T]]  # calls its argument when the run has begun
@@ -28,6 +29,8 @@ class _Together(Generic[T]):
         async with trio.open_nursery() as nursery:
             for index in range(len(self.runs)):
                 nursery.start_soon(self._one, index, nursery.cancel_scope)
+                if index % _AT_ONCE == _AT_ONCE - 1:
+                    await trio.lowlevel.checkpoint()
 
     async def _one(self, index: int, scope: trio.CancelScope) -> None:
         try:
