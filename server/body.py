@@ -52,6 +52,7 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
         async for part in stream:
             weighing.add(part)
             body += part
+    weighing.end()
     read = partial(_parse, kind, body)
     if weighing.size <= _INLINE:
         return read()
