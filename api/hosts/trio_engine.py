@@ -26,6 +26,7 @@ from ...core.request import Request
 from ..inputs.audio import AudioSource
 from ..inputs.prompts import Query, build_request, check_kind, with_page_keys
 from ..inputs.vectors import (
+    Told,
     VectorQuery,
     Vectors,
     build_requests,
@@ -235,46 +236,51 @@ class TrioEngine:
     # -- vectors -----------------------------------------------------------------------------------------------------
 
     async def embed(
-        self, texts: object, pooling: str | None, normalize: bool | None, priority: int, *, wait: bool
+        self,
+        texts: object,
+        pooling: str | None,
+        normalize: bool | None,
+        priority: int,
+        *,
+        wait: bool,
+        told: Told = bool,
     ) -> Vectors:
         """See `Engine.embed`."""
         kind = embedding_pooling(self._opened()[1], pooling, normalize)
         query = VectorQuery(texts=check_texts("texts", texts), pooling=kind, priority=priority)
-        return await self._vectors(query, wait=wait)
+        return await self._vectors(query, wait=wait, told=told)
 
-    async def score(self, query: object, documents: object, priority: int, *, wait: bool) -> tuple[float, ...]:
+    async def score(
+        self, query: object, documents: object, priority: int, *, wait: bool, told: Told = bool
+    ) -> tuple[float, ...]:
         """See `Engine.score`."""
         pooling = scoring_pooling(self._opened()[1])
         if not isinstance(query, str):
             raise InvalidRequest(f"query={reprlib.repr(query)}; allowed: a text")
-        labels = self.model.labels
-        if len(labels) != 1:
-            raise InvalidRequest(
-                f"{self.model.architecture} has {len(labels)} labels; rerankers have one. Ask engine.classify(...)"
-            )
+        if (labels := len(self.model.labels)) != 1:
+            told_labels = f"{self.model.architecture} has {labels} labels"
+            raise InvalidRequest(f"{told_labels}; rerankers have one. Ask engine.classify(...)")
         pairs = [(query, document) for document in check_texts("documents", documents)]
-        vectors = await self._vectors(VectorQuery(texts=pairs, pooling=pooling, priority=priority), wait=wait)
+        asked = VectorQuery(texts=pairs, pooling=pooling, priority=priority)
+        vectors = await self._vectors(asked, wait=wait, told=told)
         return tuple(map(float, vectors[:, 0])) if pairs else ()
 
-    async def classify(self, texts: object, priority: int, *, wait: bool) -> tuple[dict[str, float], ...]:
+    async def classify(
+        self, texts: object, priority: int, *, wait: bool, told: Told = bool
+    ) -> tuple[dict[str, float], ...]:
         """See `Engine.classify`."""
         pooling = scoring_pooling(self._opened()[1])
         query = VectorQuery(texts=check_texts("texts", texts), pooling=pooling, priority=priority)
         labels = self.model.labels
-        scores = await self._vectors(query, wait=wait)
+        scores = await self._vectors(query, wait=wait, told=told)
         return tuple(dict(zip(labels, softmax(row), strict=True)) for row in scores.tolist())
 
-    async def _vectors(self, query: VectorQuery, *, wait: bool) -> Vectors:
+    async def _vectors(self, query: VectorQuery, *, wait: bool, told: Told) -> Vectors:
         """[texts, width]"""
         asked = trio.current_time()
-        requests = await build_requests(
-            self.model,
-            query,
-            most_tokens=self.config.max_step_tokens,
-            prefix_caching=self.config.prefix_caching,
-            new_id=partial(self._new_id, None),
-            reading=self._reading,
-        )
+        new_id = partial(self._new_id, None)
+        requests = await build_requests(self.model, query, self.config, new_id=new_id, reading=self._reading)
+        told(sum(len(request.prompt_token_ids) for request in requests))
         vectors = await run_together([partial(self._vector, request, asked, wait=wait) for request in requests])
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 

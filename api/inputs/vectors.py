@@ -13,6 +13,7 @@ import trio
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
+from ...core.config import EngineConfig
 from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from ...core.model import Kind, ModelDescription
 from ...core.order import check_priority
@@ -25,6 +26,7 @@ _INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
 _TEXT = 100  # characters: as long as they take, a text takes however short it is
 
 Vectors = NDArray[np.float32]
+Told = Callable[[int], object]  # hears how many tokens are read
 
 
 @frozen(kw_only=True, eq=False)
@@ -84,19 +86,15 @@ def _default(description: ModelDescription) -> Pooling:
 async def build_requests(
     description: ModelDescription,
     query: VectorQuery,
+    config: EngineConfig,
     *,
-    most_tokens: int,
-    prefix_caching: bool,
     new_id: Callable[[], str],
     reading: trio.CapacityLimiter | None = None,
 ) -> list[Request]:
-    """One request for each text. Others have their turn of ``reading`` after some of many texts.
-
-    Args:
-        most_tokens: tokens of a step; a text that cannot be divided must fit one step.
-        prefix_caching: true if pages are shared by content.
-    """
+    """One request for each text; one that cannot be divided must fit a step. Others have their turn of ``reading``
+    after some of many texts."""
     check_priority(query.priority)
+    most_tokens, prefix_caching = config.max_step_tokens, config.prefix_caching
     limit = _limit(description, most_tokens)
     short = query.is_short
 

@@ -6,13 +6,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 import triolet
 from triolet import demo
-from triolet.api.inputs import lengths, vectors
+from triolet.api.inputs import lengths, prompts, vectors
 from triolet.api.inputs.lengths import Pause, read_texts
 from triolet.testing.families import make_checkpoint
 
@@ -165,6 +166,32 @@ async def test_others_have_their_turn_between_two_texts_of_many(
             await wait_all_tasks_blocked()
             calls.let_go.set()
         assert calls.texts == ["a cat", "a dog", *["a cat"] * 49]
+
+
+async def test_media_are_read_before_the_turn_and_their_prompt_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts beside a picture are no way around the turns."""
+    image = np.zeros((32, 32, 3), np.uint8)
+    query = {"messages": [{"role": "user", "content": [{"type": "image", "image": image}]}], "max_tokens": 1}
+    async with triolet.Engine(make_checkpoint("llava", tmp_path), config=CONFIG) as engine:
+        turns: dict[str, set[int]] = {"load": set(), "read": set(), "tokenize": set()}
+        kind, reader = type(engine.model.tokenizer), type(engine.model.preparer._reader)
+
+        def watch(owner: Any, name: str, told: str) -> None:
+            original = getattr(owner, name)
+
+            def call(*given: Any, **more: Any) -> Any:
+                turns[told].add(engine.inside._reading.borrowed_tokens)
+                return original(*given, **more)
+
+            monkeypatch.setattr(owner, name, call)
+
+        watch(prompts, "load_image", "load")
+        watch(reader, "read", "read")
+        watch(kind, "__call__", "tokenize")
+        await engine.generate(**query)
+    assert turns == {"load": {0}, "read": {0}, "tokenize": {1}}
 
 
 class Turns(trio.abc.Instrument):

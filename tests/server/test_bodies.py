@@ -16,6 +16,7 @@ import trio
 from starlette.requests import Request
 from trio.testing import wait_all_tasks_blocked
 
+import triolet
 from triolet.core import request as core_request
 from triolet.core.errors import RequestTooLarge
 from triolet.core.request import SamplingParams
@@ -196,6 +197,23 @@ def test_the_parameters_of_many_answers_are_checked_once(monkeypatch: pytest.Mon
     assert len({one.seed for one in siblings}) == 128
     assert {one.n for one in siblings} == {1}
     assert all(one.logit_bias is params.logit_bias for one in siblings)
+
+
+async def tokenizer_of(engine: triolet.Engine) -> Any:
+    return engine.model.tokenizer
+
+
+def test_texts_are_read_once_and_counted(running: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    tokenizer = running.engine("bert", tokenizer_of)
+    kind = type(tokenizer)
+    original = kind.__call__
+    monkeypatch.setattr(
+        kind, "__call__", lambda one, *given, **more: read.extend(given) or original(one, *given, **more)
+    )
+    status, answer = post(running, "/v1/embeddings", b'{"model": "bert", "input": ["a cat", "a dog"]}')
+    assert (status, read) == (200, ["a cat", "a dog"])
+    assert answer["usage"]["prompt_tokens"] == sum(len(original(tokenizer, one)["input_ids"]) for one in read)
 
 
 # -- media -----------------------------------------------------------------------------------------------------------
