@@ -122,6 +122,8 @@ def _connect(where: str) -> None:
 
 
 def _init(where: str) -> None:
+    if ray.is_initialized():  # it would fail, and what is ended then would be the program's
+        raise RuntimeError("another thread has joined Ray meanwhile; enter the cluster again")
     dashboard = False if where == HERE else None  # it takes a gigabyte
     try:
         with _handlers_kept():
@@ -135,14 +137,17 @@ def _init(where: str) -> None:
 def _handlers_kept() -> Iterator[None]:
     """SIGTERM is the program's own. Ray's handler would call that one, but have an alarm abort the process three
     seconds later, whatever has still to end."""
+    if not hasattr(signal, "SIGALRM"):  # Windows: no alarm, and no such handler
+        yield
+        return
     before = {one: _GET_HANDLER(one) for one in (signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
     finally:
+        _SET_HANDLER(signal.SIGTERM, before[signal.SIGTERM])  # from here on nothing sets the alarm
         if _GET_HANDLER(signal.SIGALRM) != before[signal.SIGALRM]:  # SIGTERM has come meanwhile
             signal.alarm(0)
-        for one, handler in before.items():
-            _SET_HANDLER(one, handler)
+            _SET_HANDLER(signal.SIGALRM, before[signal.SIGALRM])
 
 
 def _check(where: str) -> None:

@@ -193,6 +193,34 @@ def test_signals_stay_with_the_program(ray: Ray, *, told_to_end: bool) -> None:
     assert signal.alarm(0) == 0
 
 
+def test_a_signal_that_comes_while_the_handlers_are_put_back_leaves_no_alarm(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes to Ray's handler of SIGTERM, right after the alarm's was looked at, if Ray's is still there."""
+    get_handler, alarms = session._GET_HANDLER, session._GET_HANDLER(signal.SIGALRM)
+
+    def get_and_hear(one: int) -> Any:
+        found = get_handler(one)
+        if one == signal.SIGALRM and get_handler(signal.SIGTERM) == IGNORED:
+            session._SET_HANDLER(signal.SIGALRM, ctypes.c_void_p(IGNORED))
+            signal.alarm(100)
+        return found
+
+    ray.takes_signals = lambda: session._SET_HANDLER(signal.SIGTERM, ctypes.c_void_p(IGNORED))
+    monkeypatch.setattr(session, "_GET_HANDLER", get_and_hear)
+    RaySession().join(None)
+    assert signal.alarm(0) == 0
+    assert get_handler(signal.SIGALRM) == alarms
+
+
+def test_a_ray_that_another_thread_joins_meanwhile_is_not_ended(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_check", lambda _: setattr(ray, "runs", True))
+    ray.fault = RuntimeError("Maybe you called ray.init twice by accident?")
+    with pytest.raises(EngineError, match="another thread has joined Ray meanwhile; enter the cluster again"):
+        RaySession().join(None)
+    assert (ray.runs, ray.left) == (True, 0)
+
+
 def test_a_program_may_end_inside_of_the_block() -> None:
     """The thread does not keep it."""
     code = """
