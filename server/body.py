@@ -22,7 +22,7 @@ from .faults import is_beyond_telling
 from .heap import trim
 from .problems import BadBody, Problem, Refusal
 from .schemas.base import Body
-from .schemas.weighing import PIECE, Weighing
+from .schemas.weighing import Weighing
 from .server import Server
 
 Read = TypeVar("Read", bound=Body)
