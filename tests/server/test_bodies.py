@@ -103,8 +103,8 @@ async def test_a_body_is_whole_however_it_comes(size: int) -> None:
         return next(messages, {"type": "http.request", "body": b"", "more_body": False})
 
     with pytest.MonkeyPatch.context() as patch:
-        original = body.Weighing.add
-        patch.setattr(body.Weighing, "add", lambda one, part: weighed.append(len(part)) or original(one, part))
+        original = body.Weighing._count
+        patch.setattr(body.Weighing, "_count", lambda one, part: weighed.append(len(part)) or original(one, part))
         app = SimpleNamespace(
             state=SimpleNamespace(server=SimpleNamespace(reading=trio.CapacityLimiter(1), leavings=Leavings()))
         )
@@ -113,7 +113,7 @@ async def test_a_body_is_whole_however_it_comes(size: int) -> None:
         found = await body.read_json(Request(scope, receive), ChatRequest)
     assert found.messages[0].content == "aé" * 1_000 * min(size, 50)
     assert sum(weighed) == len(told)
-    assert len(weighed) <= len(told) // 65_536 + 1
+    assert len(weighed) <= len(told) // (65_536 - 5) + 1, "an escape that goes on is looked at with the next part"
 
 
 UNREAD = {"a": [1, {"b": "c"}]}
