@@ -151,7 +151,8 @@ class Chaos:
             self.ends[type(error).__name__] += 1
 
     async def _read(self, engine: Engine, client: Client) -> None:
-        true, got = true_tokens(client, self._model), ()
+        true = true_tokens(client, self._model)
+        got: tuple[int, ...] = ()
         request = request_of(client, self._model, engine.inside._new_id(None))
         async with engine.inside._deltas(request, trio.current_time(), wait=True, texts=None) as deltas:
             async for delta in deltas:
