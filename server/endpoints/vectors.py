@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -42,11 +43,20 @@ async def embed(request: Request) -> Response:
 
 
 def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Response:
-    data = [
-        Embedding(object="embedding", index=index, embedding=_coded(vector, body.encoding_format))
-        for index, vector in enumerate(vectors)
-    ]
-    return answered(EmbeddingAnswer(object="list", model=body.model, data=data, usage=usage))
+    frame = EmbeddingAnswer(object="list", model=body.model, data=[], usage=usage).model_dump(mode="json")
+    head, tail = _dumped(frame).split('"data":[]')  # no text has it: its quotation marks would have backslashes
+    vector_texts = (_as_text(index, vector, body.encoding_format) for index, vector in enumerate(vectors))
+    return Response(f'{head}"data":[{",".join(vector_texts)}]{tail}', media_type="application/json")
+
+
+def _as_text(index: int, vector: Any, encoding: str | None) -> str:
+    """One vector as JSON. Millions of numbers in one call would hold Python's lock for seconds."""
+    one = Embedding(object="embedding", index=index, embedding=_coded(vector, encoding))
+    return _dumped(one.model_dump(mode="json"))
+
+
+def _dumped(told: object) -> str:
+    return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _shortened(vectors: Any, dimensions: int | None) -> Any:
