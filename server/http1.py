@@ -130,6 +130,7 @@ class _Protocol(H11Protocol):
         self.can_read = _Turn(client)
         self.connection = _Requests(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
         self._framing = Framing()
+        self._answers = False  # the last request, or has answered it
 
     async def handle(self, event: Any) -> None:
         """Has requests read as far as `Framing` lets them pass; behind a WebSocket's request come frames.
@@ -142,6 +143,8 @@ class _Protocol(H11Protocol):
                 return
         elif isinstance(event, RawData) and event.data and self._is_opening():
             await self._refuse_frames()
+            return
+        elif isinstance(event, RawData) and event.data and self._is_denied():
             return
         await super().handle(event)
         if isinstance(self.stream, WSStream) and self.stream.buffer.length > self.stream.buffer.max_length:
@@ -156,8 +159,12 @@ class _Protocol(H11Protocol):
         return passed
 
     def _is_opening(self) -> bool:
-        """Whether a WebSocket was asked for, and not accepted yet."""
-        return isinstance(self.stream, WSStream) and not self.stream.closed and not self.stream.handshake.accepted
+        """Whether a WebSocket was asked for, and that was not answered yet."""
+        return isinstance(self.stream, WSStream) and not self.stream.closed and not self._answers
+
+    def _is_denied(self) -> bool:
+        """Whether a WebSocket was answered, or is, with something else. hypercorn would answer frames once more."""
+        return isinstance(self.stream, WSStream) and self._answers and not self.stream.handshake.accepted
 
     async def _refuse_frames(self) -> None:
         """A client may send frames when it is told that the WebSocket is open (RFC 6455, section 4.1). hypercorn sends
@@ -172,6 +179,7 @@ class _Protocol(H11Protocol):
 
     async def stream_send(self, event: Any) -> None:
         """See hypercorn. A server that ends keeps no connection."""
+        self._answers = self._answers or isinstance(event, Response)
         if self.context.ends and isinstance(event, Response) and event.status_code >= 200:
             event = replace(event, headers=[*event.headers, (b"connection", b"close")])
         await super().stream_send(event)
@@ -181,6 +189,7 @@ class _Protocol(H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         """Without extensions: permessage-deflate is one."""
+        self._answers = False
         headers = [(name, value) for name, value in request.headers if name != b"sec-websocket-extensions"]
         plain = h11.Request(
             method=request.method, headers=headers, target=request.target, http_version=request.http_version

@@ -8,6 +8,7 @@ import re
 from http import HTTPStatus
 from typing import Any
 
+import trio
 from attrs import frozen
 from pydantic import ValidationError
 from starlette.datastructures import Headers
@@ -18,11 +19,13 @@ from starlette.responses import JSONResponse
 from ..core.errors import InvalidRequest, TrioletError, UnknownModel
 from ..core.log_lines import one_line
 from .faults import faults_of, in_words
+from .manners.floods import Flood
 from .manners.paths import without_paths
 
 _log = logging.getLogger("triolet.server")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LONGEST = 2_000  # characters of a message: the client's own words may be in it
 _OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
@@ -103,7 +106,10 @@ def _innermost(error: Exception) -> Exception:
 def _for_clients(error: TrioletError) -> str:
     """What a body or the name of a model has in it is the client's own word. All else may come from anywhere: a loader,
     a template, a library."""
-    return str(error) if isinstance(error, BadBody | UnknownModel) else without_paths(str(error))
+    text = str(error)
+    if not isinstance(error, BadBody | UnknownModel):
+        text = without_paths(text[: 2 * _LONGEST])  # not cut within the quotation marks of a path that is told
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def problem_answer(problem: Problem) -> JSONResponse:
@@ -114,17 +120,32 @@ def problem_answer(problem: Problem) -> JSONResponse:
     return JSONResponse(problem.as_object(), problem.status, headers)
 
 
-def report(name: str, told: dict[str, object], error: Exception, problem: Problem) -> None:
+def report(
+    name: str,
+    told: dict[str, object],
+    error: Exception,
+    problem: Problem,
+    refusals: Flood | None = None,
+    now: float = 0.0,
+) -> None:
     """Tells the logs that the request ``name`` ended with ``error``; ``told`` goes into the access log. Where the
-    client is told less than the error says, the log has all of it."""
+    client is told less than the error says, the log has it, of one request in a minute.
+
+    Args:
+        refusals: counts those of one server; ``None``: each is told.
+    """
     told["error"] = problem.as_object()["error"]["code"]
     error = _innermost(error)
     expected = isinstance(error, TrioletError | Refusal) or problem.status == HTTPStatus.INSUFFICIENT_STORAGE
     if problem.status >= 500:
-        what = one_line(str(error))
+        what = one_line(str(error)[:_LONGEST])
         _log.error("%s failed: %s: %s", name, type(error).__name__, what, exc_info=None if expected else error)
     elif isinstance(error, TrioletError) and str(error) != problem.message:
-        _log.warning("%s was refused: %s: %s", name, type(error).__name__, one_line(str(error)))
+        count = 1 if refusals is None else refusals.came(now)
+        more = f" ({count:,} such requests since the last line)" if count > 1 else ""
+        if count:
+            what = one_line(str(error)[:_LONGEST])
+            _log.warning("%s was refused: %s: %s%s", name, type(error).__name__, what, more)
 
 
 def _nothing_there(request: Request, error: HTTPException) -> Problem:
@@ -140,7 +161,8 @@ async def explain(request: Request, error: Exception) -> JSONResponse:
     """Answers ``error``, for Starlette."""
     problem = _nothing_there(request, error) if isinstance(error, HTTPException) else problem_of(error)
     exchange: Any = request.scope["exchange"]
-    report(exchange.id, exchange.told, error, problem)
+    refusals: Flood = request.app.state.server.refusals
+    report(exchange.id, exchange.told, error, problem, refusals, trio.current_time())
     answer = problem_answer(problem)
     if isinstance(error, HTTPException) and error.headers:
         answer.headers.update(error.headers)

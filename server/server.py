@@ -18,6 +18,7 @@ from ..core.errors import EngineClosed, TrioletError, UnknownModel
 from ..core.power import Power
 from .exchange import Cut, Exchange
 from .heap import Leavings
+from .manners.floods import Flood
 from .manners.wrong_keys import WrongKeys
 from .media import Media
 from .metrics import Metrics
@@ -65,6 +66,7 @@ class Server:
     stop_called: trio.Event = field(factory=trio.Event, init=False)
     pace: Pace = field(factory=Pace, init=False)
     wrong_keys: WrongKeys = field(factory=WrongKeys, init=False)
+    refusals: Flood = field(factory=Flood, init=False)  # of which the log knows more than the client
     media: Media = field(init=False)
     metrics: Metrics = field(init=False)
     spans: Spans = field(factory=Spans, init=False)

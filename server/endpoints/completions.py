@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from ...api.engine import Engine
 from ...api.inputs.prompts import Query
+from ...api.inputs.threads import run_in_thread
 from ...api.outputs.results import Completion, Delta
 from ...api.outputs.results import Usage as Counted
 from ...core.request import FinishReason
@@ -32,10 +33,11 @@ async def complete(request: Request) -> Response:
     async with engine_of(request, body.model) as engine:
         queries = _queries(request, body)
         found = await run_all([partial(engine.generate, **query) for query in queries])
+        echoes = await _echoes(engine, body)
         answers = [[one, *one.alternatives] for one in found]
         exchange_of(request).ended(found[0].timings, tokens=sum(one.usage.completion_tokens for one in _flat(answers)))
         choices = [
-            _choice(engine, body, place * (body.n or 1) + index, one, _echo(engine, body, place))
+            _choice(engine, body, place * (body.n or 1) + index, one, echoes[place])
             for place, several in enumerate(answers)
             for index, one in enumerate(several)
         ]
@@ -55,13 +57,15 @@ def _queries(request: Request, body: CompletionRequest) -> list[dict[str, Any]]:
     return [{**prompt, **shared} for prompt in prompts]
 
 
-def _echo(engine: Engine, body: CompletionRequest, place: int) -> str:
-    """The prompt, if the answer begins with it."""
+async def _echoes(engine: Engine, body: CompletionRequest) -> list[str]:
+    """What the answers to each prompt begin with: the prompt, if that is wanted."""
+    prompts = body.prompts()
     if not body.echo:
-        return ""
-    prompt = body.prompts()[place]
-    text: str = prompt if isinstance(prompt, str) else engine.model.tokenizer.decode(prompt)
-    return text
+        return [""] * len(prompts)
+    tokenizer = engine.model.tokenizer
+    return await run_in_thread(
+        lambda: [prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt)) for prompt in prompts]
+    )
 
 
 def _choice(engine: Engine, body: CompletionRequest, index: int, completion: Completion, echo: str) -> CompletionChoice:
@@ -103,6 +107,7 @@ class _Writer:
         self._body = body
         self._events = events
         self._count = body.n or 1
+        self._echoes: list[str] | None = None  # of each prompt, once it was found good
         self._tells_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._frame = _answer(body, [], None)
         if self._tells_usage:
@@ -112,7 +117,9 @@ class _Writer:
     async def add(self, engine: Engine, index: int, delta: Delta) -> None:
         """Tells what ``delta`` adds to the choice ``index``."""
         tells_tokens = self._body.logprobs is not None
-        echo = "" if index in self._offsets else _echo(engine, self._body, index // self._count)
+        if self._echoes is None:
+            self._echoes = await _echoes(engine, self._body)
+        echo = "" if index in self._offsets else self._echoes[index // self._count]
         offset = self._offsets.setdefault(index, len(echo))
         self._offsets[index] += len(delta.text)
         if not (delta.text or echo or delta.finish_reason or (tells_tokens and delta.token_ids)):

@@ -63,7 +63,8 @@ class Client:
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         problem = problem_of(error)
-        report(self.name, {}, error, problem)
+        refusals = self.socket.app.state.server.refusals
+        report(self.name, {}, error, problem, refusals, trio.current_time())
         told: dict[str, Any] = problem.as_object()["error"]
         return told
 

@@ -216,6 +216,32 @@ def test_texts_are_read_once_and_counted(running: Served, monkeypatch: pytest.Mo
     assert answer["usage"]["prompt_tokens"] == sum(len(original(tokenizer, one)["input_ids"]) for one in read)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_of_tokens_is_spelled_once_for_all_echoes(
+    running: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """In a thread: a long one would hold up all others."""
+    spelled: list[bool] = []
+    tokenizer = running.engine("llama", tokenizer_of)
+    kind = type(tokenizer)
+    original = kind.decode
+    text = original(tokenizer, [5, 6, 7])
+
+    def decode(one: Any, tokens: Any, **more: Any) -> Any:
+        if list(tokens) == [5, 6, 7]:
+            spelled.append(trio.lowlevel.in_trio_run())
+        return original(one, tokens, **more)
+
+    monkeypatch.setattr(kind, "decode", decode)
+    body = {"model": "llama", "prompt": [5, 6, 7], "echo": True, "n": 4, "max_tokens": 1, "stream": stream}
+    asked = urllib.request.Request(
+        running.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        assert answer.read().decode().count(json.dumps(text, ensure_ascii=False)[1:-1]) == 4
+    assert spelled == [False]
+
+
 # -- media -----------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,6 +154,40 @@ async def test_who_sends_frames_while_the_server_thinks_is_refused_too(caplog: p
     assert b"101" not in found
     assert [one["type"] for one in app.heard] == ["websocket.connect", "websocket.disconnect"]
     assert lines(caplog) == ["a connection was answered 400 and closed: frames before the WebSocket was open"]
+
+
+@define(eq=False)
+class Denying:
+    """An application that answers a WebSocket with a response of HTTP, whose end comes when it is told to."""
+
+    begun: trio.Event = field(factory=trio.Event)
+    may: trio.Event = field(factory=trio.Event)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.http.response.start", "status": 403, "headers": [(b"content-length", b"6")]})
+        await send({"type": "websocket.http.response.body", "body": b"den", "more_body": True})
+        self.begun.set()
+        await self.may.wait()
+        await send({"type": "websocket.http.response.body", "body": b"ied"})
+
+
+async def test_frames_behind_a_denial_are_not_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """The client has its answer, or a part of it: a second one would break it."""
+    app = Denying()
+    async with listening(app) as place, await place.connect() as stream:
+        with trio.fail_after(PATIENCE):
+            await stream.send_all(OPENING)
+            await app.begun.wait()
+            for _ in range(3):
+                await stream.send_all(FRAME)
+                await trio.testing.wait_all_tasks_blocked()
+            app.may.set()
+            found = await said(stream, b"")
+    assert found.startswith(b"HTTP/1.1 403 ")
+    assert found.count(b"HTTP/1.1") == 1
+    assert found.endswith(b"\r\n\r\ndenied")
+    assert lines(caplog) == []
 
 
 async def test_who_waits_for_the_101_is_served() -> None:

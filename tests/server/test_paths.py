@@ -18,6 +18,7 @@ import trio
 from triolet import Engine, Engines, ModelSpec
 from triolet.core import errors
 from triolet.core.errors import CheckpointError, InvalidRequest, TrioletError, UnknownModel
+from triolet.server.manners.floods import Flood
 from triolet.server.manners.paths import without_paths
 from triolet.server.problems import BadBody, Problem, Refusal, problem_of, report
 from triolet.server.server import Server
@@ -103,6 +104,21 @@ def test_what_a_client_sent_it_is_told() -> None:
     assert problem_of(BadBody("model: '/v1/x' is none")).message == "model: '/v1/x' is none"
     assert problem_of(UnknownModel("no model '/v1/x'")).message == "no model '/v1/x'"
     assert "/srv" not in problem_of(OSError(5, "Input/output error", "/srv/a")).message
+
+
+def test_refusals_are_cut_and_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """The words of a client may be in them, and a client may ask a thousand times."""
+    error = InvalidRequest("no /srv/models/a, " + "/a" * 1_000_000)
+    flood = Flood()
+    for now in (0.0, 1.0, 59.0, 60.0):
+        problem = problem_of(error)
+        assert problem.message.startswith(f"no {HIDDEN}, ")
+        assert len(problem.message) < 2_100
+        report("req-1", {}, error, problem, flood, now)
+    told = [record.getMessage() for record in caplog.records]
+    assert [len(line) < 2_200 for line in told] == [True, True]
+    assert [line.startswith("req-1 was refused: InvalidRequest: no /srv/models/a, ") for line in told] == [True, True]
+    assert told[1].endswith(" (3 such requests since the last line)")
 
 
 def test_a_refusal_is_no_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
