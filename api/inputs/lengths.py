@@ -4,8 +4,9 @@ What `Lengths` proves of a tokenizer refuses a text at once. It proves nothing o
 short tokens that are several times too long; so what may have far more tokens than fit is counted first, piece by
 piece. Cuts change the count: the token that was cut becomes several, and those around it may change. Twice as many as
 fit, and for each cut as many more as two of the longest tokens have characters, are therefore taken for too many; all
-else is tokenized whole, and counted exactly. No tokenizer is known whose cuts change more, and none is proven not to. So the work and the memory for one text are bounded by the model's positions, not
-by the text, and whoever gives up waits for one piece.
+else is tokenized whole, and counted exactly. No tokenizer is known whose cuts change more, and none is proven not to.
+So the work and the memory for one text are bounded by the model's positions, not by the text, and whoever gives up
+waits for one piece.
 """
 
 from __future__ import annotations
