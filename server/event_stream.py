@@ -79,7 +79,7 @@ class EventStream(Response):
         try:
             await self._work(events)
         except Exception as error:  # noqa: BLE001  (told, whatever it is)
-            problem = problem_of(error)
+            problem = problem_of(error, scope["app"].state.server.folders)
             refusals = scope["app"].state.server.refusals
             report(exchange.id, exchange.told, error, problem, refusals, trio.current_time())
             if not events.begun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -80,9 +81,9 @@ class BadBody(InvalidRequest):
 _CODES = {BadBody: "invalid_request", UnknownModel: "model_not_found"}
 
 
-def problem_of(error: Exception) -> Problem:
-    """What the client is told of ``error``, which is never a path of this machine. Errors that nobody raised on purpose
-    are told by their place in the log alone."""
+def problem_of(error: Exception, folders: Iterable[str] = ()) -> Problem:
+    """What the client is told of ``error``, without paths as far as `without_paths` knows them. Errors that nobody
+    raised on purpose are told by their place in the log alone."""
     error = _innermost(error)
     if isinstance(error, Refusal):
         return error.problem
@@ -90,7 +91,7 @@ def problem_of(error: Exception) -> Problem:
         code = _CODES.get(type(error)) or _WORD.sub("_", type(error).__name__).lower()
         param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
         retry = 1 if error.http_status in (429, 503) else None
-        return Problem(error.http_status, _for_clients(error), code, param, retry)
+        return Problem(error.http_status, _for_clients(error, folders), code, param, retry)
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         told = "the server's disk is full, so the request cannot be stored; ask again later, or send a smaller file"
         return Problem(507, told)
@@ -103,12 +104,12 @@ def _innermost(error: Exception) -> Exception:
     return error
 
 
-def _for_clients(error: TrioletError) -> str:
+def _for_clients(error: TrioletError, folders: Iterable[str]) -> str:
     """What a body or the name of a model has in it is the client's own word. All else may come from anywhere: a loader,
     a template, a library."""
     text = str(error)
     if not isinstance(error, BadBody | UnknownModel):
-        text = without_paths(text[: 2 * _LONGEST])  # not cut within the quotation marks of a path that is told
+        text = without_paths(text[: 2 * _LONGEST], folders)  # not cut within the quotation marks of a path that is told
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -159,7 +160,11 @@ def _nothing_there(request: Request, error: HTTPException) -> Problem:
 
 async def explain(request: Request, error: Exception) -> JSONResponse:
     """Answers ``error``, for Starlette."""
-    problem = _nothing_there(request, error) if isinstance(error, HTTPException) else problem_of(error)
+    problem = (
+        _nothing_there(request, error)
+        if isinstance(error, HTTPException)
+        else problem_of(error, request.app.state.server.folders)
+    )
     exchange: Any = request.scope["exchange"]
     refusals: Flood = request.app.state.server.refusals
     report(exchange.id, exchange.told, error, problem, refusals, trio.current_time())

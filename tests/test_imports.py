@@ -223,6 +223,9 @@ def test_the_walk_sees_imports() -> None:
 @pytest.mark.real_time
 def test_importing_triolet_does_not_import_torch() -> None:
     """torch and transformers take seconds; they are imported when an engine starts."""
-    code = "import triolet, sys; print(sorted({'torch', 'transformers', 'av'} & set(sys.modules)))"
+    code = (
+        "import triolet, sys; triolet.Engine, triolet.ToolFormat; "
+        "print(sorted({'torch', 'transformers', 'av', 'jinja2'} & set(sys.modules)))"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -250,7 +250,9 @@ def _read(
 ) -> Prepared:
     prompt: str | Sequence[int]
     if query.messages is not None:
+        pause()
         prompt = preparer.render(messages, tools=query.tools, options=query.template_options)
+        pause()
     elif query.prompt is not None:
         prompt = query.prompt
     else:

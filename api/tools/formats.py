@@ -12,7 +12,6 @@ from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ...core.request import Structure
 from ...core.tools import Tool, read_tools
-from ...models.architectures.conversations import tools_fault
 from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
 from .json_calls import JsonCalls
 from .named_calls import NamedCalls
@@ -104,6 +103,8 @@ class ToolFormat:
         if own is not None:
             return cls(name="response_template", syntax=own, special=_special(model.tokenizer, own))
         if found is None:
+            from ...models.architectures.conversations import tools_fault  # and with it jinja2
+
             raise InvalidRequest(tools_fault(template) or _UNKNOWN)
         return cls.named(found, model.tokenizer)
 

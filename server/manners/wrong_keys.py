@@ -15,8 +15,10 @@ MOST = 4_096  # addresses that are remembered, and pairs of an address and a key
 class WrongKeys:
     """``at_once`` wrong keys, and one more every ``seconds`` after (the generic cell rate algorithm, as `RateLimit`).
 
-    Behind too many nothing is judged: else the right key among many wrong ones would open the server. So that nobody is
-    kept out by a neighbour, behind one proxy say, a key that was right at an address before is judged there always.
+    Behind too many a key that is new to its address is not judged: else the right key among many wrong ones would open
+    the server. So that nobody is kept out by a neighbour, behind one proxy say, a key that was right at an address
+    before passes there always. So this does not hold up who guesses, from an address, at keys in use at that address:
+    a guess that is right passes, however many were wrong. Against that only keys help that are too long to guess.
     Those who were seen longest ago are forgotten first, so the memory has a bound.
     """
 

@@ -65,15 +65,25 @@ async def test_a_prompt_that_is_surely_too_long_is_refused_without_the_tokenizer
         assert calls.texts
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": LONG},
+        {"role": "assistant", "content": "a", "reasoning_content": LONG},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": LONG}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": LONG}}}]},
+    ],
+    ids=["content", "thoughts", "arguments as text", "arguments"],
+)
 async def test_a_conversation_that_is_surely_too_long_is_refused_without_its_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: dict[str, Any]
 ) -> None:
     async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
         rendered: list[object] = []
         kind = type(engine.model.tokenizer)
         monkeypatch.setattr(kind, "apply_chat_template", lambda *given, **_: rendered.append(given))
         with pytest.raises(triolet.ContextLengthExceeded, match="a conversation"):
-            await engine.generate(messages=[{"role": "user", "content": LONG}])
+            await engine.generate(messages=[message])
         assert rendered == []
 
 

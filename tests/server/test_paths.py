@@ -19,7 +19,7 @@ from triolet import Engine, Engines, ModelSpec
 from triolet.core import errors
 from triolet.core.errors import CheckpointError, InvalidRequest, TrioletError, UnknownModel
 from triolet.server.manners.floods import Flood
-from triolet.server.manners.paths import without_paths
+from triolet.server.manners.paths import known_folders, without_paths
 from triolet.server.problems import BadBody, Problem, Refusal, problem_of, report
 from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
@@ -67,6 +67,18 @@ def test_a_path_is_not_told(text: str, told: str) -> None:
 )
 def test_what_only_looks_like_a_path_stays(text: str) -> None:
     assert without_paths(text) == text
+
+
+def test_folders_that_are_known_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are written."""
+    monkeypatch.chdir(tmp_path)
+    given = ["models/small", "./a b/[c]", "plain"]
+    for one in given:
+        Path(one).mkdir(parents=True)
+    folders = known_folders([*given, "openai/whisper-base"])
+    text = f"models/small/x.bin, ./a b/[c]/x: {tmp_path}/a b/[c]/x; plain, openai/whisper-base, models/smaller"
+    told = f"{HIDDEN}, {HIDDEN}: {HIDDEN}; plain, openai/whisper-base, models/smaller"
+    assert without_paths(text, folders) == told
 
 
 def kinds(root: type[TrioletError]) -> Iterator[type[TrioletError]]:
