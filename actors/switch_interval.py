@@ -16,7 +16,7 @@ from functools import cache
 from attrs import define, field
 
 SHORT = 100e-6
-"""Seconds. A shorter one makes the engine little faster, and the thread beside it slower: docs/performance.md."""
+"""Seconds. What shorter and longer ones do to the engine and to the thread: the table in docs/performance.md."""
 
 
 @define(eq=False)

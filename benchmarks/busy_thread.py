@@ -7,7 +7,8 @@
 Each round has a quiet request, the thread alone for half a second, and a request beside the thread, which counts. So
 for each switch interval, in microseconds, of `triolet.actors.switch_interval`: the seconds of a request quiet and
 beside the thread, their ratio, and how fast the thread counts beside it as a share of alone. Medians, with the lowest
-and the highest. A round in which others took more than a fifth of the machine is repeated.
+and the highest. A round in which others took more than a fifth of the machine is repeated, 50 times at
+most.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from triolet.actors import switch_interval
 
 OTHERS = 0.2
 """The most that others may take of the machine in a round."""
+
+TRIES = 50
+"""Rounds on end in which others may be busy."""
 
 Request = Callable[[], Awaitable[object]]
 
@@ -95,7 +99,7 @@ async def play(request: Request, intervals: tuple[float, ...], rounds: int) -> d
     await request()
     for interval in [each for _ in range(rounds) for each in intervals]:
         switch_interval.SHORT = interval * 1e-6
-        while True:
+        for _ in range(TRIES):
             before = taken()
             quiet = await timed(request)
             with counting() as alone:
@@ -106,6 +110,8 @@ async def play(request: Request, intervals: tuple[float, ...], rounds: int) -> d
             if (busy - ours) / clock / (os.cpu_count() or 1) <= OTHERS:
                 break
             print("others were busy: again", file=sys.stderr)
+        else:
+            raise click.ClickException(f"others were busy in {TRIES} rounds on end; measure when the machine is quiet")
         row = rows[interval]
         row.quiet.append(quiet)
         row.beside.append(beside)

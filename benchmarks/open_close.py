@@ -74,7 +74,7 @@ def main() -> None:
 
 def _claim(levels: list[Level]) -> bool:
     """The allocator's arenas breathe, so that the first and the last fifth are compared, not two readings."""
-    fifth = max(1, len(levels) // 5)
+    fifth = max(2, len(levels) // 5)
     first, last = (median(level.resident_mb for level in part) for part in (levels[:fifth], levels[-fifth:]))
     growth = last / first - 1
     left = (

@@ -166,9 +166,10 @@ class Chaos:
     # -- operators ---------------------------------------------------------------------------------------------------
 
     async def _operate(self, engine: Engine) -> None:
-        for _ in range(self.dice.randrange(6)):
-            await trio.sleep(self.dice.random() * 1.5)
-            await self._order(self.dice.choice([engine.sleep, engine.wake]))
+        with trio.move_on_after(CALM):
+            for _ in range(self.dice.randrange(6)):
+                await trio.sleep(self.dice.random() * 1.5)
+                await self._order(self.dice.choice([engine.sleep, engine.wake]))
 
     async def _order(self, what: Callable[[], Awaitable[None]]) -> None:
         with trio.move_on_after(self.dice.choice([0, 0.05, 100])):

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -66,15 +66,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if terminalreporter.config.getoption("times") == 1:
         return
-    ran: Counter[str] = Counter()
-    red: Counter[str] = Counter()
+    ran: defaultdict[str, set[str]] = defaultdict(set)
+    red: defaultdict[str, set[str]] = defaultdict(set)
     for kind in ("passed", "failed", "error"):
         for report in terminalreporter.getreports(kind):
             test = re.sub(r"\btime\d+-|-?\btime\d+(?=\])", "", report.nodeid).removesuffix("[]")
-            ran[test] += report.when == "call"
-            red[test] += report.failed
-    for test, times in sorted(ran.items()):
-        terminalreporter.write_line(f"{times - red[test]} of {times} green: {test}", red=bool(red[test]))
+            ran[test].add(report.nodeid)  # which may fail in its setup, in itself and in its end
+            if report.failed:
+                red[test].add(report.nodeid)
+    for test, ids in sorted(ran.items()):
+        green = len(ids - red[test])
+        terminalreporter.write_line(f"{green} of {len(ids)} green: {test}", red=bool(red[test]))
 
 
 # -- what is left to the machine ------------------------------------------------------------------------------------

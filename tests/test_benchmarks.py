@@ -27,7 +27,7 @@ NEEDS = {  # packages of the extra "bench"
     "fleet.py": "matplotlib",
 }
 OF_THE_PROCESS = {"memory.py", "open_close.py", "teardown.py"}
-SECONDS = 900  # only a fault takes so long
+SECONDS = 600  # only a fault takes so long; less than `faulthandler_timeout`, which would end all tests
 CLAIM = r"(?:holds|FAILS): "  # of a size or of a time, which says little at this size
 
 PRINTED = {

@@ -18,11 +18,12 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from triolet import Engine, EngineConfig, SamplingParams
+from triolet.actors.switch_interval import SwitchInterval
 from triolet.actors.worker import Call, Deliver, Job, run_call
 from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
 from triolet.core.model import ModelDescription
-from triolet.testing.sim import SimExecutor
+from triolet.testing.sim import SimExecutor, SimInterpreter
 from triolet.testing.sim_model import EOS, SimModel, expected_tokens
 
 PATIENCE = 300.0
@@ -305,6 +306,7 @@ class GatedWorker:
     """Implements `triolet.actors.worker.Worker`: takes no time, but for the calls that are held."""
 
     holds: list[Hold] = field(factory=list)
+    switch_interval: SwitchInterval = field(factory=lambda: SimInterpreter().owner(), init=False)
     _calls: trio.MemorySendChannel[tuple[Any, ...]] = field(init=False)
     _token: trio.lowlevel.TrioToken = field(init=False)
     _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)

@@ -316,6 +316,27 @@ def test_a_use_that_is_cancelled_while_its_model_loads_gives_the_load_up(gates: 
     assert gates.loads == "ab"
 
 
+def test_a_load_that_never_returns_does_not_keep_the_block(gates: Gates) -> None:
+    """It is abandoned, however slow the machine is; the others are given back."""
+
+    async def main() -> None:
+        held = gates.hold("b", Job.OPEN, until_teardown=False)
+
+        async def refused(engines: Engines) -> None:
+            with pytest.raises(EngineClosed, match="the block of these engines ends"):
+                await use(engines, "b")
+
+        async with gates.host.group() as group:
+            async with gates.engines("a", "b", settings={"stage_seconds": 0.05}) as engines:
+                await engines.load("a")
+                group.start(refused, engines)
+                await held.reached.wait()
+        assert not held.gate.is_set()
+
+    gates.run(main)
+    assert [len(device.calls) for name, device in gates.devices if name == "b"] == [0]
+
+
 def test_requests_of_outside_tasks_are_drained_when_the_block_ends(gates: Gates) -> None:
     async def main() -> None:
         held = gates.hold("a", Job.STEP)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 import threading
 from functools import partial
@@ -186,10 +188,18 @@ def test_a_stream_that_fails_before_its_first_event_has_the_status_of_its_failur
 # -- clients that go ---------------------------------------------------------------------------------------------------
 
 
-def test_a_client_whose_patience_ends_withdraws_its_request(service, client):
-    """From the request's beginning on the server stands still, until the client has given up."""
+def statuses(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """What the access log tells of the requests since it was cleared."""
+    return [json.loads(one.getMessage())["status"] for one in caplog.records if one.name == "triolet.access"]
+
+
+def test_a_client_whose_patience_ends_withdraws_its_request(service, client, caplog):
+    """From the request's beginning on the server stands still, until the client has given up. The access log says
+    that it has gone."""
+    caplog.set_level(logging.INFO, "triolet.access")
     talk(client, max_tokens=1)  # the model is loaded
     service.until(service.is_idle)
+    caplog.clear()
     given_up = threading.Event()
     with service.when(lambda: not service.is_idle(), lambda: given_up.wait(PATIENCE)):
         try:
@@ -198,6 +208,7 @@ def test_a_client_whose_patience_ends_withdraws_its_request(service, client):
         finally:
             given_up.set()
     service.until(service.is_idle)
+    assert statuses(caplog) == [499]
 
 
 def test_leaving_a_stream_withdraws_its_request(service, client):
