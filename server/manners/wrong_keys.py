@@ -17,9 +17,9 @@ class WrongKeys:
 
     Behind too many a key that is new to its address is not judged: else the right key among many wrong ones would open
     the server. So that nobody is kept out by a neighbour, behind one proxy say, a key that was right at an address
-    before passes there always. So this does not hold up who guesses, from an address, at keys in use at that address:
-    a guess that is right passes, however many were wrong. Against that only keys help that are too long to guess.
-    Those who were seen longest ago are forgotten first, so the memory has a bound.
+    before passes there always. So this does not hold up who tries, from an address, to hit a key in use at that
+    address: the one that is right passes, however many were wrong. Against that only keys help that are long and
+    random. Those who were seen longest ago are forgotten first, so the memory has a bound.
     """
 
     at_once: int = 10
