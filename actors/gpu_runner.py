@@ -157,8 +157,8 @@ class GpuRunner:
                 ended = await self._run(Job.CLOSE, self._close_executor)
         finally:
             if ended is None:  # a call hangs, or this task failed: the worker gives the device back without it
-                self.worker.switch_interval.leave(self)
                 self.worker.abandon(self._close_executor)
+                self.worker.switch_interval.leave(self)
         if ended is None:
             self.emit(events.StageReached("device call abandoned"))
             if self.memory.device == "":
