@@ -67,8 +67,8 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
 
 
 def _parse_large(kind: type[Read], body: bytes) -> Read:
-    """Copies are given back before others are made: what came in pieces before it is parsed, and the parser's own before
-    what it found is decoded."""
+    """Copies are given back before others are made: what came in pieces before it is parsed, and the parser's own
+    before what it found is decoded."""
     trim()
     try:
         return _parse(kind, body)
