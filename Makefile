@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 SEED ?= 1
+N ?= 200
+ONLY ?= tests
 WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
 SOURCES = core models actors api cluster server bench testing src demo tests benchmarks examples docs/site proofs .ci
@@ -10,7 +12,7 @@ SOURCES = core models actors api cluster server bench testing src demo tests ben
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md demo/training/*.py)
 
-.PHONY: demo test lint types docs dist soak proofs bench load memory clients clean
+.PHONY: demo test stubborn lint types docs dist soak proofs bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
@@ -27,8 +29,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## transcribe the shipped recordings with the shipped checkpoint
 	@$(BIN)/triolet transcribe --model demo demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
 
-test: $(STAMP)  ## all tests, in as many processes as there are cores; idle ones take over from busy ones
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# a folder of its own for each run: pytest clears the common one of older runs, and another run may be at it
+test: $(STAMP)  ## all tests, in as many processes as there are cores; idle ones take over from busy ones; a hang fails
+	@scratch=$$(mktemp -d); trap "rm -rf $$scratch" EXIT; $(BIN)/python -m pytest --basetemp $$scratch/run \
+		-o faulthandler_exit_on_timeout=true --numprocesses $(WORKERS) --dist worksteal
+
+stubborn: $(STAMP)  ## tests whose order the machine chooses, N times each beside a process that spins: how many passed
+	@$(BIN)/python -c 'while True: pass' & spins=$$!; trap "kill $$spins" EXIT; $(BIN)/python -m pytest $(ONLY) \
+		-m real_time --times $(N) -o faulthandler_exit_on_timeout=true --numprocesses $(WORKERS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)

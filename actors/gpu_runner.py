@@ -72,6 +72,7 @@ class GpuRunner:
     close_seconds: float
     restarts: RestartPolicy
     keep_weights: bool
+    shortens_switches: bool
     emit: Emit
     memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
     _executor: Executor | None = field(default=None, init=False)
@@ -123,7 +124,7 @@ class GpuRunner:
 
     async def _run(self, job: Job, call: Call) -> Ended:
         """Runs ``call`` after the calls in flight, whose ends it drops. Only while no lane is served."""
-        self.worker.submit(job, call)
+        self._submit(job, call)
         while True:
             ended = await self._ends.receive()
             if ended is not None and ended.job is job:
@@ -157,6 +158,7 @@ class GpuRunner:
         finally:
             if ended is None:  # a call hangs, or this task failed: the worker gives the device back without it
                 self.worker.abandon(self._close_executor)
+                self.worker.switch_interval.leave(self)
         if ended is None:
             self.emit(events.StageReached("device call abandoned"))
             if self.memory.device == "":
@@ -264,22 +266,29 @@ class GpuRunner:
             case m.Step() | m.Encode() | m.Free() | m.TakeOut() | m.PutIn() if message.generation != self._generation:
                 return  # its sender will learn of the restart, and sends again what it still needs
             case m.Step(plan):
-                self.worker.submit(Job.STEP, self._step, plan)
+                self._submit(Job.STEP, self._step, plan)
             case m.Encode(jobs):
-                self.worker.submit(Job.ENCODE, partial(self._call, Job.ENCODE), jobs)
+                self._submit(Job.ENCODE, partial(self._call, Job.ENCODE), jobs)
             case m.Free(keys):
-                self.worker.submit(Job.FREE, partial(self._call, Job.FREE), keys)
+                self._submit(Job.FREE, partial(self._call, Job.FREE), keys)
             case m.TakeOut(_, key):
-                self.worker.submit(Job.TAKE_OUT, self._take_out, key)
+                self._submit(Job.TAKE_OUT, self._take_out, key)
             case m.PutIn(output):
-                self.worker.submit(Job.PUT_IN, partial(self._call, Job.PUT_IN), output)
+                self._submit(Job.PUT_IN, partial(self._call, Job.PUT_IN), output)
             case m.Sleep():
-                self.worker.submit(Job.SLEEP, self._sleep)
+                self._submit(Job.SLEEP, self._sleep)
             case m.Wake():
-                self.worker.submit(Job.WAKE, partial(self._call, Job.WAKE))
+                self._submit(Job.WAKE, partial(self._call, Job.WAKE))
             case _:
                 assert_never(message)
         self._begun.append(message)
+
+    def _submit(self, job: Job, call: Call, *args: object) -> None:
+        """Gives the worker a call. Python switches quickly between threads until it has ended, or is abandoned."""
+        if self.shortens_switches:
+            self.worker.switch_interval.begin(self)
+            call = partial(self._until_ended, call)
+        self.worker.submit(job, call, *args)
 
     # -- reports -----------------------------------------------------------------------------------------------------
 
@@ -352,6 +361,12 @@ class GpuRunner:
         self.to_encoder_cache.send_nowait(m.RunnerWoke())
 
     # -- on the worker -----------------------------------------------------------------------------------------------
+
+    def _until_ended(self, call: Call, *args: object) -> object:
+        try:
+            return call(*args)
+        finally:
+            self.worker.switch_interval.end(self)
 
     def _ready_executor(self) -> Executor:
         if self._stopping:

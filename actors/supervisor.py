@@ -134,12 +134,10 @@ class Supervisor:
         self._to_encoder_cache, self._encoder_cache_inbox = trio.open_memory_channel(math.inf)
         self._to_step_lane, steps = trio.open_memory_channel[m.StepLaneMessage](math.inf)
         self._to_encode_lane, encodes = trio.open_memory_channel[m.EncodeLaneMessage](math.inf)
-        checker: TraceChecker | None = None
-        if self.config.verify:
-            checker = TraceChecker(
-                capacity=self.config.encoder_cache_bytes, steps_in_flight=self.config.steps_in_flight
-            )
-        self._emit = Emit(self.config.observer, checker, self._stop, self._body)
+        config, checker = self.config, None
+        if config.verify:
+            checker = TraceChecker(capacity=config.encoder_cache_bytes, steps_in_flight=config.steps_in_flight)
+        self._emit = Emit(config.observer, checker, self._stop, self._body)
         self._runner = GpuRunner(
             steps=steps,
             encodes=encodes,
@@ -147,9 +145,10 @@ class Supervisor:
             to_encoder_cache=self._to_encoder_cache,
             worker=self.worker,
             make_executor=self.make_executor,
-            close_seconds=self.config.stage_seconds,
-            restarts=RestartPolicy(self.config.restarts, self.config.restart_seconds),
-            keep_weights=self.config.sleep_keeps_weights,
+            close_seconds=config.stage_seconds,
+            restarts=RestartPolicy(config.restarts, config.restart_seconds),
+            keep_weights=config.sleep_keeps_weights,
+            shortens_switches=config.switch_interval == "short",
             emit=self._emit,
         )
 

@@ -17,6 +17,7 @@ import trio
 from attrs import define, field, frozen
 
 from ..core import frames
+from .switch_interval import SWITCH_INTERVAL, SwitchInterval, outlive_forks
 
 
 class Job(enum.Enum):
@@ -51,6 +52,10 @@ class Worker(Protocol):
     """Runs calls in the order of their submission, and delivers one `Ended` for each in that order. A call that has
     begun cannot be cancelled."""
 
+    @property
+    def switch_interval(self) -> SwitchInterval:
+        """What the runner tells of each call: the process's own, where calls run in a thread of this process."""
+
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         """Begins to serve; the worker calls ``deliver`` in the trio loop."""
 
@@ -70,9 +75,11 @@ class ThreadWorker:
 
     _calls: queue.SimpleQueue[tuple[Any, ...] | None] = field(factory=queue.SimpleQueue, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
+    switch_interval: SwitchInterval = field(default=SWITCH_INTERVAL, init=False)
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:  # noqa: ARG002  (a thread needs no nursery)
         """See `Worker.start`."""
+        outlive_forks()
         token = trio.lowlevel.current_trio_token()
         self._thread = threading.Thread(
             target=_serve, args=(self._calls, token, deliver), name="triolet-runner", daemon=True

@@ -100,7 +100,7 @@ def _common(command: Command) -> Command:
 def speech(
     model: str | None, audio: str | None, seconds: float, short_seconds: float, together: int, **how: Any
 ) -> int:
-    """One clip, several at once, short ones, the same again, by chance, with a busy neighbour; and the start."""
+    """One clip, several at once, short ones, the same again, by chance, beside a busy process or thread; the start."""
 
     def contest(folder: Path) -> int:
         from .inputs import Clips
@@ -143,7 +143,7 @@ def speech(
 )
 @_common
 def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
-    """One prompt, several at once, by chance; and the start."""
+    """One prompt, several at once, by chance, beside a busy thread; and the start."""
 
     def contest(_: Path) -> int:
         from .inputs import prompts_of

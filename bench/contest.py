@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from statistics import median
 from typing import Any
 
 from attrs import field, frozen
@@ -129,4 +130,5 @@ def _line(
         error_rate=word_error_rate(rules.texts, heard),
         equal=sum(same) / len(same) if same and entry.numbers == "float32" else None,
         waits=waits_of(answers) if scenario.online else {},
+        counted=median(outcome.counted) if outcome.counted else None,
     )

@@ -29,6 +29,7 @@ class Line:
     equal: float | None = None  # share of the answers whose tokens are transformers' in float32
     waits: Mapping[str, float] = field(factory=dict)  # p50, p95, p99 of the seconds from arrival to answer, and to the
     # first token, where the scenario is online
+    counted: float | None = None  # how far a thread beside it counted in a second
 
 
 @frozen(kw_only=True)
@@ -84,6 +85,8 @@ def _line(one: Line) -> str:
     if one.equal is not None:
         parts.append("transformers' tokens" if one.equal == 1.0 else f"{one.equal:.0%} of transformers' tokens")
     parts += [f"{name} {seconds:.2f} s" for name, seconds in one.waits.items()]
+    if one.counted is not None:
+        parts.append(f"the thread counts {one.counted / 1e6:.1f} million/s")
     parts += [f"{ratio.median:.2f}x of {peer}" for peer, ratio in one.ratios.items()]
     return "; ".join(parts)
 

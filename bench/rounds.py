@@ -139,9 +139,11 @@ class Contest:
 
 @frozen(kw_only=True)
 class Outcome:
-    """What one contender did in all rounds of a scenario: ``seconds`` of each, and the answers of the last."""
+    """What one contender did in all rounds of a scenario: ``seconds`` of each, how far a thread beside it counted in a
+    second, and the answers of the last."""
 
     seconds: tuple[float, ...]
+    counted: tuple[float, ...] = ()
     answers: Sequence[Answer] = field(repr=False)
 
     @property
@@ -163,6 +165,7 @@ def take_turns(
         task: of a round; the one that is not counted has the number -1.
     """
     seconds: dict[str, list[float]] = {one.entry.name: [] for one in contenders}
+    counted: dict[str, list[float]] = {one.entry.name: [] for one in contenders}
     answers: dict[str, Sequence[Answer]] = {}
     for number in range(-1, rounds):
         first = number % len(contenders)
@@ -171,7 +174,11 @@ def take_turns(
             answers[contender.entry.name] = told["answers"]
             if number >= 0:
                 seconds[contender.entry.name].append(told["seconds"])
-    return {name: Outcome(seconds=tuple(each), answers=answers[name]) for name, each in seconds.items()}
+                counted[contender.entry.name] += [told["counted"]] if "counted" in told else []
+    return {
+        name: Outcome(seconds=tuple(each), counted=tuple(counted[name]), answers=answers[name])
+        for name, each in seconds.items()
+    }
 
 
 @frozen(kw_only=True)

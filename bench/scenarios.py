@@ -11,9 +11,10 @@ from attrs import field, frozen
 Some = Callable[[int, int], list[str]]
 """``some(count, number)``: as many inputs, which no other number has: what was computed before would be remembered."""
 
-SPEECH = ("one", "neighbour", "together", "reuse", "short", "trimmed", "online")
+SPEECH = ("one", "neighbour", "thread", "together", "reuse", "short", "trimmed", "online")
 """The scenarios of speech."""
 
+_BESIDE_A_THREAD = 8  # tokens: an engine may take many seconds for each
 _APART = 1_000_000  # between the numbers of two scenarios
 
 
@@ -43,7 +44,7 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 def names_of_text(together: Sequence[int]) -> tuple[str, ...]:
     """The scenarios of text."""
-    return ("one", *(f"together {count}" for count in together), "online")
+    return ("one", "thread", *(f"together {count}" for count in together), "online")
 
 
 def _of_scenario(some: Some, place: int) -> Some:
@@ -64,7 +65,7 @@ def speech_scenarios(
         trimmed: share of a window that a short clip has at least when it is trimmed.
     """
     one, beside, several, reuse = (_of_scenario(clips, place) for place in range(4))
-    brief, cut, chance = (_of_scenario(short, place) for place in range(4, 7))
+    brief, cut, chance, shared = (_of_scenario(short, place) for place in range(4, 8))
     return [
         Scenario(name="one", what="one clip", task=lambda n: {"paths": one(1, n)}, inputs=1, windows=1),
         Scenario(
@@ -73,6 +74,13 @@ def speech_scenarios(
             task=lambda n: {"paths": beside(1, n)},
             inputs=1,
             neighbour=True,
+            windows=1,
+        ),
+        Scenario(
+            name="thread",
+            what="one short clip, while a Python thread of the same process computes",
+            task=lambda n: {"paths": shared(1, n), "thread": True},
+            inputs=1,
             windows=1,
         ),
         Scenario(
@@ -116,12 +124,21 @@ def text_scenarios(prompts: Some, *, tokens: int, together: Sequence[int], onlin
         some = _of_scenario(prompts, place)
         return lambda number: {"prompts": some(count, number), "tokens": tokens}
 
-    counts, names = (1, *together), names_of_text(together)
+    counts = {"one": 1, **{f"together {count}": count for count in together}}
     found = [
         Scenario(name=name, what=f"{count} at once", task=made(count, place), inputs=count)
-        for place, (name, count) in enumerate(zip(names, counts, strict=False))
+        for place, (name, count) in enumerate(counts.items())
     ]
-    chance = made(online, len(found))
+    chance, shared, few = made(online, len(found)), made(1, len(found) + 1), min(tokens, _BESIDE_A_THREAD)
+    found.insert(
+        1,
+        Scenario(
+            name="thread",
+            what=f"{few} tokens of one, while a Python thread of the same process computes",
+            task=lambda n: {**shared(n), "tokens": few, "thread": True},
+            inputs=1,
+        ),
+    )
     found.append(
         Scenario(
             name="online",

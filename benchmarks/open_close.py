@@ -58,8 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--engines", type=int, default=50)
     engines = parser.parse_args().engines
-    if engines < 20:
-        parser.error(f"--engines {engines}; allowed: 20 or more")
+    if engines < 10:
+        parser.error(f"--engines {engines}; allowed: 10 or more")
     levels: list[Level] = []
     print("| engine | resident, MB | tensor bytes | threads | descriptors | objects |\n|---|---|---|---|---|---|")
     for number in range(1, engines + 1):
@@ -74,7 +74,7 @@ def main() -> None:
 
 def _claim(levels: list[Level]) -> bool:
     """The allocator's arenas breathe, so that the first and the last fifth are compared, not two readings."""
-    fifth = max(1, len(levels) // 5)
+    fifth = max(2, len(levels) // 5)
     first, last = (median(level.resident_mb for level in part) for part in (levels[:fifth], levels[-fifth:]))
     growth = last / first - 1
     left = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -14,7 +16,7 @@ from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -25,6 +27,7 @@ from ..core.errors import EngineError, EngineTeardownError
 from ..core.model import ModelDescription
 from .autoscaling import ByDemand
 from .content_router import ContentRouter
+from .processes import are_left
 from .register import NAMESPACE, Departure, Register, name_of, quarantine_of
 from .replica import Replica
 from .session import LOGGING, SESSION
@@ -35,12 +38,15 @@ _ENCODER = "encoder"  # the name of the one that only encodes
 _UP_SECONDS = 5.0  # of demand, before a replica is added
 _DOWN_SECONDS = 60.0  # without, before one is taken away
 _MOST_WATCHERS = 100_000  # replicas that wait at the register
-_POLL_SECONDS = 0.1  # between two questions whether all replicas have ended
-_END_SECONDS = 10.0  # for Serve to tell of it, or for what was never ready
+_POLL_SECONDS = 0.1  # between two questions of Serve
+_BOOKS_SECONDS = 0.5  # between two looks at Ray's books, which have every actor and process that it ever had
+_END_SECONDS = 10.0  # for Serve to tell of the end
 _ASK_SECONDS = 30.0  # for an answer of replicas that are ready
 _UNPLACED = "to be scheduled"  # in Serve's message of a replica that has no room for long
 _LEAVE_SECONDS = 600.0  # for the requests of a replica that is scaled down
 _TELL_SECONDS = 1.0  # between two words of a replica; more often is too much for the controller (docs/fleet.md)
+
+_log = logging.getLogger("triolet.cluster")
 
 
 @frozen(kw_only=True)
@@ -63,9 +69,19 @@ class Deployment:
         return self.name, quarantine_of(self.name)
 
     @property
+    def least(self) -> tuple[int, int]:
+        """Replicas that there are when all are ready: that take requests, and that only encode."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas[0], self.encoders
+
+    @property
+    def stop_seconds(self) -> float:
+        """For one replica that has no requests to end in order."""
+        return 3 * self.config.stage_seconds
+
+    @property
     def end_seconds(self) -> float:
         """For one replica to drain and to end in order."""
-        return self.config.drain_seconds + 3 * self.config.stage_seconds
+        return self.config.drain_seconds + self.stop_seconds
 
     def begin(self) -> Running:
         """Deploys, and returns before replicas are ready. Blocks: call it in a thread.
@@ -246,7 +262,21 @@ class Running:
 
     def _ask(self, question: str) -> list[Any]:
         """The answers of all replicas, but of those in quarantine."""
-        return [told for one in self.handles for told in one.broadcast(question).results(timeout_s=_ASK_SECONDS)]
+        asked = zip(self.handles, self.deployment.least, strict=False)
+        return [told for handle, least in asked for told in self._ask_all(handle, question, least)]
+
+    def _ask_all(self, handle: DeploymentHandle[Any], question: str, least: int) -> list[Any]:
+        """The answers of ``least`` replicas or more. Serve says that they are ready before a handle hears of them."""
+        end = time.monotonic() + _ASK_SECONDS
+        while time.monotonic() < end:
+            try:
+                told: list[Any] = handle.broadcast(question).results(timeout_s=_ASK_SECONDS)
+                if len(told) >= least:
+                    return told
+            except DeploymentUnavailableError:
+                self.lacks()  # of none, as yet; where there will be none, that is raised
+            time.sleep(_POLL_SECONDS)
+        raise TimeoutError(f"{least} replicas were ready, and fewer have answered in {_ASK_SECONDS:g} s")
 
     def quarantine_loads(self) -> bool:
         """Whether Ray has found room for a replica in quarantine, which is not ready yet. Blocks."""
@@ -280,21 +310,22 @@ class Running:
         return departures
 
     def give_up(self) -> None:
-        """Ends what was never ready. Serve waits long for a replica that it cannot start; it may do so alone."""
+        """Ends what was never ready, which has nothing to drain. What Ray finds no room for, or what loads for longer,
+        is told in the log, and Serve ends it alone."""
+        seconds = self.deployment.stop_seconds + _END_SECONDS
         try:
-            self._deleted(_END_SECONDS)
+            if not self._deleted(seconds):
+                _log.warning("replicas of %s that were not ready have not ended in %g s", self.deployment.name, seconds)
         finally:
             self._leave()
 
     def _deleted(self, seconds: float) -> bool:
-        """Has the replicas end. Returns whether all have, within ``seconds``."""
+        """Has the replicas end. Returns whether all have, with their processes, within ``seconds``."""
         self.deployment.delete(blocks=False)
-        end = time.monotonic() + seconds
-        while not serve.status().applications.keys().isdisjoint(self.deployment.names):
-            if time.monotonic() > end:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
+        end, names = time.monotonic() + seconds, self.deployment.names
+        return _until(lambda: serve.status().applications.keys().isdisjoint(names), end, _POLL_SECONDS) and _until(
+            lambda: not are_left(names), end, _BOOKS_SECONDS
+        )
 
     def _leave(self) -> None:
         for handle in (*self.handles, self.quarantine):
@@ -302,3 +333,12 @@ class Running:
             handle.shutdown()  # type: ignore[no-untyped-call]
         ray.kill(self.register)
         SESSION.leave()
+
+
+def _until(is_so: Callable[[], bool], end: float, pause: float) -> bool:
+    """Whether it is so before ``end``, asked every ``pause`` seconds."""
+    while not is_so():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+    return True

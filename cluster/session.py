@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import outcome
 import ray
 from ray import serve
 
@@ -20,6 +25,42 @@ _ALLOWED = (
     "with RAY_AUTH_MODE=token where that was started with a token; auto; or none, and Ray is started here"
 )
 _REACH_SECONDS = 5.0  # Ray itself tries for minutes, and nothing ends it
+_HANDLER = ctypes.c_void_p  # of the process, not Python's, which only the main thread may set
+_GET_HANDLER = ctypes.PYFUNCTYPE(_HANDLER, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))
+_SET_HANDLER = ctypes.PYFUNCTYPE(_HANDLER, ctypes.c_int, _HANDLER)(("PyOS_setsig", ctypes.pythonapi))
+
+
+class _Stay:
+    """This process on Ray, from the joining to the leaving, both in one thread that lives in between.
+
+    Linux ends the processes of a Ray that is started here with the *thread* that started them (PR_SET_PDEATHSIG), and
+    trio's threads end when they were idle for ten seconds.
+    """
+
+    def __init__(self, where: str) -> None:
+        """Blocks until Ray is joined; raises what `_connect` raises, and nothing is left then."""
+        self.where = where
+        self._joined = threading.Event()
+        self._leave = threading.Event()
+        self._outcome: outcome.Outcome[None]  # of the joining, and then of the leaving
+        # A program that ends inside of the block does not wait for a daemon, and Ray's own atexit ends its processes.
+        self._thread = threading.Thread(target=self._live, name="triolet ray", daemon=True)
+        self._thread.start()
+        self._joined.wait()
+        self._outcome.unwrap()
+
+    def _live(self) -> None:
+        self._outcome = outcome.capture(_connect, self.where)
+        self._joined.set()
+        if isinstance(self._outcome, outcome.Value):
+            self._leave.wait()
+            self._outcome = outcome.capture(ray.shutdown, wait_for_processes=True)
+
+    def end(self) -> None:
+        """Leaves Ray. Blocks until the processes that were started for us have ended."""
+        self._leave.set()
+        self._thread.join()
+        self._outcome.unwrap()
 
 
 class RaySession:
@@ -30,7 +71,7 @@ class RaySession:
         self.lock = threading.RLock()
         """One cluster is deployed at a time: Serve's own making of a deployment is not for several threads."""
         self._users = 0
-        self._where: str | None = None  # what this session has joined
+        self._stay: _Stay | None = None  # on a Ray that this session has joined
 
     def join(self, address: str | None) -> None:
         """For one more cluster. Blocks: call it in a thread.
@@ -40,11 +81,12 @@ class RaySession:
         """
         where = address or os.environ.get("RAY_ADDRESS") or HERE
         with self.lock:
-            if self._users and self._where not in (None, where):
-                raise EngineError(f"this process has joined Ray at {self._where}, and not at {where}; allowed: one Ray")
+            if self._stay is not None and self._stay.where != where:
+                raise EngineError(
+                    f"this process has joined Ray at {self._stay.where}, and not at {where}; allowed: one Ray"
+                )
             if not (self._users or ray.is_initialized()):
-                _connect(where)
-                self._where = where
+                self._stay = _Stay(where)
             try:
                 serve.start(proxy_location="Disabled", logging_config=LOGGING)
             except BaseException:
@@ -59,10 +101,10 @@ class RaySession:
             self._leave()
 
     def _leave(self) -> None:
-        if self._users or self._where is None:
+        if self._users or self._stay is None:
             return
-        self._where = None
-        ray.shutdown()  # with all its processes, where they were started for us
+        stay, self._stay = self._stay, None
+        stay.end()
 
 
 SESSION = RaySession()
@@ -74,10 +116,38 @@ def _connect(where: str) -> None:
     name = "on this machine" if where == HERE else f"at {where}"
     try:
         _check(where)
-        dashboard = False if where == HERE else None  # it takes a gigabyte
-        ray.init(address=where, include_dashboard=dashboard, logging_level=logging.ERROR, log_to_driver=False)
+        _init(where)
     except (OSError, RuntimeError, ValueError) as error:
         raise EngineError(f"Ray {name} cannot be reached: {error}; {_ALLOWED}") from error
+
+
+def _init(where: str) -> None:
+    if ray.is_initialized():  # it would fail, and what is ended then would be the program's
+        raise RuntimeError("another thread has joined Ray meanwhile; enter the cluster again")
+    dashboard = False if where == HERE else None  # it takes a gigabyte
+    try:
+        with _handlers_kept():
+            ray.init(address=where, include_dashboard=dashboard, logging_level=logging.ERROR, log_to_driver=False)
+    except BaseException:
+        ray.shutdown(wait_for_processes=True)  # what was started before it failed
+        raise
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """SIGTERM is the program's own. Ray's handler would call that one, but have an alarm abort the process three
+    seconds later, whatever has still to end."""
+    if not hasattr(signal, "SIGALRM"):  # Windows: no alarm, and no such handler
+        yield
+        return
+    before = {one: _GET_HANDLER(one) for one in (signal.SIGTERM, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        _SET_HANDLER(signal.SIGTERM, before[signal.SIGTERM])  # from here on nothing sets the alarm
+        if _GET_HANDLER(signal.SIGALRM) != before[signal.SIGALRM]:  # SIGTERM has come meanwhile
+            signal.alarm(0)
+            _SET_HANDLER(signal.SIGALRM, before[signal.SIGALRM])
 
 
 def _check(where: str) -> None:

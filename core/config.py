@@ -82,6 +82,7 @@ _SETTINGS = {
     "device": Check(_device, "'auto', 'cpu', 'cuda' or 'cuda:N'; triolet devices lists what is there"),
     "dtype": one_of(*DTYPES),
     "threads": integer(0, 1024, "; 0: torch's own choice"),
+    "switch_interval": one_of("short", "kept"),
     "max_running": integer(1, 65_536),
     "max_pending": integer(1, _MUCH),
     "max_step_tokens": integer(1, 2**24),
@@ -125,6 +126,10 @@ class EngineConfig:
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         threads: CPU threads of torch, a setting of the whole process; 0: one for each physical core that the process
             may use (affinity and the cgroup's quota, rounded down), but no more than torch is set to.
+        switch_interval: how long a Python thread that computes may keep other threads waiting, a setting of the whole
+            process (`sys.setswitchinterval`). ``"short"``: 0.1 ms while the device works for an engine, then
+            the program's own again, so that the engine goes on beside such a thread; the thread then computes more
+            slowly. ``"kept"``: the engine leaves it alone.
         max_running: most sequences decoded together.
         max_pending: most requests accepted and not yet ended; beyond it ``submit`` waits, or raises `Overloaded`.
         max_step_tokens: token budget of one step.
@@ -187,6 +192,7 @@ class EngineConfig:
     devices: tuple[str, ...] = ()
     dtype: str = "auto"
     threads: int = 0
+    switch_interval: str = "short"
     max_running: int = 32
     max_pending: int = 1024
     max_step_tokens: int = 2048

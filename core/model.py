@@ -104,6 +104,14 @@ class Preparer(Protocol):
     def with_items(self, prompt: str, count: int) -> str:
         """``prompt`` with ``count`` placeholders in front of it, unless the prompt has placeholders already."""
 
+    def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
+        """``given`` for `prepare`, which takes less time for them then: texts are tokenized in turns, and what else
+        takes long is done before.
+
+        Raises:
+            InvalidRequest: one cannot be read.
+        """
+
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:

@@ -18,7 +18,7 @@ import triolet
 from triolet import demo
 
 MOST_BYTES = 64 * 2**20  # of one file: it is held in memory
-LINGER = 10.0  # seconds for a client that still sends when it is answered
+LINGER = 60.0  # seconds for a client that still sends when it is answered
 
 
 async def answer(engine: triolet.Engine, stream: trio.SocketStream) -> dict[str, object]:

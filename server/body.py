@@ -22,7 +22,7 @@ from .faults import is_beyond_telling
 from .heap import trim
 from .problems import BadBody, Problem, Refusal
 from .schemas.base import Body
-from .schemas.weighing import PIECE, Weighing
+from .schemas.weighing import Weighing
 from .server import Server
 
 Read = TypeVar("Read", bound=Body)
@@ -53,13 +53,11 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     server: Server = request.app.state.server
     async with aclosing(request.stream()) as stream:
         async for part in stream:
-            come += part  # not a list of parts: a client may send a byte at a time
-            if len(come) - weighing.size < PIECE:
-                continue
-            if weighing.size < _LEAVES <= len(come):
+            if weighing.size < _LEAVES <= weighing.size + len(part):
                 request.scope["exchange"].closing.callback(server.leavings.add)
-            weighing.add(bytes(come[weighing.size :]))
-    weighing.add(bytes(come[weighing.size :]))
+            weighing.add(part)
+            come += part  # not a list of parts: a client may send a byte at a time
+    weighing.end()
     whole = [bytes(come)]  # of a bytearray pydantic would make a copy
     del come
     read = partial(_parse_large if weighing.size > _LARGE else _parse_small, kind, whole)

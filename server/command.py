@@ -249,7 +249,7 @@ def _run(server: Server, *, preload: bool) -> int:
         with Listener(server.settings) as listener:
             return trio.run(_serve, server, listener, preload)
     except TrioletError as error:
-        complain(str(error))
+        complain(" ".join(str(error).split()))  # a hub tells in many lines that it has no such model
     except KeyboardInterrupt:
         return INTERRUPTED
     return FAILED

@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import trio
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -78,8 +79,9 @@ class EventStream(Response):
         try:
             await self._work(events)
         except Exception as error:  # noqa: BLE001  (told, whatever it is)
-            problem = problem_of(error)
-            report(exchange.id, exchange.told, error, problem)
+            problem = problem_of(error, scope["app"].state.server.folders)
+            refusals = scope["app"].state.server.refusals
+            report(exchange.id, exchange.told, error, problem, refusals, trio.current_time())
             if not events.begun:
                 await problem_answer(problem)(scope, receive, send)
                 return

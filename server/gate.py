@@ -85,7 +85,7 @@ class Gate:
             _log.exception("%s failed", opening.id)
             await opening.fail(problem_of(error))
         finally:
-            told = {"id": opening.id, "status": opening.status, **told}
+            told = {"id": opening.id, "status": scope.get("refused", opening.status), **told}
             self._tell(scope, headers, trio.current_time() - begun, told)
 
     # -- who may enter ---------------------------------------------------------------------------------------------
@@ -97,14 +97,26 @@ class Gate:
             fault = host_fault(headers.get("host"))
         if fault is not None:
             return Problem(403, fault)
+        address = str((scope.get("client") or ("somebody",))[0])
+        who, wait = self._judged(presented_key(headers.get("authorization"), scope.get("subprotocols", ())), address)
+        scope["knows_key"] = who is not None or not self._keys
         if _is_open(scope):
             return None
-        who = self._keys.who(presented_key(headers.get("authorization"), scope.get("subprotocols", ())))
+        if wait:
+            why = f"too many wrong API keys came from {address}; wait {wait:.1f} s"
+            return Problem(429, why, retry_after=math.ceil(wait))
         if self._keys and who is None:
             return Problem(401, "no API key, or a wrong one; send it as Authorization: Bearer KEY")
-        who = who or str((scope.get("client") or ("somebody",))[0])
-        told["who"] = who
-        return self._busy(scope, who)
+        told["who"] = who or address
+        return self._busy(scope, who or address)
+
+    def _judged(self, key: str | None, address: str) -> tuple[str | None, float]:
+        """Whose key it is, and the seconds until it may be judged, if there were too many wrong ones."""
+        who = self._keys.who(key)
+        if key is None or not self._keys:
+            return who, 0.0
+        wait = self._server.wrong_keys.seconds_to_wait(address, who, trio.current_time())
+        return (None if wait else who), wait
 
     def _busy(self, scope: MutableMapping[str, Any], who: str) -> Problem | None:
         if self._server.stopping:

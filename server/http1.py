@@ -11,22 +11,35 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import h11
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, Updated
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Response
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import EventWrapper
+from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
 from hypercorn.utils import parse_socket_addr
 
+from .framing import Framing
+
 _ESTABLISHED = 1
 _LOOK_SECONDS = 0.25
+
+
+class Shared(WorkerContext):
+    """What the connections of one server share. ``refused`` hears why a client's bytes are no requests."""
+
+    def __init__(self, refused: Callable[[str], None]) -> None:
+        super().__init__(None)
+        self.refused = refused
+        self.ends = False  # each answer is the last of its connection
 
 
 class Connection(TCPServer):
@@ -109,28 +122,92 @@ class _Protocol(H11Protocol):
     """HTTP/1.1 alone, and WebSockets whose messages are as large as they look. Whatever a client asks for, the
     connection stays what it is: in HTTP/2 one could hold any number of answers that it does not read."""
 
+    context: Shared
+    connection: Any
+
     def __init__(self, client: trio.socket.SocketType, *args: Any) -> None:
         super().__init__(*args)
         self.can_read = _Turn(client)
+        self.connection = _Requests(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+        self._framing = Framing()
+        self._answers = False  # the last request, or has answered it
 
     async def handle(self, event: Any) -> None:
-        """Behind a message that is too large nothing is read any more. hypercorn has told so (1009); the client has as
+        """Has requests read as far as `Framing` lets them pass; behind a WebSocket's request come frames.
+
+        Behind a message that is too large nothing is read any more. hypercorn has told so (1009); the client has as
         long to close the connection as one that is idle."""
+        if isinstance(event, RawData) and event.data and isinstance(self.connection, h11.Connection):
+            event = RawData(data=self._passed(event.data))
+            if not event.data:  # which would be the client's end
+                return
+        elif isinstance(event, RawData) and event.data and self._is_opening():
+            await self._refuse_frames()
+            return
+        elif isinstance(event, RawData) and event.data and self._is_denied():
+            return
         await super().handle(event)
         if isinstance(self.stream, WSStream) and self.stream.buffer.length > self.stream.buffer.max_length:
             await self._close_stream()
             await self.send(Updated(idle=True))
+
+    def _passed(self, data: bytes) -> bytes:
+        known = self._framing.fault
+        passed = self._framing.passed(data)
+        if self._framing.fault is not None and known is None:
+            self.context.refused(self._framing.fault)
+        return passed
+
+    def _is_opening(self) -> bool:
+        """Whether a WebSocket was asked for, and that was not answered yet."""
+        return isinstance(self.stream, WSStream) and not self.stream.closed and not self._answers
+
+    def _is_denied(self) -> bool:
+        """Whether a WebSocket was answered, or is, with something else. hypercorn would answer frames once more."""
+        return isinstance(self.stream, WSStream) and self._answers and not self.stream.handshake.accepted
+
+    async def _refuse_frames(self) -> None:
+        """A client may send frames when it is told that the WebSocket is open (RFC 6455, section 4.1). hypercorn sends
+        its refusal and lets the application go on meanwhile, whose answer h11 then takes for a fault of ours."""
+        stream: Any = self.stream
+        stream.closed = True  # nothing of the application is sent any more
+        stream.scope["refused"] = 400
+        self.context.refused("frames before the WebSocket was open")
+        await stream._send_error_response(400)
+        await stream.app_put({"type": "websocket.disconnect", "code": 1002})
+        await self.send(Closed())
+
+    async def stream_send(self, event: Any) -> None:
+        """See hypercorn. A server that ends keeps no connection."""
+        self._answers = self._answers or isinstance(event, Response)
+        if self.context.ends and isinstance(event, Response) and event.status_code >= 200:
+            event = replace(event, headers=[*event.headers, (b"connection", b"close")])
+        await super().stream_send(event)
 
     async def _check_protocol(self, event: Any) -> None:
         """Never another protocol."""
 
     async def _create_stream(self, request: h11.Request) -> None:
         """Without extensions: permessage-deflate is one."""
+        self._answers = False
         headers = [(name, value) for name, value in request.headers if name != b"sec-websocket-extensions"]
         plain = h11.Request(
             method=request.method, headers=headers, target=request.target, http_version=request.http_version
         )
         await super()._create_stream(plain)
+        if self._is_opening() and self.connection.buffer:
+            await self._refuse_frames()
+
+
+class _Requests(h11.Connection):
+    """h11 takes it for a fault that a client has sent another request before it was told that the answer to this one is
+    the connection's last, and hypercorn would cut that answer off."""
+
+    def next_event(self) -> Any:
+        """See h11."""
+        if self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
+            return h11.PAUSED
+        return super().next_event()
 
 
 class _Turn(EventWrapper):

@@ -2,14 +2,16 @@
 
 hypercorn's own loop lets an error of one connection end the server, accepts any number of connections, and waits for
 ever for a client that reads nothing. Here each connection has a guard, there is a most, and a client's patience is
-bounded.
+bounded. What any client can bring about is told in a line a minute.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import ssl
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -18,19 +20,23 @@ from typing import Any, Self
 import trio
 from attrs import define, field
 from hypercorn.config import Config
-from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
 from ..core.errors import TrioletError
+from ..core.log_lines import one_line
 from .exchange import Application
-from .http1 import Connection
+from .http1 import Connection, Shared
+from .manners.floods import Flood
 from .settings import ServerSettings
 
 _log = logging.getLogger("triolet.server")
 _BACKLOG = 1_024
 _CLOSE_SECONDS = 2.0
 _GRACE_SECONDS = 0.2
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_ROOM_SECONDS = 0.1  # until a connection may have ended
+_TOO_MANY = "no connection can be accepted: %s; raise the limit of open files (ulimit -n), or lower max_connections"
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, OSError)
 
@@ -103,14 +109,18 @@ class Listener:
 
     settings: ServerSettings
     connections: set[PatientStream] = field(factory=set, init=False)
+    _floods: defaultdict[str, Flood] = field(factory=lambda: defaultdict(Flood), init=False)  # by what is told
     _config: Config = field(init=False)
     _tls: ssl.SSLContext | None = field(init=False)
     _socket: socket.socket = field(init=False)  # bound, so that nobody else gets the address
-    _context: WorkerContext = field(factory=lambda: WorkerContext(None), init=False)
+    _shared: Shared = field(init=False)
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _over: trio.Event = field(factory=trio.Event, init=False)  # nobody is accepted any more
+    _one_left: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._config = _config_of(self.settings)
+        self._shared = Shared(partial(self._tell, "a connection was answered 400 and closed: %s"))
         self._tls = _tls(self._config)
         self._socket = _bound(self.settings)
 
@@ -135,41 +145,73 @@ class Listener:
     async def run(self, app: Application) -> None:
         """Serves until `close`, and until every connection has ended."""
         async with trio.open_nursery() as nursery:
-            handle = partial(self._handle, app)
+            take = partial(self._take, nursery, app)
             try:
                 with self._accepting:
-                    listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))
-                    await trio.serve_listeners(handle, [listener], handler_nursery=nursery)
+                    await self._accept(trio.SocketListener(trio.socket.from_stdlib_socket(self._socket)), take)
             finally:
-                _take_backlog(self._socket, partial(nursery.start_soon, handle))
+                _take_backlog(self._socket, take)
                 self._socket.close()
+                self._over.set()
+
+    def keep_none(self) -> None:
+        """From now on each answer is the last of its connection. Who connects is answered still."""
+        self._shared.ends = True
 
     async def close(self) -> None:
-        """Accepts no more connections, and closes those that wait for a request. Those that were just made have a
-        moment, since their requests are on the way."""
+        """Accepts no more connections, and closes those that wait for a request. Those that are answered, or were just
+        made, have a moment, since their requests are on the way."""
         self._accepting.cancel()
-        await trio.sleep(_GRACE_SECONDS)
-        await self._context.terminated.set()
+        with trio.move_on_after(_GRACE_SECONDS):
+            await self._over.wait()
+            while self.connections:
+                self._one_left = trio.Event()
+                await self._one_left.wait()
+        await self._shared.terminated.set()
 
     async def cut_off(self) -> None:
         """Closes all connections, whatever they do."""
         for stream in list(self.connections):
             await trio.aclose_forcefully(stream)
 
-    async def _handle(self, app: Application, stream: trio.SocketStream) -> None:
+    async def _accept(
+        self, listener: trio.abc.Listener[trio.SocketStream], take: Callable[[trio.SocketStream], None]
+    ) -> None:
+        """Accepts for ever. Where the system has no descriptor or no memory for one more, those who connect wait."""
+        while True:
+            try:
+                take(await listener.accept())
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                self._tell(_TOO_MANY, f"{error.strerror}; {len(self.connections)} are open")
+                await trio.sleep(_ROOM_SECONDS)
+
+    def _take(self, nursery: trio.Nursery, app: Application, stream: trio.SocketStream) -> None:
         if len(self.connections) >= self.settings.max_connections:
-            await _turn_away(stream, b"" if self._tls else _FULL)
+            nursery.start_soon(_turn_away, stream, b"" if self._tls else _FULL)
             return
         patient = PatientStream(stream, self.settings.send_seconds)
         self.connections.add(patient)
+        nursery.start_soon(self._handle, app, patient)
+
+    async def _handle(self, app: Application, stream: PatientStream) -> None:
         try:
-            await self._serve(app, patient)
+            await self._serve(app, stream)
         except Exception as error:  # noqa: BLE001  (no error of one connection ends the server)
-            _log.warning("a connection was closed, since it broke the protocol or was lost: %r", error)
+            self._tell("a connection was closed, since it broke the protocol or was lost: %s", repr(error))
         finally:
-            self.connections.discard(patient)
+            self.connections.discard(stream)
+            self._one_left.set()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
-                await trio.aclose_forcefully(patient)
+                await trio.aclose_forcefully(stream)
+
+    def _tell(self, what: str, why: str) -> None:
+        """Warns of what any client can bring about as often as it likes: a line a minute, and how often it was."""
+        count = self._floods[what].came(trio.current_time())
+        if count:
+            more = f" ({count:,} times since the last such line)" if count > 1 else ""
+            _log.warning(what + "%s", one_line(why), more)
 
     async def _serve(self, app: Application, stream: PatientStream) -> None:
         on_top: Any = stream
@@ -177,7 +219,7 @@ class Listener:
             on_top = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         plain: Any = app  # hypercorn types its messages more narrowly
         wrapped = wrap_app(plain, self._config.wsgi_max_body_size, "asgi")
-        await Connection(wrapped, self._config, self._context, ConnectionState({}), on_top)
+        await Connection(wrapped, self._config, self._shared, ConnectionState({}), on_top)
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:
@@ -207,12 +249,12 @@ def _not_there(settings: ServerSettings, error: OSError) -> CannotListen:
     return CannotListen(f"cannot listen on {where} ({error.strerror or error}); choose another port or host")
 
 
-def _take_backlog(listening: socket.socket, handle: Callable[[trio.SocketStream], object]) -> None:
+def _take_backlog(listening: socket.socket, take: Callable[[trio.SocketStream], None]) -> None:
     """Takes the connections that clients have made and nobody has accepted yet: closing would reset them."""
     with suppress(OSError):  # there are no more
         while True:
             accepted, _ = listening.accept()
-            handle(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)))
+            take(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)))
 
 
 def _url(listening: socket.socket, *, tls: bool) -> str:

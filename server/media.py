@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
 import math
 import socket
 from collections.abc import Callable, Iterable
@@ -22,11 +21,11 @@ import trio
 from attrs import define
 
 from ..core.errors import RequestTooLarge
+from .manners.addresses import is_public
 from .problems import BadBody, Problem, Refusal
 from .settings import ServerSettings
 
 _MOST_REDIRECTS = 3
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _INLINE = 1 << 18  # characters; decoding more takes longer than a thread costs
 _PIECE = 1 << 20  # characters that are decoded in one go: others wait for it, in a thread too
@@ -146,20 +145,6 @@ def _joined(url: str, location: str) -> str:
         return location
 
 
-def _is_public(address: str) -> bool:
-    """Whether an address is one of the public network's, and no other one is meant by it (RFC 4291, 6052, 3056)."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour
-        if found in _NAT64 or int(found) >> 32 == 0:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is not None:
-            return inner.is_global and not inner.is_multicast
-        if found.is_site_local:
-            return False
-    return found.is_global and not found.is_multicast
-
-
 def _header(answer: httpcore.Response, wanted: bytes) -> str:
     return next((value.decode("latin-1") for name, value in answer.headers if name.lower() == wanted), "")
 
@@ -208,7 +193,7 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError(f"the name {host} cannot be resolved ({error})") from None
         addresses = [str(one[4][0]) for one in found]
         for address in addresses:
-            if not self._private and not _is_public(address):
+            if not self._private and not is_public(address):
                 raise httpcore.ConnectError(f"{host} is at {address}, which is no public address")
         return addresses[0]
 

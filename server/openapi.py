@@ -27,6 +27,7 @@ _PROBLEMS = {
     "429": "Too many requests; Retry-After says when to come again.",
     "500": "The engine or the server failed on the request.",
     "503": "The server or the engine is stopping, or sleeps.",
+    "507": "The server has no room to store the request.",
 }
 
 

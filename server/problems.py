@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
+import trio
 from attrs import frozen
 from pydantic import ValidationError
 from starlette.datastructures import Headers
@@ -15,10 +18,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ..core.errors import InvalidRequest, TrioletError, UnknownModel
+from ..core.log_lines import one_line
 from .faults import faults_of, in_words
+from .manners.floods import Flood
+from .manners.paths import without_paths
 
 _log = logging.getLogger("triolet.server")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LONGEST = 2_000  # characters of a message: the client's own words may be in it
 _OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
@@ -73,19 +81,36 @@ class BadBody(InvalidRequest):
 _CODES = {BadBody: "invalid_request", UnknownModel: "model_not_found"}
 
 
-def problem_of(error: Exception) -> Problem:
-    """What the client is told of ``error``. Errors that nobody raised on purpose are told by their place in the log
-    alone."""
-    if isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        return problem_of(error.exceptions[0])
+def problem_of(error: Exception, folders: Iterable[str] = ()) -> Problem:
+    """What the client is told of ``error``, without paths as far as `without_paths` knows them. Errors that nobody
+    raised on purpose are told by their place in the log alone."""
+    error = _innermost(error)
     if isinstance(error, Refusal):
         return error.problem
     if isinstance(error, TrioletError):
         code = _CODES.get(type(error)) or _WORD.sub("_", type(error).__name__).lower()
         param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
         retry = 1 if error.http_status in (429, 503) else None
-        return Problem(error.http_status, str(error), code, param, retry)
+        return Problem(error.http_status, _for_clients(error, folders), code, param, retry)
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        told = "the server's disk is full, so the request cannot be stored; ask again later, or send a smaller file"
+        return Problem(507, told)
     return Problem(500, "the server failed on this request; its log has the reason under the request's id")
+
+
+def _innermost(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _for_clients(error: TrioletError, folders: Iterable[str]) -> str:
+    """What a body or the name of a model has in it is the client's own word. All else may come from anywhere: a loader,
+    a template, a library."""
+    text = str(error)
+    if not isinstance(error, BadBody | UnknownModel):
+        text = without_paths(text[: 2 * _LONGEST], folders)  # not cut within the quotation marks of a path that is told
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def problem_answer(problem: Problem) -> JSONResponse:
@@ -96,12 +121,32 @@ def problem_answer(problem: Problem) -> JSONResponse:
     return JSONResponse(problem.as_object(), problem.status, headers)
 
 
-def report(name: str, told: dict[str, object], error: Exception, problem: Problem) -> None:
-    """Tells the logs that the request ``name`` ended with ``error``; ``told`` goes into the access log."""
+def report(
+    name: str,
+    told: dict[str, object],
+    error: Exception,
+    problem: Problem,
+    refusals: Flood | None = None,
+    now: float = 0.0,
+) -> None:
+    """Tells the logs that the request ``name`` ended with ``error``; ``told`` goes into the access log. Where the
+    client is told less than the error says, the log has it, of one request in a minute.
+
+    Args:
+        refusals: counts those of one server; ``None``: each is told.
+    """
     told["error"] = problem.as_object()["error"]["code"]
+    error = _innermost(error)
+    expected = isinstance(error, TrioletError | Refusal) or problem.status == HTTPStatus.INSUFFICIENT_STORAGE
     if problem.status >= 500:
-        expected = isinstance(error, TrioletError)
-        _log.error("%s failed: %s: %s", name, type(error).__name__, error, exc_info=None if expected else error)
+        what = one_line(str(error)[:_LONGEST])
+        _log.error("%s failed: %s: %s", name, type(error).__name__, what, exc_info=None if expected else error)
+    elif isinstance(error, TrioletError) and str(error) != problem.message:
+        count = 1 if refusals is None else refusals.came(now)
+        more = f" ({count:,} such requests since the last line)" if count > 1 else ""
+        if count:
+            what = one_line(str(error)[:_LONGEST])
+            _log.warning("%s was refused: %s: %s%s", name, type(error).__name__, what, more)
 
 
 def _nothing_there(request: Request, error: HTTPException) -> Problem:
@@ -115,9 +160,14 @@ def _nothing_there(request: Request, error: HTTPException) -> Problem:
 
 async def explain(request: Request, error: Exception) -> JSONResponse:
     """Answers ``error``, for Starlette."""
-    problem = _nothing_there(request, error) if isinstance(error, HTTPException) else problem_of(error)
+    problem = (
+        _nothing_there(request, error)
+        if isinstance(error, HTTPException)
+        else problem_of(error, request.app.state.server.folders)
+    )
     exchange: Any = request.scope["exchange"]
-    report(exchange.id, exchange.told, error, problem)
+    refusals: Flood = request.app.state.server.refusals
+    report(exchange.id, exchange.told, error, problem, refusals, trio.current_time())
     answer = problem_answer(problem)
     if isinstance(error, HTTPException) and error.headers:
         answer.headers.update(error.headers)

@@ -18,6 +18,9 @@ from ..core.errors import EngineClosed, TrioletError, UnknownModel
 from ..core.power import Power
 from .exchange import Cut, Exchange
 from .heap import Leavings
+from .manners.floods import Flood
+from .manners.paths import known_folders
+from .manners.wrong_keys import WrongKeys
 from .media import Media
 from .metrics import Metrics
 from .observers import Observers
@@ -63,6 +66,9 @@ class Server:
     stopping: bool = field(default=False, init=False)
     stop_called: trio.Event = field(factory=trio.Event, init=False)
     pace: Pace = field(factory=Pace, init=False)
+    wrong_keys: WrongKeys = field(factory=WrongKeys, init=False)
+    folders: tuple[str, ...] = field(init=False)  # which clients are not told
+    refusals: Flood = field(factory=Flood, init=False)  # of which the log knows more than the client
     media: Media = field(init=False)
     metrics: Metrics = field(init=False)
     spans: Spans = field(factory=Spans, init=False)
@@ -73,6 +79,7 @@ class Server:
 
     def __attrs_post_init__(self) -> None:
         self.media = Media(self.settings)
+        self.folders = known_folders(str(spec.model) for spec in self.engines.models.values())
         self.metrics = Metrics(self.engines)
         self.observers.listeners.append(self.metrics.heard)
         self.observers.listeners.append(self.watchers.hear)

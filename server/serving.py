@@ -20,8 +20,9 @@ _TELL_SECONDS = 3.0  # for the last words to requests that are cut off
 
 @asynccontextmanager
 async def serving(server: Server, listener: Listener) -> AsyncIterator[str]:
-    """Serves within the block, which gets the server's address. At the end of the block the server accepts no more
-    connections and refuses new requests; those that run have ``drain_seconds`` to end, then they are told and cut off.
+    """Serves within the block, which gets the server's address. At the end of the block the server refuses new
+    requests, also of those who connect only then; those that run have ``drain_seconds`` to end, then they are told and
+    cut off. When none runs any more, no connection is accepted.
 
     Raises:
         CannotListen: somebody else listens there.
@@ -43,7 +44,7 @@ async def serving(server: Server, listener: Listener) -> AsyncIterator[str]:
 
 async def _drain(server: Server, listener: Listener) -> None:
     server.stop()
-    await listener.close()
+    listener.keep_none()
     with trio.move_on_after(server.settings.drain_seconds) as drain:
         await server.all_ended()
     if drain.cancelled_caught:
@@ -52,6 +53,7 @@ async def _drain(server: Server, listener: Listener) -> None:
         server.cut_off()
         with trio.move_on_after(_TELL_SECONDS):
             await server.all_ended()
+    await listener.close()
     await listener.cut_off()
 
 

@@ -151,7 +151,8 @@ class Chaos:
             self.ends[type(error).__name__] += 1
 
     async def _read(self, engine: Engine, client: Client) -> None:
-        true, got = true_tokens(client, self._model), ()
+        true = true_tokens(client, self._model)
+        got: tuple[int, ...] = ()
         request = request_of(client, self._model, engine.inside._new_id(None))
         async with engine.inside._deltas(request, trio.current_time(), wait=True, texts=None) as deltas:
             async for delta in deltas:
@@ -165,9 +166,10 @@ class Chaos:
     # -- operators ---------------------------------------------------------------------------------------------------
 
     async def _operate(self, engine: Engine) -> None:
-        for _ in range(self.dice.randrange(6)):
-            await trio.sleep(self.dice.random() * 1.5)
-            await self._order(self.dice.choice([engine.sleep, engine.wake]))
+        with trio.move_on_after(CALM):
+            for _ in range(self.dice.randrange(6)):
+                await trio.sleep(self.dice.random() * 1.5)
+                await self._order(self.dice.choice([engine.sleep, engine.wake]))
 
     async def _order(self, what: Callable[[], Awaitable[None]]) -> None:
         with trio.move_on_after(self.dice.choice([0, 0.05, 100])):

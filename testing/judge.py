@@ -49,6 +49,7 @@ def judge(run: Run, *, interrupted: bool) -> None:
         run.checker.end()
     if opened and not (hung or failed or run.blind):
         _judge_teardown(run)
+    _judge_switching(run)
     _judge_books(run, opened=opened, whole=not (hung or failed))
     _judge_ends(run, kind)
 
@@ -115,6 +116,14 @@ def _judge_teardown(run: Run) -> None:
     assert stages == TEARDOWN, f"the teardown went through {stages}"
     cut_off = [stage for stage in reached if stage.endswith("cut off")]
     assert not cut_off, f"{cut_off}, though the device answered"
+
+
+def _judge_switching(run: Run) -> None:
+    """Checks that Python switched quickly exactly while a call was in flight, and the user's interval is back."""
+    assert run.strange_interval is None, f"the switch interval was {run.strange_interval}"
+    interpreter = run.worker.interpreter
+    left = f"a switch interval of {interpreter.microseconds} microseconds is left"
+    assert interpreter.read() == run.users_interval, left
 
 
 def _may_end(run: Run, kind: FaultKind | None) -> set[str]:

@@ -8,6 +8,7 @@ import trio
 from attrs import define, field
 
 from ..actors.statistics import EngineStatistics
+from ..actors.worker import Job
 from ..api.engine import Engine
 from ..api.outputs.streams import Deltas, DeltaStream
 from ..core import events
@@ -24,7 +25,7 @@ from ..core.request import Request
 from ..core.trace import TraceChecker
 from .clients import Client, Scenario, audio, request_of, true_answer, true_probe, true_tokens
 from .faults import ACTORS, FaultKind, Injected, Injector
-from .sim import SimExecutor, SimWorker, sim_engine
+from .sim import DeviceArgument, SimExecutor, SimWorker, sim_engine
 from .step_judge import JudgedWorker, StepJudge
 
 PATIENCE = 60.0
@@ -47,18 +48,21 @@ class Run:
     violation: InvariantViolation | None = None
     blind: bool = False  # the observer has raised: later events are not known
     seconds: float = 0.0
+    users_interval: float = field(init=False)
+    strange_interval: str | None = None  # when and how the switch interval was wrong
     checker: TraceChecker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         scenario = self.scenario
         self.ends = ["not started"] * len(scenario.clients)
-        self.executor = SimExecutor(scenario.model, fault=self.injector.on_device)
+        self.executor = SimExecutor(scenario.model, fault=self._on_device)
         settings: dict[str, object] = {"drain_seconds": 1.0, "stage_seconds": 2.0, **scenario.config}
         config = EngineConfig(observer=self._observe, **settings)  # type: ignore[arg-type]
         self.checker = TraceChecker(capacity=config.encoder_cache_bytes, steps_in_flight=config.steps_in_flight)
         self.injector.put_back = self._put_back
         self.judge = StepJudge(scenario.model, config)
         self.worker = JudgedWorker(hangs=self.injector.hangs, judge=self.judge)
+        self.users_interval = self.worker.interpreter.read()
         self.engine = sim_engine(self.executor, config=config, worker=self.worker)
 
     def _put_back(self, actor: str, message: object) -> None:
@@ -67,6 +71,7 @@ class Run:
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)
+        self._watch_interval(f"at {event}", working=self.worker.in_flight)
         if self.injector.happens(FaultKind.OBSERVER_FAILS):
             self.blind = True
             raise Injected("into the observer")
@@ -77,6 +82,17 @@ class Run:
             self._compare_with_device(event)
         except InvariantViolation as violation:
             self.violation = violation
+
+    def _on_device(self, job: Job, argument: DeviceArgument) -> BaseException | None:
+        self._watch_interval(f"in {job}", working=not self.worker.abandoned)
+        return self.injector.on_device(job, argument)
+
+    def _watch_interval(self, when: str, *, working: bool) -> None:
+        """Notes the first time at which the interpreter's switch interval is not what it should be."""
+        interpreter = self.worker.interpreter
+        if self.strange_interval is None and (interpreter.read() < self.users_interval) != working:
+            doing = "calls are in flight" if working else "no call is in flight"
+            self.strange_interval = f"{interpreter.microseconds} microseconds {when}, while {doing}"
 
     def _compare_with_device(self, event: events.Event) -> None:
         """Checks "books balance": the device has the outputs that the events tell of, and no others."""

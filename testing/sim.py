@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 from attrs import define, evolve, field
 
+from ..actors.switch_interval import SwitchInterval
 from ..actors.worker import Call, Deliver, Job, run_call
 from ..api.engine import Engine
 from ..core.config import EngineConfig
@@ -61,7 +62,8 @@ class _Record:
         return known
 
 
-DeviceFault = Callable[[Job, "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"], BaseException | None]
+DeviceArgument: TypeAlias = "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"
+DeviceFault = Callable[[Job, DeviceArgument], BaseException | None]
 
 
 @define(eq=False)
@@ -202,7 +204,7 @@ class SimExecutor:
             self.misuses.append(f"AssertionError: {misuse}")
             raise AssertionError(misuse)
 
-    def _call(self, job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
+    def _call(self, job: Job, argument: DeviceArgument) -> None:
         if not self.is_open or self.is_asleep or job is Job.WAKE:
             self._check(self.is_open or job in {Job.OPEN, Job.CLOSE}, f"{job.value} on a closed executor")
             self._check(not self.is_asleep or job in _ASLEEP, f"{job.value} on an executor that is asleep")
@@ -310,6 +312,25 @@ class SimExecutor:
 
 
 @define(eq=False)
+class SimInterpreter:
+    """Has a switch interval as Python has, kept in whole microseconds. No thread of this process is touched."""
+
+    microseconds: int = 5000
+
+    def read(self) -> float:
+        """As `sys.getswitchinterval`."""
+        return self.microseconds * 1e-6
+
+    def write(self, seconds: float) -> None:
+        """As `sys.setswitchinterval`, which cuts what it is given."""
+        self.microseconds = int(seconds * 1e6)
+
+    def owner(self) -> SwitchInterval:
+        """The owner of its interval."""
+        return SwitchInterval(self.read, self.write)
+
+
+@define(eq=False)
 class SimWorker:
     """Runs calls one after another in a trio task. Each call takes its virtual time and acts at its end.
 
@@ -320,11 +341,14 @@ class SimWorker:
         duration: instead of ``seconds``: how long a call takes, by its job and argument (a `StepPlan`, the encode jobs,
             the keys to free, or ``None``).
         hangs: which calls never return.
+        interpreter: whose switch interval is short while calls are in flight.
     """
 
     seconds: Mapping[Job, float] = field(factory=lambda: SECONDS)
     duration: Callable[[Job, Any], float] | None = None
     hangs: Callable[[Job], bool] = field(default=lambda _: False)
+    interpreter: SimInterpreter = field(factory=SimInterpreter)
+    switch_interval: SwitchInterval = field(init=False)
     abandoned: bool = field(default=False, init=False)
     _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)  # the running call included
     _alarm: Alarm = field(factory=Alarm, init=False)  # rings when the running call, or the worker, is over
@@ -332,6 +356,14 @@ class SimWorker:
     _hanging: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
     _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.switch_interval = self.interpreter.owner()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether somebody waits for a call."""
+        return bool(self._queue) and not self.abandoned
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         """See `Worker.start`."""

@@ -52,6 +52,10 @@ class SimPreparer:
         """See `triolet.core.model.Preparer`."""
         return prompt if chr(97 + IMAGE) in prompt else chr(97 + IMAGE) * count + prompt
 
+    def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
+        """See `triolet.core.model.Preparer`."""
+        return given
+
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:

@@ -191,6 +191,7 @@ def test_only_the_command_verify_uses_testing() -> None:
     assert users == {"verify"}
 
 
+@pytest.mark.real_time
 def test_asyncio_stays_behind_the_portal() -> None:
     known = {path.stem for path in modules("api") for target in imports(path) if target[0] == "asyncio"}
     assert known == ASYNCIO
@@ -219,8 +220,12 @@ def test_the_walk_sees_imports() -> None:
     assert {("triolet", "core"), ("triolet", "models"), ("triolet", "actors"), ("trio",), ("torch",)} <= found
 
 
+@pytest.mark.real_time
 def test_importing_triolet_does_not_import_torch() -> None:
     """torch and transformers take seconds; they are imported when an engine starts."""
-    code = "import triolet, sys; print(sorted({'torch', 'transformers', 'av'} & set(sys.modules)))"
+    code = (
+        "import triolet, sys; triolet.Engine, triolet.ToolFormat; "
+        "print(sorted({'torch', 'transformers', 'av', 'jinja2'} & set(sys.modules)))"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("core", "models", "actors", "api", "bench", "cluster", "server", "testing")
 DATA = ("demo/checkpoint", "demo/samples", "server/view/page")
@@ -23,6 +25,7 @@ command.run()
 """The step of a build that copies the package's files, without a build folder in the tree."""
 
 
+@pytest.mark.real_time
 def test_a_wheel_has_each_file_of_the_product_and_no_script_test_or_benchmark(tmp_path: Path) -> None:
     """A folder that is new: one line of `packages` in pyproject.toml."""
     subprocess.run([sys.executable, "-c", COPY, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)

@@ -124,6 +124,14 @@ def check_waiting(policy: WaitPolicy) -> Finding:
     return Finding("waiting", "ok", found)
 
 
+def check_switching(interval: float, while_working: float) -> Finding:
+    """How long a Python thread that computes keeps the others waiting, in seconds: now, and while an engine works."""
+    found = f"{interval * 1e3:g} ms"
+    if interval > while_working:
+        found += f", and {while_working * 1e3:g} ms while an engine works (switch_interval='kept': it stays)"
+    return Finding("switching", "ok", found)
+
+
 def check_memory(total: int, available: int | None, limit: int | None) -> Finding:
     """Memory in bytes: the machine's, what is left, and the cgroup's limit. ``None``: there is none, or nobody says."""
     left = "" if available is None else f", {gibibytes(available)} available"

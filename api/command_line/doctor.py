@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -37,8 +38,9 @@ _WIDTH, _INDENT = 80, 21
 def doctor(open_engine: OpenEngine, /, *, as_json: bool) -> int:
     """Check this machine, and say what to do where something is wrong or slow.
 
-    Looks at packages, torch, devices, threads, memory, instruction sets, audio libraries and cache folders, and
-    transcribes a recording with the demo checkpoint. Status 0: all is well; 1: something is wrong or slow.
+    Looks at packages, torch, devices, threads and how Python switches between them, memory, instruction sets, audio
+    libraries and cache folders, and transcribes a recording with the demo checkpoint. Status 0: all is well; 1:
+    something is wrong or slow.
     """
     out, found = stdout(), []
     for finding in _examine(open_engine):
@@ -99,6 +101,7 @@ def _processor() -> Processor | Finding:
 def _machine(processor: Processor) -> Iterator[Finding]:
     import torch
 
+    from ...actors.switch_interval import SHORT
     from ...models.machine.devices import computes_in_bfloat16
     from ...models.machine.host import cpu_flags, memory_limit, read_file
 
@@ -114,6 +117,7 @@ def _machine(processor: Processor) -> Iterator[Finding]:
     yield from map(checks.check_device, find_devices(processor))
     yield checks.check_threads(processor.cores, processor.threads, os.environ)
     yield checks.check_waiting(processor.policy)
+    yield checks.check_switching(sys.getswitchinterval(), SHORT)
     yield checks.check_memory(processor.memory, processor.available, memory_limit(read_file))
     capability = torch.backends.cpu.get_cpu_capability()
     yield checks.check_instructions(cpu_flags(read_file), capability, bfloat16=computes_in_bfloat16())

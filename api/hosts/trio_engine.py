@@ -24,9 +24,9 @@ from ...core.order import check_priority
 from ...core.plan import SampledToken
 from ...core.request import Request
 from ..inputs.audio import AudioSource
-from ..inputs.lengths import read_texts
 from ..inputs.prompts import Query, build_request, check_kind, with_page_keys
 from ..inputs.vectors import (
+    Told,
     VectorQuery,
     Vectors,
     build_requests,
@@ -200,16 +200,27 @@ class TrioEngine:
     async def generate(self, query: Query, *, wait: bool) -> Completion:
         """See `Engine.generate`."""
         asked = trio.current_time()
+        requests = await self.requests_of(query)
+        if len(requests) == 1:
+            return await self._complete(requests[0], asked, wait=wait)
+        first, *others = await run_together([partial(self._complete, one, asked, wait=wait) for one in requests])
+        return evolve(first, alternatives=tuple(others))
+
+    async def requests_of(self, query: Query) -> list[Request]:
+        """A request for each of the ``n`` completions of ``query``, whose prompt is read once; a search finds all its
+        completions in one."""
         request = await self._build(query)
         count = request.sampling.n
-        if count == 1 or request.sampling.beam_size > 1:  # a search finds all its completions
-            return await self._complete(request, asked, wait=wait)
-        requests = [
+        if count == 1 or request.sampling.beam_size > 1:
+            return [request]
+        return [
             evolve(request, id=self._new_id(query.request_id), sampling=request.sampling.sibling(index))
             for index in range(count)
         ]
-        first, *others = await run_together([partial(self._complete, one, asked, wait=wait) for one in requests])
-        return evolve(first, alternatives=tuple(others))
+
+    def follow(self, request: Request, asked: float, *, wait: bool) -> AbstractAsyncContextManager[DeltaStream]:
+        """The deltas of ``request``, one of `requests_of` a query that was made at ``asked``."""
+        return self._deltas(request, asked, wait=wait, texts=self._text_deltas(request))
 
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection  # a ^C between the body and this exit would skip the exit
@@ -219,53 +230,57 @@ class TrioEngine:
         request = await self._build(query)
         if request.sampling.n > 1:
             raise InvalidRequest(f"n={request.sampling.n} of a stream; allowed: 1, or engine.generate(...) for several")
-        async with self._deltas(request, asked, wait=wait, texts=self._text_deltas(request)) as deltas:
+        async with self.follow(request, asked, wait=wait) as deltas:
             yield deltas
 
     # -- vectors -----------------------------------------------------------------------------------------------------
 
     async def embed(
-        self, texts: object, pooling: str | None, normalize: bool | None, priority: int, *, wait: bool
+        self,
+        texts: object,
+        pooling: str | None,
+        normalize: bool | None,
+        priority: int,
+        *,
+        wait: bool,
+        told: Told = bool,
     ) -> Vectors:
         """See `Engine.embed`."""
         kind = embedding_pooling(self._opened()[1], pooling, normalize)
         query = VectorQuery(texts=check_texts("texts", texts), pooling=kind, priority=priority)
-        return await self._vectors(query, wait=wait)
+        return await self._vectors(query, wait=wait, told=told)
 
-    async def score(self, query: object, documents: object, priority: int, *, wait: bool) -> tuple[float, ...]:
+    async def score(
+        self, query: object, documents: object, priority: int, *, wait: bool, told: Told = bool
+    ) -> tuple[float, ...]:
         """See `Engine.score`."""
         pooling = scoring_pooling(self._opened()[1])
         if not isinstance(query, str):
             raise InvalidRequest(f"query={reprlib.repr(query)}; allowed: a text")
-        labels = self.model.labels
-        if len(labels) != 1:
-            raise InvalidRequest(
-                f"{self.model.architecture} has {len(labels)} labels; rerankers have one. Ask engine.classify(...)"
-            )
+        if (labels := len(self.model.labels)) != 1:
+            told_labels = f"{self.model.architecture} has {labels} labels"
+            raise InvalidRequest(f"{told_labels}; rerankers have one. Ask engine.classify(...)")
         pairs = [(query, document) for document in check_texts("documents", documents)]
-        vectors = await self._vectors(VectorQuery(texts=pairs, pooling=pooling, priority=priority), wait=wait)
+        asked = VectorQuery(texts=pairs, pooling=pooling, priority=priority)
+        vectors = await self._vectors(asked, wait=wait, told=told)
         return tuple(map(float, vectors[:, 0])) if pairs else ()
 
-    async def classify(self, texts: object, priority: int, *, wait: bool) -> tuple[dict[str, float], ...]:
+    async def classify(
+        self, texts: object, priority: int, *, wait: bool, told: Told = bool
+    ) -> tuple[dict[str, float], ...]:
         """See `Engine.classify`."""
         pooling = scoring_pooling(self._opened()[1])
         query = VectorQuery(texts=check_texts("texts", texts), pooling=pooling, priority=priority)
         labels = self.model.labels
-        scores = await self._vectors(query, wait=wait)
+        scores = await self._vectors(query, wait=wait, told=told)
         return tuple(dict(zip(labels, softmax(row), strict=True)) for row in scores.tolist())
 
-    async def _vectors(self, query: VectorQuery, *, wait: bool) -> Vectors:
+    async def _vectors(self, query: VectorQuery, *, wait: bool, told: Told) -> Vectors:
         """[texts, width]"""
         asked = trio.current_time()
-        build = partial(
-            build_requests,
-            self.model,
-            query,
-            most_tokens=self.config.max_step_tokens,
-            prefix_caching=self.config.prefix_caching,
-            new_id=partial(self._new_id, None),
-        )
-        requests = await read_texts(build, short=query.is_short, reading=self._reading)
+        new_id = partial(self._new_id, None)
+        requests = await build_requests(self.model, query, self.config, new_id=new_id, reading=self._reading)
+        told(sum(len(request.prompt_token_ids) for request in requests))
         vectors = await run_together([partial(self._vector, request, asked, wait=wait) for request in requests])
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 

@@ -3,9 +3,10 @@
 What `Lengths` proves of a tokenizer refuses a text at once. It proves nothing of some tokenizers, and passes texts of
 short tokens that are several times too long; so what may have far more tokens than fit is counted first, piece by
 piece. Cuts change the count: the token that was cut becomes several, and those around it may change. Twice as many as
-fit, and as many for each cut as the longest token has characters, are therefore too many for sure; all else is
-tokenized whole, and counted exactly. So the work and the memory for one text are bounded by the model's positions, not
-by the text, and whoever gives up waits for one piece.
+fit, and for each cut as many more as two of the longest tokens have characters, are therefore taken for too many; all
+else is tokenized whole, and counted exactly. No tokenizer is known whose cuts change more, and none is proven not to.
+So the work and the memory for one text are bounded by the model's positions, not by the text, and whoever gives up
+waits for one piece.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Limit:
         return cls(description, most, f"up to {most:,} tokens, the model has {positions:,} positions")
 
     def check_length(self, what: str, texts: tuple[str, ...], *, times: int = 1) -> None:
-        """Looks at nothing but lengths.
+        """Looks at nothing but lengths, and at twice the characters that so many tokens can stand for: so the time
+        depends on the model's positions, not on the texts. Where half of these become no tokens, all passes.
 
         Args:
             texts: which are read together.
@@ -88,7 +90,13 @@ class Limit:
         length, lengths, most = sum(map(len, texts)), self.description.lengths, times * self.most
         if lengths is None or length <= most * lengths.longest:
             return
-        least = sum(map(lengths.least_tokens, texts))
+        least, room = 0, 2 * (most + 1) * lengths.longest
+        for text in texts:
+            part = text[:room]
+            least += lengths.least_tokens(part)
+            room -= len(part)
+            if least > most or not room:
+                break
         if least > most:
             raise ContextLengthExceeded(
                 f"{what} of {length:,} characters has {least:,} tokens or more; allowed: {self.allowed}"
@@ -96,11 +104,12 @@ class Limit:
 
     def check_conversation(self, texts: Iterable[str]) -> None:
         """`check_length` before a chat template joins ``texts``. Templates may leave out some of them, such as what the
-        model thought before, and the blanks around each: so several times as much passes."""
+        model thought before, and the blanks around each: so several times as much passes. Nobody can stop a template
+        that has begun: it takes as long as it takes for that."""
         self.check_length("a conversation", tuple(text.strip() for text in texts), times=_LEFT_OUT)
 
     def check_count(self, what: str, text: str, pause: Pause) -> None:
-        """Counts the tokens of a long ``text`` until there are too many, in a thread.
+        """Counts the tokens of a long ``text`` until there are far too many, in a thread; see above for how far.
 
         Raises:
             ContextLengthExceeded: there are.
@@ -111,7 +120,7 @@ class Limit:
             return
         check_characters(text)
         lengths = self.description.lengths
-        extra = _WORD if lengths is None else lengths.longest
+        extra = 2 * (_WORD if lengths is None else lengths.longest)
         count, allowed = 0, 2 * self.most
         for start in range(0, len(text), PIECE):
             pause()

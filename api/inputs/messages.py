@@ -74,13 +74,26 @@ def names_part(messages: Sequence[Message], kind: str) -> bool:
 
 
 def texts_of(messages: Sequence[Message]) -> Iterator[str]:
-    """All texts of the contents of ``messages``."""
+    """All texts of ``messages`` that a chat template may read: of contents, of what the model thought, and of calls."""
     for message in messages:
+        thought = message.get("reasoning_content")
+        if isinstance(thought, str):
+            yield thought
+        yield from _arguments(message.get("tool_calls"))
         content = message.get("content")
         if isinstance(content, str):
             yield content
         else:
             yield from (part["text"] for part in content or () if part["type"] == "text")
+
+
+def _arguments(calls: object) -> Iterator[str]:
+    """The texts of the arguments of ``calls``, which nobody has checked yet."""
+    for call in calls if isinstance(calls, list | tuple) else ():
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        found = arguments.values() if isinstance(arguments, Mapping) else (arguments,)
+        yield from (one for one in found if isinstance(one, str))
 
 
 def without_media(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, Any]]]:

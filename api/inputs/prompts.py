@@ -222,9 +222,21 @@ async def _prepare_placed(
     if query.prompt is not None:
         limit.check_length("a prompt", (query.prompt,))
     limit.check_conversation(texts_of(messages))
+    has_media = bool(images or audio)  # which are read by several callers at a time, each before its turn
+    if has_media:
+        images, audio = await run_in_thread(partial(_loaded, description, preparer, images, audio))
     work = partial(_read, description, preparer, query, messages, images, audio)
-    has_media = bool(images or audio)  # which are read by several callers at a time
-    return await read_texts(work, short=not has_media and _is_short(query), reading=None if has_media else reading)
+    return await read_texts(work, short=not has_media and _is_short(query), reading=reading)
+
+
+def _loaded(
+    description: ModelDescription, preparer: Preparer, images: Sequence[ImageSource], audio: Sequence[AudioSource]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """``images`` and ``audio`` as `Preparer.prepare` takes them, with the most of its work done."""
+    reads = "image" in preparer.media
+    pictures = [load_image(image) if reads else image for image in images]
+    sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
+    return tuple(preparer.read_media(pictures)), tuple(preparer.read_media(sounds))
 
 
 def _read(
@@ -232,13 +244,15 @@ def _read(
     preparer: Preparer,
     query: Query,
     messages: Sequence[Message],
-    images: Sequence[ImageSource],
-    audio: Sequence[AudioSource],
+    images: Sequence[Any],
+    audio: Sequence[Any],
     pause: Pause,
 ) -> Prepared:
     prompt: str | Sequence[int]
     if query.messages is not None:
+        pause()
         prompt = preparer.render(messages, tools=query.tools, options=query.template_options)
+        pause()
     elif query.prompt is not None:
         prompt = query.prompt
     else:
@@ -246,9 +260,7 @@ def _read(
     if isinstance(prompt, str):
         named = "a prompt" if query.messages is None else "a conversation"
         Limit.of_prompts(description).check_count(named, prompt, pause)
-    pictures = [load_image(image) for image in images] if "image" in preparer.media else list(images)
-    sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
-    return preparer.prepare(prompt, images=pictures, audio=sounds)
+    return preparer.prepare(prompt, images=images, audio=audio)
 
 
 def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...]:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import trio
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
+from ...core.config import EngineConfig
 from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from ...core.model import Kind, ModelDescription
 from ...core.order import check_priority
 from ...core.request import Pooling, Request
-from .lengths import Limit, Pause
+from .lengths import PIECE, Limit, Pause, read_texts
 from .prompts import INLINE_TEXT, keyed
+from .threads import run_in_thread
 
 _INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
+_TEXT = 100  # characters: as long as they take, a text takes however short it is
 
 Vectors = NDArray[np.float32]
+Told = Callable[[int], object]  # hears how many tokens are read
 
 
 @frozen(kw_only=True, eq=False)
@@ -77,28 +83,56 @@ def _default(description: ModelDescription) -> Pooling:
     return description.default_pooling
 
 
-def build_requests(
+async def build_requests(
     description: ModelDescription,
     query: VectorQuery,
-    pause: Pause,
+    config: EngineConfig,
     *,
-    most_tokens: int,
-    prefix_caching: bool,
     new_id: Callable[[], str],
+    reading: trio.CapacityLimiter | None = None,
 ) -> list[Request]:
-    """One request for each text.
-
-    Args:
-        most_tokens: tokens of a step; a text that cannot be divided must fit one step.
-        prefix_caching: true if pages are shared by content.
-        pause: raises where nobody waits for the requests any more.
-    """
+    """One request for each text; one that cannot be divided must fit a step. Others have their turn of ``reading``
+    after some of many texts."""
     check_priority(query.priority)
+    most_tokens, prefix_caching = config.max_step_tokens, config.prefix_caching
     limit = _limit(description, most_tokens)
-    for text in query.texts:
-        limit.check_length("a text", (text,) if isinstance(text, str) else text)
-    requests = (_request(limit, text, query, most_tokens, new_id(), pause) for text in query.texts)
-    return [keyed(request, description, prefix_caching=prefix_caching) for request in requests]
+    short = query.is_short
+
+    def check() -> None:
+        for text in query.texts:
+            limit.check_length("a text", _parts(text))
+
+    def build(texts: Sequence[str | tuple[str, str]], pause: Pause) -> list[Request]:
+        requests = (_request(limit, text, query, most_tokens, new_id(), pause) for text in texts)
+        return [keyed(request, description, prefix_caching=prefix_caching) for request in requests]
+
+    if short:
+        check()
+    else:
+        await run_in_thread(check)
+    found: list[Request] = []
+    for texts in _turns(query.texts):
+        found += await read_texts(partial(build, texts), short=short, reading=reading)
+    return found
+
+
+def _turns(texts: Sequence[str | tuple[str, str]]) -> Iterator[Sequence[str | tuple[str, str]]]:
+    """``texts``, in order: as many as are read in some milliseconds, or one."""
+    turn: list[str | tuple[str, str]] = []
+    length = 0
+    for text in texts:
+        more = _TEXT + sum(map(len, _parts(text)))
+        if turn and length + more > PIECE:
+            yield turn
+            turn, length = [], 0
+        turn.append(text)
+        length += more
+    if turn:
+        yield turn
+
+
+def _parts(text: str | tuple[str, str]) -> tuple[str, ...]:
+    return (text,) if isinstance(text, str) else text
 
 
 def _limit(description: ModelDescription, most_tokens: int) -> Limit:
@@ -117,7 +151,7 @@ def _request(limit: Limit, text: Any, query: VectorQuery, most_tokens: int, name
     preparer = description.preparer
     assert preparer is not None, "a pooling model prepares its prompts"
     pause()
-    for part in (text,) if isinstance(text, str) else text:
+    for part in _parts(text):
         limit.check_count("a text", part, pause)
     if isinstance(text, str):
         token_ids = preparer.prepare(text).token_ids

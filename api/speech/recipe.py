@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
+from ...core.checks import shown
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription, WhisperTokens
 from ...core.request import EncoderItem, LogitRules, Probe, Request, SamplingParams, TimestampRules
@@ -112,7 +113,7 @@ class Recipe:
             return ()
         if self.tokens.previous_id is None:
             raise InvalidRequest(
-                f"initial_prompt={self.options.initial_prompt!r}, but {self.description.architecture} has no "
+                f"initial_prompt={shown(self.options.initial_prompt)}, but {self.description.architecture} has no "
                 "<|startofprev|> token; allowed: None"
             )
         return self._encoded("initial_prompt", self.options.initial_prompt)
@@ -127,7 +128,7 @@ class Recipe:
         read = text.strip()[-_MOST_READ:]
         encoded = tuple(self.description.tokenizer.encode(f" {read}", add_special_tokens=False))
         if any(not self.is_text(token) for token in encoded):
-            raise InvalidRequest(f"{name}={text!r} holds a special token (<|...|>); allowed: plain text")
+            raise InvalidRequest(f"{name}={shown(text)} holds a special token (<|...|>); allowed: plain text")
         return encoded
 
     @property

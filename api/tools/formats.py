@@ -48,6 +48,10 @@ _SIGNS = (  # of a chat template: the texts in it, the texts not in it
     ("llama3_json", ('"parameters": dictionary of argument name',), ()),
 )
 _NAMES = ", ".join(SYNTAXES)
+_UNKNOWN = (
+    "the checkpoint's chat template writes tool calls in no known format; leave the tools out, or have one of these "
+    f"formats named (triolet serve --tool-format, ToolFormat.named): {_NAMES}"
+)
 
 
 def find_format(template: str) -> str | None:
@@ -87,20 +91,21 @@ class ToolFormat:
             name: chosen by the caller, ``"hermes"`` say, instead.
 
         Raises:
-            InvalidRequest: there is no format of this name, the template writes calls in none that is known, or the
-                response template cannot be read.
+            InvalidRequest: there is no format of this name, the template reads no tools or writes calls in no format
+                that is known, or the response template cannot be read.
         """
         if name is not None:
             return cls.named(name, model.tokenizer)
-        found = find_format("" if model.preparer is None else model.preparer.tool_template)
+        template = "" if model.preparer is None else model.preparer.tool_template
+        found = find_format(template)
         spec = getattr(model.tokenizer, "response_template", None)
         own = None if spec is None else TemplatedCalls.of(spec, SYNTAXES.get(found or ""))
         if own is not None:
             return cls(name="response_template", syntax=own, special=_special(model.tokenizer, own))
         if found is None:
-            raise InvalidRequest(
-                f"the chat template of {model.name} writes tool calls in no known format; name one: {_NAMES}"
-            )
+            from ...models.architectures.conversations import tools_fault  # and with it jinja2
+
+            raise InvalidRequest(tools_fault(template) or _UNKNOWN)
         return cls.named(found, model.tokenizer)
 
     @classmethod

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import trio
-from serve import connect, say
+from serve import beside, connect, say
 
 GREEDY = {"beam_size": 1, "temperature": 0.0, "timestamps": "none", "voice_activity": "off"}
 
@@ -28,11 +28,12 @@ async def main() -> None:
             task = json.loads(line)
             inputs = task["paths"] if kind == "speech" else task["prompts"]
             found: list[dict[str, Any]] = [{} for _ in inputs]
-            begun = time.perf_counter()
-            async with trio.open_nursery() as nursery:
-                for index, item in enumerate(inputs):
-                    nursery.start_soon(arrive, engine, answer, task, index, item, found, begun)
-            say(answers, seconds=time.perf_counter() - begun, answers=found)
+            with beside(task) as told:
+                begun = time.perf_counter()
+                async with trio.open_nursery() as nursery:
+                    for index, item in enumerate(inputs):
+                        nursery.start_soon(arrive, engine, answer, task, index, item, found, begun)
+            say(answers, **told, answers=found)
 
 
 async def arrive(

@@ -15,6 +15,10 @@ from ...core.errors import InvalidRequest
 from ...core.tools import Tool
 
 _OPEN = frozenset({"documents"})  # an argument of transformers' that goes into the template and means nothing to us
+_NO_TOOLS = (
+    "tools, but the checkpoint's chat template does not read them; leave them out, or open a model that was trained to "
+    "call tools"
+)
 
 
 class Rendered(str):
@@ -87,6 +91,15 @@ def _write(
     return Rendered(text)
 
 
+def tools_fault(template: str) -> str | None:
+    """Why a conversation by ``template`` can have no tools; ``None``: it can, or rendering tells what is wrong."""
+    try:
+        variables, _ = _names(template)
+    except TemplateSyntaxError:
+        return None
+    return None if "tools" in variables else _NO_TOOLS
+
+
 def _ours(tokenizer: Any) -> frozenset[str]:
     """What `render` itself gives to the template or to transformers, and what transformers keeps for itself."""
     theirs = inspect.signature(tokenizer.apply_chat_template).parameters
@@ -102,10 +115,7 @@ def _check_is_read(
     except TemplateSyntaxError:  # which rendering tells
         return
     if tools and "tools" not in variables:
-        raise InvalidRequest(
-            "tools, but the checkpoint's chat template does not read them; leave them out, or open a model that was "
-            "trained to call tools"
-        )
+        raise InvalidRequest(_NO_TOOLS)
     if calls and "tool_calls" not in members:
         raise InvalidRequest(
             "messages with tool_calls, but the checkpoint's chat template does not read them; write them into the "

@@ -62,6 +62,10 @@ class TextItems:
         """``prompt`` as it is: there is nothing to place in it."""
         return self._text.with_items(prompt, count)
 
+    def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
+        """``given``: `prepare` reads them."""
+        return given
+
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
@@ -156,6 +160,10 @@ class AudioItems:
     def with_items(self, prompt: str, count: int) -> str:
         """``prompt`` as it is: audio is read beside it."""
         return self._text.with_items(prompt, count)
+
+    def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
+        """``given``: `prepare` reads them."""
+        return given
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()

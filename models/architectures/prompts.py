@@ -42,6 +42,10 @@ class TextPreparer:
         """``prompt`` as it is: there is nothing to place in it."""
         return prompt
 
+    def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
+        """``given``, which `prepare` refuses."""
+        return given
+
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
@@ -192,7 +196,7 @@ class MediaPreparer:
             return self._prepare_tokens(tuple(prompt), given)
         self._check_unread([text for text, _ in self.unread if text in prompt])
         self._check_count(prompt.count(self.placeholder), len(given))
-        read = self._read(given)
+        read = self.read_media(given)
         text = "".join(_interleave(prompt.split(self.placeholder), [item.text for item in read]))
         return self._place(tokenize(self.tokenizer, text, special=self._adds_special(prompt)), read)
 
@@ -224,7 +228,7 @@ class MediaPreparer:
     def _prepare_tokens(self, token_ids: tuple[int, ...], given: Sequence[Any]) -> Prepared:
         self._check_unread([text for text, token in self.unread if token in token_ids])
         self._check_count(token_ids.count(self.placeholder_id), len(given))
-        read = self._read(given)
+        read = self.read_media(given)
         standing = iter([self._standing(item) for item in read])
         expanded = [next(standing) if token == self.placeholder_id else (token,) for token in token_ids]
         return self._place(tuple(token for part in expanded for token in part), read)
@@ -253,11 +257,16 @@ class MediaPreparer:
                 f"{_counted(items, self._reader.medium)} given; write it once for each, where it belongs"
             )
 
-    def _read(self, given: Sequence[Any]) -> list[Read]:
+    def read_media(self, given: Sequence[Any]) -> list[Read]:
+        """``given``, as the family reads them. What was read before stays as it is.
+
+        Raises:
+            InvalidRequest: one cannot be read.
+        """
         read = []
         for number, item in enumerate(given, 1):
             try:
-                read.append(self._reader.read(item))
+                read.append(item if isinstance(item, Read) else self._reader.read(item))
             except InvalidRequest as error:
                 raise InvalidRequest(f"{self._reader.medium} {number} of {len(given)}: {error}") from error
         return read

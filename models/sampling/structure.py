@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _SILENT = 0  # llguidance's log level
+_DEAD_END = (  # llguidance names no reason
+    "nothing that it allows ever ends, as where a schema or a rule refers to itself alone; give it another choice, or "
+    "an end"
+)
 _LATEST = 16  # states of a guide that are kept; to go back farther, all is read again
 
 
@@ -86,7 +90,8 @@ def _bad(structure: Structure, message: str) -> InvalidRequest:
 
 def _message(message: str) -> str:
     """Without the parser's own state, which comes behind it."""
-    return message.split("\n<state>", maxsplit=1)[0].strip()
+    told = message.split("\n<state>", maxsplit=1)[0].strip()
+    return _DEAD_END if told == "NoExtensionBias" else told
 
 
 @define(eq=False)
@@ -221,8 +226,10 @@ class Grammars:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokens(), _grammar(structure), log_level=_SILENT)
-        if matcher.is_error():
-            raise _bad(structure, matcher.get_error())
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            raise _bad(structure, first.get_error())
         return Compiled(kind=structure.kind, text=structure.text, matcher=matcher)
 
     def _keep(self, structure: Structure, found: Compiled) -> None:

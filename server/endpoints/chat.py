@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...api.engine import Engine
+from ...api.inputs.prompts import Query
 from ...api.outputs.results import Completion, Delta, Usage
 from ...core.request import FinishReason
+from ...core.tools import read_tools
 from ..body import read_json
 from ..event_stream import DONE, Events, EventStream
 from ..schemas.chat import (
@@ -26,7 +28,7 @@ from ..schemas.chat import (
 )
 from .common import answered, engine_of, exchange_of, new_id, now, server_of
 from .conversations import decode_media, messages_of
-from .sampling import chat_logprobs, sampling_of, siblings_of, structure_of, usage_of
+from .sampling import chat_logprobs, sampling_of, structure_of, usage_of
 from .together import streams_together
 from .tool_calls import CallReader, Tools
 
@@ -100,8 +102,8 @@ async def _streamed(request: Request, body: ChatRequest, events: Events) -> None
         tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
         answer = _Answer(body, events, tools)
         query = _query(request, body, messages, tools)
-        queries = [{**query, "sampling": one} for one in siblings_of(query["sampling"])]
-        usages, timings = await streams_together(engine, queries, partial(answer.add, engine))
+        query["tools"] = read_tools(query["tools"])
+        usages, timings = await streams_together(engine, [Query(**query)], partial(answer.add, engine))
     exchange_of(request).ended(timings, tokens=sum(usage.completion_tokens for usage in usages))
     await answer.end(usages)
 

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...api.engine import Engine
+from ...api.inputs.prompts import Query
+from ...api.inputs.threads import run_in_thread
 from ...api.outputs.results import Completion, Delta
 from ...api.outputs.results import Usage as Counted
 from ...core.request import FinishReason
@@ -17,7 +19,7 @@ from ..event_stream import DONE, Events, EventStream
 from ..schemas.base import Usage
 from ..schemas.completions import CompletionAnswer, CompletionChoice, CompletionRequest
 from .common import answered, engine_of, exchange_of, new_id, now
-from .sampling import completion_logprobs, sampling_of, siblings_of, usage_of
+from .sampling import completion_logprobs, sampling_of, usage_of
 from .together import run_all, streams_together
 
 _DEFAULT_TOKENS = 16  # OpenAI's
@@ -31,10 +33,11 @@ async def complete(request: Request) -> Response:
     async with engine_of(request, body.model) as engine:
         queries = _queries(request, body)
         found = await run_all([partial(engine.generate, **query) for query in queries])
+        echoes = await _echoes(engine, body)
         answers = [[one, *one.alternatives] for one in found]
         exchange_of(request).ended(found[0].timings, tokens=sum(one.usage.completion_tokens for one in _flat(answers)))
         choices = [
-            _choice(engine, body, place * (body.n or 1) + index, one, _echo(engine, body, place))
+            _choice(engine, body, place * (body.n or 1) + index, one, echoes[place])
             for place, several in enumerate(answers)
             for index, one in enumerate(several)
         ]
@@ -54,13 +57,15 @@ def _queries(request: Request, body: CompletionRequest) -> list[dict[str, Any]]:
     return [{**prompt, **shared} for prompt in prompts]
 
 
-def _echo(engine: Engine, body: CompletionRequest, place: int) -> str:
-    """The prompt, if the answer begins with it."""
+async def _echoes(engine: Engine, body: CompletionRequest) -> list[str]:
+    """What the answers to each prompt begin with: the prompt, if that is wanted."""
+    prompts = body.prompts()
     if not body.echo:
-        return ""
-    prompt = body.prompts()[place]
-    text: str = prompt if isinstance(prompt, str) else engine.model.tokenizer.decode(prompt)
-    return text
+        return [""] * len(prompts)
+    tokenizer = engine.model.tokenizer
+    return await run_in_thread(
+        lambda: [prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt)) for prompt in prompts]
+    )
 
 
 def _choice(engine: Engine, body: CompletionRequest, index: int, completion: Completion, echo: str) -> CompletionChoice:
@@ -89,9 +94,7 @@ def _answer(body: CompletionRequest, choices: list[CompletionChoice], usage: Usa
 async def _streamed(request: Request, body: CompletionRequest, events: Events) -> None:
     writer = _Writer(body, events)
     async with engine_of(request, body.model) as engine:
-        queries = [
-            {**query, "sampling": one} for query in _queries(request, body) for one in siblings_of(query["sampling"])
-        ]
+        queries = [Query(**query) for query in _queries(request, body)]
         usages, timings = await streams_together(engine, queries, partial(writer.add, engine))
     exchange_of(request).ended(timings, tokens=sum(one.completion_tokens for one in usages))
     await writer.end(usages)
@@ -104,6 +107,7 @@ class _Writer:
         self._body = body
         self._events = events
         self._count = body.n or 1
+        self._echoes: list[str] | None = None  # of each prompt, once it was found good
         self._tells_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._frame = _answer(body, [], None)
         if self._tells_usage:
@@ -113,7 +117,9 @@ class _Writer:
     async def add(self, engine: Engine, index: int, delta: Delta) -> None:
         """Tells what ``delta`` adds to the choice ``index``."""
         tells_tokens = self._body.logprobs is not None
-        echo = "" if index in self._offsets else _echo(engine, self._body, index // self._count)
+        if self._echoes is None:
+            self._echoes = await _echoes(engine, self._body)
+        echo = "" if index in self._offsets else self._echoes[index // self._count]
         offset = self._offsets.setdefault(index, len(echo))
         self._offsets[index] += len(delta.text)
         if not (delta.text or echo or delta.finish_reason or (tells_tokens and delta.token_ids)):

@@ -62,8 +62,9 @@ class Client:
         """``error`` in OpenAI's shape: of several that came together the first. The log is told where it is ours."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
-        problem = problem_of(error)
-        report(self.name, {}, error, problem)
+        problem = problem_of(error, self.socket.app.state.server.folders)
+        refusals = self.socket.app.state.server.refusals
+        report(self.name, {}, error, problem, refusals, trio.current_time())
         told: dict[str, Any] = problem.as_object()["error"]
         return told
 

@@ -35,14 +35,15 @@ async def metrics(request: Request) -> Response:
 
 async def health(request: Request) -> Response:
     """Whether the server answers, takes requests, stops or sleeps. The status is 200 while it takes requests, else
-    503."""
+    503. Names of models are told to those with a key, where the server has keys."""
     server = server_of(request)
     told = Health(
         live=True,
         ready=not server.stopping,
         draining=server.stopping,
-        sleeping=server.asleep(),
-        models={name: one.state for name, one in server.engines.statistics().items()},
         running=len(server.counted),
     )
-    return JSONResponse(told.model_dump(mode="json"), 503 if server.stopping else 200)
+    if request.scope["knows_key"]:
+        told.sleeping = server.asleep()
+        told.models = {name: one.state for name, one in server.engines.statistics().items()}
+    return JSONResponse(told.model_dump(mode="json", exclude_unset=True), 503 if server.stopping else 200)

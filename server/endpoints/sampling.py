@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...api.inputs.sampling import resolved
 from ...api.outputs.results import Completion, Delta, Usage
 from ...core.request import SamplingParams, Structure
 from ..schemas import chat, completions
@@ -44,12 +43,6 @@ def sampling_of(
         structure=structure,
         **{name: value for name, value in given.items() if value is not None},
     )
-
-
-def siblings_of(sampling: SamplingParams) -> list[SamplingParams]:
-    """The parameters of each of ``n`` answers that are streamed, with a seed for each."""
-    seeded = resolved(sampling, tools=False)  # `Engine.stream` knows of tools
-    return [seeded.sibling(index) for index in range(seeded.n)]
 
 
 def structure_of(format_: chat.ResponseFormat | None) -> Structure | None:

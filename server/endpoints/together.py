@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import trio
 
 from ...api.engine import Engine
 from ...api.hosts.alternatives import run_together
+from ...api.inputs.prompts import Query
 from ...api.outputs.results import Delta, Usage
+from ...core.request import Request
 from ...core.timings import Timings
 
 T = TypeVar("T")
@@ -29,29 +32,37 @@ async def run_all(calls: list[Callable[[], Awaitable[T]]]) -> list[T]:
 
 
 async def streams_together(
-    engine: Engine, queries: list[dict[str, Any]], tell: Callable[[int, Delta], Awaitable[None]]
+    engine: Engine, queries: list[Query], tell: Callable[[int, Delta], Awaitable[None]]
 ) -> tuple[list[Usage], Timings | None]:
-    """Streams each of ``queries`` (arguments of `Engine.stream`), and tells their deltas with their places, as they
-    come. One that fails ends all. Returns the usage of each, and the timings of the first."""
+    """Streams the ``n`` answers to each of ``queries``, and tells their deltas with their places, as they come: first
+    all answers to the first query. Its prompt is read once for all of them. One that fails ends all. Returns the usage
+    of each, and the timings of the first."""
     send, receive = trio.open_memory_channel[tuple[int, Delta]](0)
+    asked = trio.current_time()
 
-    def follower(index: int, out: trio.MemorySendChannel[tuple[int, Delta]]) -> Callable[[], Awaitable[Any]]:
-        async def follow() -> tuple[Usage | None, Timings | None]:
-            usage = None
-            async with out, engine.stream(**queries[index]) as deltas:
-                async for delta in deltas:
-                    usage = delta.usage or usage
-                    await out.send((index, delta))
-                return usage, deltas.timings
+    async def follow(request: Request, index: int) -> tuple[Usage | None, Timings | None]:
+        usage = None
+        async with engine.inside.follow(request, asked, wait=True) as deltas:
+            async for delta in deltas:
+                usage = delta.usage or usage
+                await send.send((index, delta))
+            return usage, deltas.timings
 
-        return follow
+    async def answer(place: int) -> list[tuple[Usage | None, Timings | None]]:
+        requests = await engine.inside.requests_of(queries[place])
+        first = place * len(requests)
+        return await run_all([partial(follow, one, first + number) for number, one in enumerate(requests)])
 
-    async def relay() -> None:
+    async def answer_all() -> list[list[tuple[Usage | None, Timings | None]]]:
+        async with send:
+            return await run_all([partial(answer, place) for place in range(len(queries))])
+
+    async def relay() -> list[list[tuple[Usage | None, Timings | None]]]:
         async with receive:
             async for index, delta in receive:
                 await tell(index, delta)
+        return []
 
-    async with send:
-        followers = [follower(index, send.clone()) for index in range(len(queries))]
-    _, *ends = await run_all([relay, *followers])
+    _, answers = await run_all([relay, answer_all])
+    ends = [end for several in answers for end in several]
     return [usage for usage, _ in ends if usage is not None], ends[0][1]

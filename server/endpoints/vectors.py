@@ -13,8 +13,6 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...api.engine import Engine
-from ...api.inputs.threads import run_in_thread
 from ...core.errors import InvalidRequest
 from ..body import read_json
 from ..schemas.vectors import (
@@ -37,9 +35,10 @@ async def embed(request: Request) -> Response:
     """The vector of each text."""
     body = await read_json(request, EmbeddingRequest)
     texts = body.texts()
+    counts: list[int] = []
     async with engine_of(request, body.model) as engine:
-        vectors = await engine.embed(texts, priority=body.priority)
-        usage = await _usage(request, engine, [(text,) for text in texts])
+        vectors = await engine.inside.embed(texts, None, None, body.priority, wait=True, told=counts.append)
+    usage = _usage(request, counts)
     return await trio.to_thread.run_sync(_embedded, body, _shortened(vectors, body.dimensions), usage)
 
 
@@ -81,9 +80,10 @@ async def rerank(request: Request) -> Response:
     """The documents in the order in which they answer the query."""
     body = await read_json(request, RerankRequest)
     texts = body.texts()
+    counts: list[int] = []
     async with engine_of(request, body.model) as engine:
-        scores = await engine.score(body.query, texts, priority=body.priority)
-        usage = await _usage(request, engine, [(body.query, text) for text in texts])
+        scores = await engine.inside.score(body.query, texts, body.priority, wait=True, told=counts.append)
+    usage = _usage(request, counts)
     return await trio.to_thread.run_sync(_ranked, body, texts, scores, usage)
 
 
@@ -113,9 +113,10 @@ async def classify(request: Request) -> Response:
     """The probability of each label for each text."""
     body = await read_json(request, ClassifyRequest)
     texts = body.texts()
+    counts: list[int] = []
     async with engine_of(request, body.model) as engine:
-        found = await engine.classify(texts, priority=body.priority)
-        usage = await _usage(request, engine, [(text,) for text in texts])
+        found = await engine.inside.classify(texts, body.priority, wait=True, told=counts.append)
+    usage = _usage(request, counts)
     return await trio.to_thread.run_sync(_classified, body, found, usage)
 
 
@@ -127,18 +128,8 @@ def _classified(body: ClassifyRequest, found: Sequence[dict[str, float]], usage:
     return answered(ClassifyAnswer(id=new_id("classify"), object="list", model=body.model, data=data, usage=usage))
 
 
-async def _usage(request: Request, engine: Engine, texts: Sequence[tuple[str, ...]]) -> PromptUsage:
+def _usage(request: Request, counts: Sequence[int]) -> PromptUsage:
     """What was read, told to the access log, too."""
-    preparer = engine.model.preparer
-
-    def count() -> int:
-        assert preparer is not None, "models that give vectors prepare their texts"
-        tokens = 0
-        for one in texts:
-            trio.from_thread.check_cancelled()
-            tokens += len(preparer.prepare(one[0]).token_ids if len(one) == 1 else preparer.prepare_pair(*one)[0])
-        return tokens
-
-    tokens = await run_in_thread(count)
+    tokens = sum(counts)
     exchange_of(request).ended(None, tokens=tokens)
     return PromptUsage(prompt_tokens=tokens, total_tokens=tokens)

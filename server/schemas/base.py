@@ -28,7 +28,8 @@ def check_length(texts: str, length: int) -> None:
 
 
 class _Unread:
-    """Whatever it is becomes ``None``, without being made: its text is passed over."""
+    """Whatever it is becomes ``None``. pydantic reads it all the same, as the rest of the body: what that may cost is
+    bounded by `Weighing`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_default_schema(handler(source), default=None, on_error="default")

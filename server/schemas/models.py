@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from ...core.residency import ModelState
 from .base import Answer
 
@@ -27,11 +29,11 @@ class ModelList(Answer):
 
 class Health(Answer):
     """``live``: the process answers. ``ready``: requests are taken. ``draining``: the server is stopping. ``sleeping``:
-    those of the loaded models that sleep."""
+    those of the loaded models that sleep. Where the server has keys, a request without one is not told the names."""
 
     live: bool
     ready: bool
     draining: bool
-    sleeping: list[str]
-    models: dict[str, ModelState]
     running: int
+    sleeping: list[str] = Field(default_factory=list)
+    models: dict[str, ModelState] = Field(default_factory=dict)

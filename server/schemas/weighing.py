@@ -2,14 +2,16 @@
 
 A parser holds Python's lock from the first byte to the last, and so nobody else is answered meanwhile: its time is that
 of the longest body. It depends on the members, lists and objects far more than on the bytes, since each becomes
-objects. Texts that are no ASCII are the other part: a single character beyond it makes a text of four bytes for each
-character. So both are counted here, without a parser: what lies outside of quotation marks is JSON's own.
+objects. Texts that are no ASCII are the other part: a single character beyond it, written as it is or as an escape,
+makes a text of four bytes for each character. So both are counted here, without a parser: what lies outside of
+quotation marks is JSON's own.
 
 For what is no JSON the counts mean nothing; the parser refuses it where it stops to be some.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,13 +25,16 @@ MOST_JSON = 32 * 2**20  # bytes
 MOST_VALUES = 2**18
 MOST_BESIDE = 4 * 2**20  # bytes outside of texts: numbers of thousands of digits take long to read
 MOST_WIDE = 8 * 2**20  # bytes of texts that are not plain
-PIECE = 2**16  # bytes that are looked at in one go
+_PIECE = 2**16  # bytes that are looked at in one go: a look at fewer takes nearly as long
 _QUOTE, _BACKSLASH, _PLAIN = 0x22, 0x5C, 0x80
+_OPEN = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")  # an escape that goes on
+_MOST_OPEN = 5  # bytes
 _EACH = np.zeros(256, np.uint8)  # a comma parts two values
 _EACH[ord(",")] = 1
 _EACH[[ord(sign) for sign in ":[{"]] = 8
 
 Bytes = NDArray[np.uint8]
+Places = NDArray[np.intp]
 
 
 @define(eq=False)
@@ -44,30 +49,43 @@ class Weighing:
     size: int = field(default=0, init=False)  # bytes
     values: int = field(default=0, init=False)
     beside: int = field(default=0, init=False)  # bytes outside of texts
-    wide: int = field(default=0, init=False)  # bytes of texts with an escape, or with a character beyond ASCII
+    wide: int = field(default=0, init=False)  # bytes of texts with a character beyond ASCII
+    _unread: bytearray = field(factory=bytearray, init=False)  # that was not looked at yet
     _within: bool = field(default=False, init=False)  # a text is open
     _escaped: bool = field(default=False, init=False)  # the next byte is
     _plain: int = field(default=0, init=False)  # bytes of the open text, as long as it is plain
     _is_wide: bool = field(default=False, init=False)  # the open text is
 
     def add(self, part: bytes) -> None:
-        """Counts ``part``.
+        """Counts ``part``, its bytes at once, and what is in it as soon as there is enough for a look.
 
         Raises:
             RequestTooLarge: there is more than a body may have.
         """
         self.size += len(part)
         self._check(self.size, MOST_JSON, "bytes; send large files as a form, or an address")
-        for start in range(0, len(part), PIECE):
-            self._count(part[start : start + PIECE])
+        self._unread += part
+        while len(self._unread) >= _PIECE:
+            piece = bytes(self._unread[:_PIECE])
+            goes_on = _OPEN.search(piece, _PIECE - _MOST_OPEN)
+            piece = piece if goes_on is None else piece[: goes_on.start()]
+            del self._unread[: len(piece)]
+            self._count(piece)
             self.check()
+
+    def end(self) -> None:
+        """Counts what is left of a body that is whole; raises as `add` does."""
+        if self._unread:
+            self._count(bytes(self._unread))
+            self._unread.clear()
+        self.check()
 
     def check(self) -> None:
         """Raises `RequestTooLarge` where there is more than a body may have."""
         counted = "values, where a member, a list and an object count as eight more; send less"
         self._check(self.values, MOST_VALUES, counted)
         self._check(self.beside, MOST_BESIDE, "bytes outside of texts; write shorter numbers, and no blanks")
-        wide = "bytes in texts with escapes or characters beyond ASCII; send several requests"
+        wide = "bytes in texts with characters beyond ASCII; send several requests"
         self._check(self.wide, MOST_WIDE, wide)
 
     def _check(self, got: int, most: int, what: str) -> None:
@@ -80,17 +98,18 @@ class Weighing:
             self.wide += len(piece) * self._is_wide
             return
         data = np.frombuffer(piece, np.uint8)
-        marks = self._marks(data)
+        marks, wide_escapes = self._marks(data)
         signs = np.zeros(len(data), np.uint8)
         signs[marks] = 1
         outside = (np.cumsum(signs, dtype=np.uint8) & 1) == self._within
         self.values += int((_EACH[data] * outside).sum())
         self.beside += int(outside.sum())
-        self._widen(data, marks)
+        self._widen(data, marks, wide_escapes)
         self._within ^= bool(len(marks) % 2)
 
-    def _marks(self, data: Bytes) -> NDArray[np.intp]:
-        """The places of quotation marks that begin or end a text: no odd number of backslashes is before them."""
+    def _marks(self, data: Bytes) -> tuple[Places, Places]:
+        """The places of quotation marks that begin or end a text (no odd number of backslashes is before them), and of
+        escapes for characters beyond ASCII."""
         quotes = np.flatnonzero(data == _QUOTE)
         slashes = data == _BACKSLASH
         if self._escaped:
@@ -98,18 +117,22 @@ class Weighing:
             quotes = quotes[quotes > 0]
         self._escaped = False
         if not slashes.any():
-            return quotes
+            return quotes, quotes[:0]
         last = np.maximum.accumulate(np.where(slashes, -1, np.arange(len(data))))  # that is no backslash
         self._escaped = bool((len(data) - 1 - last[-1]) % 2)
-        before = np.where(quotes > 0, quotes - 1 - last[quotes - 1], 0)
-        marks: NDArray[np.intp] = quotes[before % 2 == 0]
-        return marks
+        marks = quotes[_backslashes_before(quotes, last) % 2 == 0]
+        escapes = np.flatnonzero(data == ord("u"))
+        escapes = escapes[_backslashes_before(escapes, last) % 2 == 1]
+        after = np.concatenate((data, np.zeros(3, np.uint8)))
+        zeros = (after[escapes + 1] == ord("0")) & (after[escapes + 2] == ord("0"))
+        ascii_ = zeros & (after[escapes + 3] >= ord("0")) & (after[escapes + 3] <= ord("7"))
+        return marks, escapes[~ascii_]
 
-    def _widen(self, data: Bytes, marks: NDArray[np.intp]) -> None:
+    def _widen(self, data: Bytes, marks: Places, wide_escapes: Places) -> None:
         """Counts the texts that are not plain, each whole: one character decides how all others are kept."""
         edges = np.concatenate(([0], marks, [len(data)]))
         lengths = np.diff(edges)
-        found = np.flatnonzero((data >= _PLAIN) | (data == _BACKSLASH))
+        found = np.union1d(np.flatnonzero(data >= _PLAIN), wide_escapes)
         is_wide = np.zeros(len(lengths), bool)
         is_wide[np.searchsorted(marks, found, "right")] = True
         if self._within and self._is_wide:
@@ -123,6 +146,11 @@ class Weighing:
         self._plain = (self._plain if goes_on else 0) + int(lengths[-1])
 
 
+def _backslashes_before(places: Places, last: Places) -> Places:
+    """How many backslashes are directly before each of ``places``, by the places of the last byte that is none."""
+    return np.where(places > 0, places - 1 - last[places - 1], 0)
+
+
 def check_texts(name: str, texts: Iterable[str]) -> None:
     """Weighs ``texts`` of JSON, which somebody will read one after another, as if they were one body.
 
@@ -133,6 +161,7 @@ def check_texts(name: str, texts: Iterable[str]) -> None:
     for text in texts:
         one = Weighing(name)
         one.add(text.encode())
+        one.end()
         whole.values += one.values
         whole.beside += one.beside
         whole.check()

@@ -14,11 +14,13 @@ import pytest
 from attrs import define, field
 
 import triolet
-from triolet import Engine, SamplingParams
+from triolet import Engine, EngineConfig, Event, SamplingParams
 from triolet.actors import supervisor
+from triolet.core.events import RequestStarted
 from triolet.testing.sim import SimExecutor, sim_engine
 from triolet.testing.trio_tools.schedules import Batches, run_scheduled
 
+from ..api.threads import press_in_a_callback
 from .shared import audio, prompt
 
 OURS = (*(str(Path(module.__file__).parent) for module in (supervisor, triolet.api.engine)), __file__)
@@ -87,6 +89,22 @@ def _can_be_helped(line: Line, time: int) -> bool:
     """Between the last line of a user's ``async with`` and its ``__aexit__`` Python itself has a gap, for trio's own
     nurseries too (PEP 419 would have closed it)."""
     return time == 1 or not linecache.getline(*line).lstrip().startswith("async with") or line[0] != __file__
+
+
+@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is not signal.default_int_handler, reason="^C is not heard here")
+def test_a_control_c_that_python_would_lose_is_heard_in_the_engines_own_tasks():
+    """In a callback of the collector what a handler raises is swallowed; here it raises nothing."""
+    pressed: list[Event] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RequestStarted):
+            pressed.append(event)
+            press_in_a_callback()
+
+    engine = sim_engine(config=EngineConfig(observer=observe))
+    with pytest.RaisesGroup(KeyboardInterrupt, allow_unwrapped=True, flatten_subgroups=True):
+        run_scheduled(partial(body, engine), schedule=Batches())
+    assert len(pressed) == 1
 
 
 @pytest.mark.skipif(signal.getsignal(signal.SIGINT) is not signal.default_int_handler, reason="^C is not heard here")

@@ -221,28 +221,41 @@ async def test_a_kept_encode_error_keeps_no_payload(executor, config, trace, aut
         assert all(payload() is None for payload in payloads)
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("hung", [Job.OPEN, Job.STEP])
 def test_an_abandoned_call_that_returns_late_harms_nobody(hung):
     """The real worker: the call returns after the engine has gone; the program's loop goes on, the device is freed."""
-    release, closed = threading.Event(), threading.Event()
+    begun, release, closed = threading.Event(), threading.Event(), threading.Event()
 
     def fault(job: Job, _: object) -> None:
         if job is hung:
-            release.wait(30)
+            begun.set()
+            release.wait()
         if job is Job.CLOSE:
             closed.set()
+
+    async def leave(scope: trio.CancelScope) -> None:
+        await trio.to_thread.run_sync(begun.wait)
+        scope.cancel()
 
     async def main() -> None:
         executor = SimExecutor(fault=fault)
         engine = Engine.from_parts(
             lambda: executor, ThreadWorker, config=EngineConfig(verify=True, stage_seconds=0.05, drain_seconds=0.05)
         )
-        with contextlib.suppress(EngineTeardownError), trio.move_on_after(0.2):
-            async with engine:
-                await ask(engine, 1)
+        async with trio.open_nursery() as nursery:
+            with contextlib.suppress(EngineTeardownError), trio.CancelScope() as scope:
+                nursery.start_soon(leave, scope)
+                async with engine:
+                    await ask(engine, 1)
         release.set()
-        assert await trio.to_thread.run_sync(closed.wait, 30)
-        await trio.sleep(0.01)
+        for thread in threading.enumerate():
+            if thread.name == "triolet-runner":
+                await trio.to_thread.run_sync(thread.join)
+        told = trio.Event()
+        trio.lowlevel.current_trio_token().run_sync_soon(told.set)  # behind what the thread has sent
+        await told.wait()
+        assert closed.is_set()
 
     trio.run(main)
 

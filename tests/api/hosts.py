@@ -18,15 +18,19 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from triolet import Engine, EngineConfig, SamplingParams
+from triolet.actors.switch_interval import SwitchInterval
 from triolet.actors.worker import Call, Deliver, Job, run_call
 from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
 from triolet.core.model import ModelDescription
-from triolet.testing.sim import SimExecutor
+from triolet.testing.sim import SimExecutor, SimInterpreter
 from triolet.testing.sim_model import EOS, SimModel, expected_tokens
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which a test that hangs fails; nothing is expected to take long."""
+
+UNHURRIED = {"stage_seconds": 86_400.0, "drain_seconds": 86_400.0}
+"""Settings of an engine whose stages are not cut off where the machine stops a thread for a while."""
 
 Main = Callable[[], Awaitable[Any]]
 
@@ -302,6 +306,7 @@ class GatedWorker:
     """Implements `triolet.actors.worker.Worker`: takes no time, but for the calls that are held."""
 
     holds: list[Hold] = field(factory=list)
+    switch_interval: SwitchInterval = field(factory=lambda: SimInterpreter().owner(), init=False)
     _calls: trio.MemorySendChannel[tuple[Any, ...]] = field(init=False)
     _token: trio.lowlevel.TrioToken = field(init=False)
     _scope: trio.CancelScope = field(factory=lambda: trio.CancelScope(shield=True), init=False)
@@ -364,7 +369,7 @@ class Bench:
     stages: dict[str, Signal] = field(factory=dict)
 
     def engine(self, **settings: Any) -> Engine:
-        config = EngineConfig(**{"verify": True, "observer": self._observe, **settings})
+        config = EngineConfig(**{**UNHURRIED, "verify": True, "observer": self._observe, **settings})
         self.made = Engine.from_parts(lambda: self.executor, lambda: self.worker, config=config)
         return self.made
 

@@ -92,6 +92,7 @@ def test_a_file_object_is_read_from_where_it_stands() -> None:
     assert load_audio(file).shape == (RATE,)
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_named_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     """As in ``triolet transcribe <(...)``."""

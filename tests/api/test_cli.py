@@ -326,6 +326,7 @@ def test_interrupting_again_while_it_closes_is_heard(capsys: pytest.CaptureFixtu
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.real_time
 def test_interrupting_while_it_still_imports_leaves_no_traceback() -> None:
     """In a real process, at the moment when trio is imported: status 130. Nothing that takes long comes before."""
     code = """
@@ -345,7 +346,7 @@ def test_interrupting_while_it_still_imports_leaves_no_traceback() -> None:
         [sys.executable, "-c", textwrap.dedent(code), "transcribe"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "[]\n", "")
@@ -412,6 +413,7 @@ def test_without_standard_output_nothing_is_loaded(
     assert not engine.models
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("words", [f"transcribe --model m {__file__}", "devices", "--help", "--version"])
 def test_a_full_disk_leaves_no_traceback(words: str) -> None:
@@ -422,7 +424,7 @@ def test_a_full_disk_leaves_no_traceback(words: str) -> None:
             input=b"go\n",
             stdout=full,
             stderr=subprocess.PIPE,
-            timeout=60,
+            timeout=300,
             check=False,
         )
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
@@ -484,6 +486,7 @@ REAL = textwrap.dedent(
 )
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     "words",
     [
@@ -506,7 +509,7 @@ def test_head_leaves_no_traceback(words: str) -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.close()
-        _, errors = process.communicate(b"go\n", timeout=60)
+        _, errors = process.communicate(b"go\n", timeout=300)
     assert (process.returncode, errors) == (141, b"")
 
 
@@ -593,6 +596,7 @@ def test_version_and_help(engine: PaperEngine, capsys: pytest.CaptureFixture[str
     assert {"transcribe", "devices"} <= set(capsys.readouterr().out.split())
 
 
+@pytest.mark.real_time
 def test_the_command_starts_without_torch() -> None:
     """--help answers at once: torch and transformers are imported by the commands that need them."""
     code = (

@@ -26,6 +26,7 @@ from triolet.api.command_line.checks import (
     check_instructions,
     check_memory,
     check_packages,
+    check_switching,
     check_threads,
     check_torch,
     check_waiting,
@@ -76,6 +77,7 @@ X86 = frozenset({"sse2", "avx2", "avx512f", "fma"})
         (check_waiting(WaitPolicy(setting="GOMP_SPINCOUNT=0", reason="set")), "ok", ""),
         (check_waiting(WaitPolicy(setting="OMP_WAIT_POLICY=Active", reason="set")), "slow", "set it to PASSIVE"),
         (check_waiting(WaitPolicy(setting=None, reason="early")), "slow", "set OMP_WAIT_POLICY=PASSIVE: early"),
+        (check_switching(0.005, 1e-4), "ok", ""),
         (check_memory(8 * GIB, 4 * GIB, None), "ok", ""),
         (check_memory(8 * GIB, None, 16 * GIB), "ok", ""),
         (check_memory(8 * GIB, GIB // 2, 16 * GIB), "wrong", "end other programs"),
@@ -104,6 +106,12 @@ def test_what_is_wrong_or_slow_comes_with_what_to_do(finding: Finding, state: st
 def test_memory_tells_the_limit_of_the_cgroup_where_it_binds() -> None:
     assert check_memory(8 * GIB, 4 * GIB, 6 * GIB).found == "8.0 GiB, 6.0 GiB by the cgroup, 4.0 GiB available"
     assert check_memory(8 * GIB, 4 * GIB, 9 * GIB).found == "8.0 GiB, 4.0 GiB available"
+
+
+def test_the_switch_interval_is_told_as_it_is_and_as_an_engine_makes_it() -> None:
+    told = "5 ms, and 0.1 ms while an engine works (switch_interval='kept': it stays)"
+    assert check_switching(0.005, 1e-4).found == told
+    assert check_switching(1e-5, 1e-4).found == "0.01 ms"
 
 
 NEEDS = ["torch<3,>=2.11", "attrs>=24.2", 'fastapi>=0.115; extra == "test"', 'triolet[test]; extra == "dev"']
@@ -280,6 +288,7 @@ def test_without_torch_the_rest_is_looked_at(
     assert "demo" not in findings
 
 
+@pytest.mark.real_time
 def test_a_real_run_finds_the_machine_as_it_is_and_torch_set_up_right(tmp_path: Path) -> None:
     """In a process of its own, where nothing has imported torch yet. Machines differ: the demo and what Triolet sets
     itself must be well, and the status must say what the findings do."""
@@ -297,8 +306,8 @@ def test_a_real_run_finds_the_machine_as_it_is_and_torch_set_up_right(tmp_path: 
     assert done.stderr == ""
     assert done.returncode == (0 if told["ok"] else 1)
     assert told["ok"] == all(each["state"] == "ok" for each in told["findings"])
-    names = "python packages torch device threads waiting memory instructions av soundfile soxr decoding cache models"
-    assert set(findings) == {*names.split(), "demo"}
-    for name in ("packages", "threads", "waiting", "av", "soundfile", "soxr", "decoding", "cache", "demo"):
+    names = "python packages torch device threads waiting switching memory instructions av soundfile soxr decoding"
+    assert set(findings) == {*names.split(), "cache", "models", "demo"}
+    for name in ("packages", "threads", "waiting", "switching", "av", "soundfile", "soxr", "decoding", "cache", "demo"):
         assert findings[name]["state"] == "ok", findings[name]
     assert findings["waiting"]["found"] == "OMP_WAIT_POLICY=PASSIVE, set before torch was loaded"

@@ -27,7 +27,7 @@ from triolet.testing.families import make_checkpoint
 
 from .generating import run
 
-SECONDS = 60
+SECONDS = 300
 CPU = ("--device", "cpu")
 
 
@@ -186,6 +186,18 @@ ENDLESS = textwrap.dedent(
 )
 
 
+UNHURRIED = textwrap.dedent(
+    """
+    from triolet.core import config
+    config.EngineConfig.__init__.__kwdefaults__["stage_seconds"] = 86_400.0
+    from triolet.__main__ import main
+    main()
+    """
+)
+"""The command, whose stages nothing cuts off: that would be told on standard error."""
+
+
+@pytest.mark.real_time
 def test_a_pipe_that_is_closed_ends_the_process_quietly() -> None:
     """Status 141, after the engine has closed."""
     with subprocess.Popen(
@@ -199,6 +211,7 @@ def test_a_pipe_that_is_closed_ends_the_process_quietly() -> None:
         assert (process.wait(SECONDS), errors) == (141, b"given back\n")
 
 
+@pytest.mark.real_time
 def test_an_interrupt_at_a_terminal_ends_the_line_and_gives_the_device_back() -> None:
     """Status 130, no traceback."""
     ours, theirs = pty.openpty()
@@ -224,21 +237,24 @@ def test_an_interrupt_at_a_terminal_ends_the_line_and_gives_the_device_back() ->
     assert last.endswith(b"word \r\n")
 
 
+@pytest.mark.real_time
 def test_a_real_process_writes_text_alone_and_can_be_interrupted(
     checkpoint: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """No progress bar of a load, no warning. The first piece is read, then comes a ^C; of a model that writes for more
-    than a minute."""
+    """No progress bar of a load, no warning. The first piece is read, then comes a ^C; of a model that writes more than
+    a pipe holds, and no line end."""
     folder = tmp_path / "long"
     shutil.copytree(checkpoint("llama"), folder)
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    ends = [number for token, number in vocabulary.items() if token.endswith("Ċ")]
     for name, changes in (
-        ("config.json", lambda settings: {"max_position_embeddings": 20_000}),
-        ("generation_config.json", lambda settings: {"suppress_tokens": [settings["eos_token_id"]]}),
+        ("config.json", lambda settings: {"max_position_embeddings": 100_000}),
+        ("generation_config.json", lambda settings: {"suppress_tokens": [settings["eos_token_id"], *ends]}),
     ):
         settings = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({**settings, **changes(settings)}))
     with subprocess.Popen(
-        [sys.executable, "-m", "triolet", "generate", folder, "hi", *CPU],
+        [sys.executable, "-c", UNHURRIED, "generate", folder, "hi", *CPU],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

@@ -222,7 +222,7 @@ def completed(*words: str) -> list[str]:
         [sys.executable, "-c", textwrap.dedent(COMPLETING)],
         capture_output=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=300,
         check=True,
         env=os.environ | environment | {"COMP_CWORD": str(len(words) - 1)},
     )
@@ -230,6 +230,7 @@ def completed(*words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.real_time
 def test_a_shell_completes_at_once() -> None:
     """In a process of its own: nothing that takes long is imported."""
     assert completed("triolet", "tra") == ["plain,transcribe", "plain,trace", "0 []"]
@@ -282,15 +283,17 @@ def test_the_script_of_a_shell_says_how_it_is_installed(shell: str, capfd: Any) 
     assert text.startswith("#compdef triolet") == (shell == "zsh")
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_can_read_its_script(shell: str, capfd: Any, tmp_path: Path) -> None:
     path = tmp_path / "script"
     path.write_text(script(shell, capfd))
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
-    subprocess.run([shell, "-n", path], check=True, timeout=60)
+    subprocess.run([shell, "-n", path], check=True, timeout=300)
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes_by_the_script(capfd: Any, tmp_path: Path) -> None:
     """As it does behind the tabulator key."""
@@ -300,7 +303,7 @@ def test_bash_completes_by_the_script(capfd: Any, tmp_path: Path) -> None:
     program.chmod(0o755)
     lines = 'source "$1"; COMP_WORDS=("$2" comp); COMP_CWORD=1; _triolet_completion "$2"; echo "${COMPREPLY[@]}"'
     done = subprocess.run(
-        ["bash", "-c", lines, "bash", path, program], capture_output=True, encoding="utf-8", check=True, timeout=60
+        ["bash", "-c", lines, "bash", path, program], capture_output=True, encoding="utf-8", check=True, timeout=300
     )
     assert done.stdout == "completion\n"
 

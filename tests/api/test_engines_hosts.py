@@ -33,7 +33,9 @@ from triolet.api.resident import Resident
 from triolet.core import events
 from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
 
-from .hosts import HOSTS, GatedWorker, Handle, Hold, Host, ask
+from .hosts import HOSTS, UNHURRIED, GatedWorker, Handle, Hold, Host, ask
+
+pytestmark = pytest.mark.real_time
 
 SIZE = 5000
 ONE, TWO = SIZE, 2 * SIZE  # budgets
@@ -64,7 +66,7 @@ class Gates:
                 worker.teardown_begins()
 
         config = EngineConfig(
-            **{"verify": True, "observer": observe, "encoder_cache_bytes": SIZE - WEIGHTS, **settings}
+            **{**UNHURRIED, "verify": True, "observer": observe, "encoder_cache_bytes": SIZE - WEIGHTS, **settings}
         )
         return Engine.from_parts(lambda: device, lambda: worker, config=config)
 
@@ -273,7 +275,7 @@ def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, where: str) -> 
         ready = gates.host.signal()
 
         async def body() -> None:
-            async with gates.engines("a", "b", settings={"stage_seconds": 0.1}) as engines:
+            async with gates.engines("a", "b") as engines:
                 await engines.load("a")
                 if where == "in a use":
                     async with engines.use("a"):
@@ -289,6 +291,8 @@ def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, where: str) -> 
             handles.append(group.start(body))
             await (held.reached if where == "while it waits for a load" else ready).wait()
             handles[0].cancel()
+            if where == "while it waits for a load":
+                gates.end_hold("b", held)
         assert handles[0].cancelled
 
     gates.run(main)
@@ -310,6 +314,27 @@ def test_a_use_that_is_cancelled_while_its_model_loads_gives_the_load_up(gates: 
 
     gates.run(main)
     assert gates.loads == "ab"
+
+
+def test_a_load_that_never_returns_does_not_keep_the_block(gates: Gates) -> None:
+    """It is abandoned, however slow the machine is; the others are given back."""
+
+    async def main() -> None:
+        held = gates.hold("b", Job.OPEN, until_teardown=False)
+
+        async def refused(engines: Engines) -> None:
+            with pytest.raises(EngineClosed, match="the block of these engines ends"):
+                await use(engines, "b")
+
+        async with gates.host.group() as group:
+            async with gates.engines("a", "b", settings={"stage_seconds": 0.05}) as engines:
+                await engines.load("a")
+                group.start(refused, engines)
+                await held.reached.wait()
+        assert not held.gate.is_set()
+
+    gates.run(main)
+    assert [len(device.calls) for name, device in gates.devices if name == "b"] == [0]
 
 
 def test_requests_of_outside_tasks_are_drained_when_the_block_ends(gates: Gates) -> None:
@@ -398,11 +423,13 @@ def test_a_program_that_ends_while_the_block_is_open_closes_all_engines(loading:
 
     async def main() -> None:
         entered, held = asyncio.Event(), gates.hold("b", Job.OPEN) if loading else None
-        engines = gates.engines("a", "b", settings={"stage_seconds": 0.1})
+        engines = gates.engines("a", "b")
         tasks.append(asyncio.create_task(body(engines, entered.set)))
         await entered.wait()
         if held is not None:
             await held.reached.wait()
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, lambda: gates.end_hold("b", held))  # in the turn that cancels the tasks
 
     before = _threads()
     asyncio.run(main())

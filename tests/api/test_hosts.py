@@ -39,6 +39,8 @@ from triolet.testing.sim import SimExecutor
 
 from .hosts import HOSTS, Bench, Handle, Host, SpeakingModel, TrioHost, ask, audio, expected, query, read
 
+pytestmark = pytest.mark.real_time
+
 # -- what is asked is answered ---------------------------------------------------------------------------------------
 
 

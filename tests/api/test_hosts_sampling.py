@@ -13,6 +13,8 @@ from triolet.testing.sim_model import SimTokenizer
 from ..actors.shared import TextModel
 from .hosts import Bench, ask, expected, query
 
+pytestmark = pytest.mark.real_time
+
 LENGTH = 20
 
 

@@ -6,12 +6,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 import triolet
 from triolet import demo
-from triolet.api.inputs import lengths
+from triolet.api.inputs import lengths, prompts, vectors
 from triolet.api.inputs.lengths import Pause, read_texts
 from triolet.testing.families import make_checkpoint
 
@@ -63,15 +65,25 @@ async def test_a_prompt_that_is_surely_too_long_is_refused_without_the_tokenizer
         assert calls.texts
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": LONG},
+        {"role": "assistant", "content": "a", "reasoning_content": LONG},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": LONG}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": LONG}}}]},
+    ],
+    ids=["content", "thoughts", "arguments as text", "arguments"],
+)
 async def test_a_conversation_that_is_surely_too_long_is_refused_without_its_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: dict[str, Any]
 ) -> None:
     async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
         rendered: list[object] = []
         kind = type(engine.model.tokenizer)
         monkeypatch.setattr(kind, "apply_chat_template", lambda *given, **_: rendered.append(given))
         with pytest.raises(triolet.ContextLengthExceeded, match="a conversation"):
-            await engine.generate(messages=[{"role": "user", "content": LONG}])
+            await engine.generate(messages=[message])
         assert rendered == []
 
 
@@ -148,6 +160,48 @@ async def test_texts_to_embed_are_given_up_between_two_of_them(tmp_path: Path, m
                 calls.let_go.set()
         assert scope.cancelled_caught
         assert calls.texts == ["a cat"]
+
+
+async def test_others_have_their_turn_between_two_texts_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "PIECE", 1)
+    async with triolet.Engine(make_checkpoint("bert", tmp_path), config=CONFIG) as engine:
+        calls = Calls(monkeypatch, engine.model.tokenizer)
+        calls.hold()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.embed, ["a cat"] * 50)
+            assert await trio.to_thread.run_sync(calls.begun.wait, PATIENCE)
+            nursery.start_soon(engine.embed, "a dog")
+            await wait_all_tasks_blocked()
+            calls.let_go.set()
+        assert calls.texts == ["a cat", "a dog", *["a cat"] * 49]
+
+
+async def test_media_are_read_before_the_turn_and_their_prompt_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts beside a picture are no way around the turns."""
+    image = np.zeros((32, 32, 3), np.uint8)
+    query = {"messages": [{"role": "user", "content": [{"type": "image", "image": image}]}], "max_tokens": 1}
+    async with triolet.Engine(make_checkpoint("llava", tmp_path), config=CONFIG) as engine:
+        turns: dict[str, set[int]] = {"load": set(), "read": set(), "tokenize": set()}
+        kind, reader = type(engine.model.tokenizer), type(engine.model.preparer._reader)
+
+        def watch(owner: Any, name: str, told: str) -> None:
+            original = getattr(owner, name)
+
+            def call(*given: Any, **more: Any) -> Any:
+                turns[told].add(engine.inside._reading.borrowed_tokens)
+                return original(*given, **more)
+
+            monkeypatch.setattr(owner, name, call)
+
+        watch(prompts, "load_image", "load")
+        watch(reader, "read", "read")
+        watch(kind, "__call__", "tokenize")
+        await engine.generate(**query)
+    assert turns == {"load": {0}, "read": {0}, "tokenize": {1}}
 
 
 class Turns(trio.abc.Instrument):

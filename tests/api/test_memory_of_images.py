@@ -67,7 +67,7 @@ class Watcher:
     async def until(self, condition: Callable[[], bool]) -> None:
         """A checkpoint first: until then trio's loop holds the last message that it woke this task with."""
         await trio.lowlevel.checkpoint()
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while not condition():
                 await self.happened.park()
 
@@ -362,6 +362,7 @@ async def test_with_guesses_and_graphs_they_leave_nothing_either(model: Path, dr
     assert statistics.requests.tokens_accepted, "the draft was never right"
 
 
+@pytest.mark.real_time
 async def test_an_image_larger_than_the_cache_is_refused_at_once_with_both_sizes(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,7 +370,7 @@ async def test_an_image_larger_than_the_cache_is_refused_at_once_with_both_sizes
     encode, go_on = QwenVision.encode, threading.Event()
 
     def held(self: QwenVision, module: Any, payloads: Any) -> list[torch.Tensor]:
-        assert go_on.wait(60), "nobody lets the encoder go on"
+        assert go_on.wait(300), "nobody lets the encoder go on"
         return encode(self, module, payloads)
 
     monkeypatch.setattr(QwenVision, "encode", held)

@@ -188,7 +188,7 @@ async def all_at_once(checkpoint: Path, asked: list[Case]) -> tuple[dict[int, Tr
 
 async def settled(engine: Engine) -> EngineStatistics:
     """The books when the last step is answered and what it used is given back."""
-    with trio.fail_after(30):
+    with trio.fail_after(300):
         while True:
             books = engine.statistics()
             requests, cache = books.requests, books.encoder_cache

@@ -19,6 +19,8 @@ from triolet.testing.sim import SimExecutor, SimWorker
 from .hosts import AsyncioHost, Bench, ask, expected, query, release_is_stuck
 from .threads import PATIENCE, SyncBench, loops
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:

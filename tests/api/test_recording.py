@@ -397,7 +397,7 @@ class HeldBlocks:
 
     def __next__(self) -> Samples:
         self.reached.set()
-        assert self.go_on.wait(10), "nobody let the thread go on"
+        assert self.go_on.wait(300), "nobody let the thread go on"
         return next(self.inner)
 
     def close(self) -> None:
@@ -405,6 +405,7 @@ class HeldBlocks:
         self.inner.close()
 
 
+@pytest.mark.real_time
 async def test_leaving_waits_for_a_thread_that_still_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file closed under a decoder at work would crash the process. A real thread is held in its middle."""
     held: list[HeldBlocks] = []
@@ -430,7 +431,7 @@ async def test_leaving_waits_for_a_thread_that_still_decodes(monkeypatch: pytest
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        await trio.to_thread.run_sync(held[0].reached.wait, 10)
+        await trio.to_thread.run_sync(held[0].reached.wait)
         nursery.start_soon(close)
         await trio.testing.wait_all_tasks_blocked()
         assert not closed.is_set()
@@ -438,6 +439,7 @@ async def test_leaving_waits_for_a_thread_that_still_decodes(monkeypatch: pytest
     assert closed.is_set()
 
 
+@pytest.mark.real_time
 @needs_proc
 @pytest.mark.parametrize("moment", ["while it opens", "while it decodes", "while it closes"])
 def test_an_interrupt_leaves_nothing_open(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ from ..heap import assert_none, garbage
 from .hosts import AsyncioHost, Bench, SpeakingModel, audio, expected, query, release_is_stuck
 from .threads import PATIENCE, SyncBench, ask, loops, ours, read, until
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture
 def bench() -> SyncBench:

@@ -51,14 +51,17 @@ def test_other_templates_that_look_alike_have_no_known_format() -> None:
 
 def test_a_caller_may_choose_and_must_where_nothing_is_known() -> None:
     assert ToolFormat.of(model(""), "hermes").name == ToolFormat.named("hermes").name == "hermes"
-    with pytest.raises(
-        InvalidRequest, match="template of paper writes tool calls in no known format; name one: hermes,"
-    ):
-        ToolFormat.of(model(tool_templates.PLAIN))
+    with pytest.raises(InvalidRequest, match=r"chat template writes tool calls in no known format; .*: hermes,"):
+        ToolFormat.of(model(tool_templates.DEEPSEEK_V31 + "```json"))
     with pytest.raises(InvalidRequest, match="the tool format 'herms'; allowed: hermes, qwen3_coder"):
         ToolFormat.of(model(""), "herms")
-    with pytest.raises(InvalidRequest, match="no known format"):
-        ToolFormat.of(SimModel().describe())
+
+
+@pytest.mark.parametrize("described", [model(tool_templates.PLAIN), model(""), SimModel().describe()])
+def test_a_template_that_reads_no_tools_is_told_at_once(described: ModelDescription) -> None:
+    """In the words in which it would be told with a format, by rendering; and no word is of a folder."""
+    with pytest.raises(InvalidRequest, match=r"^tools, but the checkpoint's chat template does not read them; leave"):
+        ToolFormat.of(described)
 
 
 def test_a_response_template_of_the_checkpoint_goes_first() -> None:

@@ -139,6 +139,7 @@ def test_the_weights_are_read_once_when_somebody_listens_and_dropped_on_release(
     assert len(listener.hear(np.zeros(FRAME, np.float32))) == 1, "who listens may go on"
 
 
+@pytest.mark.real_time
 def test_hearing_imports_neither_the_package_nor_torch() -> None:
     """Importing the package would set torch's threads to one, and slow down every engine of the process."""
     code = """if True:

@@ -31,6 +31,7 @@ from triolet.testing.sim import SimExecutor, sim_engine
 from triolet.testing.sim_model import SimModel
 
 from ..actors.shared import ask
+from .threads import press_in_a_callback
 
 QUEUED = e.RequestQueued("r", time=1.0)
 STARTED = e.RequestStarted("r", time=3.0)
@@ -277,6 +278,7 @@ def test_without_a_terminal_there_is_nothing_to_watch_and_it_goes_on(
     assert left.value.code == 1
 
 
+@pytest.mark.real_time
 def test_who_transcribes_at_a_terminal_sees_the_files_as_lines() -> None:
     """The whole command, on real weights, with a terminal on standard error."""
     samples = Path(triolet.demo.__file__).parent / "samples"
@@ -301,6 +303,16 @@ def _lines_of(terminal: int) -> Iterator[str]:
     """What is written to the other end of ``terminal``, until that is closed."""
     with open(terminal, encoding="utf-8", errors="replace") as file, contextlib.suppress(OSError):
         yield from file
+
+
+def test_an_interrupt_that_python_would_lose_is_heard_by_the_command() -> None:
+    async def work() -> int:
+        press_in_a_callback()
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        return 0
+
+    assert trio.run(terminal.until_interrupted, work) == terminal.INTERRUPTED
 
 
 @pytest.mark.parametrize("wrong", ["error", "interrupt"])

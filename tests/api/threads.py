@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from attrs import define, field
 
 from triolet import EngineConfig, SyncEngine
 
-from .hosts import PATIENCE, Bench, _threads, expected, query
+from .hosts import PATIENCE, UNHURRIED, Bench, _threads, expected, query
 
 OURS = tuple(str(Path(__file__).resolve().parents[2] / room) for room in ("core", "actors", "api", "tests"))
 
@@ -41,7 +43,7 @@ class SyncBench(Bench):
     host: Any = field(factory=Threads)
 
     def engine(self, **settings: Any) -> Any:
-        config = EngineConfig(**{"verify": True, "observer": self._observe, **settings})
+        config = EngineConfig(**{**UNHURRIED, "verify": True, "observer": self._observe, **settings})
         return SyncEngine.from_parts(lambda: self.executor, lambda: self.worker, config=config)
 
     def run(self, main: Callable[[], Any]) -> Any:
@@ -69,7 +71,8 @@ def loops() -> list[threading.Thread]:
 def until(condition: Callable[[], bool]) -> None:
     """Waits for what another thread does, and nobody tells."""
     turn = threading.Event()
-    for _ in range(6000):
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
         if condition():
             return
         turn.wait(0.01)
@@ -87,8 +90,24 @@ def ours(garbage: list[object]) -> list[object]:
     ]
 
 
+class _Mortal:
+    pass
+
+
+def press_in_a_callback() -> None:
+    """Presses ^C while Python runs the callback of a weak reference, which loses what is raised there."""
+    mortal = _Mortal()
+    last_words = weakref.ref(mortal, lambda _: signal.raise_signal(signal.SIGINT))
+    del mortal
+    assert last_words() is None
+
+
 def press_after(wait: Callable[[], object], then: Callable[[], object] = lambda: None) -> threading.Thread:
-    """A thread that waits, presses ^C in the main thread, and does something behind it."""
+    """A thread that waits, presses ^C in the main thread, and does something behind it.
+
+    What it waits for must come while the main thread is in a call of ours, and hold it there: elsewhere Python may run
+    the handler in a callback of the collector, say, which loses what it raises.
+    """
 
     def press() -> None:
         wait()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from triolet import demo
 from triolet.__main__ import main
+from triolet.bench.contenders import serve
 from triolet.bench.contest import Rules, play
 from triolet.bench.inputs import RATE, Clips, Piece, packed, pieces_of, prompts_of, word_error_rate
 from triolet.bench.machine import Machine
@@ -24,6 +25,7 @@ from triolet.bench.scenarios import SPEECH, arrivals, names_of_text, speech_scen
 from triolet.bench.work import Work
 from triolet.core.errors import InvalidRequest
 
+CONTENDERS = Path(serve.__file__).parent
 MACHINE = Machine(cpu="a CPU", threads=2, load=0.0, gigaflops=dict.fromkeys(("float32", "int8"), 100.0), gigabytes=10.0)
 WORK = Work(window_flops=1e9, attention_flops=0.0, step_weights=10**6)
 
@@ -41,7 +43,8 @@ def entry(tmp_path):
                 if task.get("paths") == ["end"]:
                     sys.exit("no such thing")
                 answers = [{"tokens": [len(path)], "text": path, "total": 1.0} for path in task["paths"]]
-                print(json.dumps({"seconds": float(sys.argv[1]) * number, "answers": answers}), flush=True)
+                told = {"counted": 3e6} if task.get("thread") else {}
+                print(json.dumps({"seconds": float(sys.argv[1]) * number, "answers": answers, **told}), flush=True)
         """)
     )
 
@@ -51,6 +54,7 @@ def entry(tmp_path):
     return make
 
 
+@pytest.mark.real_time
 def test_contenders_take_turns_and_the_first_round_does_not_count(entry):
     with Contest() as contest:
         contest.open([entry("triolet float32", 2.0), entry("peer float32", 3.0)])
@@ -64,6 +68,7 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(entry):
     assert ratio == Ratio(median=1.5, lowest=1.5, highest=1.5)
 
 
+@pytest.mark.real_time
 def test_a_contender_that_ends_says_why(entry):
     with Contest() as contest:
         contest.open([entry("peer")])
@@ -73,6 +78,7 @@ def test_a_contender_that_ends_says_why(entry):
             contest.contenders[0].run({"paths": []})
 
 
+@pytest.mark.real_time
 def test_a_contender_without_an_interpreter_is_refused(tmp_path):
     with pytest.raises(BenchError, match=r"peer cannot be run by .*nowhere"):
         Contender.start(Entry(name="peer", program="serve", arguments=(), python=str(tmp_path / "nowhere")))
@@ -85,6 +91,30 @@ def test_ours_is_compared_with_peers_of_its_numbers_and_with_those_of_none_of_ou
     assert set(ratios_of(entries[0], entries, outcomes)) == {"a float32", "b bfloat16"}
     assert set(ratios_of(entries[1], entries, outcomes)) == {"b bfloat16"}
     assert ratios_of(entries[2], entries, outcomes) == {}
+
+
+@pytest.mark.parametrize("thread", [True, False])
+@pytest.mark.real_time
+def test_a_thread_of_the_contenders_process_computes_while_it_answers_and_no_longer(thread, tmp_path):
+    program = tmp_path / "contender"
+    program.with_suffix(".py").write_text(
+        dedent(f"""
+            import sys, threading
+            sys.path.insert(0, {str(CONTENDERS)!r})
+            from serve import serve
+
+            def run(model, task):
+                assert threading.active_count() == (2 if task["thread"] else 1)
+                return [{{"tokens": [one.name for one in threading.enumerate()], "text": ""}}]
+
+            serve(lambda: (None, {{}}), run)
+        """)
+    )
+    with Contest() as contest:
+        contest.open([Entry(name="peer", program=str(program), arguments=())])
+        outcome = take_turns(contest.contenders, lambda _: {"paths": ["a"], "thread": thread}, rounds=2)["peer"]
+    assert [answer["tokens"] for answer in outcome.answers] == [["MainThread", "beside"] if thread else ["MainThread"]]
+    assert len(outcome.counted) == (2 if thread else 0)
 
 
 # -- what is asked -----------------------------------------------------------------------------------------------------
@@ -157,9 +187,11 @@ def test_scenarios_ask_for_as_many_inputs_as_they_say():
     assert tuple(each.name for each in speech) == SPEECH
     assert [len(each.task(0)["paths"]) for each in speech] == [each.inputs for each in speech]
     text = text_scenarios(some, tokens=9, together=(8, 32), online=5, rate=1.0)
-    assert [each.inputs for each in text] == [1, 8, 32, 5]
+    assert [each.inputs for each in text] == [1, 1, 8, 32, 5]
     assert tuple(each.name for each in text) == names_of_text((8, 32))
     assert text[0].task(3) == {"prompts": ["3-0"], "tokens": 9}
+    assert [each.name for each in (*speech, *text) if each.task(0).get("thread")] == ["thread", "thread"]
+    assert text[1].task(0)["tokens"] == 8
 
 
 # -- limits and the report ---------------------------------------------------------------------------------------------
@@ -185,6 +217,7 @@ def test_the_work_of_a_window_is_that_of_the_encoders_matrices():
     assert limit == pytest.approx(computed + work.step_weights / 1e8)
 
 
+@pytest.mark.real_time
 def test_a_machine_is_measured():
     machine = Machine.measure(1)
     assert set(machine.gigaflops) == {"float32", "bfloat16", "int8"}
@@ -201,6 +234,7 @@ def contest(entry, say=lambda line: None):
         return list(play(open_contest.contenders, scenarios, rules))
 
 
+@pytest.mark.real_time
 def test_the_report_says_what_came_out(entry, tmp_path):
     said = []
     tables = contest(entry, said.append)
@@ -210,6 +244,9 @@ def test_the_report_says_what_came_out(entry, tmp_path):
     ours = "  triolet float32              1.500 s (1.000 to 2.000); limit 0.010 s, 1 %; WER 100.0 %; "
     assert lines[2] == ours + "transformers' tokens; 2.00x of transformers float32"
     assert [line.equal for line in tables[0].lines] == [1.0, None, None]
+    counted = [table.name for table in tables if all(line.counted == 3e6 for line in table.lines)]
+    assert counted == ["thread"]
+    assert "the thread counts 3.0 million/s" in "".join(lines)
     assert [line.ratios for line in tables[-1].lines] == [{}, {}, {}]
     assert tables[-1].lines[0].waits == {"p50": 1.0, "p95": 1.0, "p99": 1.0}
     told = json.loads(as_json(MACHINE, {"triolet float32": {"dtype": "float32"}}, tables))
@@ -279,6 +316,7 @@ def test_a_peer_must_be_known_and_have_its_model(run, peer, told, recordings, ca
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.real_time
 def test_a_contest_of_speech_from_the_command_to_the_json(run, recordings, tmp_path, capsys):
     """With the demo checkpoint: the engine in float32 writes transformers' tokens."""
     told = tmp_path / "told.json"
@@ -297,7 +335,7 @@ def test_a_contest_of_speech_from_the_command_to_the_json(run, recordings, tmp_p
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (["--only", "two"], 2, "--only 'two'; allowed: 'start', 'one', 'neighbour'"),
+        (["--only", "two"], 2, "--only 'two'; allowed: 'start', 'one', 'neighbour', 'thread'"),
         (["--only", "online", "--online", "0"], 2, "--only 'online'; allowed"),
         (["--json", "/nowhere/a.json"], 1, "/nowhere/a.json: there is no folder /nowhere"),
     ],

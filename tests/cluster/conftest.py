@@ -1,17 +1,18 @@
-"""A small Ray cluster on this machine: one head and two nodes, each a raylet of its own."""
+"""A small Ray cluster on this machine: a head and another node, each a raylet of its own."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 import pytest
 import trio
 
+from triolet import EngineConfig
 from triolet.core.plan import StepPlan
 
 pytest.importorskip("ray", reason="needs Ray; pip install 'triolet[cluster]'")
@@ -26,16 +27,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="starts replicas for long; runs with --hypothesis-profile=soak"))
 
 
+UNHURRIED = {"stage_seconds": 86_400.0, "drain_seconds": 86_400.0}
+"""Nothing is cut off since the machine is slow."""
+CONFIG = EngineConfig(device="cpu", threads=1, **UNHURRIED)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _replicas_have_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triolet.cluster import deployment
+
+    monkeypatch.setattr(deployment, "_ASK_SECONDS", 86_400.0)
+
+
 @pytest.fixture(scope="session")
 def machines() -> Iterator[None]:
     import ray
     from ray import cloudpickle
     from ray.cluster_utils import Cluster as Machines
 
-    sizes = {"num_cpus": 1, "object_store_memory": 80 << 20}
-    several = Machines(initialize_head=True, head_node_args={**sizes, "include_dashboard": False})
-    for _ in range(2):
-        several.add_node(**sizes)
+    sizes = {"num_cpus": 2, "object_store_memory": 80 << 20}
+    # Ray would try a port that has a number, and leave a socket open where another Ray has it: tests run side by side.
+    head = {
+        "include_dashboard": False,
+        "dashboard_port": None,
+        "_system_config": {"prestart_worker_first_driver": False},
+    }
+    several = Machines(initialize_head=True, head_node_args={**sizes, **head})
+    several.add_node(**sizes)
     planted = {"worker_process_setup_hook": plant_poison}
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the processes cannot import it
     ray.init(address=several.address, log_to_driver=False, logging_level="ERROR", runtime_env=planted)
@@ -89,12 +107,19 @@ def replicas(name: str = NAME) -> list[psutil.Process]:
 QUARANTINE = f"{NAME}-quarantine"
 
 
-async def until_none(*names: str) -> None:
-    """Returns when no replica of these names lives. Ray ends the process of one that was being started a little later
-    than Serve says so."""
-    with trio.fail_after(20):
-        while any(replicas(name) for name in names):  # noqa: ASYNC110  (nobody tells of it)
+async def until(condition: Callable[[], bool]) -> None:
+    """Of what nobody tells. The deadline is for what hangs."""
+    with trio.fail_after(300):
+        while not condition():  # noqa: ASYNC110
             await trio.sleep(0.1)
+
+
+async def assert_given_back() -> None:
+    """No replica of `NAME` has a process, nor will have one: by Ray's books, and by the kernel's."""
+    from triolet.cluster.processes import are_left
+
+    await until(lambda: not are_left((NAME, QUARANTINE)))
+    await until(lambda: not (replicas(NAME) or replicas(QUARANTINE)))
 
 
 def kill(process: psutil.Process) -> None:

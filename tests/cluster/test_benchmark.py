@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+pytestmark = pytest.mark.real_time
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "cluster.py"
 
 

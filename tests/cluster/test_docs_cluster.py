@@ -11,12 +11,18 @@ from typing import Any
 import pytest
 import yaml
 
+from triolet import EngineConfig
+
+from .conftest import UNHURRIED
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "cluster.md"
-pytestmark = pytest.mark.usefixtures("machines")
+pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("machines")]
 
 
-async def test_every_piece_of_code_prints_what_the_page_says() -> None:
+async def test_every_piece_of_code_prints_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting, value in UNHURRIED.items():
+        monkeypatch.setitem(EngineConfig.__init__.__kwdefaults__, setting, value)
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", text, re.MULTILINE | re.DOTALL)
     (setup, _), *pieces = blocks

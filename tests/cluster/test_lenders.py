@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from attrs import evolve
 
 with warnings.catch_warnings():
@@ -20,7 +19,7 @@ with warnings.catch_warnings():
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
 import triolet.demo
-from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams
+from triolet import Engine, InvalidRequest, SamplingParams
 from triolet.actors import messages as m
 from triolet.cluster import Cluster
 from triolet.cluster.deployment import _only_encodes
@@ -31,9 +30,10 @@ from triolet.core.plan import LentOutput
 from triolet.core.request import EncoderItem
 from triolet.testing.families import make_checkpoint
 
-from .conftest import NAME, kill, replicas
+from .conftest import CONFIG, NAME, assert_given_back, kill, replicas, until
 
-CONFIG = EngineConfig(device="cpu", threads=1)
+pytestmark = pytest.mark.real_time
+
 ITEM = EncoderItem(key="k", payload=None, embeddings=1, size=10)
 OUTPUT = LentOutput(key="k", size=10, arrays=())
 
@@ -160,9 +160,7 @@ async def test_what_is_encoded_on_one_replica_is_decoded_on_another() -> None:
         own, whole = await answer(engine), weights(engine)
     async with Cluster(triolet.demo.checkpoint(), config=CONFIG, encoders=1, cpus=0.5, name=NAME) as engine:
         assert await answer(engine) == own, "a borrowed output gives the tokens of an own one"
-        with trio.fail_after(60):
-            while not counted(engine)[1]:  # noqa: ASYNC110  (nobody tells of news)
-                await trio.sleep(0.2)
+        await until(lambda: counted(engine)[1] > 0)
         assert counted(engine) == (1, 1, 1), "encode once: there, and not here"
         assert whole < weights(engine) < 1.5 * whole, "one model, and one encoder"
     assert [(one.bytes_held, one.outputs_held, one.error) for one in engine.departures] == [(0, 0, None)] * 2
@@ -176,7 +174,7 @@ async def test_a_model_without_an_encoder_has_no_replicas_that_only_encode(tmp_p
     with pytest.raises(InvalidRequest, match=r"LlamaForCausalLM, which has no encoder.*encoders=0"):
         async with cluster:
             pytest.fail("it cannot be entered")
-    assert not replicas()
+    await assert_given_back()
 
 
 @pytest.mark.thorough
@@ -188,13 +186,10 @@ async def test_the_cluster_scales_beside_its_encoders_and_goes_on_without_them()
     async with Cluster(triolet.demo.checkpoint(), config=CONFIG, encoders=1, cpus=0.5, name=NAME) as engine:
         assert await answer(engine) == own[0]
         await engine.scale(2)
-        with trio.fail_after(60):
-            while len(replicas()) < 3:  # noqa: ASYNC110  (nobody tells of news)
-                await trio.sleep(0.2)
+        await until(lambda: len(replicas()) == 3)
         [encoder] = [one for one in replicas() if ":encoder" in one.cmdline()[0]]
         kill(encoder)
-        with trio.fail_after(60):
-            assert await answer(engine, 1) == own[1]
+        assert await answer(engine, 1) == own[1]
 
 
 def test_a_cluster_has_whole_replicas_beside_those_that_only_encode() -> None:

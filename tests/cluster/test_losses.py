@@ -29,6 +29,8 @@ from triolet.core.plan import SampledToken
 from triolet.core.request import FinishReason, Request
 from triolet.core.timings import Timings
 
+pytestmark = pytest.mark.real_time
+
 DIES, PREEMPTED, LENDER_LOST, WELL = "dies", "preempted", "lender lost", "well"
 NO_ROOM, GIVEN_UP = "no room", "given up"
 MAIN, QUARANTINE = "main", "quarantine"
@@ -123,7 +125,7 @@ async def run(monkeypatch: pytest.MonkeyPatch, replicas: Replicas) -> Reader:
     )
     deployed: Any = SimpleNamespace(begin=lambda: running, config=EngineConfig(), name="a")
     engine, reader = RayBackend(deployed), Reader()
-    with trio.fail_after(30):
+    with trio.fail_after(300):
         async with engine.running():
             engine.submit(Request(id="r", prompt_token_ids=(1,), max_tokens=9), reader)
             await reader.ended.wait()

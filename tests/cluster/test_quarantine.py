@@ -6,15 +6,14 @@ import pytest
 import trio
 
 import triolet.demo
-from triolet import Engine, EngineConfig, PoisonRequest, SamplingParams
+from triolet import Engine, PoisonRequest, SamplingParams
 from triolet.cluster import Cluster
 
-from .conftest import NAME, POISON, QUARANTINE, replicas, until_none
+from .conftest import CONFIG, NAME, POISON, assert_given_back, replicas
 
-CONFIG = EngineConfig(device="cpu", threads=1)
 MODEL = triolet.demo.checkpoint()
 SEEDS = (1, 2, POISON, 3, 4, 5, 6)
-pytestmark = pytest.mark.usefixtures("machines")
+pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("machines")]
 
 
 async def ask_all(engine: Engine, seeds: tuple[int, ...]) -> dict[int, tuple[int, ...] | Exception]:
@@ -44,11 +43,11 @@ async def test_what_ends_its_process_ends_one_replica_and_is_found_in_quarantine
         expected = await ask_all(engine, innocent)
     async with Cluster(MODEL, config=CONFIG, replicas=2, cpus=0.5, name=NAME) as cluster:
         before = {process.pid for process in replicas()}
-        with trio.fail_after(120):
+        with trio.fail_after(300):
             found = await ask_all(cluster, SEEDS)
         poison = found.pop(POISON)
         assert isinstance(poison, PoisonRequest)
         assert "alone" in str(poison)
         assert found == expected, "the others go on, and their tokens are those that they would have had"
         assert len(before & {process.pid for process in replicas()}) == 1, "one replica has ended, the other has not"
-    await until_none(NAME, QUARANTINE)
+    await assert_given_back()

@@ -13,6 +13,8 @@ from triolet.cluster import backend
 from triolet.cluster.backend import RayBackend
 from triolet.core.errors import EngineError
 
+pytestmark = pytest.mark.real_time
+
 
 class Deployed:
     """Stands for a `Deployment` and what it has begun. ``lacks`` answers for the replicas."""

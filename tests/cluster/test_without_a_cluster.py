@@ -16,10 +16,16 @@ with warnings.catch_warnings():
     pytest.importorskip("ray.serve")
 
 
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.schema import ApplicationStatus
+
+from triolet import EngineConfig
 from triolet.cluster import deployment
 from triolet.cluster.backend import RayBackend, _Attempt
+from triolet.cluster.deployment import Deployment, Running
 from triolet.cluster.replica import Replica
-from triolet.core.errors import CheckpointError, EngineClosed
+from triolet.core.errors import CheckpointError, EngineClosed, EngineError
 from triolet.core.request import Request
 from triolet.core.words import Speaker
 
@@ -81,13 +87,131 @@ async def ended_token() -> trio.lowlevel.TrioToken:
     return trio.lowlevel.current_trio_token()
 
 
-def test_what_one_replica_of_several_cannot_load_is_told() -> None:
-    """Whichever it is, and the cluster is not open then."""
-    answers = [None, CheckpointError("not on this machine")]
-    handle = SimpleNamespace(broadcast=lambda _: SimpleNamespace(results=lambda timeout_s: answers))
-    running = deployment.Running(None, (handle,), None, register=None)  # type: ignore[arg-type]
+class Handle:
+    """A handle of Serve's that has heard of more replicas each time it is asked."""
+
+    def __init__(self, *told: list[Any]) -> None:
+        self.told = list(told)
+
+    def broadcast(self, _: str) -> Any:
+        answers = self.told.pop(0)
+        if not answers:
+            raise DeploymentUnavailableError(DeploymentID("replica"))
+        return SimpleNamespace(results=lambda timeout_s: answers)
+
+
+DEPLOYED = Deployment(name="a", model="m", config=EngineConfig(), replicas=2, cpus=1.0, gpus=0.0, address=None)
+
+
+def tells(status: ApplicationStatus) -> Any:
+    """Serve, whose one application has this status."""
+    found = SimpleNamespace(status=status, message="it ended", deployments={})
+    return SimpleNamespace(status=lambda: SimpleNamespace(applications={"a": found}))
+
+
+def test_what_one_replica_of_several_cannot_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever it is, and however late the handle hears of it, and the cluster is not open then."""
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "serve", tells(ApplicationStatus.RUNNING))
+    handle = Handle([], [None], [None, CheckpointError("not on this machine")])
+    running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="not on this machine"):
         running.describe()
+    assert handle.told == []
+
+
+def test_replicas_that_serve_gives_up_after_they_were_ready_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the time for an answer is over."""
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "serve", tells(ApplicationStatus.DEPLOY_FAILED))
+    handle = Handle([])
+    running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="the replicas cannot be started: it ended"):
+        running.describe()
+    assert handle.told == []
+
+
+def test_a_handle_that_never_hears_of_the_replicas_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_ASK_SECONDS", 0.1)
+    handle = SimpleNamespace(broadcast=lambda _: SimpleNamespace(results=lambda timeout_s: [None]))
+    running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"2 replicas were ready, and fewer have answered in 0.1 s"):
+        running.describe()
+
+
+class Serve:
+    """Says of a deployment that it is there, ``times`` times after it was deleted."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.deleted: list[str] = []
+
+    def delete(self, name: str, *, _blocking: bool) -> None:
+        assert not _blocking
+        self.deleted.append(name)
+
+    def status(self) -> Any:
+        self.times -= 1
+        return SimpleNamespace(applications={"a": None} if self.times >= 0 else {})
+
+
+def test_a_deployment_has_ended_when_its_processes_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve says so when it has told Ray to end them. Ray's books are long: they are read when Serve has said it."""
+    applications, left, looks = Serve(3), [True, True, False], []
+
+    def are_left(names: tuple[str, ...]) -> bool:
+        looks.append(applications.times)
+        return left.pop(0)
+
+    monkeypatch.setattr(deployment, "serve", applications)
+    monkeypatch.setattr(deployment, "are_left", are_left)
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_BOOKS_SECONDS", 0.0)
+    assert Running(DEPLOYED, (), None, register=None)._deleted(60.0)  # type: ignore[arg-type]
+    assert (applications.deleted, looks, left) == (["a", "a-quarantine"], [-1, -1, -1], [])
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What a deployment knows of its machine: the clock, which its pauses move, and since when no process is left."""
+    one = SimpleNamespace(now=0.0, gone=0.0, left=0)
+
+    def sleep(seconds: float) -> None:
+        one.now += seconds
+
+    def leave() -> None:
+        one.left += 1
+
+    quarantine = SimpleNamespace(shutdown=lambda: None)
+    one.running = Running(DEPLOYED, (), quarantine, register=None)  # type: ignore[arg-type]
+    monkeypatch.setattr(deployment, "time", SimpleNamespace(monotonic=lambda: one.now, sleep=sleep))
+    monkeypatch.setattr(deployment, "serve", Serve(0))
+    monkeypatch.setattr(deployment, "are_left", lambda _: one.now < one.gone)
+    monkeypatch.setattr(deployment, "ray", SimpleNamespace(kill=lambda _: None))
+    monkeypatch.setattr(deployment, "SESSION", SimpleNamespace(leave=leave))
+    return one
+
+
+def test_a_start_that_is_given_up_awaits_the_end_of_replicas_that_load(
+    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of its stages has the time that the settings give."""
+    machine.gone = 35.0
+    machine.running.give_up()
+    assert 35.0 <= machine.now < 36.0
+    assert (machine.left, caplog.messages) == (1, [])
+
+
+def test_what_is_left_of_a_start_that_is_given_up_is_told(
+    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a replica that Ray finds no room for: Serve ends it after ten minutes."""
+    machine.gone = 600.0
+    machine.running.give_up()
+    assert 40.0 <= machine.now < 41.0
+    assert machine.left == 1
+    assert caplog.messages == ["replicas of a that were not ready have not ended in 40 s"]
 
 
 class Books:

@@ -499,6 +499,7 @@ def test_a_hub_id_is_fetched_without_needless_files(tmp_path, monkeypatch, pickl
     assert not any("bin" in pattern for pattern in asked[0])
 
 
+@pytest.mark.real_time
 def test_light_checks_need_no_torch(checkpoint):
     """A bad path is told before torch is imported."""
     code = (

@@ -32,6 +32,7 @@ trio.run(live)
 """
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/maps")
 def test_an_engine_chooses_before_openmp_is_loaded():
     """In a process of its own: the library reads its settings when it is mapped."""

@@ -10,6 +10,7 @@ import re
 import pytest
 import torch
 
+from triolet.core.errors import InvalidRequest
 from triolet.core.request import LogitRules, SamplingParams, Structure
 from triolet.models.sampling.logits import SamplerInput, sample_tokens
 from triolet.models.sampling.structure import Grammars, Guide, fault_of
@@ -159,6 +160,29 @@ def test_a_structure_that_cannot_be_followed_is_told_with_the_reason(structure, 
     guide = grammars.guide(structure)
     assert message in guide.error
     assert sample_tokens(random_logits(1), [draw_of([], guide)], (IDS.eos,))[0].token_id == IDS.eos
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        Structure.json_schema({"$ref": "#"}),
+        Structure.json_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
+        Structure(kind="lark", text="start: start"),
+        Structure(kind="regex", text="[^\\s\\S]"),
+    ],
+    ids=str,
+)
+def test_a_structure_that_nothing_satisfies_is_told_before_its_request_runs(structure, grammars):
+    """In words: llguidance says NoExtensionBias."""
+    with pytest.raises(InvalidRequest, match="cannot be followed: nothing that it allows ever ends, as where a schema"):
+        grammars.compile(structure)
+
+
+def test_a_structure_that_comes_to_a_dead_end_says_so(grammars):
+    guide = grammars.guide(Structure(kind="lark", text='start: "x" a\na: a'))
+    assert not guide.error
+    assert guide.allowed(list(b"x")) is None
+    assert guide.error.startswith("nothing that it allows ever ends")
 
 
 @pytest.mark.parametrize("kind", STRUCTURES)

@@ -157,6 +157,7 @@ def test_the_mel_filters_are_those_of_transformers(mels, n_fft, rate):
     assert np.array_equal(mel_filters(1 + n_fft // 2, mels, rate).astype("f4"), theirs.T.astype("f4"))
 
 
+@pytest.mark.real_time
 def test_whisper_is_opened_without_it():
     code = """
 import sys

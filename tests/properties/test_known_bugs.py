@@ -498,6 +498,7 @@ trio.run(main, "with the fault it")
 """
 
 
+@pytest.mark.real_time
 def test_s9_processes_that_outlive_their_parent():
     """S9 (55510, 55846): the parent is killed, and worker processes hold the device. An engine has none: it is a thread
     of its program, and what that holds the system takes back.

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from triolet.api.inputs import lengths
 from triolet.api.inputs.lengths import NEVER, Limit
 from triolet.core.errors import ContextLengthExceeded
+from triolet.core.model import Lengths
 from triolet.models.checkpoints.lengths import lengths_of
 
 LETTERS = "ab  A\u0301\u0308e\u0345\u03b1\u0313\x12\n,é漢😀가각"
@@ -141,6 +142,20 @@ def test_bytes_that_the_vocabulary_lacks_are_no_tokens() -> None:
     assert set(found.unread) == {"a", "\x12", "\n"}
     assert found.least_tokens("a" * 1_000) == 0 == len(tokenizer.encode("a" * 1_000))
     assert lengths_of(tokenizer_of("some bytes", "NFC", "bytes", "none", ["b"])) is None, "NFC may make an a"
+
+
+def test_the_time_for_a_length_depends_on_the_positions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = limit_of(tokenizer_of("some bytes", "none", "bytes", "none", ["b"]), 5)
+    found = limit.description.lengths
+    assert found is not None
+    looked: list[int] = []
+    original = Lengths.least_tokens
+    monkeypatch.setattr(Lengths, "least_tokens", lambda one, text: looked.append(len(text)) or original(one, text))
+    limit.check_length("a prompt", ("a" * 1_000_000,))
+    limit.check_length("a conversation", ("a" * 10,) * 100_000)
+    assert sum(looked) == 2 * 2 * 6 * found.longest
+    with pytest.raises(ContextLengthExceeded):
+        limit.check_length("a prompt", ("ab" * 1_000_000,))
 
 
 @pytest.mark.parametrize(

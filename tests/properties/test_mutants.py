@@ -23,6 +23,7 @@ from . import (
     mutants_of_searches,
     mutants_of_sharing,
     mutants_of_speech,
+    mutants_of_switching,
     mutants_of_tools,
     mutants_of_walks,
 )
@@ -36,6 +37,7 @@ MUTANTS = (
     *mutants_of_actors.MUTANTS,
     *mutants_of_recovery.MUTANTS,
     *mutants_of_speech.MUTANTS,
+    *mutants_of_switching.MUTANTS,
     *mutants_of_walks.MUTANTS,
     *mutants_of_live.MUTANTS,
     *mutants_of_liveness.MUTANTS,
@@ -64,6 +66,7 @@ LEAST = {
     "actors.encoder_cache": 4,
     "actors.gpu_runner": 5,
     "actors.supervisor": 5,
+    "actors.switch_interval": 4,
     "api.residents": 8,
     "api.speech.spans": 6,
     "api.live.agreement": 5,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -12,13 +13,18 @@ from triolet.core.errors import RequestTooLarge
 from triolet.server.schemas import weighing
 from triolet.server.schemas.weighing import Weighing, check_object, check_texts
 
-TEXTS = st.text('a,[{:"\\é😀', max_size=9)
+TEXTS = st.text('au0,[{:"\\\x01\x7fé😀', max_size=9)
 FOUND = st.recursive(
     st.none() | st.integers() | TEXTS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=12,
 )
 CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=9)
+
+
+def is_wide(text: bytes) -> bool:
+    escapes = re.findall(rb"\\(u.{4}|.)", text, re.DOTALL)
+    return not text.isascii() or any(len(one) == 5 and int(one[1:], 16) >= 128 for one in escapes)
 
 
 def by_letters(body: bytes) -> tuple[int, int, int]:
@@ -33,7 +39,7 @@ def by_letters(body: bytes) -> tuple[int, int, int]:
             beside += text is None
             values += {b",": 1, b":": 8, b"[": 8, b"{": 8}.get(letter, 0)
         elif letter == b'"' and not escaped:
-            wide += len(text) if any(one >= 128 or one == ord("\\") for one in text) else 0
+            wide += len(text) if is_wide(text) else 0
             beside, text = beside + 1, None
         else:
             escaped = letter == b"\\" and not escaped
@@ -49,6 +55,7 @@ def test_what_is_counted_is_what_is_there_however_the_body_is_cut(found: object,
         cut = cuts[len(rest) % len(cuts)]
         weighed.add(rest[:cut])
         rest = rest[cut:]
+    weighed.end()
     assert (weighed.values, weighed.beside, weighed.wide) == by_letters(body)
     assert weighed.size == len(body)
 
@@ -57,9 +64,10 @@ def test_what_is_counted_is_what_is_there_however_the_body_is_cut(found: object,
 def test_long_parts_are_counted_as_short_ones(found: list[object], cuts: list[int]) -> None:
     body = json.dumps(found, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weighing, "PIECE", cuts[0])
+        patch.setattr(weighing, "_PIECE", 5 + cuts[0])  # no escape is longer
         weighed = Weighing()
         weighed.add(body)
+        weighed.end()
     assert (weighed.values, weighed.beside, weighed.wide) == by_letters(body)
 
 
@@ -68,6 +76,7 @@ def test_what_is_no_json_is_counted_without_an_error(body: bytes, cuts: list[int
     weighed = Weighing()
     for start in range(0, len(body), cuts[0]):
         weighed.add(body[start : start + cuts[0]])
+    weighed.end()
     assert weighed.size == len(body)
 
 
@@ -77,21 +86,38 @@ def test_what_is_no_json_is_counted_without_an_error(body: bytes, cuts: list[int
         (b"[" + b"1," * (weighing.MOST_VALUES + 1), "262,144 values"),
         (b'{"a":' * (weighing.MOST_VALUES // 16 + 1), "262,144 values"),
         (b"1" * (weighing.MOST_BESIDE + 1), "4,194,304 bytes outside of texts"),
-        (b'"' + b"\\n" * (weighing.MOST_WIDE // 2 + 1), "8,388,608 bytes in texts with escapes"),
-        (b'"' + b"a" * weighing.MOST_WIDE + "é".encode(), "8,388,608 bytes in texts with escapes"),
+        (b'"' + b"\\u0430" * (weighing.MOST_WIDE // 6 + 1), "8,388,608 bytes in texts with characters"),
+        (b'"' + b"a" * weighing.MOST_WIDE + "é".encode(), "8,388,608 bytes in texts with characters"),
         (b'"' + b"a" * weighing.MOST_JSON, "33,554,432 bytes"),
     ],
 )
 def test_a_body_with_too_much_of_something_is_refused_in_words(body: bytes, told: str) -> None:
-    with pytest.raises(RequestTooLarge, match=told):
-        Weighing().add(body)
-
-
-def test_plain_texts_may_be_long() -> None:
-    """A picture is one text."""
     weighed = Weighing()
-    weighed.add(b'{"a":"' + b"A" * (weighing.MOST_JSON - 8) + b'"}')
+    with pytest.raises(RequestTooLarge, match=told):
+        weighed.add(body)
+        weighed.end()
+
+
+@pytest.mark.parametrize("sign", [b"A", b"AAA\\/", b"AA\\u003d"])
+def test_plain_texts_may_be_long(sign: bytes) -> None:
+    """A picture is one text; PHP writes each slash of base64 with an escape, Gson each =."""
+    weighed = Weighing()
+    weighed.add(b'{"a":"' + sign * ((weighing.MOST_JSON - 8) // len(sign)) + b'"}')
+    weighed.end()
     assert (weighed.values, weighed.wide) == (16, 0)
+
+
+def test_parts_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may send each byte alone. All bytes are counted at once."""
+    looked: list[int] = []
+    original = Weighing._count
+    monkeypatch.setattr(Weighing, "_count", lambda one, piece: looked.append(len(piece)) or original(one, piece))
+    weighed = Weighing()
+    for _ in range(2 * weighing._PIECE + 1):
+        weighed.add(b" ")
+    assert (looked, weighed.size) == ([weighing._PIECE] * 2, 2 * weighing._PIECE + 1)
+    weighed.end()
+    assert looked == [weighing._PIECE, weighing._PIECE, 1]
 
 
 def test_texts_of_json_have_a_bound_together() -> None:

@@ -6,9 +6,12 @@ from typing import Any
 
 import openai
 
-from .served import Served
+from .served import PATIENCE, Served
+
+PATIENT_SOCKET = {"open_timeout": PATIENCE, "ping_interval": None, "close_timeout": PATIENCE}  # of websockets
 
 
 def openai_client(service: Served, **options: Any) -> openai.OpenAI:
-    """A client that asks once."""
-    return openai.OpenAI(**{"base_url": f"{service.url}/v1", "api_key": "none", "max_retries": 0, **options})
+    """A client that asks once, and waits for long."""
+    patient = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE}
+    return openai.OpenAI(**{"base_url": f"{service.url}/v1", **patient, **options})

@@ -1,26 +1,32 @@
-"""A server in a thread of its own, for clients that block."""
+"""A server in a thread of its own, for clients that block.
+
+Its limits of time are so long that no test meets one by accident, however long the machine stops a thread. A test of
+such a limit gives a clock that stands still, and lets time pass itself."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any
 
 import outcome
+import pytest
 import trio
-from attrs import define
+from attrs import define, field
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from triolet import Engine, Engines, ModelSpec
 from triolet.core.config import EngineConfig
+from triolet.server import exchange, serving
 from triolet.server.listening import Listener
 from triolet.server.observers import Observers
 from triolet.server.server import Server
-from triolet.server.serving import serving
 from triolet.server.settings import ServerSettings
 
-_PATIENCE = 30  # seconds, for what happens at once
+PATIENCE = 300  # seconds, for what happens at once: only a fault takes so long
+_PATIENT = dict.fromkeys(("body_seconds", "keep_alive_seconds", "send_seconds", "drain_seconds", "url_seconds"), 900.0)
 
 
 @define
@@ -31,6 +37,8 @@ class Served:
     listener: Listener
     url: str
     token: trio.lowlevel.TrioToken
+    end: Callable[[], None]  # begins the server's end; called in the server's loop
+    _clock: MockClock | None = None
 
     def ask(self, function: Any) -> Any:
         """The result of ``function``, called in the server's loop."""
@@ -53,20 +61,85 @@ class Served:
             for one in engines
         )
 
+    @contextmanager
+    def when(self, condition: Callable[[], bool], act: Callable[[], object] = bool) -> Iterator[None]:
+        """Calls ``act`` as soon as ``condition`` holds, both in the server's loop and with nothing in between, whatever
+        the block does meanwhile and however slow it is. Waits for that at the end of the block."""
+        look = _Look(condition, act)
+        self.ask(look.begin)
+        try:
+            yield
+            look.wait()
+        finally:
+            with suppress(trio.RunFinishedError):  # ``act`` may be `end`
+                self.ask(look.end)
+
     def until(self, condition: Callable[[], bool]) -> None:
         """Returns when ``condition``, called in the server's loop, holds."""
+        with self.when(condition):
+            pass
 
-        async def look() -> None:
-            with trio.fail_after(_PATIENCE):
-                while not condition():
-                    await trio.lowlevel.checkpoint()
+    def seen(self, count: int) -> Callable[[], bool]:
+        """A condition: so many requests that count have begun, whether or not they have ended since."""
+        found: set[exchange.Exchange] = set()
 
-        trio.from_thread.run(look, trio_token=self.token)
+        def enough() -> bool:
+            found.update(self.server.exchanges)
+            return len(found) >= count
+
+        return enough
+
+    def let_pass(self, seconds: float) -> None:
+        """Lets time pass where the clock stands still, when the server has done all that it can do before."""
+        assert self._clock is not None, "the server has the machine's clock; give it one that stands still"
+        trio.from_thread.run(wait_all_tasks_blocked, trio_token=self.token)
+        self.ask(lambda: self._jump(seconds))
+
+    def _jump(self, seconds: float) -> None:
+        assert self._clock is not None, "`let_pass` looked"
+        self._clock.jump(seconds)
+
+
+@define(eq=False)
+class _Look(trio.abc.Instrument):
+    """Looks at a condition after each step of a task of the server, since nothing else changes it."""
+
+    _condition: Callable[[], bool]
+    _act: Callable[[], object]
+    _found: SimpleQueue[outcome.Outcome[object]] = field(factory=SimpleQueue, init=False)
+    _looks: bool = field(default=False, init=False)
+
+    def begin(self) -> None:
+        self._looks = True
+        trio.lowlevel.add_instrument(self)
+        self._look()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._looks:
+            self._look()
+
+    def wait(self) -> None:
+        self._found.get(timeout=PATIENCE).unwrap()
+
+    def end(self) -> None:
+        self._looks = False
+        trio.lowlevel.remove_instrument(self)
+
+    def _look(self) -> None:
+        found = outcome.capture(self._condition)
+        if isinstance(found, outcome.Value) and not found.value:
+            return
+        self._looks = False
+        self._found.put(found if isinstance(found, outcome.Error) else outcome.capture(self._act))
 
 
 @contextmanager
-def served(models: Mapping[str, str], **settings: Any) -> Iterator[Served]:
-    """A server of ``models`` on a free port, for the block. Its error, if it has one, is raised at the end."""
+def served(models: Mapping[str, str], *, clock: MockClock | None = None, **settings: Any) -> Iterator[Served]:
+    """A server of ``models`` on a free port, for the block. Its error, if it has one, is raised at the end.
+
+    Args:
+        clock: one that stands still; `Served.let_pass` moves it. From the end of the block on it runs.
+    """
     told: SimpleQueue[Any] = SimpleQueue()
     leave = trio.Event()
 
@@ -77,24 +150,33 @@ def served(models: Mapping[str, str], **settings: Any) -> Iterator[Served]:
             for name, path in models.items()
         }
         async with Engines(specs) as engines:
-            server = Server(ServerSettings(**{"port": 0, **settings}), engines, observers)
+            server = Server(ServerSettings(**{"port": 0, **_PATIENT, **settings}), engines, observers)
             with Listener(server.settings) as listener:
-                async with serving(server, listener) as address:
-                    told.put(Served(server, listener, address, trio.lowlevel.current_trio_token()))
+                async with serving.serving(server, listener) as address:
+                    token = trio.lowlevel.current_trio_token()
+                    told.put(Served(server, listener, address, token, end, clock))
                     await leave.wait()
 
-    def run() -> None:
-        told.put(outcome.capture(trio.run, main))
+    def end() -> None:
+        if clock is not None:
+            clock.rate = 1.0
+        leave.set()
 
-    thread = threading.Thread(target=run, name="served")
-    thread.start()
-    first = told.get()
-    if not isinstance(first, Served):
-        thread.join()
-        first.unwrap()
-    try:
-        yield first
-    finally:
-        first.token.run_sync_soon(leave.set)
-        thread.join()
-        told.get().unwrap()
+    def run() -> None:
+        told.put(outcome.capture(trio.run, main, clock=clock))
+
+    thread = threading.Thread(target=run, name="served", daemon=True)  # one that hangs fails the test, not the run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "_LINGER_SECONDS", 900.0)
+        patch.setattr(serving, "_TELL_SECONDS", 900.0)
+        thread.start()
+        first = told.get(timeout=PATIENCE)
+        if not isinstance(first, Served):
+            thread.join()
+            first.unwrap()
+        try:
+            yield first
+        finally:
+            first.token.run_sync_soon(end)
+            told.get(timeout=PATIENCE).unwrap()
+            thread.join()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import trio
 from attrs import define, field
 
+from triolet import ModelSpec
 from triolet.api.outputs.results import LiveText
 from triolet.core.errors import UnknownModel
 from triolet.server.app import make_app
@@ -101,7 +102,7 @@ class PaperEngines:
     """Has one model, ``whisper``."""
 
     engine: PaperEngine
-    models: tuple[str, ...] = ("whisper",)
+    models: Mapping[str, ModelSpec] = field(factory=lambda: {"whisper": ModelSpec("whisper")})
     names: tuple[str, ...] = ("whisper",)
 
     @asynccontextmanager

@@ -25,6 +25,7 @@ def taken() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
+@pytest.mark.real_time
 def test_a_port_that_is_taken_is_named(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
     server = Server(ServerSettings(port=taken), Engines({"never": "loaded"}))
     assert _run(server, preload=True) == FAILED
@@ -33,6 +34,7 @@ def test_a_port_that_is_taken_is_named(taken: int, capsys: pytest.CaptureFixture
     assert "Traceback" not in told
 
 
+@pytest.mark.real_time
 def test_who_listens_first_has_the_port() -> None:
     """Both have bound it, and neither listened yet."""
     with Listener(ServerSettings(port=0)) as first:
@@ -59,6 +61,8 @@ def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
         (["demo", "--host", "0.0.0.0"], "no API key is set"),
         ([], "no model; name one"),
         (["--model", "speech"], "--model 'speech'; allowed: NAME=MODEL"),
+        (["demo", "--memory-budget", "much"], "is no size"),
+        (["demo", "--certfile", __file__], "certfile and keyfile go together"),
     ],
 )
 def test_a_value_that_cannot_work_is_a_wrong_use(words: list[str], message: str) -> None:

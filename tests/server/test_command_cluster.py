@@ -15,6 +15,8 @@ from triolet import InvalidRequest
 from triolet.server.cluster_options import Replicas, check_options
 from triolet.server.command import serve
 
+pytestmark = pytest.mark.real_time
+
 NONE = {"cluster": False, "memory_budget": None, "replicas": None, "encoders": None}
 NONE |= {"replica_cpus": None, "replica_gpus": None}
 

@@ -55,6 +55,7 @@ def parsed(arguments: list[str]) -> click.Context:
     return context
 
 
+@pytest.mark.real_time
 def test_a_program_for_openai_runs_with_another_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

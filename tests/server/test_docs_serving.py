@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import typing
 from collections.abc import Iterator
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+import websockets.sync.client
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.audio import transcription_create_params, translation_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -36,7 +38,8 @@ from triolet.server.schemas import chat, completions, realtime, speech, vectors
 from triolet.server.settings import ServerSettings
 from triolet.testing.families import make_checkpoint
 
-from .served import Served, served
+from .openai_client import PATIENT_SOCKET
+from .served import PATIENCE, Served, served
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "serving.md"
@@ -121,11 +124,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.real_time
 @pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # of websockets, as OpenAI's client uses it
 def test_every_piece_of_code_prints_what_the_page_says(
-    folder: Path, page_server: Served, locked_server: Served
+    folder: Path, page_server: Served, locked_server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In order, since later ones use what earlier ones import."""
+    """In order, since later ones use what earlier ones import. WebSockets wait for long."""
+    connect = partial(websockets.sync.client.connect, **PATIENT_SOCKET)
+    monkeypatch.setattr(websockets.sync.client, "connect", connect)
     known: dict[str, Any] = {}
     wrong = []
     assert len(snippets()) == 31
@@ -139,7 +145,8 @@ def test_every_piece_of_code_prints_what_the_page_says(
 
 
 def _run_shell(code: str) -> str:
-    done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], capture_output=True, text=True, check=False)
+    command = ["bash", "-euo", "pipefail", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, f"{code}\n{done.stderr}"
     return done.stdout.replace("\r", "")
 
@@ -184,23 +191,35 @@ def test_the_comparison_can_fail() -> None:
     assert not agrees("something", "", "")
 
 
+def access_line(running: Served, caplog: pytest.LogCaptureFixture, ask: str) -> dict[str, Any]:
+    """What the access log tells of ``ask``, a command of curl; a line may come after the answer."""
+    found: list[dict[str, Any]] = []
+
+    def told() -> bool:
+        lines = [json.loads(one.getMessage()) for one in caplog.records if one.name == "triolet.access"]
+        found[:] = [line for line in lines if line["id"] == "mine"]
+        return bool(found)
+
+    with caplog.at_level(logging.INFO, "triolet.access"), running.when(told):
+        _run_shell(f"{ask} -H 'x-request-id: mine'")
+    (line,) = found
+    return line
+
+
+@pytest.mark.real_time
 def test_the_line_of_the_access_log_has_the_members_that_the_page_shows(
     folder: Path, page_server: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     shown = json.loads(re.findall(r"```json\n(\{\"time\".*?)```", text(), re.DOTALL)[0])
-    with caplog.at_level(logging.INFO, "triolet.access"):
-        _run_shell(f"curl -sS {page_server.url}/v1/audio/transcriptions -F model=speech -F file=@talk.wav")
-        page_server.until(lambda: bool(caplog.records))
-    (line,) = [json.loads(record.getMessage()) for record in caplog.records if record.name == "triolet.access"]
-    assert list(line) == list(shown)
+    ask = f"curl -sS {page_server.url}/v1/audio/transcriptions -F model=speech -F file=@talk.wav"
+    assert list(access_line(page_server, caplog, ask)) == list(shown)
 
 
+@pytest.mark.real_time
 def test_a_key_is_named_by_its_hash_as_the_page_says(locked_server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "triolet.access"):
-        _run_shell(f"curl -sS {locked_server.url}/v1/models -H 'authorization: Bearer secret'")
-        locked_server.until(lambda: bool(caplog.records))
     (who,) = re.findall(r"`(key-\w+)`", text())
-    assert json.loads(caplog.records[-1].getMessage())["who"] == who
+    ask = f"curl -sS {locked_server.url}/v1/models -H 'authorization: Bearer secret'"
+    assert access_line(locked_server, caplog, ask)["who"] == who
 
 
 # -- its tables --------------------------------------------------------------------------------------------------------
@@ -263,6 +282,7 @@ def test_every_event_of_live_audio_is_in_the_tables() -> None:
     assert set().union(*told) == sent | answered
 
 
+@pytest.mark.real_time
 def test_every_metric_is_in_the_table_with_its_labels(page_server: Served) -> None:
     table = {name: names(row[1]) for row in rows(section("## Metrics")) for name in names(row[0])}
     registry = page_server.server.metrics._registry

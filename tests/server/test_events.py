@@ -26,7 +26,10 @@ from triolet.server.view import told
 from triolet.server.view.page import SCRIPTS, plain, read_page
 from triolet.server.view.watchers import MOST_CHANGES
 
-from .served import Served, served
+from .openai_client import openai_client
+from .served import PATIENCE, Served, served
+
+pytestmark = pytest.mark.real_time
 
 Told = dict[str, Any]
 
@@ -34,7 +37,7 @@ Told = dict[str, Any]
 @contextmanager
 def asked(service: Served, path: str, key: str | None = None) -> Iterator[HTTPResponse]:
     """The answer to a GET, while it comes."""
-    with closing(HTTPConnection(urlsplit(service.url).netloc, timeout=60)) as connection:
+    with closing(HTTPConnection(urlsplit(service.url).netloc, timeout=PATIENCE)) as connection:
         connection.request("GET", path, headers={} if key is None else {"authorization": f"Bearer {key}"})
         yield connection.getresponse()
 
@@ -58,14 +61,18 @@ def until(events: Iterator[Told], wanted: Any) -> list[Told]:
     raise AssertionError(f"the stream ended after {found}")
 
 
-def until_all_ended(events: Iterator[Told], model: str) -> list[Told]:
-    """The events up to the figures that follow the last use; changes are told before figures."""
+def until_ended(events: Iterator[Told], model: str, name: str) -> list[Told]:
+    """The events up to the figures that follow the end of the request ``name``, whenever these come."""
+
+    def ended(one: Told) -> bool:
+        return any(
+            each.get("request", "").startswith(f"{name}#") and each["stage"] == "finished" for each in changes([one])
+        )
 
     def idle(one: Told) -> bool:
-        told_of = one["models"][model] if one["type"] == "figures" else {}
-        return bool(told_of.get("ended")) and told_of["users"] == 0
+        return one["type"] == "figures" and one["models"][model]["users"] == 0
 
-    return until(events, idle) + until(events, idle)
+    return until(events, ended) + until(events, idle) + until(events, idle)
 
 
 def changes(events: list[Told]) -> list[Told]:
@@ -75,16 +82,17 @@ def changes(events: list[Told]) -> list[Told]:
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 
-def test_the_state_comes_first_then_figures_and_changes(service: Served, client: openai.OpenAI, speech: Path) -> None:
+def test_the_state_comes_first_then_figures_and_changes(models: dict[str, str], speech: Path) -> None:
     """Of a transcription: its stages, its encoder output, and the model, which is absent before its first use."""
-    with watching(service) as events:
+    only = {name: models[name] for name in ("whisper", "bert")}
+    with served(only) as service, openai_client(service) as client, watching(service) as events:
         first, figures = next(events), next(events)
         assert first["type"] == "state"
         assert figures["type"] == "figures"
         assert set(figures["models"]) == set(service.server.engines.models)
         named = {"x-request-id": "mine"}
         text = client.audio.transcriptions.create(model="whisper", file=speech, extra_headers=named).text
-        seen = until_all_ended(events, "whisper")
+        seen = until_ended(events, "whisper", "mine")
     of_mine = [one for one in changes(seen) if one.get("request", "").startswith("mine#")]
     assert {one["stage"] for one in of_mine} >= {"queued", "encoding", "decoding", "finished"}
     assert {one["state"] for one in changes(seen) if "entry" in one} >= {"reserved", "encoding", "held", "idle"}
@@ -99,14 +107,18 @@ def test_what_others_say_is_not_told(service: Served, client: openai.OpenAI) -> 
     secret = "xylophone"
     with watching(service) as events:
         answer = client.chat.completions.create(
-            model="llama", messages=[{"role": "user", "content": secret}], max_tokens=8, seed=1
+            model="llama",
+            messages=[{"role": "user", "content": secret}],
+            max_tokens=8,
+            seed=1,
+            extra_headers={"x-request-id": "mine"},
         )
         bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": secret}}}
         with pytest.raises(openai.APIStatusError):
             client.chat.completions.create(
                 model="llama", messages=[{"role": "user", "content": "hi"}], response_format=bad, max_tokens=8
             )
-        seen = until_all_ended(events, "llama")
+        seen = until_ended(events, "llama", "mine")
     assert secret not in json.dumps(seen)
     assert (answer.choices[0].message.content or "?") not in json.dumps(seen)
     assert seen[-1]["models"]["llama"]["about"]["can"] == ["chat"]

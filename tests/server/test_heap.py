@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from triolet import Engine, EngineConfig
 from triolet.core.events import Event
 from triolet.server.heap import Heap
 from triolet.testing import sim_engine
+
+pytestmark = pytest.mark.real_time
 
 
 async def test_what_is_there_when_a_model_opens_is_no_work_for_the_collector_until_one_closes(autojump_clock) -> None:

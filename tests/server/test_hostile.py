@@ -1,44 +1,64 @@
-"""Clients that are broken, slow, greedy or gone: no answer of 500 and above, nothing left behind."""
+"""Clients that are broken, slow, greedy or gone: no answer of 500 and above, nothing left behind.
+
+A server may end a connection on which something of ours is unread by a reset: to send then fails, or to read, as the
+two systems' packets meet. All of these are right answers."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import logging
 import socket
 import struct
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+from trio.testing import MockClock
 
-from .served import Served, served
+from .served import PATIENCE, Served, served
 
+pytestmark = pytest.mark.real_time
+
+ENDED = (BrokenPipeError, ConnectionResetError)
 FORM = "multipart/form-data; boundary=edge"
 
 
 @pytest.fixture(scope="module")
 def patient(models: dict[str, str]) -> Iterator[Served]:
-    """A server with small limits, which loses its patience soon."""
+    """A server with small limits, and all the time in the world."""
     with served(
         {name: models[name] for name in ("whisper", "llama", "qwen2_vl")},
-        body_seconds=0.3,
-        send_seconds=1.0,
         max_body_bytes=2**20,
         spool_bytes=2**16,
     ) as running:
         yield running
 
 
+@pytest.fixture
+def still(models: dict[str, str]) -> Iterator[Served]:
+    """A server whose time stands still."""
+    with served({"llama": models["llama"]}, clock=MockClock()) as running:
+        yield running
+        nothing_is_left(running)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left(patient: Served) -> Iterator[None]:
-    """After each test the books are empty, and no connection is open."""
     yield
-    patient.until(lambda: rest(patient) == (0, 0, 0, 0) and not patient.listener.connections)
+    nothing_is_left(patient)
+
+
+def nothing_is_left(running: Served) -> None:
+    """The books are empty, and no connection is open."""
+    running.until(lambda: rest(running) == (0, 0, 0, 0) and not running.listener.connections)
 
 
 def rest(running: Served) -> tuple[int, int, int, int]:
@@ -52,20 +72,45 @@ def rest(running: Served) -> tuple[int, int, int, int]:
 
 def connect(running: Served) -> socket.socket:
     host, port = running.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
+
+
+def say(connection: socket.socket, data: bytes) -> None:
+    """Sends ``data``, or as much of it as the server wants."""
+    with suppress(*ENDED):
+        connection.sendall(data)
+
+
+def heard(connection: socket.socket) -> bytes:
+    """All that comes, up to the connection's end."""
+    parts: list[bytes] = []
+    with suppress(*ENDED):
+        while part := connection.recv(65_536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def head_of(connection: socket.socket) -> bytes:
+    """The head of an answer."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        part = connection.recv(65_536)
+        assert part, f"the connection ended behind {found!r}"
+        found += part
+    return found.partition(b"\r\n\r\n")[0]
 
 
 def talk(running: Served, data: bytes) -> bytes:
     """All that the server answers to ``data``."""
     with closing(connect(running)) as connection:
-        connection.sendall(data)
-        return b"".join(iter(lambda: connection.recv(65_536), b""))
+        say(connection, data)
+        return heard(connection)
 
 
 def post(running: Served, path: str, body: bytes, kind: str = "application/json") -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(running.url + path, body, {"content-type": kind})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -187,7 +232,7 @@ def test_a_name_that_is_nearly_right_is_told(patient: Served) -> None:
 def test_a_request_of_a_gigabyte_is_refused_before_it_is_sent(patient: Served) -> None:
     with closing(connect(patient)) as connection:
         connection.sendall(head(SPEECH, 2**30) + form(b"", model="whisper"))
-        answer = connection.recv(65_536)
+        answer = head_of(connection)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"connection: close" in answer
 
@@ -233,18 +278,22 @@ def test_a_small_file_that_is_a_huge_picture_is_refused(patient: Served, side: i
 # -- connections -----------------------------------------------------------------------------------------------------
 
 
-def test_who_does_not_end_the_head_of_a_request_is_given_up(models: dict[str, str]) -> None:
-    """The client hears the end, though it sends on."""
-    with served({"llama": models["llama"]}, keep_alive_seconds=0.2) as running:
-        with closing(connect(running)) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\nhost: lo")
-            assert connection.recv(1) == b""
-        running.until(lambda: not running.listener.connections)
+def test_who_does_not_end_the_head_of_a_request_is_given_up(still: Served) -> None:
+    """The client hears the end, though it may send on."""
+    with closing(connect(still)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: lo")
+        still.until(lambda: bool(still.listener.connections))
+        still.let_pass(still.server.settings.keep_alive_seconds)
+        assert heard(connection) == b""
+        still.until(lambda: not still.listener.connections)
 
 
-def test_who_sends_a_body_too_slowly_is_told(patient: Served) -> None:
-    answer = talk(patient, head(SPEECH, 500) + b"--edge")
-    assert answer.startswith(b"HTTP/1.1 408")
+def test_who_sends_a_body_too_slowly_is_told(still: Served) -> None:
+    with closing(connect(still)) as connection:
+        connection.sendall(head(SPEECH, 500) + b"--edge")
+        still.until(lambda: [one.bytes_in for one in still.server.exchanges] == [6])
+        still.let_pass(still.server.settings.body_seconds)
+        assert heard(connection).startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.parametrize("cut", [0, 10, 80, 200, 100_000])
@@ -255,28 +304,40 @@ def test_connections_that_close_half_way_leave_nothing(patient: Served, cut: int
             connection.sendall(whole[:cut])
 
 
-def test_a_client_that_hangs_up_while_its_answer_is_made_withdraws_it(patient: Served) -> None:
-    """A long text, streamed and whole: both are withdrawn, as the engine's books show."""
+def test_a_client_that_hangs_up_while_its_answer_is_made_withdraws_it(
+    patient: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A long text, streamed and whole: both are withdrawn, as the engine's books and the log show. The client hangs up
+    in the server's loop, so that the answer cannot end before."""
+    caplog.set_level(logging.INFO, "triolet.access")
     for stream in (True, False):
         message = {"role": "user", "content": "go on"}
         asked = {"model": "llama", "messages": [message], "stream": stream, "ignore_eos": True, "n": 4}
         body = json.dumps(asked).encode()
-        with closing(connect(patient)) as connection:
+        connection = connect(patient)
+        with patient.when(lambda: rest(patient)[2] > 0, connection.close):
             connection.sendall(head("/v1/chat/completions", len(body), "application/json") + body)
-            patient.until(lambda: rest(patient)[2] > 0)
+        nothing_is_left(patient)
+    told = [json.loads(one.getMessage()) for one in caplog.records if one.name == "triolet.access"]
+    assert [one["status"] for one in told] == [499, 499]
 
 
 def test_who_sends_more_before_the_answer_is_heard_when_it_hangs_up(patient: Served) -> None:
     asked = {"model": "llama", "messages": [{"role": "user", "content": "go on"}], "ignore_eos": True, "n": 4}
     body = json.dumps(asked).encode()
+    first = head("/v1/chat/completions", len(body), "application/json") + body
     for more in (b"G", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100):
         for at_once in (True, False):
-            with closing(connect(patient)) as connection:
-                first = head("/v1/chat/completions", len(body), "application/json") + body
+            connection = connect(patient)
+            with patient.when(lambda: rest(patient)[2] > 0, partial(leave, connection, more)):
                 connection.sendall(first + more if at_once else first)
-                patient.until(lambda: rest(patient)[2] > 0)
-                connection.sendall(more)
-            patient.until(lambda: not patient.listener.connections)
+            nothing_is_left(patient)
+
+
+def leave(connection: socket.socket, last: bytes) -> None:
+    """Says something more, and goes."""
+    with closing(connection):
+        connection.sendall(last)
 
 
 def test_who_sends_more_before_the_answer_gets_all_answers(patient: Served) -> None:
@@ -286,13 +347,14 @@ def test_who_sends_more_before_the_answer_gets_all_answers(patient: Served) -> N
 
 
 def test_requests_that_follow_answers_share_a_connection(patient: Served) -> None:
-    with closing(connect(patient)) as connection:
+    with closing(HTTPConnection(patient.url.removeprefix("http://"), timeout=PATIENCE)) as connection:
+        connection.connect()
+        first = connection.sock
         for _ in range(3):
-            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            answer = b""
-            while not answer.endswith(b"}"):
-                answer += connection.recv(65_536)
-            assert answer.startswith(b"HTTP/1.1 200")
+            connection.request("GET", "/health")
+            with connection.getresponse() as answer:
+                assert (answer.status, json.load(answer)["running"]) == (200, 0)
+        assert connection.sock is first
 
 
 def test_protocol_nonsense_does_not_end_the_server(patient: Served) -> None:
@@ -306,10 +368,10 @@ def test_protocol_nonsense_does_not_end_the_server(patient: Served) -> None:
         b"GET /%ff%fe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
     ):
         with closing(connect(patient)) as connection:
-            connection.sendall(nonsense)
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(65_536):
-                pass
+            say(connection, nonsense)
+            with suppress(OSError):  # ENOTCONN: the server has reset it already
+                connection.shutdown(socket.SHUT_WR)
+            heard(connection)
     assert talk(patient, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").startswith(
         b"HTTP/1.1 200"
     )
@@ -325,19 +387,20 @@ def test_pages_and_names_of_others_are_refused(patient: Served, header: str) -> 
     assert answer.startswith(b"HTTP/1.1 403")
 
 
-def test_who_goes_on_sending_and_reads_nothing_is_let_go(patient: Served) -> None:
+def test_who_goes_on_sending_and_reads_nothing_is_let_go(still: Served) -> None:
     """What such a client sends is heard to its end, or hypercorn would wait for room for ever."""
-    held = []
-    for _ in range(3):
-        connection = socket.socket()
+    held = [socket.socket() for _ in range(3)]
+    for connection in held:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        host, port = patient.url.removeprefix("http://").split(":")
+        connection.settimeout(PATIENCE)
+        host, port = still.url.removeprefix("http://").split(":")
         connection.connect((host, int(port)))
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
-        for _ in range(40):
-            connection.sendall(b"1\r\nx\r\n")
-        held.append(connection)
-    patient.until(lambda: not patient.server.exchanges)
+        connection.sendall(b"1\r\nx\r\n" * 40)
+    still.until(lambda: [one.bytes_in for one in still.server.exchanges] == [40] * len(held))
+    for _ in range(3):  # to read the answer, and then to end what is sent
+        still.let_pass(still.server.settings.send_seconds)
+    still.until(lambda: not still.server.exchanges)
     for connection in held:
         connection.close()
 
@@ -353,7 +416,7 @@ def test_who_goes_on_sending_and_reads_nothing_is_let_go(patient: Served) -> Non
 def test_a_connection_stays_http_1(patient: Served, head: bytes) -> None:
     with closing(connect(patient)) as connection:
         connection.sendall(head)
-        answer = connection.recv(65_536)
+        answer = head_of(connection)
     assert answer.startswith(b"HTTP/1.1 ")
     assert not answer.startswith(b"HTTP/1.1 101")
 
@@ -372,7 +435,8 @@ def test_head_of_a_stream_ends(patient: Served) -> None:
 
 @pytest.mark.parametrize("origin", [b"http://[", b"null", b"//", b"\xff"])
 def test_an_origin_that_is_none_is_refused(patient: Served, origin: bytes) -> None:
-    answer = talk(patient, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\norigin: " + origin + b"\r\n\r\n")
+    lines = [b"GET /v1/models HTTP/1.1", b"host: localhost", b"origin: " + origin, b"connection: close", b"", b""]
+    answer = talk(patient, b"\r\n".join(lines))
     assert answer.startswith(b"HTTP/1.1 403")
 
 
@@ -398,7 +462,7 @@ def test_who_has_no_key_holds_no_place(models: dict[str, str]) -> None:
         strangers = [connect(running) for _ in range(4)]
         for stranger in strangers:
             stranger.sendall(head(SPEECH, 500))
-            assert stranger.recv(65_536).startswith(b"HTTP/1.1 401")
+            assert head_of(stranger).startswith(b"HTTP/1.1 401")
         assert running.ask(lambda: len(running.server.exchanges)) == 0
         for stranger in strangers:
             stranger.close()

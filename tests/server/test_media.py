@@ -20,12 +20,14 @@ from PIL import Image
 
 from triolet.core.errors import InvalidRequest, RequestTooLarge
 from triolet.server.endpoints.conversations import _Reader
-from triolet.server.media import Media, _is_public
+from triolet.server.media import Media
 from triolet.server.problems import BadBody, Refusal
 from triolet.server.schemas.chat import ChatMessage
 from triolet.server.settings import ServerSettings
 
-from .served import Served, served
+from .served import PATIENCE, Served, served
+
+pytestmark = pytest.mark.real_time
 
 
 class Files(BaseHTTPRequestHandler):
@@ -63,7 +65,8 @@ def files() -> Iterator[str]:
 
 
 def media(files: str, **settings: Any) -> Media:
-    return Media(ServerSettings(**{"url_prefixes": (f"{files}/",), "private_urls": True, **settings}))
+    given = {"url_prefixes": (f"{files}/",), "private_urls": True, "url_seconds": PATIENCE, **settings}
+    return Media(ServerSettings(**given))
 
 
 async def test_an_address_with_an_allowed_prefix_is_fetched(files: str) -> None:
@@ -153,31 +156,6 @@ async def test_an_address_that_is_none_is_refused(files: str) -> None:
         await media(files).fetch(f"{files}/away?http://[", "here", 1_000)
 
 
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("93.184.215.14", True),
-        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True),
-        ("64:ff9b::5db8:d70e", True),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("169.254.169.254", False),
-        ("224.0.0.1", False),
-        ("::1", False),
-        ("::ffff:127.0.0.1", False),
-        ("::127.0.0.1", False),
-        ("64:ff9b::7f00:1", False),
-        ("64:ff9b::a9fe:a9fe", False),
-        ("2002:7f00:1::", False),
-        ("fec0::1", False),
-        ("fe80::1%eth0", False),
-    ],
-)
-def test_which_addresses_are_public(address: str, public: bool) -> None:
-    """Those that mean another one are what they mean."""
-    assert _is_public(address) == public
-
-
 @pytest.mark.parametrize("prefix", ["https://good.example", "good.example/", "ftp://good.example/", "https:///x", ""])
 def test_a_prefix_names_a_whole_host(prefix: str) -> None:
     with pytest.raises(InvalidRequest, match="a list of prefixes with a whole host"):
@@ -246,7 +224,8 @@ def told_of(small: Served, model: str, *parts: dict[str, Any], **more: Any) -> t
     body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1, **more}
     data, kind = json.dumps(body).encode(), {"content-type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{small.url}/v1/chat/completions", data, kind)) as answer:
+        request = urllib.request.Request(f"{small.url}/v1/chat/completions", data, kind)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, ""
     except urllib.error.HTTPError as error:
         with error:

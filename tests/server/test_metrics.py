@@ -13,11 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from triolet.core.timings import Timings
 from triolet.server.spans import Spans
 
-from .served import Served
+from .served import PATIENCE, Served
+
+pytestmark = pytest.mark.real_time
 
 
 def samples(service: Served) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    with urllib.request.urlopen(f"{service.url}/metrics") as answer:
+    """The figures, when all requests are counted: who has its answer may ask before."""
+    service.until(service.is_idle)
+    with urllib.request.urlopen(f"{service.url}/metrics", timeout=PATIENCE) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         return {
             (one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples
@@ -29,7 +33,7 @@ def ask(service: Served, path: str, body: dict[str, Any]) -> int:
         f"{service.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -17,16 +17,16 @@ from triolet import Transcript
 from triolet.api.formats.objects import as_verbose_object
 from triolet.api.formats.writers import SRT, VTT, written
 
-from .served import Served
+from .served import PATIENCE, Served
 
 FOLDER = Path(__file__).with_name("node")
 NODE = shutil.which("node")
 QUESTION = [{"role": "user", "content": "hi"}]
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
-SECONDS = 300
 
 pytestmark = [
     pytest.mark.node,
+    pytest.mark.real_time,
     pytest.mark.skipif(NODE is None or not (FOLDER / "node_modules").is_dir(), reason="make clients installs it"),
 ]
 
@@ -42,7 +42,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(service: Served, speech: Path, image: Path) -> dict[str, dict[str, Any]]:
     """What came of each call of calls.mjs."""
     command = [NODE, str(FOLDER / "calls.mjs"), service.url, str(speech), str(image)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 

@@ -22,7 +22,9 @@ from pydantic import BaseModel, ConfigDict
 from triolet import Completion, SamplingParams
 
 from .openai_client import openai_client
-from .served import Served
+from .served import PATIENCE, Served
+
+pytestmark = pytest.mark.real_time
 
 QUESTION = [{"role": "user", "content": "hi"}]
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
@@ -368,7 +370,7 @@ def test_the_asynchronous_client_asks_and_streams_at_the_same_time(service):
     expected = completed(service, messages=QUESTION, **GREEDY).text
 
     async def main() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none") as client:
+        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=PATIENCE) as client:
             ask = partial(client.chat.completions.create, model="llama", messages=QUESTION, **GREEDY)
 
             async def streamed() -> str:

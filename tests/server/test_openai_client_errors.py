@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import threading
 from functools import partial
 from typing import Any
 
 import openai
 import pytest
+from trio.testing import MockClock
 
 from triolet.server.exchange import Cut
 
 from .openai_client import openai_client
-from .served import served
+from .served import PATIENCE, served
+
+pytestmark = pytest.mark.real_time
 
 QUESTION = [{"role": "user", "content": "hi"}]
 LONG = {"max_tokens": 400, "n": 100, "extra_body": {"ignore_eos": True}}  # far longer than a client of these waits
@@ -129,7 +135,9 @@ def test_a_wrong_key_is_no_authentication(models):
 
 
 def test_too_many_requests_are_told_when_to_come_again(models):
-    with served({"bert": models["bert"]}, requests_per_minute=1) as service, openai_client(service) as client:
+    """Time stands still: they come in the same minute."""
+    only = {"bert": models["bert"]}
+    with served(only, clock=MockClock(), requests_per_minute=1) as service, openai_client(service) as client:
         client.embeddings.create(model="bert", input="one")
         with pytest.raises(openai.RateLimitError, match="more than 1 requests a minute") as caught:
             client.embeddings.create(model="bert", input="two")
@@ -154,11 +162,19 @@ def test_a_server_that_stops_is_an_internal_error_that_passes(models):
 
 
 def test_a_stream_that_is_cut_off_tells_why(service, client):
-    stream = talk(client, stream=True, **LONG)
-    next(stream)
-    service.ask(lambda: [one.end(Cut.STOPPING) for one in service.server.exchanges])
-    with pytest.raises(openai.APIError, match="the server stops, and the time for running requests is over"):
-        list(stream)
+    """As soon as it has begun: later it might be complete."""
+
+    def begun() -> bool:
+        return any(one.bytes_out for one in service.server.exchanges)
+
+    def cut_off() -> None:
+        for one in service.server.exchanges:
+            one.end(Cut.STOPPING)
+
+    service.until(service.is_idle)
+    with service.when(begun, cut_off):
+        with pytest.raises(openai.APIError, match="the server stops, and the time for running requests is over"):
+            list(talk(client, stream=True, **LONG))
     service.until(service.is_idle)
 
 
@@ -172,11 +188,27 @@ def test_a_stream_that_fails_before_its_first_event_has_the_status_of_its_failur
 # -- clients that go ---------------------------------------------------------------------------------------------------
 
 
-def test_a_client_whose_patience_ends_withdraws_its_request(service, client):
+def statuses(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """What the access log tells of the requests since it was cleared."""
+    return [json.loads(one.getMessage())["status"] for one in caplog.records if one.name == "triolet.access"]
+
+
+def test_a_client_whose_patience_ends_withdraws_its_request(service, client, caplog):
+    """From the request's beginning on the server stands still, until the client has given up. The access log says
+    that it has gone."""
+    caplog.set_level(logging.INFO, "triolet.access")
     talk(client, max_tokens=1)  # the model is loaded
-    with pytest.raises(openai.APITimeoutError):
-        talk(client, timeout=openai.Timeout(10.0, read=0.1), **LONG)
     service.until(service.is_idle)
+    caplog.clear()
+    given_up = threading.Event()
+    with service.when(lambda: not service.is_idle(), lambda: given_up.wait(PATIENCE)):
+        try:
+            with pytest.raises(openai.APITimeoutError):
+                talk(client, timeout=openai.Timeout(PATIENCE, read=0.1), **LONG)
+        finally:
+            given_up.set()
+    service.until(service.is_idle)
+    assert statuses(caplog) == [499]
 
 
 def test_leaving_a_stream_withdraws_its_request(service, client):

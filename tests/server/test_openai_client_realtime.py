@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 import soundfile
 import soxr
@@ -13,10 +14,13 @@ from websockets.exceptions import InvalidStatus
 
 from triolet import Transcript
 
-from .openai_client import openai_client
+from .openai_client import PATIENT_SOCKET, openai_client
 from .served import Served, served
 
-pytestmark = pytest.mark.filterwarnings("ignore:connect\\(\\) must be used")  # so OpenAI's client does
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.filterwarnings("ignore:connect\\(\\) must be used"),  # so OpenAI's client does
+]
 
 RATE = 24_000
 STEP = RATE // 5 * 2  # bytes of 0.2 s
@@ -36,10 +40,15 @@ def sound(speech) -> bytes:
     return soxr.resample(samples, rate, RATE).astype("<i2").tobytes()
 
 
+def connect(client: openai.OpenAI, model: str) -> Any:
+    intent = {"intent": "transcription"}
+    return client.realtime.connect(model=model, extra_query=intent, websocket_connection_options=PATIENT_SOCKET)
+
+
 @pytest.fixture
 def connection(service: Served) -> Iterator[Any]:
     with openai_client(service) as client:
-        with client.realtime.connect(model="whisper", extra_query={"intent": "transcription"}) as connected:
+        with connect(client, "whisper") as connected:
             assert next(iter(connected)).type == "session.created"
             yield connected
 
@@ -100,7 +109,7 @@ def test_an_event_that_is_none_is_told_and_the_connection_goes_on(connection, so
 
 def test_a_model_that_is_none_is_one_error_of_its_turn(service, sound):
     with openai_client(service) as client:
-        with client.realtime.connect(model="nobody", extra_query={"intent": "transcription"}) as connection:
+        with connect(client, "nobody") as connection:
             next(iter(connection))
             say(connection, sound)
             connection.input_audio_buffer.clear()
@@ -111,5 +120,5 @@ def test_a_model_that_is_none_is_one_error_of_its_turn(service, sound):
 
 def test_a_wrong_key_opens_no_connection(models):
     with served({"bert": models["bert"]}, api_keys=["right"]) as service, openai_client(service) as client:
-        with pytest.raises(InvalidStatus, match="401"), client.realtime.connect(model="whisper"):
+        with pytest.raises(InvalidStatus, match="401"), connect(client, "whisper"):
             pass

@@ -16,6 +16,8 @@ from triolet.api.formats.writers import SRT, VTT, written
 
 from .served import Served
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture(scope="module")
 def transcript(service: Served, speech: Path) -> Transcript:

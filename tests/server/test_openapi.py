@@ -12,7 +12,7 @@ import pytest
 from triolet.server.endpoints.table import ENDPOINTS
 from triolet.server.openapi import openapi
 
-from .served import Served
+from .served import PATIENCE, Served
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,8 @@ def test_a_key_is_asked_for_where_there_is_one(document: dict[str, Any]) -> None
     assert "security" not in openapi(ENDPOINTS, "1", ("one",), keys=False)
 
 
+@pytest.mark.real_time
 def test_the_server_tells_its_models(service: Served) -> None:
-    with urllib.request.urlopen(f"{service.url}/openapi.json") as answer:
+    with urllib.request.urlopen(f"{service.url}/openapi.json", timeout=PATIENCE) as answer:
         told = json.loads(answer.read())
     assert set(told["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"]) >= {"whisper", "llama"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,8 +24,8 @@ from .browsing import Opened, chromium
 from .served import Served, served
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
-expect.set_options(timeout=30_000)
-pytestmark = pytest.mark.browser
+expect.set_options(timeout=120_000)
+pytestmark = [pytest.mark.browser, pytest.mark.real_time]
 
 SENTENCE = "Please set the temperature in the cellar to eighteen degrees."
 SIZES = {"wide": (1440, 900), "tablet": (820, 1100), "phone": (360, 780)}
@@ -145,15 +146,19 @@ def test_the_lanes_are_walked_by_keys(service: Served, page: Any) -> None:
 def test_after_the_server_has_stopped_the_page_says_so_and_finds_the_next_one(
     opened: Opened, models: dict[str, str]
 ) -> None:
-    """What the first one had told is forgotten: its clock was another one."""
-    with ExitStack() as ending:
-        first = ending.enter_context(served(models))
+    """What the first one had told is forgotten: its clock was another one. Its port is bound all the time, so that no
+    other program gets it in between."""
+    with socket.socket() as holder, ExitStack() as ending:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        first = ending.enter_context(served(models, port=port))
         with opened(first.url, allowed=("Failed to load resource", "ERR_")) as page:
             tell(first, "llama", e.RequestQueued("old/1"))
             expect(page.locator("#requests-lanes")).to_contain_text("old")
             ending.close()
             expect(page.locator("#connection")).to_have_attribute("data-state", "lost")
-            with served(models, port=int(first.url.rpartition(":")[2])):
+            with served(models, port=port):
                 expect(page.locator("#connection")).to_have_text("live")
                 expect(page.locator("#requests-lanes")).not_to_contain_text("old")
 
@@ -254,18 +259,18 @@ def test_what_is_spoken_comes_as_text(page: Any) -> None:
 def test_the_microphone_speaks_as_openais_clients_do_and_tells_errors(opened: Opened, service: Served) -> None:
     sent: list[dict[str, Any]] = []
 
-    def answer(socket: Any) -> None:
+    def answer(talk: Any) -> None:
         def take(text: str) -> None:
             sent.append(json.loads(text))
             if len(sent) == 2:
                 item = {"item_id": "i", "content_index": 0}
                 kind = "conversation.item.input_audio_transcription"
-                socket.send(json.dumps({"type": f"{kind}.delta", **item, "delta": "so"}))
-                socket.send(json.dumps({"type": f"{kind}.delta", **item, "delta": " far"}))
-                socket.send(json.dumps({"type": "triolet.provisional", "item_id": "i", "text": " perhaps"}))
-                socket.send(json.dumps({"type": "error", "error": {"message": "the line is bad"}}))
+                talk.send(json.dumps({"type": f"{kind}.delta", **item, "delta": "so"}))
+                talk.send(json.dumps({"type": f"{kind}.delta", **item, "delta": " far"}))
+                talk.send(json.dumps({"type": "triolet.provisional", "item_id": "i", "text": " perhaps"}))
+                talk.send(json.dumps({"type": "error", "error": {"message": "the line is bad"}}))
 
-        socket.on_message(take)
+        talk.on_message(take)
 
     with opened(service.url, before=lambda page: page.route_web_socket(re.compile("/v1/realtime"), answer)) as page:
         expect(page.locator("#connection")).to_have_text("live")

@@ -21,7 +21,7 @@ from triolet.server.view.watchers import Watchers
 from .browsing import chromium
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.real_time]
 
 Run = Callable[..., Any]
 

@@ -309,6 +309,9 @@ async def test_a_session_that_overruns_the_servers_time_has_last_words(autojump_
 class NoListener:
     """Has no connections."""
 
+    def keep_none(self) -> None:
+        """There is none to keep."""
+
     async def close(self) -> None:
         await trio.lowlevel.checkpoint()
 

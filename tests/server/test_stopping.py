@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -12,14 +13,17 @@ import textwrap
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .served import served
+from .processes import Running, running
+from .served import PATIENCE, served
 
-SECONDS = 60
+pytestmark = pytest.mark.real_time
 
 
 def ask(url: str, **more: Any) -> tuple[int, str]:
@@ -28,36 +32,30 @@ def ask(url: str, **more: Any) -> tuple[int, str]:
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
 
 
-def requests_running(url: str) -> int:
-    """Requests that run, by the server's word."""
-    with urllib.request.urlopen(f"{url}/health") as answer:
-        return int(json.loads(answer.read())["running"])
-
-
 def asked_in_threads(url: str, count: int, answers: list[tuple[int, str]], **more: Any) -> list[threading.Thread]:
     def one() -> None:
         answers.append(ask(url, **more))
 
-    threads = [threading.Thread(target=one) for _ in range(count)]
+    threads = [threading.Thread(target=one, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
     return threads
 
 
 def test_requests_that_run_may_end_when_the_server_stops(models: dict[str, str]) -> None:
+    """The server begins to stop with the first step of its last request."""
     answers: list[tuple[int, str]] = []
-    with served({"llama": models["llama"]}) as running:
-        threads = asked_in_threads(running.url, 6, answers, max_tokens=30)
-        running.until(lambda: len(running.server.exchanges) >= 6)
+    with served({"llama": models["llama"]}) as service, service.when(service.seen(6), service.end):
+        threads = asked_in_threads(service.url, 6, answers, max_tokens=30)
     for thread in threads:
-        thread.join(SECONDS)
+        thread.join(PATIENCE)
     assert [status for status, _ in answers] == [200] * 6
 
 
@@ -65,11 +63,10 @@ def test_requests_that_run_too_long_are_told(models: dict[str, str]) -> None:
     """Whole answers by their status, streams by a last event."""
     whole: list[tuple[int, str]] = []
     streams: list[tuple[int, str]] = []
-    with served({"llama": models["llama"]}, drain_seconds=0.0) as running:
-        threads = asked_in_threads(running.url, 2, whole, n=8) + asked_in_threads(running.url, 2, streams, stream=True)
-        running.until(lambda: len(running.server.exchanges) >= 4)
+    with served({"llama": models["llama"]}, drain_seconds=0.0) as service, service.when(service.seen(4), service.end):
+        threads = asked_in_threads(service.url, 2, whole, n=8) + asked_in_threads(service.url, 2, streams, stream=True)
     for thread in threads:
-        thread.join(SECONDS)
+        thread.join(PATIENCE)
     assert len(whole) == len(streams) == 2
     for status, text in whole:
         assert status in (200, 503)
@@ -81,67 +78,65 @@ def test_requests_that_run_too_long_are_told(models: dict[str, str]) -> None:
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
-def start(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
-    """A server of the demo checkpoint, and its address."""
-    command = [sys.executable, "-m", "triolet", "serve", "demo", "--port", "0", "--device", "cpu", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if " serving demo at " in line:
-            return process, line.rpartition(" ")[2].strip()
-    raise AssertionError(f"it ended with {process.wait()}")
+COMMAND = """
+    from functools import partial
+    from triolet.server import settings
+
+    settings.ServerSettings = partial(settings.ServerSettings, body_seconds=900.0, keep_alive_seconds=900.0)
+    from triolet.__main__ import main
+
+    main()
+"""
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, log = process.communicate(timeout=SECONDS)
-    return process.returncode, log
+@contextmanager
+def started(tmp_path: Path) -> Iterator[tuple[Running, str]]:
+    """`triolet serve` with the demo checkpoint, and its address. However slow the test is, it is not given up."""
+    options = ["serve", "demo", "--port", "0", "--device", "cpu", "--drain-seconds", "900"]
+    with running([sys.executable, "-c", textwrap.dedent(COMMAND), *options], tmp_path) as process:
+        yield process, process.until(" serving demo at ").rpartition(" ")[2].strip()
+
+
+def begin(url: str, body: bytes, kind: str) -> socket.socket:
+    """A connection with a request whose body is all to come; the server has begun it when it asks for the body."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
+    connection.sendall(
+        b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nexpect: 100-continue\r\n"
+        + f"content-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    )
+    found = b""
+    while not found.endswith(b"\r\n\r\n"):
+        found += connection.recv(1) or pytest.fail(f"the connection ended behind {found!r}")
+    assert found.startswith(b"HTTP/1.1 100 ")
+    return connection
 
 
 def test_a_terminated_server_lets_requests_end_and_leaves_with_0(tmp_path: Path, speech: Path) -> None:
-    process, url = start(tmp_path)
-    boundary = "edge"
-    head = f'--{boundary}\r\ncontent-disposition: form-data; name="model"\r\n\r\ndemo\r\n--{boundary}\r\n'
-    file = 'content-disposition: form-data; name="file"; filename="a.flac"\r\n\r\n'
-    body = (head + file).encode() + speech.read_bytes() + f"\r\n--{boundary}--\r\n".encode()
-    request = urllib.request.Request(
-        f"{url}/v1/audio/transcriptions", body, {"content-type": f"multipart/form-data; boundary={boundary}"}
-    )
-    answers: list[dict[str, Any]] = []
-
-    def send() -> None:
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            answers.append(json.loads(answer.read()))
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    assert process.stderr is not None
-    while requests_running(url) == 0:
-        assert thread.is_alive() or answers, "it was never seen"
-        if answers:
-            break
-    process.send_signal(signal.SIGTERM)
-    status, log = end(process)
-    thread.join(SECONDS)
+    """Most of the request comes when the server is stopping already."""
+    head = b'--edge\r\ncontent-disposition: form-data; name="model"\r\n\r\ndemo\r\n--edge\r\n'
+    file = b'content-disposition: form-data; name="file"; filename="a.flac"\r\n\r\n'
+    body = head + file + speech.read_bytes() + b"\r\n--edge--\r\n"
+    with started(tmp_path) as (process, url), begin(url, body, "multipart/form-data; boundary=edge") as connection:
+        process.signal(signal.SIGTERM)
+        process.until("SIGTERM: stopping")
+        connection.sendall(body)
+        with connection.makefile("rb") as stream:
+            answer = stream.read()
+        status, log = process.end()
     assert status == 0, log
-    assert answers[0]["text"] == "Please set the temperature in the cellar to eighteen degrees."
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"Please set the temperature in the cellar to eighteen degrees." in answer
     assert "unloaded" in log
     assert "Traceback" not in log
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    process, url = start(tmp_path, "--drain-seconds", "1000")
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
-        while requests_running(url) == 0:
-            pass
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "SIGINT: stopping" in line:
-                break
-        process.send_signal(signal.SIGINT)
-        status, log = end(process)
+    with started(tmp_path) as (process, url), begin(url, b"{}", "application/json"):
+        process.signal(signal.SIGINT)
+        process.until("SIGINT: stopping")
+        process.signal(signal.SIGINT)
+        status, log = process.end()
     assert status == 130, log
     assert "Traceback" not in log
 
@@ -172,41 +167,35 @@ SLOW = """
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_while_models_are_loaded_gives_them_up_in_order(number: int, expected: int) -> None:
+def test_a_signal_while_models_are_loaded_gives_them_up_in_order(number: int, expected: int, tmp_path: Path) -> None:
     """What is begun elsewhere, on other machines say, would be left."""
-    command = [sys.executable, "-c", textwrap.dedent(SLOW)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline() == "loading\n"
-        process.send_signal(number)
-        status, log = end(process)
+    with running([sys.executable, "-c", textwrap.dedent(SLOW)], tmp_path) as process:
+        process.until("loading")
+        process.signal(number)
+        status, log = process.end()
     assert status == expected, log
-    assert log.endswith("given up\n")
+    assert "given up\n" in log
     assert "stopping before all models are loaded" in log
     assert "Traceback" not in log
 
 
 def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
-    process, _ = start(tmp_path)
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
-    )
-    process.kill()
-    assert end(process)[0] == -signal.SIGKILL
-    for child in children.stdout.split():
-        assert not Path(f"/proc/{child}").exists() or os.waitpid(int(child), os.WNOHANG)
+    """Each of its processes ends; one that is not there any more has."""
+    with started(tmp_path) as (process, _):
+        listed = ["ps", "-o", "pid=", "--ppid", str(process.process.pid)]
+        children = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.split()
+        process.process.kill()
+        assert process.end()[0] == -signal.SIGKILL
+        for child in children:
+            assert has_ended(int(child)), f"{child} lives on"
 
 
-def test_what_is_wrong_with_the_command_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
-    for options, told in (
-        (["serve"], "no model; name one"),
-        (["serve", "demo", "--host", "0.0.0.0"], "no API key is set"),
-        (["serve", "--model", "demo"], "allowed: NAME=MODEL"),
-        (["serve", "demo", "--memory-budget", "much"], "is no size"),
-        (["serve", "demo", "--certfile", __file__], "certfile and keyfile go together"),
-    ):
-        found = subprocess.run(
-            [sys.executable, "-m", "triolet", *options], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
-        assert found.returncode == 2, found.stderr
-        assert told in found.stderr
+def has_ended(pid: int) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], PATIENCE)[0])
+    finally:
+        os.close(descriptor)

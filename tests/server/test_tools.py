@@ -15,6 +15,8 @@ from triolet.testing.families import make_checkpoint
 from .openai_client import openai_client
 from .served import Served, served
 
+pytestmark = pytest.mark.real_time
+
 WEATHER: Any = {
     "type": "function",
     "function": {

@@ -10,7 +10,10 @@ from contextlib import closing
 import pytest
 from websockets.sync.client import connect
 
-from .served import Served, served
+from .openai_client import PATIENT_SOCKET
+from .served import PATIENCE, Served, served
+
+pytestmark = pytest.mark.real_time
 
 TEXT, GOES_ON, PIECE = 0x1, 0x0, 1 << 20
 MOST = 1 << 22  # characters of a message
@@ -25,14 +28,14 @@ def running(models: dict[str, str]) -> Iterator[Served]:
 def opened(running: Served) -> socket.socket:
     """A WebSocket that was accepted."""
     host, port = running.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
     connection.sendall(
         b"GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
         b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
     )
     head = b""
     while not head.endswith(b"\r\n\r\n"):
-        head += connection.recv(1)
+        head += connection.recv(1) or pytest.fail(f"the connection ended behind {head!r}")
     assert head.startswith(b"HTTP/1.1 101")
     return connection
 
@@ -56,7 +59,7 @@ def close_code(connection: socket.socket) -> int:
 
 def test_messages_are_not_compressed(running: Served) -> None:
     """A compressed message would be unpacked, to whatever it grows, before anybody looks at its size."""
-    with connect(running.url.replace("http", "ws") + "/v1/realtime", compression="deflate") as client:
+    with connect(running.url.replace("http", "ws") + "/v1/realtime", compression="deflate", **PATIENT_SOCKET) as client:
         assert client.protocol.extensions == []
         assert client.recv()
 
@@ -75,7 +78,7 @@ def test_a_message_that_is_too_large_ends_its_session_and_is_not_kept(running: S
 
 
 def test_a_message_of_the_largest_size_is_read(running: Served) -> None:
-    with connect(running.url.replace("http", "ws") + "/v1/realtime", max_size=None) as client:
+    with connect(running.url.replace("http", "ws") + "/v1/realtime", max_size=None, **PATIENT_SOCKET) as client:
         client.recv()
         client.send("x" * MOST)
         assert '"type":"error"' in str(client.recv())

@@ -66,6 +66,7 @@ def test_a_method_that_is_missing_is_told():
         examine_cache(lambda _: object())
 
 
+@pytest.mark.real_time
 def test_the_kit_needs_no_hypothesis():
     """Not for any of its protocols; in a process of its own, since this one has it."""
     modules = ["caches", "findings", "ledger", "schedulers", "step_engine", "steps", "triolet_scheduler"]

@@ -359,6 +359,7 @@ async def test_it(triolet_engine):
 """).assert_outcomes(passed=1)
 
 
+@pytest.mark.real_time
 def test_the_plugin_costs_suites_without_its_marks_nothing():
     """Neither the engine nor the tools are imported."""
     code = "import triolet.testing.pytest_plugin, sys; print([name for name in sys.modules if name.startswith('trio')])"

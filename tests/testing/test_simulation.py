@@ -250,6 +250,7 @@ begin()
 """
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_command_prints_its_report_and_no_warning_that_it_provokes(workers):
     """Releases that fail among them: an engine without a handler for its log would warn of each on stderr."""

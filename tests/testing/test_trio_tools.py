@@ -532,6 +532,7 @@ def test_a_fault_that_the_schedule_shows_without_it_is_told_without_it():
     assert [failure.case.fault for failure in report.failures] == [None]
 
 
+@pytest.mark.real_time
 def test_outside_of_the_main_thread_no_control_c_is_injected():
     errors: list[BaseException] = []
 

@@ -1,0 +1,158 @@
+"""`Framing`: where each request of a connection begins and ends, strictly.
+
+Parsers of HTTP/1.1 forgive different things: a line that ends without CR, a length that is given twice, a field that
+goes on in the next line. A proxy and a server that forgive differently see different requests in the same bytes, and
+one client may put words into another's mouth (request smuggling). h11 forgives some; what passes here, all read alike.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable
+
+LONGEST_LINE = 16 * 1024  # bytes, as of h11's whole head
+UNREADABLE = b"\0\r\n\r\n"
+"""Neither a request line, nor a field, nor a chunk's size or end: h11 refuses it wherever a line begins."""
+
+_TOKEN = rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+"
+_REQUEST_LINE = re.compile(_TOKEN + rb" [!-~]+ HTTP/1\.([01])")
+_FIELD = re.compile(rb"(" + _TOKEN + rb"):([^\x00-\x08\x0a-\x1f\x7f]*)")
+_LENGTH = re.compile(rb"[0-9]{1,20}")
+_QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
+_EXTENSION = rb";" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?"
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:" + _EXTENSION + rb")*")
+
+
+class _Part(enum.Enum):
+    """What the next line is, or the next bytes."""
+
+    REQUEST_LINE = enum.auto()
+    FIELD = enum.auto()
+    BODY = enum.auto()
+    CHUNK_SIZE = enum.auto()
+    CHUNK = enum.auto()
+    CHUNK_END = enum.auto()
+    TRAILER = enum.auto()
+
+
+class Framing:
+    """Follows what one client sends (RFC 9112). ``fault`` says what was wrong, once something was."""
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+        self._part = _Part.REQUEST_LINE
+        self._line = b""  # the beginning of one whose end has not come
+        self._left = 0  # bytes of the body or the chunk
+        self._version = b""
+        self._lengths: list[bytes] = []
+        self._codings: list[bytes] = []
+        self._readers: dict[_Part, Callable[[bytes], str | None]] = {
+            _Part.REQUEST_LINE: self._request_line,
+            _Part.FIELD: self._field,
+            _Part.CHUNK_SIZE: self._chunk_size,
+            _Part.CHUNK_END: self._chunk_end,
+            _Part.TRAILER: self._trailer,
+        }
+
+    def passed(self, data: bytes) -> bytes:
+        """What h11 may read of what the client sent before and ``data``: whole lines, and bodies as they come. At a
+        fault it is given what it refuses, and nothing that is behind it."""
+        if self.fault is not None:
+            return b""
+        data, self._line = self._line + data, b""
+        at = 0
+        while at < len(data) and self.fault is None:
+            if self._part in (_Part.BODY, _Part.CHUNK):
+                at += self._skip(len(data) - at)
+                continue
+            end = data.find(b"\n", at) + 1
+            if not end:
+                return self._unfinished(data, at)
+            self.fault = self._read(data[at:end])
+            if self.fault is None:
+                at = end
+        return data if self.fault is None else data[:at] + UNREADABLE
+
+    def _skip(self, most: int) -> int:
+        skipped = min(self._left, most)
+        self._left -= skipped
+        if not self._left:
+            self._part = _Part.REQUEST_LINE if self._part is _Part.BODY else _Part.CHUNK_END
+        return skipped
+
+    def _unfinished(self, data: bytes, at: int) -> bytes:
+        """Keeps the beginning of a line. One that is too long h11 refuses by itself, as one of no request it would
+        not."""
+        if self._part is _Part.REQUEST_LINE and not re.match(_TOKEN, data[at : at + 1]):
+            self.fault = "no request begins so"
+            return data[:at] + UNREADABLE
+        if len(data) - at > LONGEST_LINE:
+            self.fault = f"a line of more than {LONGEST_LINE:,} bytes"
+            return data
+        self._line = data[at:]
+        return data[:at]
+
+    def _read(self, line: bytes) -> str | None:
+        """What is wrong with a whole line."""
+        text = line[:-2]
+        if not line.endswith(b"\r\n") or b"\r" in text:
+            return "a line that does not end with CR and LF, or has one of them within"
+        return self._readers[self._part](text)
+
+    def _request_line(self, text: bytes) -> str | None:
+        found = _REQUEST_LINE.fullmatch(text)
+        if found is None:
+            return "a line that is no request line of HTTP/1.1"
+        self._version = found[1]
+        self._lengths, self._codings = [], []
+        self._part = _Part.FIELD
+        return None
+
+    def _field(self, text: bytes) -> str | None:
+        if not text:
+            return self._begin_body()
+        found = _FIELD.fullmatch(text)
+        if found is None:
+            return "a line that is no field, or goes on with the one before"
+        name, value = found[1].lower(), found[2].strip(b" \t")
+        if name == b"content-length":
+            self._lengths.append(value)
+        elif name == b"transfer-encoding":
+            self._codings.append(value.lower())
+        return None
+
+    def _begin_body(self) -> str | None:
+        if self._codings:
+            self._part = _Part.CHUNK_SIZE
+            return self._coding_fault()
+        if len(self._lengths) > 1 or not all(map(_LENGTH.fullmatch, self._lengths)):
+            return "a Content-Length that is given twice, or is no number"
+        self._left = int(self._lengths[0]) if self._lengths else 0
+        self._part = _Part.BODY if self._left else _Part.REQUEST_LINE
+        return None
+
+    def _coding_fault(self) -> str | None:
+        if self._lengths:
+            return "Content-Length beside Transfer-Encoding"
+        if self._version != b"1":
+            return "Transfer-Encoding in HTTP/1.0"
+        return None if self._codings == [b"chunked"] else "another Transfer-Encoding than chunked"
+
+    def _chunk_size(self, text: bytes) -> str | None:
+        found = _CHUNK_SIZE.fullmatch(text)
+        if found is None:
+            return "a line that is no size of a chunk"
+        self._left = int(found[1], 16)
+        self._part = _Part.CHUNK if self._left else _Part.TRAILER
+        return None
+
+    def _chunk_end(self, text: bytes) -> str | None:
+        self._part = _Part.CHUNK_SIZE
+        return "a chunk that is longer than its size" if text else None
+
+    def _trailer(self, text: bytes) -> str | None:
+        if not text:
+            self._part = _Part.REQUEST_LINE
+            return None
+        return None if _FIELD.fullmatch(text) else "a line that is no field, or goes on with the one before"
