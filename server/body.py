@@ -58,22 +58,31 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
             weighing.add(part)
             come += part  # not a list of parts: a client may send a byte at a time
     weighing.end()
-    body = bytes(come)  # of a bytearray pydantic would make a copy
+    whole = [bytes(come)]  # of a bytearray pydantic would make a copy
     del come
-    if weighing.size <= _INLINE:
-        return _parse(kind, body)
-    read = partial(_parse_large if weighing.size > _LARGE else _parse, kind, body)
-    return await run_in_thread(read, limiter=server.reading)
+    read = partial(_parse_large if weighing.size > _LARGE else _parse_small, kind, whole)
+    return read() if weighing.size <= _INLINE else await run_in_thread(read, limiter=server.reading)
 
 
+<<<<<<< HEAD
 def _parse_large(kind: type[Read], body: bytes) -> Read:
     """Copies are given back before others are made: what came in pieces before it is parsed, and the parser's own
     before what it found is decoded."""
+=======
+def _parse_large(kind: type[Read], whole: list[bytes]) -> Read:
+    """Copies are given back before others are made: what came in pieces before it is parsed, and what was parsed before
+    what it has in it is decoded."""
+>>>>>>> work-bodies
     trim()
     try:
-        return _parse(kind, body)
+        return _parse_small(kind, whole)
     finally:
         trim()
+
+
+def _parse_small(kind: type[Read], whole: list[bytes]) -> Read:
+    """Takes the body out of ``whole``: callers of callers keep their arguments."""
+    return _parse(kind, whole.pop())
 
 
 def _parse(kind: type[Read], body: bytes) -> Read:
