@@ -64,15 +64,9 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     return read() if weighing.size <= _INLINE else await run_in_thread(read, limiter=server.reading)
 
 
-<<<<<<< HEAD
-def _parse_large(kind: type[Read], body: bytes) -> Read:
-    """Copies are given back before others are made: what came in pieces before it is parsed, and the parser's own
-    before what it found is decoded."""
-=======
 def _parse_large(kind: type[Read], whole: list[bytes]) -> Read:
     """Copies are given back before others are made: what came in pieces before it is parsed, and what was parsed before
     what it has in it is decoded."""
->>>>>>> work-bodies
     trim()
     try:
         return _parse_small(kind, whole)
