@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 import threading
 from collections import defaultdict
@@ -19,6 +20,9 @@ from hypothesis import HealthCheck, settings
 # Tiny models gain nothing from a second thread of torch, and on a busy machine the two wait for each other: set before
 # anybody imports it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell has its background jobs ignore ^C (`make test &`), and so would each process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Same examples in every run: a red test is red for everybody. `make soak` looks for new ones.
 settings.register_profile(

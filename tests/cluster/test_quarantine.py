@@ -13,7 +13,7 @@ from .conftest import CONFIG, NAME, POISON, assert_given_back, replicas
 
 MODEL = triolet.demo.checkpoint()
 SEEDS = (1, 2, POISON, 3, 4, 5, 6)
-pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("machines")]
+pytestmark = [pytest.mark.real_time, pytest.mark.thorough, pytest.mark.usefixtures("machines")]
 
 
 async def ask_all(engine: Engine, seeds: tuple[int, ...]) -> dict[int, tuple[int, ...] | Exception]:
