@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 # anybody imports it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell has its background jobs ignore ^C (`make test &`), and so would each process that a test starts and interrupts.
+# A shell has background jobs (`make test &`) ignore ^C, and so would each process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Same examples in every run: a red test is red for everybody. `make soak` looks for new ones.
