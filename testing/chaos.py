@@ -33,6 +33,7 @@ from ..core.model import Kind
 from .clients import FOREVER, Client, request_of, true_tokens
 from .sim import SimExecutor, SimWorker, sim_engine
 from .sim_model import IMAGE, START, SimModel
+from .sweep import begin_worker
 from .trio_tools.schedules import Batches, Deadlock, Uniform, run_scheduled
 
 CALM = 20.0
@@ -222,11 +223,6 @@ def _told(error: BaseException) -> tuple[str, str]:
     return kind, f"{type(inside).__name__}: {inside}"
 
 
-def _say_nothing() -> None:
-    """Turns the log off, in this process: the faults are injected."""
-    logging.getLogger("triolet").setLevel(logging.CRITICAL + 1)
-
-
 @click.command()
 @click.option("--runs", default=1000, show_default=True, type=click.IntRange(min=1))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="of the first run")
@@ -238,7 +234,7 @@ def main(runs: int, seed: int, workers: int) -> None:
     if workers == 1:
         _report(map(play, seeds), begun)
         return
-    with ProcessPoolExecutor(workers, initializer=_say_nothing) as pool:
+    with ProcessPoolExecutor(workers, initializer=begin_worker, initargs=(logging.CRITICAL + 1,)) as pool:
         _report(pool.map(play, seeds, chunksize=50), begun)
 
 
@@ -260,5 +256,5 @@ def _report(outcomes: Iterable[Outcome], begun: float) -> None:
 
 
 if __name__ == "__main__":
-    _say_nothing()
+    begin_worker(logging.CRITICAL + 1)  # the faults are injected: the log says nothing of them
     main()

@@ -139,7 +139,7 @@ def sweep_all(
         workers: processes.
         on_progress: called after each schedule with the report so far.
     """
-    began = partial(_begin_worker, logging.getLogger("triolet").level)
+    began = partial(begin_worker, logging.getLogger("triolet").level)
     report, pool = Report(), ProcessPoolExecutor(workers, initializer=began) if workers > 1 else None
     try:
         for schedule in _schedules(seed):
@@ -157,7 +157,7 @@ def sweep_all(
     return report
 
 
-def _begin_worker(log_level: int) -> None:
+def begin_worker(log_level: int) -> None:
     """Prepares a worker: it handles ^C, even if the shell had it ignored, and logs at its parent's level. Present
     objects stay, so that the collector need not look at them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
