@@ -26,9 +26,12 @@ FOUND = (
 
 @define
 class Play:
-    """One planner with its clients, its encoder cache of a few places and its device, all sampled from one seed."""
+    """One planner with its clients, its encoder cache of a few places and its device, all sampled from one seed. With
+    ``more`` dice there are images among the tokens in every second play, prefix caching, and a single place more often;
+    the other draws are the same with these and without."""
 
     dice: random.Random
+    more: random.Random | None = None
     planner: Planner = field(init=False)
     arriving: deque[Request] = field(factory=deque)
     poisonous: set[str] = field(factory=set)
@@ -38,6 +41,7 @@ class Play:
     places: int = 1
     reading: float = 0.7  # how many read something
     has_images: bool = False  # among the tokens; else audio, which is read through cross-attention
+    caching: bool = False
     asks: dict[str, str] = field(factory=dict)  # holder -> key
     waiting: deque[str] = field(factory=deque)
     held: dict[str, set[str]] = field(factory=dict)  # key -> holders
@@ -51,9 +55,13 @@ class Play:
         page, positions = pick([1, 2, 4]), pick([8, 16, 24])
         full = -(-positions // page)
         pages = full + pick([0, 0, 1, 2, full])
-        running, tokens = pick([1, 1, 2, 3, 6]), pick([2, 4, 8, 32])
+        running, tokens = pick([1, 2, 3, 6]), pick([2, 4, 8, 32])
         slots, depth = pick([1, 2, 3]), pick([1, 2, 2, 3])
         self.places = pick([1, 2, 99])
+        if self.more is not None:
+            running = self.more.choice([1, running])
+            self.reading, self.has_images = self.more.choice([0.3, 0.7]), self.more.choice([False, True])
+            self.caching = self.more.choice([False, True])
         self.planner = Planner(
             PlannerLimits(
                 max_running=running,
@@ -65,11 +73,10 @@ class Play:
                 steps_in_flight=depth,
                 encoder_cache_bytes=self.places,
                 headroom=pick([0, 0, 4]),
-                prefix_caching=pick([False, True]),
+                prefix_caching=self.caching,
             )
         )
-        self.count = pick([2, 3, 6, 12])
-        self.reading, self.has_images = pick([0.3, 0.7]), pick([False, True])
+        self.count = pick([3, 6, 12])
         self.arriving.extend(self.request(f"r{number}", positions) for number in range(self.count))
         self.flaky, self.too_large, self.aborted = pick([0, 0, 0.05, 0.3]), pick([0, 0, 0.1]), pick([0, 0, 0.02])
 
@@ -77,20 +84,21 @@ class Play:
         prompt = self.dice.randint(1, positions - 1)
         most = self.dice.randint(1, positions - prompt)
         items: tuple[EncoderItem, ...] = ()
-        if self.dice.random() < self.reading:
-            items = self.images(prompt) if self.has_images else (self.item(()),)
+        if self.dice.random() >= 1 - self.reading:
+            items = self.images(prompt) if self.has_images else (self.item(self.dice),)
         if self.dice.random() < 0.2:
             self.poisonous.add(name)
         ids = tuple(range(1, prompt + 1))
         return Request(id=name, prompt_token_ids=ids, items=items, max_tokens=most, priority=self.dice.randint(0, 1))
 
-    def item(self, spans: tuple[tuple[int, int], ...]) -> EncoderItem:
-        return EncoderItem(key=f"k{self.dice.randint(0, 3)}", payload=None, embeddings=1, size=1, spans=spans)
+    def item(self, dice: random.Random, spans: tuple[tuple[int, int], ...] = ()) -> EncoderItem:
+        return EncoderItem(key=f"k{dice.randint(0, 3)}", payload=None, embeddings=1, size=1, spans=spans)
 
     def images(self, prompt: int) -> tuple[EncoderItem, ...]:
         """One to three among the tokens."""
-        places = sorted(self.dice.sample(range(prompt), min(prompt, self.dice.randint(1, 3))))
-        return tuple(self.item(((place, place + 1),)) for place in places)
+        assert self.more is not None
+        places = sorted(self.more.sample(range(prompt), min(prompt, self.more.randint(1, 3))))
+        return tuple(self.item(self.more, ((place, place + 1),)) for place in places)
 
     def act(self) -> None:
         for action in self.planner.take_actions():
@@ -182,14 +190,19 @@ class Play:
 
 
 def play_all(seeds: Iterable[int]) -> None:
-    """One play for each seed."""
+    """One play for each seed, with images in half of them."""
     for seed in seeds:
-        Play(random.Random(seed)).play()
+        Play(random.Random(seed), random.Random(seed)).play()
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_every_request_ends(block: int):
     play_all(range(250 * block, 250 * (block + 1)))
+
+
+def test_every_request_ends_without_images():
+    for seed in range(400):
+        Play(random.Random(seed)).play()
 
 
 @pytest.mark.parametrize("seed", FOUND)
