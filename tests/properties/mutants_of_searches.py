@@ -75,11 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
         fragment="if self.beams > 1:",
         mistake="if False:",
         killer=SEARCH,
-        reason=(
-            "a search starts anew from its prompt",
-            "every position of a beam is fed once",
-            "a request never ended",
-        ),
+        reason=("a search starts anew from its prompt", "every position of a beam is fed once"),
     ),
     Mutant(
         name="a page of one beam can be found",

@@ -278,8 +278,6 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake=(
             "    self._to_forget = []\n"
             "    for part in draft.parts:\n"
-            "        if not part.sequence.placeholders:\n"
-            "            continue\n"
             "        fed, part.sequence.fed = part.sequence.fed, part.stop\n"
             "        self._holds.release_read(part.sequence)\n"
             "        part.sequence.fed = fed\n"

@@ -148,14 +148,14 @@ def test_e8_every_decode_step_gives_the_shared_pages_back_again():
     """E8 (55733, 51228): every decode step gives back once more what its request shares, and the count of free ones
     grows. There cross-attention slots, here the pages of a prefix.
 
-    Caught by "a page was given back, but it is not taken": submit; encoded; a step.
+    Caught by "books balance: a page has as many users as sequences have it": submit; encoded; a step.
     """
     every_step = (
         "core.planning.planner:Planner._chunk_done",
         "    sequence.in_flight -= 1",
         "    self._room.pages.give_back(sequence.pages[: sequence.listed])\n    sequence.in_flight -= 1",
     )
-    assert_caught(SHARING, "was given back, but it is not taken", every_step)
+    assert_caught(SHARING, "a page has as many users as sequences have it", every_step)
     shortest = images(submit("q", before=1, max_tokens=3), encodes, step)
     assert_caught(shortest, "a page has as many users as sequences have it", every_step)
 

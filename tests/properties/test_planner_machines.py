@@ -69,7 +69,6 @@ class PlannerMachine(Machine):
         draft_tokens=st.sampled_from((0, 0, 1, 3)),
         draft_running=st.sampled_from((1, 2, 1 << 31)),
         headroom=st.sampled_from((0, 1, 4)),
-        delays=st.booleans(),
     )
     def open(
         self,
@@ -174,6 +173,11 @@ class PlannerMachine(Machine):
         """The planner hears the first answers of the encoder cache."""
         for _ in range(min(most, len(self.answers))):
             self.answers.popleft()()
+
+    def cache_answers(self, most: int) -> None:
+        """An answer is a message: even what is cached is ready only a while after it was acquired."""
+        self.hear(most)
+        self.publish()
 
     # -- rules -------------------------------------------------------------------------------------------------------
 
@@ -355,13 +359,6 @@ class PlannerMachine(Machine):
         position = prompt + 1 if self.requests[name].sampling.beam_size > 1 else prompt // 2
         return name.startswith("poison") and part.start + part.length > position
 
-    @precondition(lambda self: self.answers)
-    @rule(most=st.integers(1, 3))
-    def cache_answers(self, most: int) -> None:
-        """An answer is a message: even what is cached is ready only a while after it was acquired."""
-        self.hear(most)
-        self.publish()
-
     @rule(broken=st.sampled_from((False, False, False, True)))
     def device_steps(self, broken: bool) -> None:
         if not self.flights:
@@ -520,8 +517,7 @@ class PlannerMachine(Machine):
         """Nobody starves: once the device works again, every request ends, and everything is given back."""
         if self.failed:
             return
-        # a turn feeds at least a token; some are fed again, behind a preemption or a crash of a poison request
-        bound = 40 + 3 * sum(sequence.limit for sequence in self.planner._sequences.values())
+        bound = self.most_turns()
         for turn in count():
             if self.planner.idle:
                 break
@@ -540,6 +536,15 @@ class PlannerMachine(Machine):
             if isinstance(end, Fail) and isinstance(end.error, RequestTooLarge):
                 self.was_too_large(self.requests[name])
         self.everything_is_given_back()
+
+    def most_turns(self) -> int:
+        """A turn feeds a token at least. Some are fed again behind a preemption, and those of a poison request behind
+        each of the crashes that condemn it: up to eight for each of its steps."""
+        most = 40
+        for sequence in self.planner._sequences.values():
+            crashes = 8 * sequence.limit if sequence.request.id.startswith("poison") else 0
+            most += (3 + crashes) * sequence.limit
+        return min(most, 3000)
 
     def ended_well(self, name: str, request: Request, end: Finish) -> None:
         short = request.sampling.beam_size > 1 and len(self.true_tokens(request)) <= 2  # over before the crash
@@ -588,6 +593,27 @@ class WholePromptsMachine(PlannerMachine):
         super().open(pages=1, slots=1, running=running, budget=budget, capacity=1, depth=depth, whole=True)
 
 
+class LateMachine(PlannerMachine):
+    """The encoder cache's answers take their time, whatever else happens meanwhile."""
+
+    @initialize(
+        pages=st.integers(6, 14),
+        slots=st.integers(1, 3),
+        running=st.integers(1, 4),
+        budget=st.integers(2, 12),
+        capacity=st.integers(1, 3),
+        depth=st.integers(1, 2),
+        caching=st.booleans(),
+    )
+    def open(self, **sizes: int) -> None:
+        super().open(**sizes, delays=True)
+
+    @precondition(lambda self: self.answers)
+    @rule(most=st.integers(1, 3))
+    def an_answer_comes(self, most: int) -> None:
+        self.cache_answers(most)
+
+
 class SharingMachine(PlannerMachine):
     """Always with prefix caching and little room: more is shared, and evicted, in as many examples."""
 
@@ -599,10 +625,12 @@ class SharingMachine(PlannerMachine):
         depth=st.integers(1, 2),
         draft_tokens=st.sampled_from((0, 3)),
         headroom=st.sampled_from((0, 1)),
-        delays=st.booleans(),
     )
-    def open(self, **sizes: int) -> None:
-        super().open(**sizes, slots=1, caching=True)
+    def open(
+        self, pages: int, running: int, budget: int, capacity: int, depth: int, draft_tokens: int, headroom: int = 0
+    ) -> None:
+        sizes = {"pages": pages, "running": running, "budget": budget, "capacity": capacity, "depth": depth}
+        super().open(**sizes, slots=1, caching=True, draft_tokens=draft_tokens, headroom=headroom)
 
 
 class SearchMachine(PlannerMachine):
@@ -646,5 +674,7 @@ TestWholePrompts = WholePromptsMachine.TestCase
 TestWholePrompts.settings = settings(stateful_step_count=30, max_examples=settings.default.max_examples // 4)
 TestSharing = SharingMachine.TestCase
 TestSharing.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 2)
+TestLate = LateMachine.TestCase
+TestLate.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 4)
 TestSearch = SearchMachine.TestCase
 TestSearch.settings = settings(stateful_step_count=40, max_examples=settings.default.max_examples // 10)
