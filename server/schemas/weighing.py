@@ -25,6 +25,7 @@ MOST_JSON = 32 * 2**20  # bytes
 MOST_VALUES = 2**18
 MOST_BESIDE = 4 * 2**20  # bytes outside of texts: numbers of thousands of digits take long to read
 MOST_WIDE = 8 * 2**20  # bytes of texts that are not plain
+MOST_BACKSLASHES = 2**22  # each takes a parser as long as dozens of letters; PHP writes one for each slash of a picture
 _PIECE = 2**16  # bytes that are looked at in one go: a look at fewer takes nearly as long
 _QUOTE, _BACKSLASH, _PLAIN = 0x22, 0x5C, 0x80
 _OPEN = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")  # an escape that goes on
@@ -50,6 +51,7 @@ class Weighing:
     values: int = field(default=0, init=False)
     beside: int = field(default=0, init=False)  # bytes outside of texts
     wide: int = field(default=0, init=False)  # bytes of texts with a character beyond ASCII
+    backslashes: int = field(default=0, init=False)
     _unread: bytearray = field(factory=bytearray, init=False)  # that was not looked at yet
     _within: bool = field(default=False, init=False)  # a text is open
     _escaped: bool = field(default=False, init=False)  # the next byte is
@@ -87,6 +89,7 @@ class Weighing:
         self._check(self.beside, MOST_BESIDE, "bytes outside of texts; write shorter numbers, and no blanks")
         wide = "bytes in texts with characters beyond ASCII; send several requests"
         self._check(self.wide, MOST_WIDE, wide)
+        self._check(self.backslashes, MOST_BACKSLASHES, "backslashes; send several requests")
 
     def _check(self, got: int, most: int, what: str) -> None:
         if got > most:
@@ -112,6 +115,7 @@ class Weighing:
         escapes for characters beyond ASCII."""
         quotes = np.flatnonzero(data == _QUOTE)
         slashes = data == _BACKSLASH
+        self.backslashes += int(slashes.sum())
         if self._escaped:
             slashes[0] = False
             quotes = quotes[quotes > 0]
@@ -132,9 +136,10 @@ class Weighing:
         """Counts the texts that are not plain, each whole: one character decides how all others are kept."""
         edges = np.concatenate(([0], marks, [len(data)]))
         lengths = np.diff(edges)
-        found = np.union1d(np.flatnonzero(data >= _PLAIN), wide_escapes)
-        is_wide = np.zeros(len(lengths), bool)
-        is_wide[np.searchsorted(marks, found, "right")] = True
+        wide = data >= _PLAIN
+        wide[wide_escapes] = True
+        before = np.concatenate(([0], np.cumsum(wide)))  # wide characters before each place
+        is_wide = np.diff(before[edges]) > 0
         if self._within and self._is_wide:
             is_wide[0] = True
         elif self._within and is_wide[0]:
