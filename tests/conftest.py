@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile(
     "repeatable",
     derandomize=True,
-    max_examples=400,
+    max_examples=250,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
@@ -37,6 +37,15 @@ settings.register_profile(
     "soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is marked ``thorough`` takes long: it runs in `make soak`, and where ``-m`` asks for it."""
+    if settings.get_current_profile_name() == "soak" or "thorough" in config.option.markexpr:
+        return
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            item.add_marker(pytest.mark.skip(reason="takes long; runs with -m thorough, and in `make soak`"))
 
 
 def pytest_collection_finish() -> None:

@@ -96,10 +96,14 @@ PRINTED = {
         "holds: triolet hears 0 words where nobody speaks",
     ],
 }
+COMMANDS = [
+    pytest.param(command, marks=[pytest.mark.thorough] * (command.split(" ")[0] in OF_THE_PROCESS))
+    for command in PRINTED
+]
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("command", PRINTED, ids=lambda command: command.split(" ")[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split(" ")[0])
 def test_a_benchmark_ends_with_its_table_and_its_claims(command, tmp_path, monkeypatch, capfd):
     """With 0, or with 1 where a claim fails that needs the full size."""
     name, *arguments = command.split(" ")

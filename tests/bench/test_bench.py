@@ -317,6 +317,7 @@ def test_a_peer_must_be_known_and_have_its_model(run, peer, told, recordings, ca
 
 
 @pytest.mark.real_time
+@pytest.mark.thorough
 def test_a_contest_of_speech_from_the_command_to_the_json(run, recordings, tmp_path, capsys):
     """With the demo checkpoint: the engine in float32 writes transformers' tokens."""
     told = tmp_path / "told.json"

@@ -17,16 +17,6 @@ from triolet.core.plan import StepPlan
 
 pytest.importorskip("ray", reason="needs Ray; pip install 'triolet[cluster]'")
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A start of replicas takes seconds: what is marked ``thorough`` runs in `make soak`."""
-    if config.getoption("--hypothesis-profile") == "soak":
-        return
-    for item in items:
-        if item.get_closest_marker("thorough"):
-            item.add_marker(pytest.mark.skip(reason="starts replicas for long; runs with --hypothesis-profile=soak"))
-
-
 UNHURRIED = {"stage_seconds": 86_400.0, "drain_seconds": 86_400.0}
 """Nothing is cut off since the machine is slow."""
 CONFIG = EngineConfig(device="cpu", threads=1, **UNHURRIED)  # type: ignore[arg-type]

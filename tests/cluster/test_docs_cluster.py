@@ -20,6 +20,7 @@ PAGE = ROOT / "docs" / "cluster.md"
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("machines")]
 
 
+@pytest.mark.thorough
 async def test_every_piece_of_code_prints_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting, value in UNHURRIED.items():
         monkeypatch.setitem(EngineConfig.__init__.__kwdefaults__, setting, value)

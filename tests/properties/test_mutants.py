@@ -85,6 +85,7 @@ def test_a_mistake_is_noticed_and_for_its_reason(mutant: Mutant):
     assert any(word in said for word in mutant.reason), f"killed, but not because of {mutant.reason}: {said[-2000:]}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("killer", KILLERS, ids=KILLERS.get)
 def test_a_killer_passes_where_there_is_no_mistake(killer):
     said = verdict(killer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import find, given, settings
 
 import triolet.testing
@@ -33,6 +34,7 @@ def test_the_same_values_give_the_same_run(scenario, schedule):
 BRIEF = settings(max_examples=100)
 
 
+@pytest.mark.thorough
 def test_what_is_drawn_shrinks_to_little():
     assert find(schedules(), lambda _: True, settings=BRIEF) == Listed(())
     assert find(schedules(), lambda schedule: any(getattr(schedule, "choices", ())), settings=BRIEF) == Listed((1,))
