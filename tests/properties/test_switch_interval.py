@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from triolet.actors.switch_interval import SHORT, SwitchInterval
 from triolet.testing.sim import SimInterpreter
@@ -24,7 +24,6 @@ ENGINES = st.sampled_from("abc")
 EVENTS = st.lists(st.tuples(st.sampled_from(["begin", "end", "leave"]), ENGINES) | st.tuples(st.just("user"), USERS))
 
 
-@settings(max_examples=2 * settings.default.max_examples)
 @given(users=USERS, happened=EVENTS)
 def test_it_is_short_exactly_while_somebody_works_and_else_the_users(users: int, happened: list[tuple[str, object]]):
     interpreter, calls, changed = SimInterpreter(users), Counter[object](), False

@@ -88,7 +88,7 @@ def test_what_is_no_json_is_counted_without_an_error(body: bytes, cuts: list[int
         (b"1" * (weighing.MOST_BESIDE + 1), "4,194,304 bytes outside of texts"),
         (b'"' + b"\\u0430" * (weighing.MOST_WIDE // 6 + 1), "8,388,608 bytes in texts with characters"),
         (b'"' + b"a" * weighing.MOST_WIDE + "é".encode(), "8,388,608 bytes in texts with characters"),
-        (b'"' + b"\\n" * (weighing.MOST_BACKSLASHES + 1), "4,194,304 backslashes"),
+        (b'"' + b"\\n" * (weighing.MOST_BACKSLASHES + 1), "7,340,032 backslashes"),
         (b'"' + b"a" * weighing.MOST_JSON, "33,554,432 bytes"),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_body_with_too_much_of_something_is_refused_in_words(body: bytes, told
         weighed.end()
 
 
-@pytest.mark.parametrize("sign", [b"A", b"A" * 9 + b"\\/", b"A" * 9 + b"\\u003d"])
+@pytest.mark.parametrize("sign", [b"A", b"AAA\\/", b"AA\\u003d"])
 def test_plain_texts_may_be_long(sign: bytes) -> None:
     """A picture is one text; PHP writes each slash of base64 with an escape, Gson each =."""
     weighed = Weighing()
