@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,13 @@ import trio
 import triolet
 import triolet.demo
 from triolet.core import events
+from triolet.core.plan import StepPlan, StepResult
+from triolet.models.executor import TorchExecutor
 from triolet.testing.families import make_checkpoint
 
 from .test_families import Reference, scarce
+
+SECONDS = 60  # before a test that hangs fails
 
 
 def near(folder: Path, target: Path, *, noise: float) -> str:
@@ -39,41 +44,58 @@ async def ask_all(
     engine: triolet.Engine,
     prompts: list[str],
     sampling: list[triolet.SamplingParams],
-    after: tuple[trio.Event, ...] = (),
+    urgent: int = 0,
+    after: trio.Event | None = None,
 ) -> list[Any]:
-    """The last of them, as many as ``after`` has, are more urgent, and come one after each of these events."""
+    """Answers in order. The last ``urgent`` prompts have a more urgent priority, and come ``after`` an event."""
     results: dict[int, triolet.Completion] = {}
 
     async def ask(index: int, priority: int) -> None:
         results[index] = await engine.generate(prompts[index], sampling=sampling[index], priority=priority)
 
     async with trio.open_nursery() as nursery:
-        for index in range(len(prompts) - len(after)):
+        for index in range(len(prompts) - urgent):
             nursery.start_soon(ask, index, 0)
-        for index, event in enumerate(after, len(prompts) - len(after)):
-            await event.wait()
+        if after is not None:
+            await after.wait()
+        for index in range(len(prompts) - urgent, len(prompts)):
             nursery.start_soon(ask, index, -1)
     return [results[index] for index in range(len(prompts))]
 
 
 @pytest.mark.parametrize("draft", ["lookup", "itself", "near"])
-async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_steps(draft: str, tmp_path: Path) -> None:
+async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_steps(
+    draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With preemption, shared prefixes and chunks: a draft that is the model itself is never wrong, so its own KV has
-    missed nothing."""
+    missed nothing. The device waits until all requests of normal priority are queued, and when two run until the urgent
+    ones are: three have room at once, so the urgent ones need the pages of those two."""
     reference = Reference.of("llama", tmp_path / "model")
     drafts = {"lookup": None, "itself": str(tmp_path / "model")}
     name = near(tmp_path / "model", tmp_path / "near", noise=0.02) if draft == "near" else drafts[draft]
     asks = reference.asks(24, tokens=(48, 80))  # long enough that some run when the urgent ones come
-    firsts = tuple(trio.Event() for _ in range(8))  # of the first tokens of eight requests
+    step, count, urgent = TorchExecutor.step, Counter[type[triolet.Event]](), 8
+    two_run, normal_queued, urgent_queued = trio.Event(), threading.Event(), threading.Event()
 
     def observe(event: triolet.Event) -> None:
-        if isinstance(event, events.FirstToken) and not firsts[-1].is_set():
-            next(first for first in firsts if not first.is_set()).set()
+        count[type(event)] += 1
+        if count[events.RequestQueued] >= len(asks) - urgent:
+            normal_queued.set()
+        if count[events.RequestQueued] >= len(asks):
+            urgent_queued.set()
+        if count[events.FirstToken] >= 2:
+            two_run.set()
 
+    def held(executor: TorchExecutor, plan: StepPlan) -> StepResult:
+        queued = urgent_queued if two_run.is_set() else normal_queued
+        assert queued.wait(SECONDS), "requests are not queued"
+        return step(executor, plan)
+
+    monkeypatch.setattr(TorchExecutor, "step", held)
     config = scarce(reference, asks, speculation=triolet.Speculation(tokens=3, draft=name), observer=observe)
     async with triolet.Engine(reference.folder, config=config) as engine:
         sampling = [triolet.SamplingParams(max_tokens=ask.tokens) for ask in asks]
-        results = await ask_all(engine, [ask.prompt for ask in asks], sampling, firsts)
+        results = await ask_all(engine, [ask.prompt for ask in asks], sampling, urgent, two_run)
         statistics = engine.statistics().requests
     for ask, result in zip(asks, results, strict=True):
         assert result.token_ids == reference.generate(ask)
