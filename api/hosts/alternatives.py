@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import trio
 from attrs import define, field
 
-_AT_ONCE = 64  # begin in one turn of the event loop: thousands would hold up all others
+_AT_ONCE = 16  # begin in one turn of the event loop: an answer waits for several turns
 T = TypeVar("T")
 Begun = Callable[[], object]
 Run = Callable[[Begun], Awaitable[T]]  # calls its argument when the run has begun

@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -265,17 +266,19 @@ def _read(
 
 def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...]:
     given: Any = query.prompt_token_ids
+    _check_room(description, length_hint(given))
     numbers = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors have number types of their own
     if not isinstance(numbers, Iterable):
         raise InvalidRequest(f"prompt_token_ids={reprlib.repr(given)}; allowed: a sequence of integers")
-    most = None if hasattr(numbers, "__len__") else description.max_positions + 1  # cuts endless iterables
-    token_ids = tuple(one.item() if isinstance(one, np.integer) else one for one in islice(numbers, most))
+    some = islice(numbers, description.max_positions)  # of an endless iterable
+    token_ids = tuple(one.item() if isinstance(one, np.integer) else one for one in some)
     _check_token_ids(description, "prompt_token_ids", token_ids)
     return token_ids
 
 
 def _is_short(query: Query) -> bool:
-    return query.messages is None and len(query.prompt or ()) <= INLINE_TEXT
+    tokens = 0 if query.prompt_token_ids is None else length_hint(query.prompt_token_ids)
+    return query.messages is None and len(query.prompt or ()) <= INLINE_TEXT and tokens <= INLINE_TOKENS
 
 
 def _several(audio: Any) -> tuple[Any, ...]:
@@ -326,6 +329,8 @@ def check_kind(name: str, value: object, kind: Any, allowed: str) -> None:
 
 def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequence[int]) -> None:
     size = description.vocabulary_size
+    if not token_ids or (set(map(type, token_ids)) == {int} and 0 <= min(token_ids) <= max(token_ids) < size):
+        return  # in a tenth of the time that looking at each here takes
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < size:
             raise InvalidRequest(
@@ -333,13 +338,17 @@ def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequen
             )
 
 
-def _resolve_max_tokens(description: ModelDescription, prompt_length: int, sampling: SamplingParams) -> int:
-    most = description.max_positions - prompt_length
-    if most < 1:
+def _check_room(description: ModelDescription, prompt_length: int) -> None:
+    if prompt_length >= description.max_positions:
         raise ContextLengthExceeded(
             f"a prompt of {prompt_length} tokens leaves no room to generate; allowed: up to "
             f"{description.max_positions - 1} tokens, the model has {description.max_positions} positions"
         )
+
+
+def _resolve_max_tokens(description: ModelDescription, prompt_length: int, sampling: SamplingParams) -> int:
+    _check_room(description, prompt_length)
+    most = description.max_positions - prompt_length
     if sampling.max_tokens is not None and sampling.max_tokens > most:
         raise ContextLengthExceeded(
             f"max_tokens={sampling.max_tokens} after a prompt of {prompt_length} tokens; allowed: up to {most}, the "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -103,6 +105,19 @@ async def test_a_prompt_of_whisper_is_refused_without_its_tokenizer(monkeypatch:
         monkeypatch.setattr(type(tokenizer), "encode", lambda *_, **__: pytest.fail("it was tokenized"))
         with pytest.raises(triolet.ContextLengthExceeded, match="a prompt of"):
             await engine.generate(LONG, audio=next(iter(demo.samples())).path)
+
+
+async def test_too_many_tokens_are_refused_before_any_is_looked_at(tmp_path: Path) -> None:
+    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
+        most = engine.model.max_positions
+        for given in ([-1] * most, np.full(most, -1), torch.full((most,), -1)):
+            with pytest.raises(triolet.ContextLengthExceeded, match=f"a prompt of {most} tokens leaves no room"):
+                await engine.generate(prompt_token_ids=given)
+        with pytest.raises(triolet.ContextLengthExceeded, match=f"a prompt of {most} tokens leaves no room"):
+            await engine.generate(prompt_token_ids=itertools.repeat(5))
+        for wrong in (-1, engine.model.vocabulary_size, True):
+            with pytest.raises(triolet.InvalidRequest, match=f"prompt_token_ids holds {wrong}; allowed: integers from"):
+                await engine.generate(prompt_token_ids=[5, wrong, 5])
 
 
 async def test_a_long_prompt_before_speech_is_read_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
