@@ -64,8 +64,8 @@ class PackedMatrix(NativeMemory):
         self._parts = tuple(map(partial(_pack, self.factor), torch.split(weight, _PART)))
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Products [rows, outputs] with ``inputs`` [rows, inputs], both float32. A row's do not depend on the other
-        rows."""
+        """Products [rows, outputs] with ``inputs`` [rows, inputs], both float32. With AVX-512 a row's do not depend on
+        the other rows; without, FBGEMM adds up one or two rows in another order than more."""
         found = [torch.ops.quantized.linear_dynamic_fp16(inputs, part) for part in self._parts]
         products = found[0] if len(found) == 1 else torch.cat(found, 1)
         return products if self.factor == 1.0 else products.mul_(self.factor)
